@@ -1,0 +1,61 @@
+// What the compiler is and how it was called. The only header that asks.
+//
+// Data types live in `headwise::v0_1`, whose layout no flag changes. Code lives one namespace
+// deeper, in one that is named after the flags that change what a function compiles to, so that
+// two translation units with different -m or fast-math flags never share a function body.
+#pragma once
+
+#if defined(_MSC_VER)
+#error "headwise needs g++ >= 12 or clang >= 14: its kernels are written in their vector extensions"
+#elif defined(__clang__)
+#if __clang_major__ < 14
+#error "headwise needs clang >= 14"
+#endif
+#elif !defined(__GNUC__) || __GNUC__ < 12
+#error "headwise needs g++ >= 12 or clang >= 14"
+#endif
+
+#if __cplusplus < 202002L
+#error "headwise needs C++20: add -std=c++20"
+#endif
+
+#if defined(__AVX512F__)
+#define HEADWISE_CONFIG_VECTORS avx512
+#elif defined(__AVX2__)
+#define HEADWISE_CONFIG_VECTORS avx2
+#elif defined(__AVX__)
+#define HEADWISE_CONFIG_VECTORS avx
+#else
+#define HEADWISE_CONFIG_VECTORS base
+#endif
+
+#if defined(__FMA__)
+#define HEADWISE_CONFIG_FMA fma
+#else
+#define HEADWISE_CONFIG_FMA nofma
+#endif
+
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#define HEADWISE_CONFIG_MATH fast
+#else
+#define HEADWISE_CONFIG_MATH strict
+#endif
+
+#define HEADWISE_CONFIG_JOIN(a, b, c) code_##a##_##b##_##c
+#define HEADWISE_CONFIG_EXPAND(a, b, c) HEADWISE_CONFIG_JOIN(a, b, c)
+#define HEADWISE_CODE \
+  HEADWISE_CONFIG_EXPAND(HEADWISE_CONFIG_VECTORS, HEADWISE_CONFIG_FMA, HEADWISE_CONFIG_MATH)
+
+#define HEADWISE_INLINE [[gnu::always_inline]] inline
+
+// Arithmetic stands between these two: whatever the user's flags, no reassociation and no
+// assumption that numbers are finite. (g++ 12 and clang 14/19 each honour their own form.)
+#if defined(__clang__)
+#define HEADWISE_STRICT_MATH_BEGIN \
+  _Pragma("float_control(push)") _Pragma("float_control(precise, on)")
+#define HEADWISE_STRICT_MATH_END _Pragma("float_control(pop)")
+#else
+#define HEADWISE_STRICT_MATH_BEGIN \
+  _Pragma("GCC push_options") _Pragma("GCC optimize(\"no-fast-math\")")
+#define HEADWISE_STRICT_MATH_END _Pragma("GCC pop_options")
+#endif

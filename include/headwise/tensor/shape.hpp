@@ -1,0 +1,99 @@
+// Extents of a tensor, and the strides that go with them.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <limits>
+#include <ostream>
+#include <span>
+#include <string>
+
+#include "headwise/tensor/error.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// Counts and offsets, in elements. Signed, so that differences are numbers.
+using Index = std::ptrdiff_t;
+
+/// `[2, 3, 4]`
+inline std::string format_extents(std::span<const Index> extents) {
+  std::string text = "[";
+  for (std::size_t r = 0; r < extents.size(); ++r) {
+    if (r != 0) text += ", ";
+    text += std::to_string(extents[r]);
+  }
+  return text + "]";
+}
+
+/// The extents of R axes, outermost first: `Shape{B, H, L, d}`. Any of them may be 0.
+template <int R>
+struct Shape {
+  static_assert(R >= 1, "a shape has at least one axis");
+  std::array<Index, R> extents{};
+
+  constexpr Shape() = default;
+
+  template <std::convertible_to<Index>... I>
+  requires(sizeof...(I) == R) constexpr Shape(I... extent)
+      : extents{static_cast<Index>(extent)...} {}
+
+  constexpr Index operator[](int axis) const { return extents[static_cast<std::size_t>(axis)]; }
+  constexpr Index& operator[](int axis) { return extents[static_cast<std::size_t>(axis)]; }
+  friend constexpr bool operator==(const Shape&, const Shape&) = default;
+
+  /// The number of elements. Throws ShapeError for a negative extent or one more than Index holds.
+  constexpr Index size() const {
+    Index count = 1;
+    bool none = false;
+    for (Index extent : extents) {
+      if (extent < 0) raise<ShapeError>("Shape: " + format() + " has a negative extent");
+      if (extent == 0) none = true;
+    }
+    if (none) return 0;
+    for (Index extent : extents) {
+      if (count > std::numeric_limits<Index>::max() / extent) {
+        raise<ShapeError>("Shape: " + format() + " has more elements than can be counted");
+      }
+      count *= extent;
+    }
+    return count;
+  }
+
+  /// How far apart neighbours along each axis lie in dense row-major storage.
+  constexpr Shape row_major_strides() const {
+    Shape strides;
+    Index step = 1;
+    for (int r = R - 1; r >= 0; --r) {
+      strides[r] = step;
+      step *= (*this)[r];
+    }
+    return strides;
+  }
+
+  std::string format() const { return format_extents(extents); }
+};
+
+template <class... I>
+Shape(I...) -> Shape<static_cast<int>(sizeof...(I))>;
+
+template <int R>
+std::ostream& operator<<(std::ostream& out, const Shape<R>& shape) {
+  return out << shape.format();
+}
+
+/// Calls f(Shape<R>) for every index of a tensor of this shape, last axis fastest.
+template <int R, class F>
+void for_each_index(const Shape<R>& shape, F&& f) {
+  const Index count = shape.size();
+  Shape<R> index;
+  for (Index n = 0; n < count; ++n) {
+    f(index);
+    for (int r = R - 1; r >= 0; --r) {
+      if (++index[r] < shape[r]) break;
+      index[r] = 0;
+    }
+  }
+}
+
+}  // namespace headwise::inline v0_1

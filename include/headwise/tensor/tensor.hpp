@@ -1,0 +1,118 @@
+// A tensor that owns its elements: dense, row-major, 64-byte aligned, from a memory resource.
+#pragma once
+
+#include <cstddef>
+#include <initializer_list>
+#include <memory>
+#include <memory_resource>
+#include <utility>
+
+#include "headwise/tensor/view.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// Every block that the library asks a memory resource for starts on such a boundary.
+inline constexpr std::size_t alignment = 64;
+
+/// The bytes that an owning tensor asks its memory resource for.
+template <class T>
+constexpr std::size_t storage_bytes(Index elements) {
+  return static_cast<std::size_t>(elements) * sizeof(T);
+}
+
+/// Owns its elements. Zero-initialised. Copies are deep; a const Tensor is read-only.
+///
+/// A failed allocation throws std::bad_alloc and leaves every object as it was.
+template <class T, int R>
+class Tensor : public InOut<T, R>, public OwnsElements {
+ public:
+  Tensor() noexcept = default;
+
+  explicit Tensor(const Shape<R>& shape,
+                  std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : Tensor(shape, allocate(shape, memory), memory) {
+    std::uninitialized_value_construct_n(data(), this->size());
+  }
+
+  /// The values in row-major order. Throws ShapeError unless there are as many as the shape says.
+  Tensor(const Shape<R>& shape, std::initializer_list<T> values,
+         std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : Tensor(shape, memory) {
+    if (static_cast<Index>(values.size()) != this->size()) {
+      raise<ShapeError>("Tensor: " + std::to_string(values.size()) + " values for shape " +
+                        shape.format());
+    }
+    std::copy(values.begin(), values.end(), data());
+  }
+
+  Tensor(const Tensor& other)
+      : Tensor(other.shape(), allocate(other.shape(), other.memory_), other.memory_) {
+    std::uninitialized_copy_n(other.data(), this->size(), data());
+  }
+  Tensor(Tensor&& other) noexcept { swap(other); }
+  Tensor& operator=(const Tensor& other) {
+    if (this != &other) Tensor(other).swap(*this);
+    return *this;
+  }
+  Tensor& operator=(Tensor&& other) noexcept {
+    Tensor(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~Tensor() {
+    if (data() == nullptr) return;
+    std::destroy_n(data(), this->size());
+    memory_->deallocate(data(), storage_bytes<T>(this->size()), alignment);
+  }
+
+  void swap(Tensor& other) noexcept {
+    std::swap(static_cast<InOut<T, R>&>(*this), static_cast<InOut<T, R>&>(other));
+    std::swap(memory_, other.memory_);
+  }
+
+  T* data() { return InOut<T, R>::data(); }
+  const T* data() const { return In<T, R>::data(); }
+
+  template <std::convertible_to<Index>... I>
+  requires(sizeof...(I) == R) T& operator()(I... index) {
+    return InOut<T, R>::operator()(index...);
+  }
+  template <std::convertible_to<Index>... I>
+  requires(sizeof...(I) == R) const T& operator()(I... index) const {
+    return In<T, R>::operator()(index...);
+  }
+  T& operator()(const Shape<R>& index) { return InOut<T, R>::operator()(index); }
+  const T& operator()(const Shape<R>& index) const { return In<T, R>::operator()(index); }
+
+  T* begin() { return data(); }
+  T* end() { return data() + this->size(); }
+  const T* begin() const { return data(); }
+  const T* end() const { return data() + this->size(); }
+
+  std::pmr::memory_resource* memory() const { return memory_; }
+
+ private:
+  Tensor(const Shape<R>& shape, T* storage, std::pmr::memory_resource* memory)
+      : InOut<T, R>(storage, shape), memory_(memory) {}
+
+  static T* allocate(const Shape<R>& shape, std::pmr::memory_resource* memory) {
+    const Index count = shape.size();
+    if (count == 0) return nullptr;
+    if (count > std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(T))) {
+      raise<ShapeError>("Tensor: " + shape.format() + " has more bytes than can be counted");
+    }
+    return static_cast<T*>(memory->allocate(storage_bytes<T>(count), alignment));
+  }
+
+  std::pmr::memory_resource* memory_ = nullptr;
+};
+
+template <class T>
+using Tensor1 = Tensor<T, 1>;
+template <class T>
+using Tensor2 = Tensor<T, 2>;
+template <class T>
+using Tensor3 = Tensor<T, 3>;
+template <class T>
+using Tensor4 = Tensor<T, 4>;
+
+}  // namespace headwise::inline v0_1

@@ -1,0 +1,150 @@
+// Strided views: a pointer, extents, strides. They own nothing and copy nothing.
+//
+// A function's signature says what it does with each: In is read, Out is overwritten, InOut is
+// added to. TensorView and Tensor pass to all three with the scalar type deduced, because the
+// three are their bases. Const flows inward: a const Tensor passes only as In.
+#pragma once
+
+#include <cassert>
+#include <concepts>
+#include <type_traits>
+
+#include "headwise/tensor/shape.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// What owns its elements is derived from this; see Tensor.
+struct OwnsElements {};
+
+template <class U>
+concept OwnsItsElements = std::derived_from<std::remove_const_t<U>, OwnsElements>;
+
+/// A tensor that is read. `{}` is an absent one.
+template <class T, int R>
+class In {
+ public:
+  using value_type = T;
+  static constexpr int rank = R;
+  template <int Q>
+  using with_rank = In<T, Q>;
+
+  constexpr In() = default;
+
+  /// Dense row-major storage of this shape.
+  constexpr In(const T* data, const Shape<R>& shape) : In(data, shape, shape.row_major_strides()) {}
+
+  /// Element (i, j, ...) is data[i strides[0] + j strides[1] + ...].
+  constexpr In(const T* data, const Shape<R>& shape, const Shape<R>& strides)
+      : data_(data), shape_(shape), strides_(strides) {}
+
+  constexpr const T* data() const { return data_; }
+  constexpr const Shape<R>& shape() const { return shape_; }
+  constexpr const Shape<R>& strides() const { return strides_; }
+  constexpr Index extent(int axis) const { return shape_[axis]; }
+  constexpr Index stride(int axis) const { return strides_[axis]; }
+  constexpr Index size() const { return shape_.size(); }
+  constexpr bool absent() const { return data_ == nullptr && shape_ == Shape<R>(); }
+
+  /// Whether the elements lie one behind the other in row-major order.
+  constexpr bool dense() const {
+    Index step = 1;
+    for (int r = R - 1; r >= 0; --r) {
+      if (shape_[r] == 0) return true;
+      if (shape_[r] != 1 && strides_[r] != step) return false;
+      step *= shape_[r];
+    }
+    return true;
+  }
+
+  template <std::convertible_to<Index>... I>
+  requires(sizeof...(I) == R) constexpr const T& operator()(I... index) const {
+    return data_[offset(Shape<R>(index...))];
+  }
+  constexpr const T& operator()(const Shape<R>& index) const { return data_[offset(index)]; }
+
+  constexpr Index offset(const Shape<R>& index) const {
+    Index sum = 0;
+    for (int r = 0; r < R; ++r) {
+      assert(index[r] >= 0 && index[r] < shape_[r]);
+      sum += index[r] * strides_[r];
+    }
+    return sum;
+  }
+
+ private:
+  const T* data_ = nullptr;
+  Shape<R> shape_;
+  Shape<R> strides_;
+};
+
+/// A tensor that is overwritten. What it held before is never read.
+template <class T, int R>
+class Out : public In<T, R> {
+ public:
+  template <int Q>
+  using with_rank = Out<T, Q>;
+
+  constexpr Out() = default;
+  constexpr Out(T* data, const Shape<R>& shape) : In<T, R>(data, shape), data_(data) {}
+  constexpr Out(T* data, const Shape<R>& shape, const Shape<R>& strides)
+      : In<T, R>(data, shape, strides), data_(data) {}
+
+  template <OwnsItsElements U>
+  requires(!std::is_const_v<U>) constexpr Out(U& tensor)
+      : Out(tensor.data(), tensor.shape(), tensor.strides()) {}
+  template <OwnsItsElements U>
+  Out(const U& tensor) = delete;  // a const Tensor is not written to
+
+  constexpr T* data() const { return data_; }
+
+  template <std::convertible_to<Index>... I>
+  requires(sizeof...(I) == R) constexpr T& operator()(I... index) const {
+    return data_[this->offset(Shape<R>(index...))];
+  }
+  constexpr T& operator()(const Shape<R>& index) const { return data_[this->offset(index)]; }
+
+ private:
+  T* data_ = nullptr;
+};
+
+/// A tensor that is added to: what it holds before the call is kept.
+template <class T, int R>
+class InOut : public Out<T, R> {
+ public:
+  template <int Q>
+  using with_rank = InOut<T, Q>;
+  using Out<T, R>::Out;
+  constexpr InOut() = default;
+  explicit constexpr InOut(const Out<T, R>& out) : Out<T, R>(out) {}
+};
+
+/// A view for keeping: what users build over their own memory.
+template <class T, int R>
+class TensorView : public InOut<T, R> {
+ public:
+  template <int Q>
+  using with_rank = TensorView<T, Q>;
+  using InOut<T, R>::InOut;
+  constexpr TensorView() = default;
+};
+
+template <class T, int R>
+class TensorView<const T, R> : public In<T, R> {
+ public:
+  template <int Q>
+  using with_rank = TensorView<const T, Q>;
+  using In<T, R>::In;
+  constexpr TensorView() = default;
+  constexpr TensorView(const In<T, R>& view) : In<T, R>(view) {}
+};
+
+template <class T>
+using View1 = TensorView<T, 1>;
+template <class T>
+using View2 = TensorView<T, 2>;
+template <class T>
+using View3 = TensorView<T, 3>;
+template <class T>
+using View4 = TensorView<T, 4>;
+
+}  // namespace headwise::inline v0_1

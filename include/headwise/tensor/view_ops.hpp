@@ -1,0 +1,155 @@
+// Views of views: slices, transposes, heads. Nothing here copies but `copy` and `contiguous`.
+#pragma once
+
+#include <type_traits>
+
+#include "headwise/tensor/tensor.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// The view of a Tensor, a const Tensor (read-only) or of a view (itself).
+template <class T, int R>
+TensorView<T, R> as_view(Tensor<T, R>& tensor) {
+  return {tensor.data(), tensor.shape(), tensor.strides()};
+}
+template <class T, int R>
+In<T, R> as_view(const Tensor<T, R>& tensor) {
+  return tensor;
+}
+template <class T, int R>
+void as_view(const Tensor<T, R>&& tensor) = delete;  // the view would outlive its storage
+template <class V>
+requires(!OwnsItsElements<V>) V as_view(const V& view) { return view; }
+
+template <class V>
+using view_of = decltype(as_view(std::declval<V>()));
+template <class V, int Q>
+using view_of_rank = typename view_of<V>::template with_rank<Q>;
+
+/// Elements begin, begin + 1, ... begin + count - 1 of one axis.
+/// Throws ShapeError unless 0 <= begin <= begin + count <= extent.
+template <class V>
+view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
+  const auto view = as_view(tensor);
+  if (begin < 0 || count < 0 || begin > view.extent(axis) - count) {
+    raise<ShapeError>("slice: [" + std::to_string(begin) + ", " + std::to_string(begin + count) +
+                      ") of axis " + std::to_string(axis) + " is outside " + view.shape().format());
+  }
+  auto shape = view.shape();
+  shape[axis] = count;
+  return {view.data() + (view.data() == nullptr ? 0 : begin * view.stride(axis)), shape,
+          view.strides()};
+}
+
+/// One index of the first axis; the view that remains has one axis less.
+template <class V>
+auto select(V&& tensor, Index index) {
+  const auto view = as_view(tensor);
+  using View = std::remove_const_t<decltype(view)>;
+  constexpr int rank = View::rank - 1;
+  assert(index >= 0 && index < view.extent(0));
+  Shape<rank> shape, strides;
+  for (int r = 0; r < rank; ++r) {
+    shape[r] = view.extent(r + 1);
+    strides[r] = view.stride(r + 1);
+  }
+  return view_of_rank<V&, rank>(view.data() + index * view.stride(0), shape, strides);
+}
+
+/// Two axes exchanged.
+template <class V>
+view_of<V&> transpose(V&& tensor, int axis_a, int axis_b) {
+  const auto view = as_view(tensor);
+  auto shape = view.shape();
+  auto strides = view.strides();
+  std::swap(shape[axis_a], shape[axis_b]);
+  std::swap(strides[axis_a], strides[axis_b]);
+  return {view.data(), shape, strides};
+}
+
+/// [B, L, C] as the matrix [B L, C]: possible where batch follows batch at the distance of L rows.
+template <class V>
+bool rows_are_uniform(const V& tensor) {
+  return tensor.extent(0) <= 1 || tensor.extent(1) == 0 ||
+         tensor.stride(0) == tensor.extent(1) * tensor.stride(1);
+}
+
+/// [B, L, C] seen as [B L, C]. Throws ShapeError where no strides describe that.
+template <class V>
+auto merge_rows(V&& tensor) {
+  const auto view = as_view(tensor);
+  if (!rows_are_uniform(view)) {
+    raise<ShapeError>("merge_rows: strides " + view.strides().format() + " of " +
+                      view.shape().format() + " have no common row distance; copy it first");
+  }
+  return view_of_rank<V&, 2>(view.data(), Shape{view.extent(0) * view.extent(1), view.extent(2)},
+                             Shape{view.stride(1), view.stride(2)});
+}
+
+/// [B, L, H d] seen as [B, H, L, d], head i in columns i d ... (i + 1) d - 1.
+///
+/// Over rows at distance W the strides are (L W, d, W, 1): no element moves.
+/// Throws ShapeError unless num_heads divides the width.
+template <class V>
+auto split_heads(V&& tensor, Index num_heads) {
+  const auto view = as_view(tensor);
+  if (num_heads <= 0 || view.extent(2) % num_heads != 0) {
+    raise<ShapeError>("split_heads: x is " + view.shape().format() + ", its width is not " +
+                      std::to_string(num_heads) + " heads of equal width");
+  }
+  const Index width = view.extent(2) / num_heads;
+  return view_of_rank<V&, 4>(
+      view.data(), Shape{view.extent(0), num_heads, view.extent(1), width},
+      Shape{view.stride(0), width * view.stride(2), view.stride(1), view.stride(2)});
+}
+
+/// [B, H, L, d] seen as [B, L, H d]: the inverse of split_heads on the same storage.
+/// Throws ShapeError where the heads do not lie side by side in a row.
+template <class V>
+auto merge_heads(V&& tensor) {
+  const auto view = as_view(tensor);
+  if (view.extent(1) > 1 && view.stride(1) != view.extent(3) * view.stride(3)) {
+    raise<ShapeError>("merge_heads: strides " + view.strides().format() + " of " +
+                      view.shape().format() +
+                      " do not put the heads side by side; copy it into such a layout first");
+  }
+  return view_of_rank<V&, 3>(view.data(),
+                             Shape{view.extent(0), view.extent(2), view.extent(1) * view.extent(3)},
+                             Shape{view.stride(0), view.stride(2), view.stride(3)});
+}
+
+/// to = from, element by element. Throws ShapeError unless the shapes are equal.
+template <class T, int R>
+void copy(In<T, R> from, Out<std::type_identity_t<T>, R> to) {
+  if (from.shape() != to.shape()) {
+    raise<ShapeError>("copy: to is " + to.shape().format() + ", expected " + from.shape().format() +
+                      " (from)");
+  }
+  for_each_index(from.shape(), [&](const Shape<R>& index) { to(index) = from(index); });
+}
+
+/// A dense copy.
+template <class T, int R>
+Tensor<T, R> contiguous(In<T, R> from,
+                        std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+  Tensor<T, R> result(from.shape(), memory);
+  copy(from, result);
+  return result;
+}
+
+/// Every element = value.
+template <class T, int R>
+void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
+  for_each_index(tensor.shape(), [&](const Shape<R>& index) { tensor(index) = value; });
+}
+
+/// The same values in another scalar type.
+template <class To, class From, int R>
+Tensor<To, R> convert(In<From, R> from) {
+  Tensor<To, R> result(from.shape());
+  for_each_index(from.shape(),
+                 [&](const Shape<R>& index) { result(index) = static_cast<To>(from(index)); });
+  return result;
+}
+
+}  // namespace headwise::inline v0_1
