@@ -47,6 +47,7 @@
   HEADWISE_CONFIG_EXPAND(HEADWISE_CONFIG_VECTORS, HEADWISE_CONFIG_FMA, HEADWISE_CONFIG_MATH)
 
 #define HEADWISE_INLINE [[gnu::always_inline]] inline
+#define HEADWISE_ALWAYS_INLINE __attribute__((always_inline))  // behind a lambda's parameters
 
 // Arithmetic stands between these two: whatever the user's flags, no reassociation and no
 // assumption that numbers are finite. (g++ 12 and clang 14/19 each honour their own form.)

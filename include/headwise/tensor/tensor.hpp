@@ -12,7 +12,7 @@
 namespace headwise::inline v0_1 {
 
 /// Every block that the library asks a memory resource for starts on such a boundary.
-inline constexpr std::size_t alignment = 64;
+inline constexpr std::size_t storage_alignment = 64;
 
 /// The bytes that an owning tensor asks its memory resource for.
 template <class T>
@@ -61,7 +61,7 @@ class Tensor : public InOut<T, R>, public OwnsElements {
   ~Tensor() {
     if (data() == nullptr) return;
     std::destroy_n(data(), this->size());
-    memory_->deallocate(data(), storage_bytes<T>(this->size()), alignment);
+    memory_->deallocate(data(), storage_bytes<T>(this->size()), storage_alignment);
   }
 
   void swap(Tensor& other) noexcept {
@@ -100,7 +100,7 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     if (count > std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(T))) {
       raise<ShapeError>("Tensor: " + shape.format() + " has more bytes than can be counted");
     }
-    return static_cast<T*>(memory->allocate(storage_bytes<T>(count), alignment));
+    return static_cast<T*>(memory->allocate(storage_bytes<T>(count), storage_alignment));
   }
 
   std::pmr::memory_resource* memory_ = nullptr;

@@ -1,0 +1,38 @@
+// Which types numbers may have. float and double run vectorised; long double, or a type of one's
+// own that counts or differentiates, runs the same source one element at a time.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <limits>
+
+#include "headwise/tensor/config.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// Arithmetic, order, std::numeric_limits, conversion from double, and exp, log and sqrt found by
+/// argument-dependent lookup or in std.
+template <class T>
+concept Scalar = std::numeric_limits<T>::is_specialized && !std::same_as<T, bool> &&
+                 std::constructible_from<T, double> && requires(T a, T b) {
+  a + b;
+  a - b;
+  a* b;
+  a / b;
+  a < b;
+};
+
+/// -infinity, written by its bits: the literal is refused by some compilers under -ffast-math.
+/// It is stored in results, never computed with.
+template <Scalar T>
+T negative_infinity() {
+  if constexpr (std::same_as<T, float>) {
+    return std::bit_cast<float>(std::uint32_t{0xFF800000u});
+  } else {
+    return T(std::bit_cast<double>(std::uint64_t{0xFFF0000000000000u}));
+  }
+}
+
+}  // namespace headwise::inline v0_1
