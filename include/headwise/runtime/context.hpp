@@ -1,0 +1,25 @@
+// What a call runs with: threads, memory, tallies, a trace. Passed last and by default empty:
+// the calling thread, the default memory resource, nothing counted, nothing recorded.
+#pragma once
+
+#include <memory_resource>
+
+#include "headwise/runtime/executor.hpp"
+#include "headwise/runtime/tally.hpp"
+#include "headwise/runtime/trace.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// References to what a call uses; it owns none of it. Cheap to copy.
+struct Context {
+  ExecutorRef executor = {};
+  std::pmr::memory_resource* memory = std::pmr::get_default_resource();
+  FlopTally* flops = nullptr;
+  Trace* trace = nullptr;
+
+  void count_flops(std::int64_t useful, std::int64_t executed) const {
+    if (flops != nullptr) flops->add(useful, executed);
+  }
+};
+
+}  // namespace headwise::inline v0_1

@@ -1,0 +1,73 @@
+// How work is spread over threads. An operation cuts itself into tasks whose number and borders
+// depend on its shapes alone, and every task owns what it writes, so that an executor decides when
+// a task runs and never what it computes: the same bits for any number of threads.
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <type_traits>
+
+#include "headwise/tensor/shape.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// One of many tasks: called once for each task number, on one of `concurrency` workers.
+class TaskRef {
+ public:
+  template <class F>
+  requires(!std::same_as<std::remove_cvref_t<F>, TaskRef>) TaskRef(const F& function)
+      : closure_(std::addressof(function)),
+        call_([](const void* closure, Index task, Index worker) {
+          (*static_cast<const F*>(closure))(task, worker);
+        }) {}
+
+  void operator()(Index task, Index worker) const { call_(closure_, task, worker); }
+
+ private:
+  const void* closure_;
+  void (*call_)(const void*, Index, Index);
+};
+
+/// run(n, task) calls task(t, w) once for every t in [0, n), with w in [0, concurrency()), no two
+/// calls with the same w at the same time, and returns when all are done. Tasks do not throw.
+template <class E>
+concept Executor = requires(E& executor, Index tasks, TaskRef task) {
+  { executor.concurrency() } -> std::convertible_to<Index>;
+  executor.run(tasks, task);
+};
+
+/// The calling thread does everything, in order.
+struct SerialExecutor {
+  Index concurrency() const { return 1; }
+  void run(Index tasks, TaskRef task) const {
+    for (Index t = 0; t < tasks; ++t) task(t, 0);
+  }
+};
+
+/// Any executor, by reference. What it refers to must outlive it. By default, a serial one.
+class ExecutorRef {
+ public:
+  ExecutorRef() = default;
+
+  template <Executor E>
+  requires(!std::same_as<E, ExecutorRef>) ExecutorRef(E& executor)
+      : executor_(std::addressof(executor)),
+        concurrency_([](void* e) { return Index{static_cast<E*>(e)->concurrency()}; }),
+        run_([](void* e, Index tasks, TaskRef task) { static_cast<E*>(e)->run(tasks, task); }) {}
+
+  Index concurrency() const { return executor_ == nullptr ? 1 : concurrency_(executor_); }
+  void run(Index tasks, TaskRef task) const {
+    if (executor_ == nullptr) {
+      SerialExecutor().run(tasks, task);
+    } else {
+      run_(executor_, tasks, task);
+    }
+  }
+
+ private:
+  void* executor_ = nullptr;
+  Index (*concurrency_)(void*) = nullptr;
+  void (*run_)(void*, Index, TaskRef) = nullptr;
+};
+
+}  // namespace headwise::inline v0_1

@@ -1,0 +1,90 @@
+// A plain thread pool: workers wait for a run, take task numbers from a counter, and wait again.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "headwise/runtime/executor.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// `threads` workers, the calling thread among them. One run at a time; concurrent callers queue.
+class ThreadPool {
+ public:
+  /// Throws ArgumentError for fewer than one thread.
+  explicit ThreadPool(Index threads) {
+    require(threads >= 1, "ThreadPool",
+            "threads is " + std::to_string(threads) + ", expected >= 1");
+    threads_.reserve(static_cast<std::size_t>(threads - 1));
+    for (Index worker = 1; worker < threads; ++worker) {
+      threads_.emplace_back([this, worker] { serve(worker); });
+    }
+  }
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+  ~ThreadPool() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  Index concurrency() const { return static_cast<Index>(threads_.size()) + 1; }
+
+  void run(Index tasks, TaskRef task) {
+    const std::lock_guard one_run(run_mutex_);
+    if (threads_.empty() || tasks <= 1) return SerialExecutor().run(tasks, task);
+    {
+      const std::lock_guard lock(mutex_);
+      task_ = &task;
+      tasks_ = tasks;
+      next_.store(0);
+      busy_ = static_cast<Index>(threads_.size());
+      ++generation_;
+    }
+    wake_.notify_all();
+    work(task, tasks, 0);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return busy_ == 0; });
+  }
+
+ private:
+  void work(TaskRef task, Index tasks, Index worker) {
+    for (Index t = next_.fetch_add(1); t < tasks; t = next_.fetch_add(1)) task(t, worker);
+  }
+
+  void serve(Index worker) {
+    std::size_t seen = 0;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return stop_ || generation_ != seen; });
+      if (stop_) return;
+      seen = generation_;
+      const TaskRef task = *task_;
+      const Index tasks = tasks_;
+      lock.unlock();
+      work(task, tasks, worker);
+      lock.lock();
+      if (--busy_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex run_mutex_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  std::atomic<Index> next_ = 0;
+  const TaskRef* task_ = nullptr;
+  Index tasks_ = 0;
+  Index busy_ = 0;
+  std::size_t generation_ = 0;
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace headwise::inline v0_1
