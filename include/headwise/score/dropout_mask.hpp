@@ -1,0 +1,82 @@
+// Which elements dropout keeps: a function of (seed, step, b, h, i, j), so that any tiling, thread
+// count, path or recomputation draws the same mask and nothing is stored.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "headwise/tensor/error.hpp"
+#include "headwise/tensor/philox.hpp"
+#include "headwise/tensor/shape.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// Elements are zeroed with probability `rate` and the others multiplied by 1 / (1 - rate).
+/// Rate 0, the default, is inference. `step` is what changes from one training step to the next.
+struct Dropout {
+  double rate = 0.0;
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+
+  bool active() const { return rate > 0.0; }
+
+  /// Throws ArgumentError unless the rate is in [0, 1].
+  void require_valid(std::string_view function) const {
+    require(rate >= 0.0 && rate <= 1.0, function,
+            "dropout rate is " + std::to_string(rate) + ", expected 0 to 1");
+  }
+};
+
+/// What a dropout is applied to. The same seed draws unrelated masks for each.
+enum class DropoutStream : std::uint32_t { weights = 1, output = 2 };
+
+/// The mask of one call.
+///
+/// One Philox block serves 8 neighbours along j with 16 bits each: the rate is met to 2^-17, and
+/// 7 rounds are the fewest that pass BigCrush. A word a pair and 10 rounds cost a third to a half
+/// of attention's forward pass.
+class DropoutMask {
+ public:
+  DropoutMask() = default;
+  DropoutMask(const Dropout& dropout, DropoutStream stream)
+      : key_(philox_key(dropout.seed, static_cast<std::uint32_t>(stream), dropout.step)),
+        threshold_(static_cast<std::uint32_t>(std::lround(dropout.rate * 65536.0))),
+        keep_factor_(dropout.rate < 1.0 ? 1.0 / (1.0 - dropout.rate) : 0.0) {}
+
+  bool active() const { return threshold_ != 0; }
+
+  /// What a kept element is multiplied by.
+  double keep_factor() const { return keep_factor_; }
+
+  bool kept(Index b, Index h, Index i, Index j) const {
+    const auto words = block(b, h, i, j / 8);
+    return bits(words, static_cast<int>(j % 8)) >= threshold_;
+  }
+
+  /// factors[t] = 0 or `factor` for pairs (i, j + t), t in [0, count).
+  template <class T>
+  void row(Index b, Index h, Index i, Index j, Index count, T factor, T* factors) const {
+    for (Index t = 0; t < count;) {
+      const auto words = block(b, h, i, (j + t) / 8);
+      for (int lane = static_cast<int>((j + t) % 8); lane < 8 && t < count; ++lane, ++t) {
+        factors[t] = bits(words, lane) >= threshold_ ? factor : T(0);
+      }
+    }
+  }
+
+ private:
+  std::array<std::uint32_t, 4> block(Index b, Index h, Index i, Index j8) const {
+    return philox<7>({static_cast<std::uint32_t>(j8), static_cast<std::uint32_t>(i),
+                      static_cast<std::uint32_t>(h), static_cast<std::uint32_t>(b)},
+                     key_);
+  }
+  static std::uint32_t bits(const std::array<std::uint32_t, 4>& words, int lane) {
+    return (words[static_cast<std::size_t>(lane / 2)] >> (16 * (lane % 2))) & 0xFFFFu;
+  }
+
+  std::array<std::uint32_t, 2> key_{};
+  std::uint32_t threshold_ = 0;
+  double keep_factor_ = 1.0;
+};
+
+}  // namespace headwise::inline v0_1

@@ -1,0 +1,192 @@
+// Which query may see which key, and what is added to their score. Each kind of mask is a type of
+// its own, so that "true" can't be taken for its opposite; a raw array of bool does not compile.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "headwise/tensor/scalar.hpp"
+#include "headwise/tensor/view_ops.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// Query i sees key j only where j <= i + (S - L): the last query sees the last key.
+struct Causal {};
+inline constexpr Causal causal{};
+
+/// Query i sees key j only where |i + (S - L) - j| < size.
+struct Window {
+  Index size;
+};
+
+/// Element b of the batch has keys 0 ... lengths[b] - 1.
+struct KeyLengths {
+  std::span<const Index> lengths;  // [B]
+};
+
+/// A pair is visible where keep(b, h, i, j) == keep. Axes of extent 1 stand for all.
+struct PairMask {
+  In<bool, 4> pairs;  // [B or 1, H or 1, L or 1, S or 1]
+  bool keep;
+};
+
+/// Added to the scaled score. A value below -max/4, -infinity among them, hides the pair.
+template <Scalar T>
+struct BiasMask {
+  In<T, 4> values;  // [B or 1, H or 1, L or 1, S or 1]
+};
+
+/// The masks by name. Views are kept, not copied: they must outlive the call, and for training the
+/// backward call too.
+struct Mask {
+  /// True where the query may see the key.
+  static PairMask keep(In<bool, 4> pairs) { return {pairs, true}; }       // [B, H, L, S] or 1
+  static PairMask keep(In<bool, 2> pairs) { return {all(pairs), true}; }  // [L, S]
+  /// True where the query may not see the key.
+  static PairMask drop(In<bool, 4> pairs) { return {pairs, false}; }
+  static PairMask drop(In<bool, 2> pairs) { return {all(pairs), false}; }
+  /// True where a key counts, or where it is padding: [B, S], for all heads and queries.
+  static PairMask keep_keys(In<bool, 2> keys) { return {of_keys(keys), true}; }
+  static PairMask drop_keys(In<bool, 2> keys) { return {of_keys(keys), false}; }
+  /// Added to the scores: ALiBi, relative positions, or a mask of -infinity.
+  template <class V>
+  requires(view_of<V&>::rank == 4 || view_of<V&>::rank == 2) static auto bias(const V& values) {
+    using T = std::remove_const_t<typename V::value_type>;
+    if constexpr (view_of<V&>::rank == 4) {
+      return BiasMask<T>{In<T, 4>(values)};
+    } else {
+      return BiasMask<T>{all(In<T, 2>(values))};
+    }
+  }
+  static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
+  static Window window(Index size) { return {size}; }
+
+ private:
+  template <class T>
+  static In<T, 4> all(In<T, 2> pairs) {
+    return {pairs.data(), Shape{1, 1, pairs.extent(0), pairs.extent(1)},
+            Shape{0, 0, pairs.stride(0), pairs.stride(1)}};
+  }
+  static In<bool, 4> of_keys(In<bool, 2> keys) {
+    return {keys.data(), Shape{keys.extent(0), 1, 1, keys.extent(1)},
+            Shape{keys.stride(0), 0, 0, keys.stride(1)}};
+  }
+};
+
+template <Scalar T>
+class AttentionMask;
+
+/// What an AttentionMask<T> is put together from.
+template <class Term, class T>
+concept MaskTerm = std::same_as<Term, Causal> || std::same_as<Term, Window> ||
+    std::same_as<Term, KeyLengths> || std::same_as<Term, PairMask> ||
+    std::same_as<Term, BiasMask<T>> || std::same_as<Term, AttentionMask<T>>;
+
+/// All masks of a call together: a pair is visible where every one of them lets it be.
+///   AttentionMask<float> mask = {causal, Mask::key_lengths(lengths), Mask::bias(alibi)};
+template <Scalar T>
+class AttentionMask {
+ public:
+  static constexpr int most = 4;  // pair masks and, apart from them, biases
+
+  AttentionMask() = default;
+  template <class... Terms>
+  requires(sizeof...(Terms) >= 1 && (MaskTerm<Terms, T> && ...))
+      AttentionMask(const Terms&... terms) {
+    (add(terms), ...);
+  }
+
+  void add(Causal) { causal_ = true; }
+  void add(Window window) {
+    require(window.size >= 1, "Mask::window",
+            "size is " + std::to_string(window.size) + ", expected >= 1");
+    window_ = window_ == 0 ? window.size : std::min(window_, window.size);
+  }
+  void add(KeyLengths keys) {
+    require(!has_key_lengths_, "AttentionMask", "key lengths are given twice");
+    key_lengths_ = keys.lengths;
+    has_key_lengths_ = true;
+  }
+  void add(const PairMask& mask) {
+    require(pair_count_ < most, "AttentionMask", "more than 4 keep and drop masks");
+    pairs_[static_cast<std::size_t>(pair_count_++)] = mask;
+  }
+  void add(const BiasMask<T>& mask) {
+    require(bias_count_ < most, "AttentionMask", "more than 4 biases");
+    biases_[static_cast<std::size_t>(bias_count_++)] = mask;
+  }
+  /// All terms of another mask.
+  void add(const AttentionMask& other) {
+    causal_ = causal_ || other.causal_;
+    if (other.window_ != 0) add(Window{other.window_});
+    if (other.has_key_lengths_) add(KeyLengths{other.key_lengths_});
+    for (const PairMask& mask : other.pair_masks()) add(mask);
+    for (const BiasMask<T>& mask : other.biases()) add(mask);
+  }
+
+  bool is_causal() const { return causal_; }
+  Index window() const { return window_; }  // 0: none
+  bool has_key_lengths() const { return has_key_lengths_; }
+  std::span<const Index> key_lengths() const { return key_lengths_; }
+  std::span<const PairMask> pair_masks() const {
+    return {pairs_.data(), static_cast<std::size_t>(pair_count_)};
+  }
+  std::span<const BiasMask<T>> biases() const {
+    return {biases_.data(), static_cast<std::size_t>(bias_count_)};
+  }
+
+  /// Throws unless every term fits scores [B, H, L, S].
+  void require_fits(std::string_view function, Index B, Index H, Index L, Index S) const {
+    for (const PairMask& mask : pair_masks()) {
+      require_broadcast(function, mask.keep ? "Mask::keep" : "Mask::drop", mask.pairs.shape(),
+                        Shape{B, H, L, S});
+    }
+    for (const BiasMask<T>& mask : biases()) {
+      require_broadcast(function, "Mask::bias", mask.values.shape(), Shape{B, H, L, S});
+    }
+    if (!has_key_lengths_) return;
+    require(static_cast<Index>(key_lengths_.size()) == B, function,
+            "Mask::key_lengths has " + std::to_string(key_lengths_.size()) + " lengths, expected " +
+                std::to_string(B) + " (the batch size)");
+    for (Index length : key_lengths_) {
+      require(length >= 0 && length <= S, function,
+              "Mask::key_lengths holds " + std::to_string(length) + ", expected 0 to " +
+                  std::to_string(S) + " (the number of keys)");
+    }
+  }
+
+ private:
+  static void require_broadcast(std::string_view function, std::string_view argument,
+                                const Shape<4>& got, const Shape<4>& wanted) {
+    for (int r = 0; r < 4; ++r) {
+      if (got[r] == wanted[r] || got[r] == 1) continue;
+      raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
+                        got.format() + ", expected " + wanted.format() +
+                        " or 1 on an axis (scores are [B, H, L, S])");
+    }
+  }
+
+  bool causal_ = false;
+  bool has_key_lengths_ = false;
+  int pair_count_ = 0;
+  int bias_count_ = 0;
+  Index window_ = 0;
+  std::span<const Index> key_lengths_;
+  std::array<PairMask, most> pairs_{};
+  std::array<BiasMask<T>, most> biases_{};
+};
+
+/// A causal mask as values to add: 0 where j <= i, `fill` above the diagonal; for Mask::bias.
+/// With the default fill it is a number like others: a row of nothing but fills is no masked row.
+template <Scalar T>
+Tensor<T, 2> causal_mask(Index n, T fill = T(-1e9)) {
+  Tensor<T, 2> mask({n, n});
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = i + 1; j < n; ++j) mask(i, j) = fill;
+  }
+  return mask;
+}
+
+}  // namespace headwise::inline v0_1

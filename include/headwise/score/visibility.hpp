@@ -1,0 +1,124 @@
+// The masks of one head as scalar functions of a pair (i, j), with the bounds of what a query can
+// see. Bounds let whole tiles be skipped; what is left is asked pair by pair.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "headwise/score/mask.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// Keys begin ... end - 1.
+struct KeyRange {
+  Index begin;
+  Index end;
+  Index size() const { return end - begin; }
+};
+
+/// What batch element b and head h may see, of L queries and S keys.
+template <Scalar T>
+class HeadVisibility {
+ public:
+  HeadVisibility(const AttentionMask<T>& mask, Index b, Index h, Index L, Index S)
+      : offset_(S - L),
+        causal_(mask.is_causal()),
+        window_(mask.window()),
+        keys_(mask.has_key_lengths() ? mask.key_lengths()[static_cast<std::size_t>(b)] : S),
+        all_keys_(S) {
+    for (const PairMask& term : mask.pair_masks()) {
+      pairs_[static_cast<std::size_t>(pair_count_++)] = {plane(term.pairs, b, h), term.keep};
+    }
+    for (const BiasMask<T>& term : mask.biases()) {
+      biases_[static_cast<std::size_t>(bias_count_++)] = plane(term.values, b, h);
+    }
+  }
+
+  /// The keys that causality, window and length leave to query i. Both ends grow with i.
+  KeyRange range(Index i) const {
+    const Index diagonal = i + offset_;
+    Index begin = 0;
+    Index end = keys_;
+    if (causal_) end = std::min(end, diagonal + 1);
+    if (window_ != 0) {
+      begin = diagonal - window_ + 1;
+      end = std::min(end, diagonal + window_);
+    }
+    begin = std::clamp(begin, Index{0}, keys_);
+    return {begin, std::max(end, begin)};
+  }
+
+  /// The keys that at least one of the queries first ... first + count - 1 has in its range.
+  KeyRange range(Index first, Index count) const {
+    const KeyRange low = range(first);
+    const KeyRange high = range(first + count - 1);
+    return {low.begin, std::max(high.end, low.begin)};
+  }
+
+  /// Whether pairs within the range have to be asked for one by one.
+  bool has_pair_masks() const { return pair_count_ != 0 || bias_count_ != 0; }
+  bool has_bias() const { return bias_count_ != 0; }
+
+  /// Whether every query sees every key.
+  bool sees_all() const {
+    return !causal_ && window_ == 0 && keys_ == all_keys_ && !has_pair_masks();
+  }
+
+  /// For a pair within the range: whether no mask hides it.
+  bool pair_visible(Index i, Index j) const {
+    for (int t = 0; t < pair_count_; ++t) {
+      const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
+      if (pairs.at(i, j) != keep) return false;
+    }
+    const T hidden_below = std::numeric_limits<T>::lowest() / T(4);
+    for (int t = 0; t < bias_count_; ++t) {
+      if (biases_[static_cast<std::size_t>(t)].at(i, j) < hidden_below) return false;
+    }
+    return true;
+  }
+
+  bool visible(Index i, Index j) const {
+    const KeyRange keys = range(i);
+    return j >= keys.begin && j < keys.end && pair_visible(i, j);
+  }
+
+  /// What is added to the score of a visible pair; 0 without biases.
+  T bias(Index i, Index j) const {
+    T sum = biases_[0].at(i, j);
+    for (int t = 1; t < bias_count_; ++t) sum = sum + biases_[static_cast<std::size_t>(t)].at(i, j);
+    return sum;
+  }
+
+ private:
+  template <class V>
+  struct Plane {
+    const V* data = nullptr;
+    Index row = 0;
+    Index column = 0;
+    const V& at(Index i, Index j) const { return data[i * row + j * column]; }
+  };
+  struct PairPlane {
+    Plane<bool> pairs;
+    bool keep = true;
+  };
+
+  template <class V>
+  static Plane<V> plane(const In<V, 4>& view, Index b, Index h) {
+    const auto step = [&](int axis) {
+      return view.extent(axis) == 1 ? Index{0} : view.stride(axis);
+    };
+    return {view.data() + b * step(0) + h * step(1), step(2), step(3)};
+  }
+
+  Index offset_;
+  bool causal_;
+  Index window_;
+  Index keys_;
+  Index all_keys_;
+  int pair_count_ = 0;
+  int bias_count_ = 0;
+  std::array<PairPlane, AttentionMask<T>::most> pairs_{};
+  std::array<Plane<T>, AttentionMask<T>::most> biases_{};
+};
+
+}  // namespace headwise::inline v0_1
