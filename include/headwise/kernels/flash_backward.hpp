@@ -1,0 +1,177 @@
+// Flash attention backward: one block of keys against all the queries of its group of heads.
+//
+// Weights are computed again, p = e^(s - lse), instead of kept. Traffic of a block of keys: k and v
+// read once, q, o, d_o and dq once for each block of keys; p and ds live in L1; dk and dv are
+// summed in scratch and written once. Source: Dao, "FlashAttention-2", 2023, arXiv 2307.08691,
+// algorithm 2. The steps are numbered in docs/derivations/flash_backward.md.
+#pragma once
+
+#include "headwise/kernels/flash_tile.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// A head, what its forward pass left, and where the gradient of its queries is summed up.
+template <class T>
+struct FlashHead {
+  AttentionHead<T> forward;
+  Matrix<const T> o;    // [L, dv]
+  Matrix<const T> d_o;  // [L, dv]
+  const T* lse;         // [L]
+  Index lse_step;
+  Matrix<T> dq;  // [L, d], added to: each block of keys adds its part
+};
+
+/// The buffers of a task.
+template <class T, class Isa>
+struct FlashBackwardScratch {
+  using Tile = FlashTile<T, Isa>;
+
+  T* p;               // [queries, keys]
+  T* ds;              // [queries, keys]
+  T* factors;         // [keys]
+  T* packed_k;        // [keys, d]
+  T* packed_k_t;      // [d, keys]
+  T* packed_v_t;      // [dv, keys]
+  T* packed_queries;  // [queries, d] or [queries, dv]
+  T* repacked;        // an operand without what one row may not see
+  T* dk;              // [keys, d]
+  T* dv;              // [keys, dv]
+
+  FlashBackwardScratch(Scratch<T> memory, Index d, Index dv_width)
+      : p(memory.take(Tile::queries * Tile::keys)),
+        ds(memory.take(Tile::queries * Tile::keys)),
+        factors(memory.take(Tile::keys)),
+        packed_k(memory.take(packed_size<T, Isa>(Tile::keys, d))),
+        packed_k_t(memory.take(packed_size<T, Isa>(d, Tile::keys))),
+        packed_v_t(memory.take(packed_size<T, Isa>(dv_width, Tile::keys))),
+        packed_queries(memory.take(packed_operand<T, Isa>(Tile::queries, d, dv_width))),
+        repacked(
+            memory.take(packed_operand<T, Isa>(std::max(Tile::queries, Tile::keys), d, dv_width))),
+        dk(memory.take(Tile::keys * d)),
+        dv(memory.take(Tile::keys * dv_width)) {}
+};
+
+/// Scratch, in elements, of a task: constant for each thread whatever L and S are.
+template <class T, class Isa>
+constexpr Index flash_backward_scratch(Index d, Index dv) {
+  using Tile = FlashTile<T, Isa>;
+  return 2 * padded<T>(Tile::queries * Tile::keys) + padded<T>(Tile::keys) +
+         padded<T>(packed_size<T, Isa>(Tile::keys, d)) +
+         padded<T>(packed_size<T, Isa>(d, Tile::keys)) +
+         padded<T>(packed_size<T, Isa>(dv, Tile::keys)) +
+         padded<T>(packed_operand<T, Isa>(Tile::queries, d, dv)) +
+         padded<T>(packed_operand<T, Isa>(std::max(Tile::queries, Tile::keys), d, dv)) +
+         padded<T>(Tile::keys * d) + padded<T>(Tile::keys * dv);
+}
+
+/// Steps 4d to 4b of one query of a tile: p becomes e^(s - lse) with dropout, ds what flows into
+/// the score, times scale. Both are rows of FlashTile::keys; visible is null where all are.
+template <class T, class Isa>
+void flash_backward_row(const FlashHead<T>& head, Index i, Index j0, T* p, T* ds, T* factors,
+                        const std::uint8_t* visible) {
+  constexpr Index keys = FlashTile<T, Isa>::keys;
+  const Index dv = head.forward.dv;
+  const DropoutMask& dropout = head.forward.dropout;
+  exp_row<T, Isa>(p, head.lse[i * head.lse_step], visible);
+  const T delta = dot<T, Isa>(&head.d_o.data[i * head.d_o.row], head.d_o.column,
+                              &head.o.data[i * head.o.row], head.o.column, dv);
+  if (dropout.active()) {
+    dropout.row(head.forward.b, head.forward.h, i, j0, keys, T(dropout.keep_factor()), factors);
+    for (Index j = 0; j < keys; ++j) ds[j] = factors[j] == T(0) ? T(0) : ds[j] * factors[j];
+  }
+  const T scale = head.forward.scale;
+  for (Index j = 0; j < keys; ++j) ds[j] = scale * (p[j] * (ds[j] - delta));
+  if (visible != nullptr) {
+    for (Index j = 0; j < keys; ++j) ds[j] = visible[j] ? ds[j] : T(0);
+  }
+  if (dropout.active()) {
+    for (Index j = 0; j < keys; ++j) p[j] = p[j] * factors[j];
+  }
+}
+
+/// One tile: queries i0 ... of one head against the block of keys that is packed in `buffers`.
+template <class T, class Isa>
+TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Index j0,
+                             Index columns, const FlashBackwardScratch<T, Isa>& buffers,
+                             TileMask<T, Isa>& mask) {
+  constexpr Index keys = FlashTile<T, Isa>::keys;
+  const auto& [q, k, v, L, S, d, dv, scale, rules, dropout, b, h] = head.forward;
+  const Matrix<T> p{buffers.p, keys, 1};
+  const Matrix<T> ds{buffers.ds, keys, 1};
+  mask.fill(rules, i0, rows, j0, columns);
+  // 4a s = scale q k^T,  4b bias,  4e dp = d_o v^T
+  gemm_packed<T, Isa>(q.from(i0, 0), rows, d, buffers.packed_k_t, columns, p, {.alpha = scale});
+  if (rules.has_bias()) add_bias<T, Isa>(head.forward, mask, i0, rows, j0, p.data);
+  gemm_packed<T, Isa>(head.d_o.from(i0, 0), rows, dv, buffers.packed_v_t, columns, ds, {});
+  for (Index r = 0; r < rows; ++r) {
+    if (mask.any(r)) {
+      flash_backward_row<T, Isa>(head, i0 + r, j0, &p.data[r * keys], &ds.data[r * keys],
+                                 buffers.factors, mask.full() ? nullptr : mask.row(r));
+      continue;
+    }
+    for (Index j = 0; j < keys; ++j) p.data[r * keys + j] = ds.data[r * keys + j] = T(0);
+  }
+  const auto row_sees = [&](Index r, Index j) { return mask.visible(r, j); };
+  const auto key_seen_by = [&](Index j, Index r) { return mask.visible(r, j); };
+  // 4e dv += p^T d_o
+  const auto d_o = head.d_o.from(i0, 0);
+  pack<T, Isa>(d_o, rows, dv, buffers.packed_queries);
+  add_visible_product<T, Isa>(Matrix<const T>(p).transposed(), d_o, buffers.packed_queries,
+                              {buffers.dv, dv, 1}, columns, dv, rows, mask.full(), buffers.repacked,
+                              key_seen_by);
+  // 4a dk += ds^T q,  dq += ds k
+  const auto q_rows = q.from(i0, 0);
+  pack<T, Isa>(q_rows, rows, d, buffers.packed_queries);
+  add_visible_product<T, Isa>(Matrix<const T>(ds).transposed(), q_rows, buffers.packed_queries,
+                              {buffers.dk, d, 1}, columns, d, rows, mask.full(), buffers.repacked,
+                              key_seen_by);
+  add_visible_product<T, Isa>(ds, k.from(j0, 0), buffers.packed_k, head.dq.from(i0, 0), rows, d,
+                              columns, mask.full(), buffers.repacked, row_sees);
+  return {mask.pairs(), executed_gemm_flops<T, Isa>(rows, columns, d + dv) +
+                            executed_gemm_flops<T, Isa>(columns, dv, rows) +
+                            executed_gemm_flops<T, Isa>(columns, d, rows) +
+                            executed_gemm_flops<T, Isa>(rows, d, columns) +
+                            (8 * keys + 2 * dv) * rows};
+}
+
+/// Keys j0 ... j0 + columns - 1 against every query of `heads` heads that share them; head_at(n)
+/// is the n-th. dk and dv rows of these keys are overwritten.
+template <class T, class Isa, class HeadAt>
+TileWork flash_backward_keys(HeadAt&& head_at, Index heads, Index j0, Index columns, Matrix<T> dk,
+                             Matrix<T> dv, Scratch<T> memory) {
+  constexpr Index queries = FlashTile<T, Isa>::queries;
+  TileWork work;
+  TileMask<T, Isa> mask;
+  const AttentionHead<T> keys_of = head_at(0).forward;
+  const Index d = keys_of.d, dv_width = keys_of.dv;
+  const FlashBackwardScratch<T, Isa> buffers(memory, d, dv_width);
+  const auto k = keys_of.k.from(j0, 0), v = keys_of.v.from(j0, 0);
+  pack<T, Isa>(k, columns, d, buffers.packed_k);
+  pack<T, Isa>(k.transposed(), d, columns, buffers.packed_k_t);
+  pack<T, Isa>(v.transposed(), dv_width, columns, buffers.packed_v_t);
+  for (Index n = 0; n < columns * d; ++n) buffers.dk[n] = T(0);
+  for (Index n = 0; n < columns * dv_width; ++n) buffers.dv[n] = T(0);
+
+  for (Index n = 0; n < heads; ++n) {
+    const FlashHead<T> head = head_at(n);
+    for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
+      const Index rows = std::min(queries, head.forward.L - i0);
+      const KeyRange range = head.forward.visible.range(i0, rows);
+      if (range.end <= j0 || range.begin >= j0 + columns) continue;
+      const TileWork tile = flash_backward_tile<T, Isa>(head, i0, rows, j0, columns, buffers, mask);
+      work.pairs += tile.pairs;
+      work.executed_flops += tile.executed_flops;
+    }
+  }
+  for (Index j = 0; j < columns; ++j) {
+    for (Index n = 0; n < d; ++n) dk(j0 + j, n) = buffers.dk[j * d + n];
+    for (Index n = 0; n < dv_width; ++n) dv(j0 + j, n) = buffers.dv[j * dv_width + n];
+  }
+  return work;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

@@ -1,0 +1,132 @@
+// Flash attention forward: one block of queries against all their keys, nothing of size L x S.
+//
+// Traffic of a block of `queries` rows: q is read once, k and v once for each block of queries
+// (packed, then read from L1 or L2), o and logsumexp written once; scores live in L1.
+// Source: Dao, Fu, Ermon, Rudra, Re, "FlashAttention", 2022, arXiv 2205.14135, algorithm 1, with
+// the queries outside as in Dao, "FlashAttention-2", 2023, arXiv 2307.08691, algorithm 1.
+// The steps are numbered in docs/derivations/flash_backward.md.
+#pragma once
+
+#include "headwise/kernels/flash_tile.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Scratch, in elements, of a task: constant for each thread whatever L and S are.
+template <class T, class Isa>
+constexpr Index flash_forward_scratch(Index d, Index dv) {
+  using Tile = FlashTile<T, Isa>;
+  return padded<T>(Tile::queries * Tile::keys) +               // s
+         padded<T>(packed_size<T, Isa>(d, Tile::keys)) +       // k^T, packed
+         2 * padded<T>(packed_size<T, Isa>(Tile::keys, dv)) +  // v, packed; and cleaned for a row
+         padded<T>(Tile::queries * dv) +                       // o
+         padded<T>(Tile::keys);                                // dropout of a row
+}
+
+/// The running maximum and sum of each query's softmax.
+template <class T, class Isa>
+struct OnlineSoftmax {
+  T greatest[FlashTile<T, Isa>::queries];
+  T sum[FlashTile<T, Isa>::queries];
+  bool any[FlashTile<T, Isa>::queries];
+
+  OnlineSoftmax() {
+    for (Index r = 0; r < FlashTile<T, Isa>::queries; ++r) {
+      greatest[r] = std::numeric_limits<T>::lowest();
+      sum[r] = T(0);
+      any[r] = false;
+    }
+  }
+
+  /// Takes in the scores of one more block of keys: `s` becomes e^(s - m) for the new maximum m,
+  /// and what was summed up before is brought to it. Returns the factor that does so.
+  /// Source: Milakov and Gimelshein, 2018, arXiv 1805.02867.
+  T step(Index r, T* s, const std::uint8_t* visible) {
+    using S = simd::Simd<T, Isa>;
+    constexpr Index keys = FlashTile<T, Isa>::keys;
+    if (visible != nullptr) {
+      const T lowest = std::numeric_limits<T>::lowest();
+      for (Index j = 0; j < keys; ++j) s[j] = visible[j] ? s[j] : lowest;
+    }
+    auto greatest_lanes = S::broadcast(greatest[r]);
+    for (Index j = 0; j < keys; j += S::width) {
+      greatest_lanes = S::max(greatest_lanes, S::load(s + j));
+    }
+    const T m = simd::max_lanes<T, Isa>(greatest_lanes);
+    const T factor = S::lane(simd::exp<T, Isa>(S::broadcast(greatest[r]) - S::broadcast(m)), 0);
+    sum[r] = sum[r] * factor + exp_row<T, Isa>(s, m, visible);
+    greatest[r] = m;
+    any[r] = true;
+    return factor;
+  }
+};
+
+/// o rows i0 ... i0 + rows - 1 and their logsumexp (null for none) are overwritten.
+template <class T, class Isa>
+TileWork flash_forward_tile(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o, T* lse,
+                            Index lse_step, Scratch<T> memory) {
+  using Tile = FlashTile<T, Isa>;
+  constexpr Index keys = Tile::keys;
+  T* s = memory.take(Tile::queries * keys);
+  T* packed_k = memory.take(packed_size<T, Isa>(head.d, keys));
+  T* packed_v = memory.take(packed_size<T, Isa>(keys, head.dv));
+  T* repacked = memory.take(packed_size<T, Isa>(keys, head.dv));
+  T* context = memory.take(Tile::queries * head.dv);
+  T* factors = memory.take(keys);
+  OnlineSoftmax<T, Isa> softmax;
+  TileMask<T, Isa> mask;
+  TileWork work;
+  for (Index n = 0; n < rows * head.dv; ++n) context[n] = T(0);
+
+  const KeyRange range = head.visible.range(i0, rows);
+  for (Index j0 = range.begin / keys * keys; j0 < range.end; j0 += keys) {
+    const Index columns = std::min(keys, head.S - j0);
+    mask.fill(head.visible, i0, rows, j0, columns);
+    // 4a s = scale q k^T    4b bias
+    pack<T, Isa>(head.k.from(j0, 0).transposed(), head.d, columns, packed_k);
+    gemm_packed<T, Isa>(head.q.from(i0, 0), rows, head.d, packed_k, columns, {s, keys, 1},
+                        {.alpha = head.scale});
+    if (head.visible.has_bias()) add_bias<T, Isa>(head, mask, i0, rows, j0, s);
+    for (Index r = 0; r < rows; ++r) {
+      T* row = s + r * keys;
+      if (!mask.any(r)) {
+        for (Index j = 0; j < keys; ++j) row[j] = T(0);
+        continue;
+      }
+      // 4c the softmax goes on; what o holds is brought to the new maximum
+      const T factor = softmax.step(r, row, mask.full() ? nullptr : mask.row(r));
+      T* sums = context + r * head.dv;
+      for (Index n = 0; n < head.dv; ++n) sums[n] = sums[n] * factor;
+      // 4d dropout
+      if (head.dropout.active()) {
+        head.dropout.row(head.b, head.h, i0 + r, j0, keys, T(head.dropout.keep_factor()), factors);
+        for (Index j = 0; j < keys; ++j) row[j] = row[j] * factors[j];
+      }
+    }
+    // 4e o += p v
+    const Matrix<const T> v = head.v.from(j0, 0);
+    pack<T, Isa>(v, columns, head.dv, packed_v);
+    add_visible_product<T, Isa>({s, keys, 1}, v, packed_v, {context, head.dv, 1}, rows, head.dv,
+                                columns, mask.full(), repacked,
+                                [&](Index r, Index j) { return mask.visible(r, j); });
+    work.pairs += mask.pairs();
+    work.executed_flops += executed_gemm_flops<T, Isa>(rows, columns, head.d) +
+                           executed_gemm_flops<T, Isa>(rows, head.dv, columns) + 5 * rows * keys;
+  }
+  // The sums become a softmax; a query that has seen no key has 0 and -infinity.
+  using std::log;
+  for (Index r = 0; r < rows; ++r) {
+    for (Index n = 0; n < head.dv; ++n) {
+      o(i0 + r, n) = softmax.any[r] ? context[r * head.dv + n] / softmax.sum[r] : T(0);
+    }
+    if (lse == nullptr) continue;
+    lse[(i0 + r) * lse_step] =
+        softmax.any[r] ? softmax.greatest[r] + T(log(softmax.sum[r])) : negative_infinity<T>();
+  }
+  return work;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

@@ -1,0 +1,209 @@
+// Matrix products. Row-invariant: an element of the result depends on its row of a, its column of
+// b and the inner length alone, never on how many other rows or columns there are or how they are
+// cut into tiles. Each element is one ordered chain of multiply-adds for every `k_block` terms.
+//
+// Traffic: b is packed once for each block (read and written once, then read from cache for every
+// `rows` rows of a); a is read where it lies, through its strides, so that a transposed a costs no
+// copy; c is read and written once for each k block.
+#pragma once
+
+#include "headwise/kernels/matrix.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The register tile and the cache blocks. They depend on the type and the instruction set alone.
+template <class T, class Isa>
+struct GemmTile {
+  static constexpr Index rows = 6;
+  static constexpr int vectors = 2;  // 6 x 2 sums, 2 of b and 1 of a: 15 of 16 registers
+  static constexpr Index width = simd::Simd<T, Isa>::width;
+  static constexpr Index columns = vectors * width;
+  static constexpr Index k_block = 256;
+  static constexpr Index n_block = 256;
+  /// Scratch of one product: a packed block of b.
+  static constexpr Index scratch = k_block * n_block;
+};
+
+/// Elements that K rows of N columns take when packed.
+template <class T, class Isa>
+constexpr Index packed_size(Index K, Index N) {
+  return K * round_up(N, GemmTile<T, Isa>::columns);
+}
+
+/// Packs b [K, N] into panels [ceil(N / columns)][K][columns], columns beyond N as 0.
+/// Rows k with keep(k) false are packed as 0, whatever they hold.
+template <class T, class Isa, class Keep>
+void pack(Matrix<const T> b, Index K, Index N, T* packed, Keep keep) {
+  constexpr Index columns = GemmTile<T, Isa>::columns;
+  for (Index n0 = 0; n0 < N; n0 += columns) {
+    const Index width = std::min(columns, N - n0);
+    for (Index k = 0; k < K; ++k, packed += columns) {
+      const T* from = &b.data[k * b.row + n0 * b.column];
+      const Index filled = keep(k) ? width : 0;
+      if (b.column == 1) {
+        for (Index n = 0; n < filled; ++n) packed[n] = from[n];
+      } else {
+        for (Index n = 0; n < filled; ++n) packed[n] = from[n * b.column];
+      }
+      for (Index n = filled; n < columns; ++n) packed[n] = T(0);
+    }
+  }
+}
+template <class T, class Isa>
+void pack(Matrix<const T> b, Index K, Index N, T* packed) {
+  pack<T, Isa>(b, K, N, packed, [](Index) { return true; });
+}
+
+/// What happens to a sum before it is stored: c = alpha sum + bias, or c = c + alpha sum.
+template <class T>
+struct Epilogue {
+  T alpha = T(1);
+  const T* bias = nullptr;  // [N], dense; only where c is overwritten
+  bool accumulate = false;
+};
+
+/// M rows of a times one packed panel: `count` of the panel's columns are stored.
+template <class T, class Isa, int M>
+void tile_product(Matrix<const T> a, Index K, const T* panel, Matrix<T> c, Index count,
+                  const Epilogue<T>& epilogue) {
+  using S = simd::Simd<T, Isa>;
+  using Tile = GemmTile<T, Isa>;
+  constexpr Index width = Tile::width;
+  constexpr int vectors = Tile::vectors;
+  typename S::Vector sum[M][Tile::vectors];
+  simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
+    simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+  });
+  for (Index k = 0; k < K; ++k) {
+    typename S::Vector b[vectors];
+    simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
+      b[v] = S::load(panel + k * Tile::columns + v * width);
+    });
+    simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
+      const auto x = S::broadcast(a.data[m * a.row + k * a.column]);
+      simd::unrolled<vectors>([&](int v)
+                                  HEADWISE_ALWAYS_INLINE { sum[m][v] = sum[m][v] + x * b[v]; });
+    });
+  }
+  const bool scaled = !(epilogue.alpha == T(1));
+  const auto alpha = S::broadcast(epilogue.alpha);
+  simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
+    const Index n = v * width;
+    if (n >= count) return;
+    const Index lanes = std::min(width, count - n);
+    const bool whole = lanes == width && c.column == 1;
+    T part[width] = {};
+    if (epilogue.bias != nullptr) {
+      for (Index lane = 0; lane < lanes; ++lane) part[lane] = epilogue.bias[n + lane];
+    }
+    const auto bias = S::load(part);
+    simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
+      T* to = &c.data[m * c.row + n * c.column];
+      auto result = scaled ? alpha * sum[m][v] : sum[m][v];
+      if (epilogue.bias != nullptr) result = result + bias;
+      if (whole) {
+        S::store(epilogue.accumulate ? S::load(to) + result : result, to);
+        return;
+      }
+      if (epilogue.accumulate) {
+        for (Index lane = 0; lane < lanes; ++lane) part[lane] = to[lane * c.column];
+        result = S::load(part) + result;
+      }
+      S::store(result, part);
+      for (Index lane = 0; lane < lanes; ++lane) to[lane * c.column] = part[lane];
+    });
+  });
+}
+
+/// c [M, N] from a [M, K] and a packed b.
+template <class T, class Isa>
+void gemm_packed(Matrix<const T> a, Index M, Index K, const T* packed, Index N, Matrix<T> c,
+                 const Epilogue<T>& epilogue) {
+  using Tile = GemmTile<T, Isa>;
+  static_assert(Tile::rows == 6, "the remainders below are those of 6 rows");
+  for (Index n = 0; n < N; n += Tile::columns, packed += K * Tile::columns) {
+    const Index count = std::min(Tile::columns, N - n);
+    Epilogue<T> here = epilogue;
+    if (here.bias != nullptr) here.bias += n;
+    Index m = 0;
+    for (; m + 6 <= M; m += 6) {
+      tile_product<T, Isa, 6>(a.from(m, 0), K, packed, c.from(m, n), count, here);
+    }
+    const auto rest_a = a.from(m, 0);
+    const auto rest_c = c.from(m, n);
+    switch (M - m) {
+      case 5:
+        tile_product<T, Isa, 5>(rest_a, K, packed, rest_c, count, here);
+        break;
+      case 4:
+        tile_product<T, Isa, 4>(rest_a, K, packed, rest_c, count, here);
+        break;
+      case 3:
+        tile_product<T, Isa, 3>(rest_a, K, packed, rest_c, count, here);
+        break;
+      case 2:
+        tile_product<T, Isa, 2>(rest_a, K, packed, rest_c, count, here);
+        break;
+      case 1:
+        tile_product<T, Isa, 1>(rest_a, K, packed, rest_c, count, here);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+/// c [M, N] = alpha a [M, K] b [K, N] + bias, or c + alpha a b. b's rows k with keep(k) false count
+/// as 0. `scratch` holds GemmTile::scratch elements.
+template <class T, class Isa, class Keep>
+void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index M, Index N, Index K,
+          const Epilogue<T>& epilogue, T* scratch, Keep keep) {
+  using Tile = GemmTile<T, Isa>;
+  for (Index n = 0; n < N; n += Tile::n_block) {
+    const Index n_count = std::min(Tile::n_block, N - n);
+    for (Index k = 0; k == 0 || k < K; k += Tile::k_block) {
+      const Index k_count = std::min(Tile::k_block, K - k);
+      pack<T, Isa>(b.from(k, n), k_count, n_count, scratch,
+                   [&](Index row) { return keep(k + row); });
+      Epilogue<T> here = epilogue;
+      if (here.bias != nullptr) here.bias += n;
+      if (k != 0) {
+        here.accumulate = true;
+        here.bias = nullptr;
+      }
+      gemm_packed<T, Isa>(a.from(0, k), M, k_count, scratch, n_count, c.from(0, n), here);
+    }
+  }
+}
+template <class T, class Isa>
+void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index M, Index N, Index K,
+          const Epilogue<T>& epilogue, T* scratch) {
+  gemm<T, Isa>(a, b, c, M, N, K, epilogue, scratch, [](Index) { return true; });
+}
+
+/// Like gemm, where of a [M, K] only pairs with visible(m, k) count: the others are 0, and what b
+/// holds in row k must not reach row m even if it is infinite or NaN (0 * NaN is NaN). Same bits
+/// as gemm wherever b is finite.
+template <class T, class Isa, class Visible>
+void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index M, Index N, Index K,
+                  const Epilogue<T>& epilogue, T* scratch, bool all_visible, Visible visible) {
+  if (all_visible || all_finite(b, K, N)) {
+    return gemm<T, Isa>(a, b, c, M, N, K, epilogue, scratch);
+  }
+  for (Index m = 0; m < M; ++m) {
+    gemm<T, Isa>(a.from(m, 0), b, c.from(m, 0), 1, N, K, epilogue, scratch,
+                 [&](Index k) { return visible(m, k); });
+  }
+}
+
+/// FLOPs of gemm as its tiles run: whole vectors of columns.
+template <class T, class Isa>
+constexpr std::int64_t executed_gemm_flops(Index M, Index N, Index K) {
+  return std::int64_t{2} * M * K * round_up(N, GemmTile<T, Isa>::columns);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

@@ -1,0 +1,83 @@
+// What a kernel sees of a matrix: a pointer and two strides. No shapes, no ownership, no checks.
+#pragma once
+
+#include <cassert>
+
+#include "headwise/simd/vector.hpp"
+#include "headwise/tensor/view.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Element (i, j) is data[i row + j column].
+template <class T>
+struct Matrix {
+  T* data;
+  Index row;
+  Index column;
+
+  T& operator()(Index i, Index j) const { return data[i * row + j * column]; }
+  Matrix transposed() const { return {data, column, row}; }
+  Matrix from(Index i, Index j) const { return {data + i * row + j * column, row, column}; }
+  operator Matrix<const T>() const { return {data, row, column}; }
+};
+
+template <class T>
+Matrix<const T> matrix(const In<T, 2>& view) {
+  return {view.data(), view.stride(0), view.stride(1)};
+}
+template <class T>
+Matrix<T> matrix(const Out<T, 2>& view) {
+  return {view.data(), view.stride(0), view.stride(1)};
+}
+/// The matrix of batch element b and head h.
+template <class T>
+Matrix<const T> matrix(const In<T, 4>& view, Index b, Index h) {
+  return {view.data() + b * view.stride(0) + h * view.stride(1), view.stride(2), view.stride(3)};
+}
+template <class T>
+Matrix<T> matrix(const Out<T, 4>& view, Index b, Index h) {
+  return {view.data() + b * view.stride(0) + h * view.stride(1), view.stride(2), view.stride(3)};
+}
+
+constexpr Index round_up(Index n, Index step) { return (n + step - 1) / step * step; }
+
+/// Whether no element is infinite or NaN: x - x is 0 for a finite x alone. (Types other than float
+/// and double are not asked: they take no shortcut that would need it.)
+template <class T>
+bool all_finite(Matrix<const T> x, Index rows, Index columns) {
+  T sum = T(0);
+  for (Index i = 0; i < rows; ++i) {
+    T row_sum = T(0);
+    for (Index j = 0; j < columns; ++j) row_sum = row_sum + (x(i, j) - x(i, j));
+    sum = sum + row_sum;
+  }
+  return sum == T(0);
+}
+
+/// The sum of x_k y_k, k = 0 ... n - 1, in an order that depends on n alone: one chain of
+/// multiply-adds for each lane, then the lanes pairwise.
+template <class T, class Isa>
+T dot(const T* x, Index x_step, const T* y, Index y_step, Index n) {
+  using S = simd::Simd<T, Isa>;
+  constexpr Index width = S::width;
+  auto sum = S::zero();
+  Index k = 0;
+  if (x_step == 1 && y_step == 1) {
+    for (; k + width <= n; k += width) sum = sum + S::load(x + k) * S::load(y + k);
+  }
+  for (; k < n; k += width) {
+    T x_part[width] = {}, y_part[width] = {};
+    for (Index lane = 0; lane < width && k + lane < n; ++lane) {
+      x_part[lane] = x[(k + lane) * x_step];
+      y_part[lane] = y[(k + lane) * y_step];
+    }
+    sum = sum + S::load(x_part) * S::load(y_part);
+  }
+  return simd::sum_lanes<T, Isa>(sum);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
