@@ -1,0 +1,13 @@
+// Everything but io/, which needs nlohmann-json: see headwise/io/safetensors.hpp.
+#pragma once
+
+#include "headwise/ops/attention.hpp"
+#include "headwise/ops/dropout.hpp"
+#include "headwise/ops/flash_attention.hpp"
+#include "headwise/ops/layer_norm.hpp"
+#include "headwise/ops/linear.hpp"
+#include "headwise/ops/softmax.hpp"
+#include "headwise/runtime/thread_pool.hpp"
+#include "headwise/tensor/eigen.hpp"
+#include "headwise/tensor/print.hpp"
+#include "headwise/version.hpp"

@@ -1,0 +1,109 @@
+// Scaled dot-product attention with its weights kept: the specification that the tiled form in
+// flash_attention.hpp is held against, and what gives weights to look at.
+#pragma once
+
+#include <type_traits>
+
+#include "headwise/ops/attention_options.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// weights = softmax(scale q k^T + bias over visible keys), o = weights v.
+///
+/// q        [B, H, L, d]    in
+/// k        [B, G, S, d]    in; G divides H, query head h reads key head h / (H / G)
+/// v        [B, G, S, dv]   in
+/// options                  masks, scale, dropout of the weights
+/// weights  [B, H, L, S]    out; before dropout: rows sum to 1
+/// o        [B, H, L, dv]   out
+///
+/// A query that sees no key has weights 0 and o 0. What a hidden pair holds, NaN or infinity, does
+/// not reach o. Any strides; outputs must not overlap inputs.
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Vaswani et al., "Attention Is All You Need", 2017, arXiv 1706.03762, equation 1.
+template <Scalar T>
+void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
+                       In<std::type_identity_t<T>, 4> v,
+                       const AttentionOptions<std::type_identity_t<T>>& options,
+                       Out<std::type_identity_t<T>, 4> weights, Out<std::type_identity_t<T>, 4> o,
+                       const Context& context = {}) {
+  using Isa = simd::Best;
+  const auto sizes = detail::require_attention<T>("attention_forward", q, k, v, options);
+  const auto [B, H, G, L, S, d, dv] = sizes;
+  require_shape("attention_forward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
+  require_shape("attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
+
+  Workspace<T> workspace(context.executor.concurrency(),
+                         kernels::attention_forward_scratch<T, Isa>(L, S, options.dropout.active()),
+                         context.memory);
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / sizes.H, h = t % sizes.H;
+    const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
+    kernels::attention_head_forward<T, Isa>(head, kernels::matrix(weights, b, h),
+                                            kernels::matrix(o, b, h), workspace.of(worker));
+    const std::int64_t pairs = detail::pairs_of(head.visible, head.L);
+    const std::int64_t extra = detail::extra_flops(options, 1);
+    context.count_flops(pairs * (2 * (head.d + head.dv) + 5 + extra),
+                        kernels::executed_gemm_flops<T, Isa>(head.L, head.S, head.d) +
+                            kernels::executed_gemm_flops<T, Isa>(head.L, head.dv, head.S) +
+                            (5 + extra) * head.L * head.S);
+  };
+  context.executor.run(B * H, task);
+}
+
+/// The gradients of attention_forward.
+///
+/// d_o      [B, H, L, dv]   in
+/// q, k, v                  in; as in forward
+/// weights  [B, H, L, S]    in; what forward returned
+/// options                  as in forward
+/// dq       [B, H, L, d]    out
+/// dk       [B, G, S, d]    out; summed over the query heads of a group
+/// dv       [B, G, S, dv]   out; summed likewise
+///
+/// Nothing flows through a hidden pair, whatever it holds.
+/// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+template <Scalar T>
+void attention_backward(In<T, 4> d_o, In<std::type_identity_t<T>, 4> q,
+                        In<std::type_identity_t<T>, 4> k, In<std::type_identity_t<T>, 4> v,
+                        In<std::type_identity_t<T>, 4> weights,
+                        const AttentionOptions<std::type_identity_t<T>>& options,
+                        Out<std::type_identity_t<T>, 4> dq, Out<std::type_identity_t<T>, 4> dk,
+                        Out<std::type_identity_t<T>, 4> dv, const Context& context = {}) {
+  using Isa = simd::Best;
+  const auto sizes = detail::require_attention<T>("attention_backward", q, k, v, options);
+  const auto [B, H, G, L, S, d, width_v] = sizes;
+  require_shape("attention_backward", "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
+  require_shape("attention_backward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
+  require_shape("attention_backward", "dq", dq, q.shape(), "the shape of q");
+  require_shape("attention_backward", "dk", dk, k.shape(), "the shape of k");
+  require_shape("attention_backward", "dv", dv, v.shape(), "the shape of v");
+
+  Workspace<T> workspace(
+      context.executor.concurrency(),
+      kernels::attention_backward_scratch<T, Isa>(L, S, options.dropout.active()), context.memory);
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / sizes.G, g = t % sizes.G;
+    for (Index n = 0; n < sizes.group(); ++n) {
+      const Index h = g * sizes.group() + n;
+      const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
+      kernels::attention_head_backward<T, Isa>(
+          head, kernels::matrix(d_o, b, h), kernels::matrix(weights, b, h),
+          kernels::matrix(dq, b, h), kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), n != 0,
+          workspace.of(worker));
+      const std::int64_t pairs = detail::pairs_of(head.visible, head.L);
+      const std::int64_t extra = options.dropout.active() ? 2 : 0;
+      context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
+                          kernels::executed_gemm_flops<T, Isa>(head.L, head.S, head.dv) +
+                              kernels::executed_gemm_flops<T, Isa>(head.S, head.dv, head.L) +
+                              kernels::executed_gemm_flops<T, Isa>(head.L, head.d, head.S) +
+                              kernels::executed_gemm_flops<T, Isa>(head.S, head.d, head.L) +
+                              (5 + extra) * head.L * head.S);
+    }
+  };
+  context.executor.run(B * G, task);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

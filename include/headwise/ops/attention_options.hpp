@@ -1,0 +1,92 @@
+// What both attentions take, and the rules that their arguments keep.
+#pragma once
+
+#include <cmath>
+#include <optional>
+#include <string>
+
+#include "headwise/kernels/attention_head.hpp"
+#include "headwise/runtime/context.hpp"
+#include "headwise/tensor/require.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// How attention is computed. What it views (masks) must outlive the call.
+template <Scalar T>
+struct AttentionOptions {
+  AttentionMask<T> mask = {};
+  std::optional<T> scale = {};  // what q k^T is multiplied by; 1 / sqrt(d) if not given
+  Dropout dropout = {};         // of the weights
+};
+
+/// The letters of an attention: queries [B, H, L, d], keys [B, G, S, d], values [B, G, S, dv].
+struct AttentionSizes {
+  Index B, H, G, L, S, d, dv;
+
+  /// Query heads that share a key/value head.
+  Index group() const { return G == 0 ? 0 : H / G; }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Checks queries, keys, values and options, and names their sizes.
+template <class T>
+AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, const In<T, 4>& k,
+                                 const In<T, 4>& v, const AttentionOptions<T>& options) {
+  const AttentionSizes sizes{q.extent(0), q.extent(1), k.extent(1), q.extent(2),
+                             k.extent(2), q.extent(3), v.extent(3)};
+  const auto [B, H, G, L, S, d, dv] = sizes;
+  require_shape(function, "k", k, Shape{B, G, S, d},
+                [&] { return "batch and head width of q " + q.shape().format(); });
+  require_shape(function, "v", v, Shape{B, G, S, dv},
+                [&] { return "batch, heads and length of k " + k.shape().format(); });
+  if (G == 0 ? H != 0 : H % G != 0) {
+    raise<ShapeError>(std::string(function) + ": q has " + std::to_string(H) + " heads, k has " +
+                      std::to_string(G) + ", expected a divisor of the former");
+  }
+  options.mask.require_fits(function, B, H, L, S);
+  options.dropout.require_valid(function);
+  return sizes;
+}
+
+template <class T>
+kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T, 4>& q,
+                                         const In<T, 4>& k, const In<T, 4>& v,
+                                         const AttentionOptions<T>& options, Index b, Index h) {
+  using std::sqrt;
+  const auto [B, H, G, L, S, d, dv] = sizes;
+  const Index g = h / sizes.group();
+  const T scale = options.scale ? *options.scale
+                                : T(1) / T(sqrt(T(static_cast<double>(std::max(d, Index{1})))));
+  return {kernels::matrix(q, b, h),
+          kernels::matrix(k, b, g),
+          kernels::matrix(v, b, g),
+          L,
+          S,
+          d,
+          dv,
+          scale,
+          HeadVisibility<T>(options.mask, b, h, L, S),
+          DropoutMask(options.dropout, DropoutStream::weights),
+          b,
+          h};
+}
+
+/// Score operations a pair that masks and dropout bring on top.
+template <class T>
+std::int64_t extra_flops(const AttentionOptions<T>& options, std::int64_t a_dropout) {
+  return static_cast<std::int64_t>(options.mask.biases().size()) +
+         (options.dropout.active() ? a_dropout : 0);
+}
+
+/// The pairs that causality, window and key lengths leave to a head.
+template <class T>
+std::int64_t pairs_of(const HeadVisibility<T>& visible, Index L) {
+  std::int64_t pairs = 0;
+  for (Index i = 0; i < L; ++i) pairs += visible.range(i).size();
+  return pairs;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -1,0 +1,63 @@
+// Dropout of a matrix, element by element. The mask is drawn from its position: nothing is stored.
+#pragma once
+
+#include <type_traits>
+
+#include "headwise/runtime/context.hpp"
+#include "headwise/score/dropout_mask.hpp"
+#include "headwise/tensor/require.hpp"
+#include "headwise/tensor/scalar.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// y = x / (1 - rate) where kept, 0 elsewhere; y = x at rate 0.
+///
+/// x        [N, M]   in
+/// dropout  rate in [0, 1], seed, step: row n and column m draw from (seed, step, n, m)
+/// y        [N, M]   out; may be x
+///
+/// Throws  ShapeError or ArgumentError before anything is written.
+/// Source  Srivastava et al., "Dropout", JMLR 15, 2014.
+template <Scalar T>
+void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_t<T>, 2> y,
+                     const Context& context = {}) {
+  require_shape("dropout_forward", "y", y, x.shape(), "the shape of x");
+  dropout.require_valid("dropout_forward");
+  const DropoutMask mask(dropout, DropoutStream::output);
+  const T factor = T(mask.keep_factor());
+  constexpr Index step = 64;
+  T factors[step];
+  for (Index n = 0; n < x.extent(0); ++n) {
+    for (Index m0 = 0; m0 < x.extent(1); m0 += step) {
+      const Index count = std::min(step, x.extent(1) - m0);
+      if (mask.active()) mask.row(0, 0, n, m0, count, factor, factors);
+      for (Index m = 0; m < count; ++m) {
+        const T value = x(n, m0 + m);
+        if (!mask.active()) {
+          y(n, m0 + m) = value;
+        } else {
+          y(n, m0 + m) = factors[m] == T(0) ? T(0) : value * factors[m];
+        }
+      }
+    }
+  }
+  if (mask.active()) context.count_flops(x.size(), x.size());
+}
+
+/// dx = dy / (1 - rate) where forward kept the element, 0 elsewhere: the same mask in reverse.
+///
+/// dy       [N, M]   in
+/// dropout  as in forward
+/// dx       [N, M]   out; may be dy
+template <Scalar T>
+void dropout_backward(In<T, 2> dy, const Dropout& dropout, Out<std::type_identity_t<T>, 2> dx,
+                      const Context& context = {}) {
+  require_shape("dropout_backward", "dx", dx, dy.shape(), "the shape of dy");
+  dropout_forward(dy, dropout, dx, context);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

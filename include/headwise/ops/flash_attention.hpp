@@ -1,0 +1,128 @@
+// Scaled dot-product attention in tiles: the same function as in attention.hpp, with nothing of
+// size L x S in either direction. Forward keeps the logsumexp of each query, from which backward
+// computes the weights again.
+#pragma once
+
+#include <type_traits>
+
+#include "headwise/kernels/flash_backward.hpp"
+#include "headwise/kernels/flash_forward.hpp"
+#include "headwise/ops/attention_options.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// o = softmax(scale q k^T + bias over visible keys) v.
+///
+/// q        [B, H, L, d]    in
+/// k        [B, G, S, d]    in; G divides H, query head h reads key head h / (H / G)
+/// v        [B, G, S, dv]   in
+/// options                  masks, scale, dropout of the weights
+/// o        [B, H, L, dv]   out
+/// lse      [B, H, L]       out; logsumexp of each query's visible scores, {} for inference
+///
+/// A query that sees no key has o 0 and lse -infinity. What a hidden pair holds, NaN or infinity,
+/// does not reach o. A query's bits depend on its own row and the keys alone: not on the batch, the
+/// other queries, or how many keys stand behind those it sees. Any strides.
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout; tiles without
+///         a visible pair are skipped. Scratch constant for each thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
+template <Scalar T>
+void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
+                             In<std::type_identity_t<T>, 4> v,
+                             const AttentionOptions<std::type_identity_t<T>>& options,
+                             Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 3> lse,
+                             const Context& context = {}) {
+  using Isa = simd::Best;
+  constexpr Index queries = kernels::FlashTile<T, Isa>::queries;
+  const auto sizes = detail::require_attention<T>("flash_attention_forward", q, k, v, options);
+  const auto [B, H, G, L, S, d, dv] = sizes;
+  require_shape("flash_attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
+  if (!lse.absent()) {
+    require_shape("flash_attention_forward", "lse", lse, Shape{B, H, L}, "q without its width");
+  }
+
+  Workspace<T> workspace(context.executor.concurrency(),
+                         kernels::flash_forward_scratch<T, Isa>(d, dv), context.memory);
+  const Index blocks = (L + queries - 1) / queries;
+  const std::int64_t extra = detail::extra_flops(options, 1);
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / blocks / sizes.H, h = t / blocks % sizes.H, i0 = t % blocks * queries;
+    const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
+    T* head_lse = lse.absent() ? nullptr : lse.data() + b * lse.stride(0) + h * lse.stride(1);
+    const auto work = kernels::flash_forward_tile<T, Isa>(head, i0, std::min(queries, sizes.L - i0),
+                                                          kernels::matrix(o, b, h), head_lse,
+                                                          lse.stride(2), workspace.of(worker));
+    context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
+  };
+  context.executor.run(B * H * blocks, task);
+}
+
+/// The gradients of flash_attention_forward.
+///
+/// d_o      [B, H, L, dv]   in
+/// q, k, v                  in; as in forward
+/// o        [B, H, L, dv]   in; what forward returned
+/// lse      [B, H, L]       in; what forward returned
+/// options                  as in forward
+/// dq       [B, H, L, d]    out
+/// dk       [B, G, S, d]    out; summed over the query heads of a group
+/// dv       [B, G, S, dv]   out; summed likewise
+///
+/// Nothing flows through a hidden pair, whatever it holds.
+/// Work    6 d + 4 dv + 6 FLOPs a visible pair (one score product more than with kept weights), one
+///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+template <Scalar T>
+void flash_attention_backward(In<T, 4> d_o, In<std::type_identity_t<T>, 4> q,
+                              In<std::type_identity_t<T>, 4> k, In<std::type_identity_t<T>, 4> v,
+                              In<std::type_identity_t<T>, 4> o, In<std::type_identity_t<T>, 3> lse,
+                              const AttentionOptions<std::type_identity_t<T>>& options,
+                              Out<std::type_identity_t<T>, 4> dq,
+                              Out<std::type_identity_t<T>, 4> dk,
+                              Out<std::type_identity_t<T>, 4> dv, const Context& context = {}) {
+  using Isa = simd::Best;
+  constexpr Index keys = kernels::FlashTile<T, Isa>::keys;
+  const auto sizes = detail::require_attention<T>("flash_attention_backward", q, k, v, options);
+  const auto [B, H, G, L, S, d, width_v] = sizes;
+  constexpr std::string_view function = "flash_attention_backward";
+  require_shape(function, "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
+  require_shape(function, "o", o, Shape{B, H, L, width_v}, "q, head width of v");
+  require_shape(function, "lse", lse, Shape{B, H, L}, "q without its width");
+  require_shape(function, "dq", dq, q.shape(), "the shape of q");
+  require_shape(function, "dk", dk, k.shape(), "the shape of k");
+  require_shape(function, "dv", dv, v.shape(), "the shape of v");
+
+  Workspace<T> workspace(context.executor.concurrency(),
+                         kernels::flash_backward_scratch<T, Isa>(d, width_v), context.memory);
+  const std::int64_t extra = detail::extra_flops(options, 2);
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / sizes.G, g = t % sizes.G;
+    const auto head_at = [&](Index n) {
+      const Index h = g * sizes.group() + n;
+      return kernels::FlashHead<T>{detail::attention_head(sizes, q, k, v, options, b, h),
+                                   kernels::matrix(o, b, h),
+                                   kernels::matrix(d_o, b, h),
+                                   lse.data() + b * lse.stride(0) + h * lse.stride(1),
+                                   lse.stride(2),
+                                   kernels::matrix(dq, b, h)};
+    };
+    for (Index n = 0; n < sizes.group(); ++n) {
+      fill(select(select(dq, b), g * sizes.group() + n), T(0));
+    }
+    kernels::TileWork work;
+    for (Index j0 = 0; j0 < sizes.S && sizes.group() != 0; j0 += keys) {
+      const auto block = kernels::flash_backward_keys<T, Isa>(
+          head_at, sizes.group(), j0, std::min(keys, sizes.S - j0), kernels::matrix(dk, b, g),
+          kernels::matrix(dv, b, g), workspace.of(worker));
+      work.pairs += block.pairs;
+      work.executed_flops += block.executed_flops;
+    }
+    context.count_flops(work.pairs * (6 * sizes.d + 4 * sizes.dv + 6 + extra) +
+                            2 * sizes.dv * sizes.group() * sizes.L,
+                        work.executed_flops);
+  };
+  context.executor.run(B * G, task);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

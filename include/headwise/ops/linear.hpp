@@ -1,0 +1,119 @@
+// The linear layer: a matrix product with a bias, and its gradients.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "headwise/kernels/gemm.hpp"
+#include "headwise/runtime/context.hpp"
+#include "headwise/runtime/workspace.hpp"
+#include "headwise/tensor/require.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Rows of the result that one task computes. A constant: borders never depend on threads.
+inline constexpr Index linear_task_rows = 192;
+
+template <class T, class Isa>
+void run_gemm(const Context& context, kernels::Matrix<const T> a, kernels::Matrix<const T> b,
+              kernels::Matrix<T> c, Index M, Index N, Index K,
+              const kernels::Epilogue<T>& epilogue) {
+  Workspace<T> workspace(context.executor.concurrency(), kernels::GemmTile<T, Isa>::scratch,
+                         context.memory);
+  const auto task = [&](Index t, Index worker) {
+    const Index m = t * linear_task_rows;
+    T* scratch = workspace.of(worker).take(kernels::GemmTile<T, Isa>::scratch);
+    kernels::gemm<T, Isa>(a.from(m, 0), b, c.from(m, 0), std::min(linear_task_rows, M - m), N, K,
+                          epilogue, scratch);
+  };
+  context.executor.run((M + linear_task_rows - 1) / linear_task_rows, task);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = x w + b, row by row.
+///
+/// x   [N, I]   in
+/// w   [I, O]   in
+/// b   [O]      in; {} for none
+/// y   [N, O]   out; must not overlap the inputs
+///
+/// A row of y depends on that row of x alone, to the bit. Sums run in T.
+/// Work    2 N I O FLOPs, and N O for the bias; scratch that does not grow with N.
+/// Throws  ShapeError before anything is written; std::bad_alloc.
+template <Scalar T>
+void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_identity_t<T>, 1> b,
+                    Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
+  using Isa = simd::Best;
+  const Index N = x.extent(0), I = x.extent(1), O = w.extent(1);
+  const auto from_x = [&] { return std::to_string(I) + " from x " + x.shape().format(); };
+  require_shape("linear_forward", "w", w, Shape{I, O}, from_x);
+  if (!b.absent()) {
+    require_shape("linear_forward", "b", b, Shape{O},
+                  [&] { return std::to_string(O) + " from w " + w.shape().format(); });
+  }
+  require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
+  if (N == 0 || O == 0) return;
+
+  Tensor<T, 1> dense_bias;
+  const T* bias = b.absent() ? nullptr : b.data();
+  if (!b.absent() && b.stride(0) != 1) {
+    dense_bias = contiguous(b, context.memory);
+    bias = dense_bias.data();
+  }
+  detail::run_gemm<T, Isa>(context, kernels::matrix(x), kernels::matrix(w), kernels::matrix(y), N,
+                           O, I, {.bias = bias});
+  const std::int64_t bias_flops = b.absent() ? 0 : std::int64_t{N} * O;
+  context.count_flops(std::int64_t{2} * N * I * O + bias_flops,
+                      kernels::executed_gemm_flops<T, Isa>(N, O, I) + bias_flops);
+}
+
+/// The gradients of linear_forward.
+///
+/// dy  [N, O]   in
+/// x   [N, I]   in; as in forward
+/// w   [I, O]   in; as in forward
+/// dx  [N, I]   out: dy w^T; {} for none
+/// dw  [I, O]   added to: x^T dy; {} for none
+/// db  [O]      added to: the column sums of dy; {} for none
+///
+/// Work    2 N I O FLOPs for each of dx and dw, N O for db.
+/// Throws  ShapeError before anything is written; std::bad_alloc.
+template <Scalar T>
+void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
+                     In<std::type_identity_t<T>, 2> w, Out<std::type_identity_t<T>, 2> dx,
+                     InOut<std::type_identity_t<T>, 2> dw, InOut<std::type_identity_t<T>, 1> db,
+                     const Context& context = {}) {
+  using Isa = simd::Best;
+  const Index N = x.extent(0), I = x.extent(1), O = w.extent(1);
+  require_shape("linear_backward", "w", w, Shape{I, O},
+                [&] { return std::to_string(I) + " from x " + x.shape().format(); });
+  require_shape("linear_backward", "dy", dy, Shape{N, O}, "rows of x, columns of w");
+  if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, I}, "the shape of x");
+  if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{I, O}, "the shape of w");
+  if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
+
+  const auto dy_matrix = kernels::matrix(dy);
+  if (dx.size() != 0) {
+    detail::run_gemm<T, Isa>(context, dy_matrix, kernels::matrix(w).transposed(),
+                             kernels::matrix(dx), N, I, O, {});
+    context.count_flops(std::int64_t{2} * N * I * O, kernels::executed_gemm_flops<T, Isa>(N, I, O));
+  }
+  if (dw.size() != 0 && N != 0) {
+    detail::run_gemm<T, Isa>(context, kernels::matrix(x).transposed(), dy_matrix,
+                             kernels::matrix(dw), I, O, N, {.accumulate = true});
+    context.count_flops(std::int64_t{2} * N * I * O, kernels::executed_gemm_flops<T, Isa>(I, O, N));
+  }
+  if (!db.absent()) {
+    for (Index o = 0; o < O; ++o) {
+      T sum = T(0);
+      for (Index n = 0; n < N; ++n) sum = sum + dy(n, o);
+      db(o) = db(o) + sum;
+    }
+    context.count_flops(std::int64_t{N} * O, std::int64_t{N} * O);
+  }
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

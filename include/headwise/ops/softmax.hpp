@@ -1,0 +1,69 @@
+// Softmax over the rows of a matrix, its gradient, and its Jacobian for reference.
+#pragma once
+
+#include <type_traits>
+
+#include "headwise/kernels/softmax.hpp"
+#include "headwise/runtime/context.hpp"
+#include "headwise/tensor/require.hpp"
+#include "headwise/tensor/tensor.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// p = e^(x - max x) / sum e^(x - max x), row by row.
+///
+/// x   [N, M]   in
+/// p   [N, M]   out; may be x
+///
+/// Subtracting the maximum changes nothing but keeps e^x in range: 1000 is no overflow.
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Context& context = {}) {
+  require_shape("softmax_forward", "p", p, x.shape(), "the shape of x");
+  for (Index n = 0; n < x.extent(0); ++n) {
+    for (Index m = 0; m < x.extent(1); ++m) p(n, m) = x(n, m);
+    if (x.extent(1) == 0) continue;
+    kernels::softmax_row(&p(n, Index{0}), p.stride(1), p.extent(1), [](Index) { return true; });
+  }
+  context.count_flops(4 * std::int64_t{x.size()}, 4 * std::int64_t{x.size()});
+}
+
+/// dx = p (dp - rowsum(dp p)), row by row.
+///
+/// dp  [N, M]   in
+/// p   [N, M]   in; what softmax_forward returned
+/// dx  [N, M]   out; may be dp
+///
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
+                      Out<std::type_identity_t<T>, 2> dx, const Context& context = {}) {
+  require_shape("softmax_backward", "p", p, dp.shape(), "the shape of dp");
+  require_shape("softmax_backward", "dx", dx, dp.shape(), "the shape of dp");
+  if (dp.extent(1) == 0) return;
+  for (Index n = 0; n < dp.extent(0); ++n) {
+    kernels::softmax_backward_row(&dp(n, Index{0}), dp.stride(1), &p(n, Index{0}), p.stride(1),
+                                  &dx(n, Index{0}), dx.stride(1), dp.extent(1),
+                                  [](Index) { return true; });
+  }
+  context.count_flops(4 * std::int64_t{dp.size()}, 4 * std::int64_t{dp.size()});
+}
+
+/// The Jacobian of softmax at its output p: J = diag(p) - p p^T, J(i, j) = dp_i / dx_j.
+///
+/// p   [M]      in
+/// j   [M, M]   out
+///
+/// softmax_backward is J^T dp without the M x M matrix. Throws ShapeError.
+template <Scalar T>
+void softmax_jacobian(In<T, 1> p, Out<std::type_identity_t<T>, 2> jacobian) {
+  const Index M = p.extent(0);
+  require_shape("softmax_jacobian", "jacobian", jacobian, Shape{M, M}, "the length of p, twice");
+  for (Index i = 0; i < M; ++i) {
+    for (Index j = 0; j < M; ++j) {
+      jacobian(i, j) = i == j ? p(i) * (T(1) - p(j)) : T(0) - p(i) * p(j);
+    }
+  }
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
