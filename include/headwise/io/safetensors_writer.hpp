@@ -1,0 +1,188 @@
+// Writes tensors by name as a safetensors file, whole or not at all.
+//
+// It refuses what the reader would: a name twice, a name that is not UTF-8, more than 8 axes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "headwise/io/safetensors_format.hpp"
+#include "headwise/io/write_file.hpp"
+#include "headwise/tensor/view.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// Collects copies of tensors, then writes them as one file.
+///
+/// The same tensors and metadata give the same bytes, in whatever order they were added: wide types
+/// come first, then names decide, as in the reference implementation, so that every element lies at
+/// a multiple of its size.
+class SafetensorsWriter {
+ public:
+  /// Adds a tensor; it is copied, so `tensor` need not outlive the call.
+  ///
+  /// name     UTF-8, not "__metadata__", not added before
+  /// tensor   any strides; an absent one is stored as an empty one
+  /// dtype    for floating-point T one of f64, f32, f16, bf16, rounded to nearest, ties to even;
+  ///          for bool boolean
+  ///
+  /// Throws   ArgumentError or ShapeError, and the writer stays as it was.
+  template <StoredScalar T, int R>
+  void add(std::string name, const In<T, R>& tensor, DType dtype = dtype_of<T>) {
+    static_assert(R <= static_cast<int>(detail::max_rank), "the reader takes no more axes");
+    const auto& extents = tensor.shape().extents;
+    Entry entry = start_entry<T>(name, extents, dtype);
+    for_each_index(tensor.shape(), [&](const Shape<R>& index) { append(entry, tensor(index)); });
+    entries_.emplace(std::move(name), std::move(entry));
+  }
+
+  /// Adds a tensor without axes.
+  template <StoredScalar T>
+  void add_scalar(std::string name, T value, DType dtype = dtype_of<T>) {
+    Entry entry = start_entry<T>(name, {}, dtype);
+    append(entry, value);
+    entries_.emplace(std::move(name), std::move(entry));
+  }
+
+  /// Sets a line of the metadata; a key that is there already gets the new value.
+  void set_metadata(const std::string& key, const std::string& value) {
+    require_utf8("SafetensorsWriter::set_metadata", "key", key);
+    require_utf8("SafetensorsWriter::set_metadata", "value", value);
+    metadata_.insert_or_assign(key, value);
+  }
+
+  /// The file as it would be written.
+  std::vector<std::byte> bytes() const {
+    std::vector<std::byte> file;
+    for_each_part([&](std::span<const std::byte> part) {
+      file.insert(file.end(), part.begin(), part.end());
+    });
+    return file;
+  }
+
+  /// Writes the file whole or not at all: what `path` held before stays until the new file is on
+  /// the disk, and stays for good where that fails.
+  ///
+  /// Throws   FileError.
+  void write(const std::filesystem::path& path) const {
+    detail::TemporaryFile file(path);
+    for_each_part([&](std::span<const std::byte> part) { file.append(part); });
+    file.replace_target();
+  }
+
+ private:
+  struct Entry {
+    DType dtype{};
+    std::vector<Index> shape;
+    std::vector<std::byte> bytes;
+  };
+  using Entries = std::map<std::string, Entry>;
+
+  static void require_utf8(std::string_view function, std::string_view argument,
+                           const std::string& text) {
+    bool valid = true;
+    try {
+      static_cast<void>(nlohmann::json(text).dump());
+    } catch (const nlohmann::json::exception&) {
+      valid = false;
+    }
+    require(valid, function, std::string(argument) + " " + detail::quote(text) + " is not UTF-8");
+  }
+
+  template <StoredScalar T>
+  Entry start_entry(const std::string& name, std::span<const Index> shape, DType dtype) const {
+    constexpr std::string_view function = "SafetensorsWriter::add";
+    require_utf8(function, "name", name);
+    require(name != detail::metadata_key, function, "name __metadata__ is the format's own");
+    require(!entries_.contains(name), function,
+            "name " + detail::quote(name) + " was added before");
+    const bool float_type = detail::with_float_type(dtype, [](auto) {});
+    require(StoredFloat<T> ? float_type : dtype == DType::boolean, function,
+            "tensor " + detail::quote(name) + " of " + std::string(dtype_name(dtype_of<T>)) +
+                " does not convert to " + std::string(dtype_name(dtype)));
+    const std::optional<std::uint64_t> count = detail::tensor_bytes(shape, dtype);
+    if (!count) {
+      raise<ShapeError>(std::string(function) + ": tensor " + detail::quote(name) + " is " +
+                        format_extents(shape) + ", which has more bytes than can be counted");
+    }
+    Entry entry{dtype, {shape.begin(), shape.end()}, {}};
+    entry.bytes.reserve(*count);
+    return entry;
+  }
+
+  template <StoredScalar T>
+  static void append(Entry& entry, T value) {
+    const auto append_bits = [&](auto stored) {
+      std::byte bytes[sizeof(stored)];
+      std::memcpy(bytes, &stored, sizeof(stored));
+      entry.bytes.insert(entry.bytes.end(), bytes, bytes + sizeof(stored));
+    };
+    if constexpr (StoredFloat<T>) {
+      detail::with_float_type(entry.dtype, [&]<class To>(std::type_identity<To>) {
+        append_bits(convert_float<To>(value));
+      });
+    } else {
+      append_bits(std::uint8_t{value});
+    }
+  }
+
+  std::vector<Entries::const_pointer> in_file_order() const {
+    std::vector<Entries::const_pointer> order;
+    for (const auto& entry : entries_) order.push_back(&entry);
+    std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+      return a->second.dtype > b->second.dtype;
+    });
+    return order;
+  }
+
+  /// The header's length and the header, padded with spaces until the data starts at a multiple
+  /// of 8.
+  std::string header(const std::vector<Entries::const_pointer>& order) const {
+    std::string text(detail::header_length_bytes, '\0');
+    text += '{';
+    if (!metadata_.empty()) text += "\"__metadata__\":" + nlohmann::json(metadata_).dump();
+    std::uint64_t offset = 0;
+    for (const auto* entry : order) {
+      const auto& [dtype, shape, bytes] = entry->second;
+      if (text.back() != '{') text += ',';
+      text += nlohmann::json(entry->first).dump() + ":{\"dtype\":\"";
+      text += dtype_name(dtype);
+      text += "\",\"shape\":" + nlohmann::json(shape).dump() + ",\"data_offsets\":[" +
+              std::to_string(offset) + ',' + std::to_string(offset + bytes.size()) + "]}";
+      offset += bytes.size();
+    }
+    text += '}';
+    while (text.size() % 8 != 0) text += ' ';
+    const std::uint64_t length = text.size() - detail::header_length_bytes;
+    require(length <= detail::max_header_length, "SafetensorsWriter",
+            "the header has " + std::to_string(length) + " bytes, expected at most " +
+                std::to_string(detail::max_header_length));
+    std::memcpy(text.data(), &length, detail::header_length_bytes);
+    return text;
+  }
+
+  template <class F>
+  void for_each_part(F&& f) const {
+    const auto order = in_file_order();
+    const std::string text = header(order);
+    f(std::as_bytes(std::span(text)));
+    for (const auto* entry : order) f(std::span(entry->second.bytes));
+  }
+
+  Entries entries_;
+  std::map<std::string, std::string> metadata_;
+};
+
+}  // namespace headwise::inline v0_1
