@@ -1,0 +1,208 @@
+// Holds the headers to the layers: an #include points to a lower rank or into its own folder. It
+// reads lines, not C++: an #include that the preprocessor would skip counts too.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "support/catch.hpp"
+
+namespace {
+
+constexpr int max_lines = 300;
+
+const std::map<std::string, int, std::less<>> ranks = {
+    {"tensor", 0},   {"runtime", 1}, {"score", 1}, {"simd", 1},     {"testing", 1}, {"kernels", 2},
+    {"analysis", 3}, {"ops", 3},     {"nn", 4},    {"autograd", 5}, {"optim", 5},   {"io", 6}};
+
+// Paths are relative to include/headwise: "ops/linear.hpp".
+constexpr std::string_view umbrella = "headwise.hpp";
+constexpr std::string_view version = "version.hpp";
+
+std::string folder_of(std::string_view path) {
+  const auto slash = path.find('/');
+  return std::string(slash == std::string_view::npos ? "" : path.substr(0, slash));
+}
+
+/// What stands after #include, quotes or angle brackets with it; nothing where the line is another.
+std::optional<std::string> include_operand(std::string_view line) {
+  const auto skip_blanks = [&] {
+    line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size()));
+  };
+  const auto skip = [&](std::string_view word) {
+    skip_blanks();
+    if (!line.starts_with(word)) return false;
+    line.remove_prefix(word.size());
+    return true;
+  };
+  if (!skip("#") || !skip("include")) return std::nullopt;
+  skip_blanks();
+  if (line.empty()) return "";
+  const char close = line.front() == '<' ? '>' : line.front() == '"' ? '"' : ' ';
+  return std::string(line.substr(0, line.find(close, 1) + (close == ' ' ? 0 : 1)));
+}
+
+/// One complaint about one arrow, or nothing: `from` and `to` are relative to include/headwise.
+std::optional<std::string> arrow_fault(const std::string& from, const std::string& to) {
+  if (to == version) return std::nullopt;
+  if (from == umbrella) {
+    if (folder_of(to) == "io")
+      return "the umbrella includes " + to + ", which needs more than Eigen";
+    return std::nullopt;
+  }
+  if (to == umbrella) return "includes the umbrella";
+  const auto from_rank = ranks.find(folder_of(from));
+  const auto to_rank = ranks.find(folder_of(to));
+  if (from_rank == ranks.end()) return "is in no known layer";
+  if (to_rank == ranks.end()) return "includes " + to + ", which is in no known layer";
+  if (from_rank == to_rank || to_rank->second < from_rank->second) return std::nullopt;
+  return from_rank->first + " (rank " + std::to_string(from_rank->second) + ") includes " + to +
+         " (rank " + std::to_string(to_rank->second) + ")";
+}
+
+/// Every complaint about the #include lines of one file.
+std::vector<std::string> include_faults(const std::string& path, const std::string& text) {
+  std::vector<std::string> faults;
+  if (path != umbrella && path != version && !ranks.contains(folder_of(path))) {
+    faults.push_back(path + ": is in no known layer");
+  }
+  std::istringstream lines(text);
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    const auto operand = include_operand(line);
+    if (!operand) continue;
+    const std::string where = path + ":" + std::to_string(number) + ": ";
+    constexpr std::string_view own = "headwise/";
+    const bool quoted = operand->starts_with('"');
+    if (!quoted && !operand->starts_with('<')) {
+      faults.push_back(where + "#include " + *operand + " hides where it points");
+    } else if (std::string_view(*operand).substr(1).starts_with(own)) {
+      const std::string to = operand->substr(1 + own.size(), operand->size() - own.size() - 2);
+      if (const auto fault = arrow_fault(path, to)) faults.push_back(where + *fault);
+    } else if (quoted) {
+      faults.push_back(where + *operand + " must be written \"headwise/<folder>/<file>\"");
+    }
+  }
+  return faults;
+}
+
+/// Every complaint about how one header looks from outside.
+std::vector<std::string> form_faults(const std::string& path, const std::string& text) {
+  std::vector<std::string> faults;
+  if (!text.starts_with("//") && !text.starts_with("/*")) {
+    faults.push_back(path + ": does not open with a comment that says what it does");
+  }
+  if (!text.starts_with("#pragma once\n") && text.find("\n#pragma once\n") == std::string::npos) {
+    faults.push_back(path + ": has no #pragma once");
+  }
+  const auto lines = std::count(text.begin(), text.end(), '\n');
+  if (lines >= max_lines) {
+    faults.push_back(path + ": has " + std::to_string(lines) + " lines, expected fewer than " +
+                     std::to_string(max_lines));
+  }
+  return faults;
+}
+
+struct SourceFile {
+  std::string path;  // relative to include/headwise
+  std::string text;
+};
+
+std::vector<SourceFile> all_headers() {
+  const std::filesystem::path root = std::filesystem::path(HEADWISE_INCLUDE_DIR) / "headwise";
+  std::vector<SourceFile> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(root)) {
+    if (!entry.is_regular_file()) continue;
+    std::ifstream in(entry.path(), std::ios::binary);
+    files.push_back({entry.path().lexically_relative(root).generic_string(),
+                     {std::istreambuf_iterator<char>(in), {}}});
+  }
+  std::sort(files.begin(), files.end(),
+            [](const SourceFile& a, const SourceFile& b) { return a.path < b.path; });
+  return files;
+}
+
+std::string joined(const std::vector<std::string>& faults) {
+  std::string text;
+  for (const auto& fault : faults) text += fault + "\n";
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("every include points to a lower layer or into its own folder") {
+  const auto files = all_headers();
+  REQUIRE(!files.empty());
+  std::vector<std::string> faults;
+  for (const auto& file : files) {
+    std::ranges::copy(include_faults(file.path, file.text), std::back_inserter(faults));
+  }
+  INFO(joined(faults));
+  CHECK(faults.empty());
+}
+
+TEST_CASE("every header opens with a comment, is guarded and is short") {
+  std::vector<std::string> faults;
+  for (const auto& file : all_headers()) {
+    if (!file.path.ends_with(".hpp")) continue;
+    std::ranges::copy(form_faults(file.path, file.text), std::back_inserter(faults));
+  }
+  INFO(joined(faults));
+  CHECK(faults.empty());
+}
+
+TEST_CASE("an include that points down or stays in its folder is no fault") {
+  const std::string text =
+      "// #include \"headwise/io/safetensors.hpp\" is only spoken of here\n"
+      "#include <vector>\n"
+      "#include <Eigen/Core>\n"
+      "#include \"headwise/version.hpp\"\n"
+      "#include \"headwise/ops/softmax.hpp\"\n"
+      "#include <headwise/kernels/gemm.hpp>  // tiles\n"
+      "  #  include \"headwise/tensor/view.hpp\"\n";
+  CHECK(joined(include_faults("ops/linear.hpp", text)).empty());
+  CHECK(joined(include_faults("headwise.hpp", "#include \"headwise/nn/block.hpp\"\n")).empty());
+}
+
+TEST_CASE("a planted arrow upward is found") {
+  struct Plant {
+    std::string path, include, complaint;
+  };
+  const auto plant = GENERATE(values<Plant>({
+      {"kernels/gemm.hpp", "\"headwise/ops/linear.hpp\"",
+       "kernels (rank 2) includes ops/linear.hpp"},
+      {"kernels/gemm.hpp", "<headwise/io/names.hpp>", "kernels (rank 2) includes io/names.hpp"},
+      {"score/mask.hpp", "\"headwise/simd/exp.hpp\"",
+       "score (rank 1) includes simd/exp.hpp (rank 1)"},
+      {"nn/block.hpp", "\"headwise/headwise.hpp\"", "includes the umbrella"},
+      {"nn/block.hpp", "\"headwise/misc/all.hpp\"", "misc/all.hpp, which is in no known layer"},
+      {"nn/block.hpp", "\"../ops/linear.hpp\"", "must be written"},
+      {"simd/region.hpp", "HEADWISE_TARGET", "hides where it points"},
+      {"misc/all.hpp", "<vector>", "is in no known layer"},
+      {"stray.hpp", "<vector>", "is in no known layer"},
+      {"headwise.hpp", "\"headwise/io/names.hpp\"", "needs more than Eigen"},
+  }));
+  CAPTURE(plant.path, plant.include);
+  const auto faults =
+      include_faults(plant.path, "#pragma once\n  # include " + plant.include + "\n");
+  REQUIRE(faults.size() == 1);
+  CHECK_THAT(faults.front(), ContainsSubstring(plant.complaint));
+  CHECK_THAT(faults.front(), ContainsSubstring(plant.path + ":"));
+}
+
+TEST_CASE("a planted header without comment, guard or measure is found") {
+  const std::string good = "// Adds.\n#pragma once\n";
+  CHECK(joined(form_faults("ops/add.hpp", good)).empty());
+  CHECK(form_faults("ops/add.hpp", "#pragma once\n").size() == 1);
+  CHECK(form_faults("ops/add.hpp", "// Adds.\n// #pragma once\n").size() == 1);
+  const auto blank_lines = [](int n) { return std::string(static_cast<std::size_t>(n), '\n'); };
+  CHECK(form_faults("ops/add.hpp", good + blank_lines(max_lines - 3)).empty());
+  CHECK(form_faults("ops/add.hpp", good + blank_lines(max_lines - 2)).size() == 1);
+}
