@@ -1,6 +1,10 @@
 // Everything but io/, which needs nlohmann-json: see headwise/io/safetensors.hpp.
 #pragma once
 
+#include "headwise/nn/head_parallel.hpp"
+#include "headwise/nn/layer_norm.hpp"
+#include "headwise/nn/linear.hpp"
+#include "headwise/nn/multi_head_attention.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/dropout.hpp"
 #include "headwise/ops/flash_attention.hpp"

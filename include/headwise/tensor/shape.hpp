@@ -30,7 +30,7 @@ inline std::string format_extents(std::span<const Index> extents) {
 template <int R>
 struct Shape {
   static_assert(R >= 1, "a shape has at least one axis");
-  std::array<Index, R> extents{};
+  std::array<Index, static_cast<std::size_t>(R)> extents{};
 
   constexpr Shape() = default;
 
@@ -63,10 +63,10 @@ struct Shape {
   /// How far apart neighbours along each axis lie in dense row-major storage.
   constexpr Shape row_major_strides() const {
     Shape strides;
-    Index step = 1;
+    std::size_t step = 1;  // unsigned: beside an extent of 0 the others may be of any size
     for (int r = R - 1; r >= 0; --r) {
-      strides[r] = step;
-      step *= (*this)[r];
+      strides[r] = static_cast<Index>(step);
+      step *= static_cast<std::size_t>((*this)[r]);
     }
     return strides;
   }

@@ -34,6 +34,11 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     std::uninitialized_value_construct_n(data(), this->size());
   }
 
+  /// A vector of `count` elements.
+  explicit Tensor(Index count, std::pmr::memory_resource* memory =
+                                   std::pmr::get_default_resource()) requires(R == 1)
+      : Tensor(Shape<1>(count), memory) {}
+
   /// The values in row-major order. Throws ShapeError unless there are as many as the shape says.
   Tensor(const Shape<R>& shape, std::initializer_list<T> values,
          std::pmr::memory_resource* memory = std::pmr::get_default_resource())

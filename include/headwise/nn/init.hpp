@@ -1,0 +1,37 @@
+// How weights start: normal numbers drawn by position, so that a seed means the same everywhere.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "headwise/tensor/philox.hpp"
+#include "headwise/tensor/scalar.hpp"
+#include "headwise/tensor/view.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// The standard deviation of a [in, out] weight at the start.
+enum class Init {
+  xavier_normal,  ///< sqrt(2 / (in + out)); Glorot and Bengio, 2010
+  he_normal,      ///< sqrt(2 / in); He et al., 2015, arXiv 1502.01852
+};
+
+inline double init_std(Init init, Index in, Index out) {
+  const double fan = static_cast<double>(init == Init::he_normal ? in : in + out);
+  return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
+}
+
+/// Fills w [in, out] with normal numbers; `parameter` keeps those of one seed apart.
+template <Scalar T>
+void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
+  const double std_deviation = init_std(init, w.extent(0), w.extent(1));
+  const auto key = philox_key(seed, 0x77000000u + parameter, 0);
+  for (Index i = 0; i < w.extent(0); ++i) {
+    for (Index o = 0; o < w.extent(1); ++o) {
+      const auto position = static_cast<std::uint64_t>(i * w.extent(1) + o);
+      w(i, o) = T(std_deviation * philox_normal(key, position));
+    }
+  }
+}
+
+}  // namespace headwise::inline v0_1

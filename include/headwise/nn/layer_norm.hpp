@@ -1,0 +1,87 @@
+// Layer normalisation that owns its gain and offset.
+#pragma once
+
+#include <string_view>
+
+#include "headwise/ops/layer_norm.hpp"
+
+namespace headwise::inline v0_1 {
+
+template <Scalar T>
+struct LayerNormParameters {
+  Tensor<T, 1> gamma;  // [D], or absent
+  Tensor<T, 1> beta;   // [D], or absent
+
+  /// f(name, view) for each; `prefix` goes in front of the names.
+  template <class F>
+  void for_each(F&& f, std::string_view prefix = "") const {
+    if (gamma.size() != 0) f(std::string(prefix) + "gamma", as_view(gamma));
+    if (beta.size() != 0) f(std::string(prefix) + "beta", as_view(beta));
+  }
+};
+
+/// y = (x - mean) / sqrt(variance + epsilon) gamma + beta over the last axis.
+template <Scalar T>
+class LayerNorm {
+ public:
+  /// What forward leaves for backward. It views x, which must outlive the backward call.
+  struct Cache {
+    In<T, 2> x;         // [N, D]
+    Tensor<T, 1> mean;  // [N]
+    Tensor<T, 1> rstd;  // [N]
+    bool filled = false;
+  };
+
+  /// gamma 1 and beta 0, or neither.
+  explicit LayerNorm(Index width, bool affine = true, double epsilon = 1e-5) : epsilon_(epsilon) {
+    if (!affine) return;
+    parameters_.gamma = Tensor<T, 1>({width});
+    parameters_.beta = Tensor<T, 1>({width});
+    fill(Out<T, 1>(parameters_.gamma), T(1));
+  }
+
+  /// y [N, D] for x [N, D].
+  Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
+    Tensor<T, 2> y(x.shape(), context.memory);
+    layer_norm_forward(x, parameters_.gamma, parameters_.beta, T(epsilon_), y, {}, {}, context);
+    return y;
+  }
+  Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
+    Tensor<T, 2> y(x.shape(), context.memory);
+    Cache filled{x, Tensor<T, 1>({x.extent(0)}, context.memory),
+                 Tensor<T, 1>({x.extent(0)}, context.memory), true};
+    layer_norm_forward(x, parameters_.gamma, parameters_.beta, T(epsilon_), y, filled.mean,
+                       filled.rstd, context);
+    cache = std::move(filled);
+    return y;
+  }
+
+  /// dx [N, D]; the gradients of gamma and beta are added to `gradients`.
+  Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LayerNormParameters<T>& gradients,
+                        const Context& context = {}) const {
+    require(cache.filled, "LayerNorm::backward", "the cache is empty: pass it to forward first");
+    Tensor<T, 2> dx(cache.x.shape(), context.memory);
+    layer_norm_backward(dy, cache.x, parameters_.gamma, cache.mean, cache.rstd, dx, gradients.gamma,
+                        gradients.beta, context);
+    return dx;
+  }
+
+  /// Gradients of the right shapes, all 0.
+  LayerNormParameters<T> zero_gradients() const {
+    LayerNormParameters<T> gradients;
+    if (parameters_.gamma.size() == 0) return gradients;
+    gradients.gamma = Tensor<T, 1>(parameters_.gamma.shape());
+    gradients.beta = Tensor<T, 1>(parameters_.beta.shape());
+    return gradients;
+  }
+
+  double epsilon() const { return epsilon_; }
+  LayerNormParameters<T>& parameters() { return parameters_; }
+  const LayerNormParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  double epsilon_;
+  LayerNormParameters<T> parameters_;
+};
+
+}  // namespace headwise::inline v0_1

@@ -1,0 +1,78 @@
+// A linear layer that owns its weights.
+#pragma once
+
+#include <string_view>
+
+#include "headwise/nn/init.hpp"
+#include "headwise/ops/linear.hpp"
+
+namespace headwise::inline v0_1 {
+
+template <Scalar T>
+struct LinearParameters {
+  Tensor<T, 2> w;  // [I, O]
+  Tensor<T, 1> b;  // [O], or absent
+
+  /// f(name, view) for each; `prefix` goes in front of the names.
+  template <class F>
+  void for_each(F&& f, std::string_view prefix = "") const {
+    f(std::string(prefix) + "W", as_view(w));
+    if (b.size() != 0) f(std::string(prefix) + "b", as_view(b));
+  }
+};
+
+/// y = x W + b. Const calls may run at the same time.
+template <Scalar T>
+class Linear {
+ public:
+  /// What forward leaves for backward. It views x, which must outlive the backward call.
+  struct Cache {
+    In<T, 2> x;  // [N, I]
+    bool filled = false;
+  };
+
+  /// Weights by `init`, bias 0. Throws ShapeError for a negative width.
+  Linear(Index in, Index out, bool bias = true, Init init = Init::xavier_normal,
+         std::uint64_t seed = 0) {
+    parameters_.w = Tensor<T, 2>({in, out});
+    if (bias) parameters_.b = Tensor<T, 1>({out});
+    init_weights<T>(parameters_.w, init, seed, 0);
+  }
+
+  /// y [N, O] for x [N, I].
+  Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
+    Tensor<T, 2> y({x.extent(0), parameters_.w.extent(1)}, context.memory);
+    linear_forward(x, parameters_.w, parameters_.b, y, context);
+    return y;
+  }
+  Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
+    Tensor<T, 2> y = forward(x, context);
+    cache = {x, true};
+    return y;
+  }
+
+  /// dx [N, I]; the gradients of W and b are added to `gradients`.
+  Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
+                        const Context& context = {}) const {
+    require(cache.filled, "Linear::backward", "the cache is empty: pass it to forward first");
+    Tensor<T, 2> dx(cache.x.shape(), context.memory);
+    linear_backward(dy, cache.x, parameters_.w, dx, gradients.w, gradients.b, context);
+    return dx;
+  }
+
+  /// Gradients of the right shapes, all 0.
+  LinearParameters<T> zero_gradients() const {
+    LinearParameters<T> gradients;
+    gradients.w = Tensor<T, 2>(parameters_.w.shape());
+    if (parameters_.b.size() != 0) gradients.b = Tensor<T, 1>(parameters_.b.shape());
+    return gradients;
+  }
+
+  LinearParameters<T>& parameters() { return parameters_; }
+  const LinearParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  LinearParameters<T> parameters_;
+};
+
+}  // namespace headwise::inline v0_1

@@ -1,0 +1,137 @@
+// Multi-head attention as a module: projections, heads, attention on either path, output.
+// The step numbers are those of docs/derivations/attention_backward.md.
+#pragma once
+
+#include "headwise/nn/multi_head_attention_backward.hpp"
+#include "headwise/nn/multi_head_attention_forward.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// The gradients of the inputs of cross-attention.
+template <Scalar T>
+struct CrossAttentionGradients {
+  Tensor<T, 3> query;  // [B, L, D]
+  Tensor<T, 3> key;    // [B, S, kdim]
+  Tensor<T, 3> value;  // [B, S, vdim]
+};
+
+/// MultiHead(x) = Concat(head_1 ... head_H) W_O + b_O, head_i = softmax(scale q_i k_i^T) v_i.
+///
+/// Parameters are plain data; forward and backward are const and keep everything that a backward
+/// needs in a cache of the caller's, so that many calls may be pending and run at the same time.
+/// A call that throws, std::bad_alloc included, leaves cache and gradients as they were.
+/// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.2.2; grouped: Ainslie et al., 2023,
+/// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745.
+template <Scalar T>
+class MultiHeadAttention {
+ public:
+  using Call = MultiHeadAttentionCall<T>;
+  using Cache = MultiHeadAttentionCache<T>;
+  using Gradients = MultiHeadAttentionGradients<T>;
+
+  /// Weights by options.init and options.seed, biases 0, gamma 1, beta 0.
+  /// Throws ArgumentError for options that make no module.
+  explicit MultiHeadAttention(const MultiHeadAttentionOptions& options)
+      : options_(options.resolved()), parameters_(options_) {
+    init_weights<T>(parameters_.W_Q(), options_.init, options_.seed, 0);
+    init_weights<T>(parameters_.W_K(), options_.init, options_.seed, 1);
+    init_weights<T>(parameters_.W_V(), options_.init, options_.seed, 2);
+    init_weights<T>(parameters_.w_o, options_.init, options_.seed, 3);
+    fill(Out<T, 1>(parameters_.gamma), T(1));
+  }
+  /// d_model wide, num_heads heads, everything else by default.
+  MultiHeadAttention(Index d_model, Index num_heads)
+      : MultiHeadAttention(MultiHeadAttentionOptions{.d_model = d_model, .num_heads = num_heads}) {}
+
+  /// Self-attention, inference: y [B, L, D] for x [B, L, D].
+  Tensor<T, 3> forward(In<T, 3> x, const Call& call = {}, const Context& context = {}) const {
+    Cache unused;
+    return run(x, x, x, true, call, unused, false, context);
+  }
+  /// Self-attention: fills the cache. x must outlive the backward call.
+  Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const {
+    return keep(cache,
+                [&](Cache& fresh) { return run(x, x, x, true, call, fresh, true, context); });
+  }
+
+  /// Cross-attention, inference: y [B, L, D] for query [B, L, D], key [B, S, kdim],
+  /// value [B, S, vdim].
+  Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, In<T, 3> value, const Call& call = {},
+                       const Context& context = {}) const {
+    Cache unused;
+    return run(query, key, value, false, call, unused, false, context);
+  }
+  /// Cross-attention: fills the cache. The inputs must outlive the backward call.
+  Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, In<T, 3> value, const Call& call, Cache& cache,
+                       const Context& context = {}) const {
+    return keep(cache, [&](Cache& fresh) {
+      return run(query, key, value, false, call, fresh, true, context);
+    });
+  }
+
+  /// dx [B, L, D] of a self-attention; the parameters' gradients are added to `gradients`.
+  /// Throws ArgumentError for a cache that is empty, of cross-attention, or of another module.
+  Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const {
+    require_cache("MultiHeadAttention::backward", cache, true);
+    return detail::multi_head_attention_backward(options_, parameters_, dy, cache, gradients,
+                                                 context)
+        .query;
+  }
+  /// The gradients of all three inputs of a cross-attention.
+  CrossAttentionGradients<T> backward_cross(In<T, 3> dy, const Cache& cache, Gradients& gradients,
+                                            const Context& context = {}) const {
+    require_cache("MultiHeadAttention::backward_cross", cache, false);
+    auto d =
+        detail::multi_head_attention_backward(options_, parameters_, dy, cache, gradients, context);
+    return {std::move(d.query), std::move(d.key), std::move(d.value)};
+  }
+
+  /// Gradients of the right shapes, all 0.
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+    return Gradients(options_, memory);
+  }
+
+  const MultiHeadAttentionOptions& options() const { return options_; }
+  MultiHeadAttentionParameters<T>& parameters() { return parameters_; }
+  const MultiHeadAttentionParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  Tensor<T, 3> run(In<T, 3> query, In<T, 3> key, In<T, 3> value, bool self, const Call& call,
+                   Cache& cache, bool training, const Context& context) const {
+    return detail::multi_head_attention_forward(options_, parameters_, query, key, value, self,
+                                                call, cache, training, context);
+  }
+
+  /// The caller's cache changes only when all has gone well.
+  template <class F>
+  static Tensor<T, 3> keep(Cache& cache, F&& forward) {
+    Cache fresh;
+    Tensor<T, 3> y = forward(fresh);
+    cache = std::move(fresh);
+    return y;
+  }
+
+  void require_cache(std::string_view function, const Cache& cache, bool self) const {
+    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    require(cache.self_attention == self, function,
+            self ? "the cache is of a call with separate keys and values: use backward_cross"
+                 : "the cache is of self-attention: use backward");
+    require(cache.context.extent(2) == options_.context_width() &&
+                cache.query.extent(2) == options_.d_model &&
+                (self ? cache.qkv.extent(2) ==
+                            options_.q_width() + options_.k_width() + options_.v_width()
+                      : cache.q.extent(2) == options_.q_width() &&
+                            cache.k.extent(2) == options_.k_width()),
+            function, "the cache is of a module of another shape");
+    require(cache.x_norm.absent() || options_.layer_norm, function,
+            "the cache is of a module with layer_norm");
+  }
+
+  MultiHeadAttentionOptions options_;
+  MultiHeadAttentionParameters<T> parameters_;
+};
+
+}  // namespace headwise::inline v0_1

@@ -1,0 +1,170 @@
+// The backward pass of MultiHeadAttention: the forward's steps, walked down.
+#pragma once
+
+#include "headwise/nn/multi_head_attention_cache.hpp"
+#include "headwise/nn/multi_head_attention_trace.hpp"
+#include "headwise/ops/attention.hpp"
+#include "headwise/ops/dropout.hpp"
+#include "headwise/ops/flash_attention.hpp"
+#include "headwise/ops/layer_norm.hpp"
+#include "headwise/ops/linear.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Gradients of the inputs; with self-attention query alone, the sum over its three uses.
+template <class T>
+struct InputGradients {
+  Tensor<T, 3> query, key, value;
+};
+
+/// Gradients of the projections: one tensor with self-attention, three without.
+template <class T>
+struct ProjectionGradients {
+  Tensor<T, 3> qkv;      // [B, L, H d + G d + G dv]
+  Tensor<T, 3> q, k, v;  // [B, L, H d], [B, S, G d], [B, S, G dv]
+};
+
+template <class T>
+ProjectionGradients<T> projection_gradients(const MultiHeadAttentionCache<T>& cache,
+                                            const Context& context) {
+  ProjectionGradients<T> d;
+  const auto like = [&](const Tensor<T, 3>& x) { return Tensor<T, 3>(x.shape(), context.memory); };
+  if (cache.self_attention) {
+    d.qkv = like(cache.qkv);
+  } else {
+    d.q = like(cache.q);
+    d.k = like(cache.k);
+    d.v = like(cache.v);
+  }
+  return d;
+}
+
+/// Steps 5 to 3: from the gradient of the context to those of the projections.
+template <class T>
+void backward_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
+                    In<T, 3> dy, const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
+                    const Context& context) {
+  const auto [q, k, v] = heads_of(o, cache);
+  const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
+  const bool self = cache.self_attention;
+  const auto dq = split_heads(self ? slice(d.qkv, 2, 0, qw) : as_view(d.q), o.num_heads);
+  const auto dk = split_heads(self ? slice(d.qkv, 2, qw, kw) : as_view(d.k), o.num_kv_heads);
+  const auto dv = split_heads(self ? slice(d.qkv, 2, qw + kw, vw) : as_view(d.v), o.num_kv_heads);
+  const In<T, 4> d_heads = split_heads(d_context, o.num_heads);
+  const auto options = cache.call.attention();
+  if (cache.call.path == Path::materialized) {
+    attention_backward(d_heads, q, k, v, cache.weights, options, dq, dk, dv, context);
+  } else {
+    flash_attention_backward(d_heads, q, k, v, split_heads(cache.context, o.num_heads), cache.lse,
+                             options, dq, dk, dv, context);
+  }
+  if (context.trace != nullptr) {
+    trace_backward_heads<T>(dy, d_heads, dq, dk, dv, *context.trace);
+  }
+}
+
+/// Step 2: through the projections, into the gradients of weights, biases and their inputs.
+template <class T>
+void backward_projections(const MultiHeadAttentionParameters<T>& p,
+                          const MultiHeadAttentionCache<T>& cache, const ProjectionGradients<T>& d,
+                          MultiHeadAttentionGradients<T>& gradients, InputGradients<T>& inputs,
+                          const Context& context) {
+  const In<T, 2> x = merge_rows(cache.projected_query());
+  if (!cache.self_attention) {
+    linear_backward(In<T, 2>(merge_rows(d.q)), x, p.W_Q(), merge_rows(inputs.query),
+                    gradients.W_Q(), gradients.b_q, context);
+    linear_backward(In<T, 2>(merge_rows(d.k)), merge_rows(cache.key), p.W_K(),
+                    merge_rows(inputs.key), gradients.W_K(), gradients.b_k, context);
+    linear_backward(In<T, 2>(merge_rows(d.v)), merge_rows(cache.value), p.W_V(),
+                    merge_rows(inputs.value), gradients.W_V(), gradients.b_v, context);
+    return;
+  }
+  // One product sums the three branches: dx = [dq | dk | dv] [W_Q | W_K | W_V]^T.
+  const In<T, 2> d_qkv = merge_rows(d.qkv);
+  linear_backward(d_qkv, x, p.w_qkv, merge_rows(inputs.query), gradients.w_qkv, {}, context);
+  Index column = 0;
+  const auto bias = [&](Tensor<T, 1>& db, Index width) {
+    if (!db.absent()) {
+      const auto part = slice(d_qkv, 1, column, width);
+      linear_backward(part, Tensor<T, 2>({x.extent(0), 0}), Tensor<T, 2>({0, width}), {}, {}, db,
+                      context);
+    }
+    column += width;
+  };
+  bias(gradients.b_q, p.q_width);
+  bias(gradients.b_k, p.k_width);
+  bias(gradients.b_v, p.v_width);
+}
+
+template <class T>
+void trace_backward_inputs(const MultiHeadAttentionOptions& o,
+                           const MultiHeadAttentionParameters<T>& p,
+                           const ProjectionGradients<T>& d, bool self, In<T, 3> dx_norm,
+                           Trace& trace) {
+  const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
+  const In<T, 3> dq = self ? In<T, 3>(slice(d.qkv, 2, 0, qw)) : In<T, 3>(d.q);
+  const In<T, 3> dk = self ? In<T, 3>(slice(d.qkv, 2, qw, kw)) : In<T, 3>(d.k);
+  const In<T, 3> dv = self ? In<T, 3>(slice(d.qkv, 2, qw + kw, vw)) : In<T, 3>(d.v);
+  trace_branch("dX_norm,Q", dq, p.W_Q(), trace);
+  trace_branch("dX_norm,K", dk, p.W_K(), trace);
+  trace_branch("dX_norm,V", dv, p.W_V(), trace);
+  trace.record("dX_norm", dx_norm);
+}
+
+template <class T>
+InputGradients<T> multi_head_attention_backward(const MultiHeadAttentionOptions& o,
+                                                const MultiHeadAttentionParameters<T>& p,
+                                                In<T, 3> dy_in,
+                                                const MultiHeadAttentionCache<T>& cache,
+                                                MultiHeadAttentionGradients<T>& gradients,
+                                                const Context& context) {
+  require_shape("MultiHeadAttention::backward", "dy", dy_in,
+                Shape{cache.query.extent(0), cache.query.extent(1), o.d_model}, "the output");
+  const auto like = [&](In<T, 3> x) { return Tensor<T, 3>(x.shape(), context.memory); };
+  // Summed up apart and added at the very end: until then nothing of the caller's is written.
+  MultiHeadAttentionGradients<T> sums(o, context.memory);
+  InputGradients<T> inputs{like(cache.query), {}, {}};
+  if (!cache.self_attention) {
+    inputs.key = like(cache.key);
+    inputs.value = like(cache.value);
+  }
+
+  // 7 dropout
+  Tensor<T, 3> dy_storage;
+  In<T, 3> dy = uniform_rows(dy_in, dy_storage, context.memory);
+  if (cache.call.output_dropout.active()) {
+    Tensor<T, 3> dropped = like(dy);
+    dropout_backward(In<T, 2>(merge_rows(dy)), cache.call.output_dropout, merge_rows(dropped),
+                     context);
+    dy_storage = std::move(dropped);
+    dy = dy_storage;
+  }
+  // 6 linear
+  Tensor<T, 3> d_context = like(cache.context);
+  linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(cache.context), p.w_o, merge_rows(d_context),
+                  sums.w_o, sums.b_o, context);
+  // 5 merge_heads, 4 attention, 3 split_heads
+  ProjectionGradients<T> d = projection_gradients(cache, context);
+  backward_heads(o, cache, dy_in, d_context, d, context);
+  // 2 linear
+  backward_projections(p, cache, d, sums, inputs, context);
+  if (context.trace != nullptr) {
+    trace_backward_inputs<T>(o, p, d, cache.self_attention, inputs.query, *context.trace);
+  }
+  // 1 layer_norm
+  if (o.layer_norm) {
+    const auto dx = merge_rows(inputs.query);
+    Tensor<T, 3> dx_norm = inputs.query;
+    layer_norm_backward(In<T, 2>(merge_rows(dx_norm)), merge_rows(cache.query), p.gamma, cache.mean,
+                        cache.rstd, dx, sums.gamma, sums.beta, context);
+  }
+  gradients.add(sums);
+  if (context.trace != nullptr) {
+    context.trace->record("dX", inputs.query);
+    sums.MultiHeadAttentionParameters<T>::for_each(
+        [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
+  }
+  return inputs;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

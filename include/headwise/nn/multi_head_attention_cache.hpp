@@ -1,0 +1,86 @@
+// What a forward call of MultiHeadAttention leaves for its backward, owned by the caller.
+#pragma once
+
+#include "headwise/nn/multi_head_attention_parameters.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// Fill it by forward, hand it to backward; as many as there are forward calls pending. The inputs
+/// and the masks are viewed, not copied: they must outlive the backward call.
+template <Scalar T>
+struct MultiHeadAttentionCache {
+  bool filled = false;
+  bool self_attention = false;  // keys and values come from the query input
+  MultiHeadAttentionCall<T> call;
+
+  In<T, 3> query;  // [B, L, D]
+  In<T, 3> key;    // [B, S, kdim]
+  In<T, 3> value;  // [B, S, vdim]
+  // Dense copies of inputs whose rows do not lie at one common distance, else absent.
+  Tensor<T, 3> query_copy, key_copy, value_copy;
+
+  Tensor<T, 3> x_norm;   // [B, L, D]                 with layer_norm
+  Tensor<T, 1> mean;     // [B L]                     with layer_norm
+  Tensor<T, 1> rstd;     // [B L]                     with layer_norm
+  Tensor<T, 3> qkv;      // [B, L, H d + G d + G dv]  self-attention
+  Tensor<T, 3> q;        // [B, L, H d]               cross-attention
+  Tensor<T, 3> k;        // [B, S, G d]               cross-attention
+  Tensor<T, 3> v;        // [B, S, G dv]              cross-attention
+  Tensor<T, 3> context;  // [B, L, H dv]
+  Tensor<T, 4> weights;  // [B, H, L, S]              Path::materialized; before dropout
+  Tensor<T, 3> lse;      // [B, H, L]                 Path::flash
+
+  /// What the projections read: the normalised input, or the input.
+  In<T, 3> projected_query() const { return x_norm.absent() ? query : In<T, 3>(x_norm); }
+};
+
+/// The mean over the heads of weights [B, H, L, S]: [B, L, S].
+template <Scalar T>
+Tensor<T, 3> average_heads(In<T, 4> weights,
+                           std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+  const Index B = weights.extent(0), H = weights.extent(1);
+  Tensor<T, 3> mean({B, weights.extent(2), weights.extent(3)}, memory);
+  for_each_index(mean.shape(), [&](const Shape<3>& at) {
+    T sum = T(0);
+    for (Index h = 0; h < H; ++h) sum = sum + weights(at[0], h, at[1], at[2]);
+    mean(at) = H == 0 ? T(0) : sum / T(static_cast<double>(H));
+  });
+  return mean;
+}
+template <Scalar T>
+Tensor<T, 3> average_heads(const Tensor<T, 4>& weights) {
+  return average_heads(In<T, 4>(weights));
+}
+
+namespace detail {
+
+/// The input itself, or a dense copy of it where its rows do not lie at one common distance.
+template <class T>
+In<T, 3> uniform_rows(In<T, 3> x, Tensor<T, 3>& storage, std::pmr::memory_resource* memory) {
+  if (rows_are_uniform(x)) return x;
+  storage = contiguous(x, memory);
+  return storage;
+}
+
+/// The projected queries, keys and values of a cache as heads: views, whichever way it was filled.
+template <class T>
+struct Heads {
+  In<T, 4> q;  // [B, H, L, d]
+  In<T, 4> k;  // [B, G, S, d]
+  In<T, 4> v;  // [B, G, S, dv]
+};
+
+template <class T>
+Heads<T> heads_of(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache) {
+  const Index H = o.num_heads, G = o.num_kv_heads;
+  if (!cache.self_attention) {
+    return {split_heads(cache.q, H), split_heads(cache.k, G), split_heads(cache.v, G)};
+  }
+  const Index q = o.q_width(), k = o.k_width(), v = o.v_width();
+  return {split_heads(slice(cache.qkv, 2, 0, q), H), split_heads(slice(cache.qkv, 2, q, k), G),
+          split_heads(slice(cache.qkv, 2, q + k, v), G)};
+}
+
+}  // namespace detail
+
+}  // namespace headwise::inline v0_1

@@ -1,0 +1,119 @@
+// The forward pass of MultiHeadAttention, step by step.
+#pragma once
+
+#include "headwise/nn/multi_head_attention_cache.hpp"
+#include "headwise/nn/multi_head_attention_trace.hpp"
+#include "headwise/ops/attention.hpp"
+#include "headwise/ops/dropout.hpp"
+#include "headwise/ops/flash_attention.hpp"
+#include "headwise/ops/layer_norm.hpp"
+#include "headwise/ops/linear.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+template <class T>
+void require_inputs(const MultiHeadAttentionOptions& o, const In<T, 3>& query, const In<T, 3>& key,
+                    const In<T, 3>& value, bool self) {
+  constexpr std::string_view function = "MultiHeadAttention::forward";
+  const Index B = query.extent(0), L = query.extent(1), S = key.extent(1);
+  require_shape(function, self ? "x" : "query", query, Shape{B, L, o.d_model},
+                [&] { return "d_model " + std::to_string(o.d_model); });
+  if (self) {
+    require(o.fused(), function,
+            "kdim or vdim differ from d_model, expected separate keys and values");
+    return;
+  }
+  require_shape(function, "key", key, Shape{B, S, o.kdim},
+                [&] { return "batch of query, kdim " + std::to_string(o.kdim); });
+  require_shape(function, "value", value, Shape{B, S, o.vdim},
+                [&] { return "batch and length of key, vdim " + std::to_string(o.vdim); });
+}
+
+/// Step 2 of self-attention: one product with the fused matrix. Where only some of q, k and v have
+/// a bias, a product for each: the same bits, for a row of y knows only its own column of w.
+template <class T>
+void project_fused(const MultiHeadAttentionParameters<T>& p, In<T, 2> x, Out<T, 2> qkv,
+                   const Context& context) {
+  const bool all = !p.b_q.absent() && !p.b_k.absent() && !p.b_v.absent();
+  const bool none = p.b_q.absent() && p.b_k.absent() && p.b_v.absent();
+  if (all || none) {
+    Tensor<T, 1> bias;  // [H d + G d + G dv]
+    if (all) {
+      bias = Tensor<T, 1>({p.q_width + p.k_width + p.v_width}, context.memory);
+      copy(In<T, 1>(p.b_q), slice(bias, 0, 0, p.q_width));
+      copy(In<T, 1>(p.b_k), slice(bias, 0, p.q_width, p.k_width));
+      copy(In<T, 1>(p.b_v), slice(bias, 0, p.q_width + p.k_width, p.v_width));
+    }
+    linear_forward(x, p.w_qkv, bias, qkv, context);
+    return;
+  }
+  linear_forward(x, p.W_Q(), p.b_q, slice(qkv, 1, 0, p.q_width), context);
+  linear_forward(x, p.W_K(), p.b_k, slice(qkv, 1, p.q_width, p.k_width), context);
+  linear_forward(x, p.W_V(), p.b_v, slice(qkv, 1, p.q_width + p.k_width, p.v_width), context);
+}
+
+template <class T>
+Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
+                                          const MultiHeadAttentionParameters<T>& p, In<T, 3> query,
+                                          In<T, 3> key, In<T, 3> value, bool self,
+                                          const MultiHeadAttentionCall<T>& call,
+                                          MultiHeadAttentionCache<T>& cache, bool training,
+                                          const Context& context) {
+  require_inputs(o, query, key, value, self);
+  call.output_dropout.require_valid("MultiHeadAttention::forward");
+  const Index B = query.extent(0), L = query.extent(1), S = self ? L : key.extent(1);
+  const auto tensor = [&](Index length, Index width) {
+    return Tensor<T, 3>({B, length, width}, context.memory);
+  };
+  cache.self_attention = self;
+  cache.call = call;
+  cache.query = uniform_rows(query, cache.query_copy, context.memory);
+  cache.key = self ? cache.query : uniform_rows(key, cache.key_copy, context.memory);
+  cache.value = self ? cache.query : uniform_rows(value, cache.value_copy, context.memory);
+
+  // 1 layer_norm
+  if (o.layer_norm) {
+    cache.x_norm = tensor(L, o.d_model);
+    cache.mean = Tensor<T, 1>({B * L}, context.memory);
+    cache.rstd = Tensor<T, 1>({B * L}, context.memory);
+    layer_norm_forward(merge_rows(cache.query), p.gamma, p.beta, T(o.layer_norm_epsilon),
+                       merge_rows(cache.x_norm), cache.mean, cache.rstd, context);
+  }
+  // 2 linear
+  const In<T, 2> x = merge_rows(cache.projected_query());
+  if (self) {
+    cache.qkv = tensor(L, p.q_width + p.k_width + p.v_width);
+    project_fused(p, x, Out<T, 2>(merge_rows(cache.qkv)), context);
+  } else {
+    cache.q = tensor(L, p.q_width);
+    cache.k = tensor(S, p.k_width);
+    cache.v = tensor(S, p.v_width);
+    linear_forward(x, p.W_Q(), p.b_q, merge_rows(cache.q), context);
+    linear_forward(In<T, 2>(merge_rows(cache.key)), p.W_K(), p.b_k, merge_rows(cache.k), context);
+    linear_forward(In<T, 2>(merge_rows(cache.value)), p.W_V(), p.b_v, merge_rows(cache.v), context);
+  }
+  // 3 split_heads, 4 attention, 5 merge_heads: views of the projections and of the context
+  const auto [q, k, v] = heads_of(o, cache);
+  cache.context = tensor(L, o.context_width());
+  const Out<T, 4> heads = split_heads(cache.context, o.num_heads);
+  if (call.path == Path::materialized) {
+    cache.weights = Tensor<T, 4>({B, o.num_heads, L, S}, context.memory);
+    attention_forward(q, k, v, call.attention(), cache.weights, heads, context);
+  } else {
+    if (training) cache.lse = Tensor<T, 3>({B, o.num_heads, L}, context.memory);
+    flash_attention_forward(q, k, v, call.attention(), heads, cache.lse, context);
+  }
+  // 6 linear
+  Tensor<T, 3> y = tensor(L, o.d_model);
+  linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, p.b_o, merge_rows(y), context);
+  if (context.trace != nullptr) trace_forward(o, p, cache, In<T, 3>(y), *context.trace);
+  // 7 dropout
+  if (call.output_dropout.active()) {
+    dropout_forward(In<T, 2>(merge_rows(y)), call.output_dropout, merge_rows(y), context);
+  }
+  if (context.trace != nullptr) context.trace->record("A_out", y);
+  cache.filled = true;
+  return y;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

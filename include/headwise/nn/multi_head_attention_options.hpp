@@ -1,0 +1,84 @@
+// What a MultiHeadAttention is, and what one call of it is asked for.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "headwise/nn/init.hpp"
+#include "headwise/ops/attention_options.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// The shape of a module. Widths of 0 take the default that stands beside them.
+struct MultiHeadAttentionOptions {
+  Index d_model = 0;       // D, width of queries and output
+  Index num_heads = 1;     // H
+  Index num_kv_heads = 0;  // G, divides H; H: 1 is multi-query, between is grouped-query
+  Index d_head = 0;        // d; D / H, which must divide
+  Index d_value = 0;       // dv; d
+  Index kdim = 0;          // width of keys' input; D
+  Index vdim = 0;          // width of values' input; D
+  bool q_bias = false;
+  bool k_bias = false;
+  bool v_bias = false;
+  bool o_bias = true;
+  bool layer_norm = false;  // of the query input, and with self-attention of keys and values too
+  bool layer_norm_affine = true;
+  double layer_norm_epsilon = 1e-5;
+  Init init = Init::xavier_normal;
+  std::uint64_t seed = 0;
+
+  /// All of them with every default filled in. Throws ArgumentError for what makes no module.
+  MultiHeadAttentionOptions resolved() const {
+    MultiHeadAttentionOptions full = *this;
+    const auto name = "MultiHeadAttention";
+    require(d_model >= 1, name, "d_model is " + std::to_string(d_model) + ", expected >= 1");
+    require(num_heads >= 1, name, "num_heads is " + std::to_string(num_heads) + ", expected >= 1");
+    for (const Index width : {num_kv_heads, d_head, d_value, kdim, vdim}) {
+      require(width >= 0, name, "a width of " + std::to_string(width) + " is negative");
+    }
+    if (d_head == 0) {
+      require(d_model % num_heads == 0, name,
+              "num_heads is " + std::to_string(num_heads) + ", expected a divisor of d_model " +
+                  std::to_string(d_model) + " (or give d_head)");
+      full.d_head = d_model / num_heads;
+    }
+    if (num_kv_heads == 0) full.num_kv_heads = num_heads;
+    require(num_heads % full.num_kv_heads == 0, name,
+            "num_kv_heads is " + std::to_string(num_kv_heads) +
+                ", expected a divisor of num_heads " + std::to_string(num_heads));
+    if (d_value == 0) full.d_value = full.d_head;
+    if (kdim == 0) full.kdim = d_model;
+    if (vdim == 0) full.vdim = d_model;
+    require(layer_norm_epsilon > 0, name, "layer_norm_epsilon is not above 0");
+    return full;
+  }
+
+  // Of resolved options:
+  Index q_width() const { return num_heads * d_head; }         // H d
+  Index k_width() const { return num_kv_heads * d_head; }      // G d
+  Index v_width() const { return num_kv_heads * d_value; }     // G dv
+  Index context_width() const { return num_heads * d_value; }  // H dv
+  /// Whether queries, keys and values are projected by one matrix.
+  bool fused() const { return kdim == d_model && vdim == d_model; }
+};
+
+/// How attention is computed. Both give the same function.
+enum class Path {
+  flash,         ///< in tiles: nothing of size L x S
+  materialized,  ///< with the weights [B, H, L, S] kept in the cache
+};
+
+/// One call. Masks are viewed: they must outlive the call, and its backward too.
+template <Scalar T>
+struct MultiHeadAttentionCall {
+  AttentionMask<T> mask = {};
+  Path path = Path::flash;
+  std::optional<T> scale = {};  // 1 / sqrt(d_head)
+  Dropout weight_dropout = {};  // of the attention weights; none: inference
+  Dropout output_dropout = {};  // of the output, after its bias
+
+  AttentionOptions<T> attention() const { return {mask, scale, weight_dropout}; }
+};
+
+}  // namespace headwise::inline v0_1

@@ -1,0 +1,168 @@
+// Weights of a MultiHeadAttention, and their gradients: plain tensors, walked by name.
+#pragma once
+
+#include <string>
+
+#include "headwise/nn/multi_head_attention_options.hpp"
+#include "headwise/tensor/view_ops.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// Weights are [in, out]. W_Q, W_K and W_V are the columns Q | K | V of one matrix where their
+/// inputs are equally wide, head i in its own d columns; and three matrices where they are not.
+template <Scalar T>
+struct MultiHeadAttentionParameters {
+  Tensor<T, 2> w_qkv;  // [D, H d + G d + G dv]; absent where kdim or vdim differ from D
+  Tensor<T, 2> w_q;    // [D, H d]       only where w_qkv is absent
+  Tensor<T, 2> w_k;    // [kdim, G d]    only where w_qkv is absent
+  Tensor<T, 2> w_v;    // [vdim, G dv]   only where w_qkv is absent
+  Tensor<T, 2> w_o;    // [H dv, D]
+  Tensor<T, 1> b_q;    // [H d]     each bias absent where it is not asked for
+  Tensor<T, 1> b_k;    // [G d]
+  Tensor<T, 1> b_v;    // [G dv]
+  Tensor<T, 1> b_o;    // [D]
+  Tensor<T, 1> gamma;  // [D]
+  Tensor<T, 1> beta;   // [D]
+  Index q_width = 0, k_width = 0, v_width = 0;
+
+  MultiHeadAttentionParameters() = default;
+
+  /// All 0. The options are resolved ones.
+  explicit MultiHeadAttentionParameters(
+      const MultiHeadAttentionOptions& o,
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : q_width(o.q_width()), k_width(o.k_width()), v_width(o.v_width()) {
+    const auto matrix = [&](Index in, Index out) { return Tensor<T, 2>({in, out}, memory); };
+    const auto vector = [&](Index width) { return Tensor<T, 1>({width}, memory); };
+    if (o.fused()) {
+      w_qkv = matrix(o.d_model, q_width + k_width + v_width);
+    } else {
+      w_q = matrix(o.d_model, q_width);
+      w_k = matrix(o.kdim, k_width);
+      w_v = matrix(o.vdim, v_width);
+    }
+    w_o = matrix(o.context_width(), o.d_model);
+    if (o.q_bias) b_q = vector(q_width);
+    if (o.k_bias) b_k = vector(k_width);
+    if (o.v_bias) b_v = vector(v_width);
+    if (o.o_bias) b_o = vector(o.d_model);
+    if (o.layer_norm && o.layer_norm_affine) {
+      gamma = vector(o.d_model);
+      beta = vector(o.d_model);
+    }
+  }
+
+  bool fused() const { return w_qkv.size() != 0; }
+
+  TensorView<T, 2> W_Q() { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
+  TensorView<T, 2> W_K() { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
+  TensorView<T, 2> W_V() {
+    return fused() ? slice(w_qkv, 1, q_width + k_width, v_width) : as_view(w_v);
+  }
+  In<T, 2> W_Q() const { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
+  In<T, 2> W_K() const { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
+  In<T, 2> W_V() const {
+    return fused() ? slice(w_qkv, 1, q_width + k_width, v_width) : as_view(w_v);
+  }
+
+  /// f(name, view) for each parameter that is there; names W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O,
+  /// gamma, beta behind `prefix`. Views are writable where this is not const.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") {
+    walk(*this, f, prefix);
+  }
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    walk(*this, f, prefix);
+  }
+
+ private:
+  template <class Self, class F>
+  static void walk(Self& self, F& f, const std::string& prefix) {
+    f(prefix + "W_Q", self.W_Q());
+    f(prefix + "W_K", self.W_K());
+    f(prefix + "W_V", self.W_V());
+    f(prefix + "W_O", as_view(self.w_o));
+    if (!self.b_q.absent()) f(prefix + "b_Q", as_view(self.b_q));
+    if (!self.b_k.absent()) f(prefix + "b_K", as_view(self.b_k));
+    if (!self.b_v.absent()) f(prefix + "b_V", as_view(self.b_v));
+    if (!self.b_o.absent()) f(prefix + "b_O", as_view(self.b_o));
+    if (!self.gamma.absent()) f(prefix + "gamma", as_view(self.gamma));
+    if (!self.beta.absent()) f(prefix + "beta", as_view(self.beta));
+  }
+};
+
+/// The gradients, in tensors of the parameters' shapes. A backward call adds to them.
+template <Scalar T>
+struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
+  using MultiHeadAttentionParameters<T>::MultiHeadAttentionParameters;
+
+  In<T, 2> grad_W_Q() const { return this->W_Q(); }
+  In<T, 2> grad_W_K() const { return this->W_K(); }
+  In<T, 2> grad_W_V() const { return this->W_V(); }
+  In<T, 2> grad_W_O() const { return this->w_o; }
+  In<T, 1> grad_b_Q() const { return this->b_q; }
+  In<T, 1> grad_b_K() const { return this->b_k; }
+  In<T, 1> grad_b_V() const { return this->b_v; }
+  In<T, 1> grad_b_O() const { return this->b_o; }
+  In<T, 1> grad_gamma() const { return this->gamma; }
+  In<T, 1> grad_beta() const { return this->beta; }
+
+  /// f("grad_W_Q", view) and so on.
+  template <class F>
+  void for_each(F&& f) {
+    MultiHeadAttentionParameters<T>::for_each(f, "grad_");
+  }
+  template <class F>
+  void for_each(F&& f) const {
+    MultiHeadAttentionParameters<T>::for_each(f, "grad_");
+  }
+
+  /// Everything back to 0.
+  void zero() {
+    for_each([](const std::string&, auto view) { fill(view, T(0)); });
+  }
+  /// this += other. Throws ShapeError, before anything is added, unless all shapes agree.
+  void add(const MultiHeadAttentionGradients& other) {
+    for_each_storage(other, [](auto& mine, const auto& theirs) {
+      require_shape("MultiHeadAttentionGradients", "gradient", mine, theirs.shape(),
+                    "the shape of its parameter");
+    });
+    for_each_storage(other, [](auto& mine, const auto& theirs) {
+      for (Index n = 0; n < mine.size(); ++n) mine.data()[n] = mine.data()[n] + theirs.data()[n];
+    });
+  }
+
+ private:
+  template <class F>
+  void for_each_storage(const MultiHeadAttentionGradients& other, F&& f) {
+    f(this->w_qkv, other.w_qkv);
+    f(this->w_q, other.w_q);
+    f(this->w_k, other.w_k);
+    f(this->w_v, other.w_v);
+    f(this->w_o, other.w_o);
+    f(this->b_q, other.b_q);
+    f(this->b_k, other.b_k);
+    f(this->b_v, other.b_v);
+    f(this->b_o, other.b_o);
+    f(this->gamma, other.gamma);
+    f(this->beta, other.beta);
+  }
+};
+
+/// f(name, parameter, gradient) for each parameter: what an optimiser walks.
+///   for_each_with_gradient(p, g, [](auto& name, auto w, auto dw) { w = w - 0.1 dw, elementwise });
+template <Scalar T, class F>
+void for_each_with_gradient(MultiHeadAttentionParameters<T>& parameters,
+                            const MultiHeadAttentionGradients<T>& gradients, F&& f) {
+  parameters.for_each([&](const std::string& name, auto parameter) {
+    constexpr int rank = decltype(parameter)::rank;
+    gradients.for_each([&](const std::string& gradient_name, auto gradient) {
+      if constexpr (rank == decltype(gradient)::rank) {
+        if (gradient_name == "grad_" + name) f(name, parameter, gradient);
+      }
+    });
+  });
+}
+
+}  // namespace headwise::inline v0_1

@@ -1,0 +1,90 @@
+// The tensors of MultiHeadAttention under their textbook names. Called only where a trace is asked
+// for: what the fast path never forms (scores, weights, the branches of dx) is formed here.
+#pragma once
+
+#include "headwise/nn/multi_head_attention_cache.hpp"
+#include "headwise/ops/attention.hpp"
+#include "headwise/ops/linear.hpp"
+#include "headwise/runtime/trace.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Scores [B, H, L, S] as softmax reads them: scaled, biased, -infinity where hidden.
+template <class T>
+Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads) {
+  const auto options = cache.call.attention();
+  const auto sizes = require_attention<T>("Trace", heads.q, heads.k, heads.v, options);
+  Tensor<T, 4> scores({sizes.B, sizes.H, sizes.L, sizes.S});
+  Tensor<T, 1> packed({kernels::GemmTile<T, simd::Best>::scratch});
+  for (Index b = 0; b < sizes.B; ++b) {
+    for (Index h = 0; h < sizes.H; ++h) {
+      const auto head = attention_head(sizes, heads.q, heads.k, heads.v, options, b, h);
+      kernels::score_head<T, simd::Best>(head, kernels::matrix(Out<T, 4>(scores), b, h),
+                                         packed.data());
+      for (Index i = 0; i < sizes.L; ++i) {
+        for (Index j = 0; j < sizes.S; ++j) {
+          if (!head.visible.visible(i, j)) scores(b, h, i, j) = negative_infinity<T>();
+        }
+      }
+    }
+  }
+  return scores;
+}
+
+/// Steps 1 to 6; `y` is the output before dropout.
+template <class T>
+void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+                   const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
+  const Heads<T> heads = heads_of(o, cache);
+  trace.record("X", cache.query);
+  trace.record("X_norm", cache.projected_query());
+  trace.record("W_Q", p.W_Q());
+  trace.record("W_K", p.W_K());
+  trace.record("W_V", p.W_V());
+  trace.record("W_O", p.w_o);
+  if (!p.b_o.absent()) trace.record("b_O", p.b_o);
+  trace.record("Q", heads.q);
+  trace.record("K", heads.k);
+  trace.record("V", heads.v);
+  trace.record("A", traced_scores(cache, heads));
+  if (cache.weights.absent()) {
+    auto options = cache.call.attention();
+    Tensor<T, 4> weights(
+        {heads.q.extent(0), heads.q.extent(1), heads.q.extent(2), heads.k.extent(2)});
+    Tensor<T, 4> unused(
+        {heads.q.extent(0), heads.q.extent(1), heads.q.extent(2), heads.v.extent(3)});
+    attention_forward(heads.q, heads.k, heads.v, options, weights, unused);
+    trace.record("AS", weights);
+  } else {
+    trace.record("AS", cache.weights);
+  }
+  trace.record("AO_heads", split_heads(cache.context, o.num_heads));
+  trace.record("AO_cat", cache.context);
+  Tensor<T, 3> before_bias(y.shape());
+  linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, {}, merge_rows(before_bias));
+  trace.record("AO_lin", before_bias);
+  trace.record("AO_bias", y);
+}
+
+/// What one projection brings to the gradient of its input: dq W^T.
+template <class T>
+void trace_branch(std::string_view name, In<T, 3> d_projection, In<T, 2> w, Trace& trace) {
+  Tensor<T, 3> branch({d_projection.extent(0), d_projection.extent(1), w.extent(0)});
+  const Tensor<T, 2> x({branch.extent(0) * branch.extent(1), w.extent(0)});
+  linear_backward(In<T, 2>(merge_rows(d_projection)), x, w, merge_rows(branch), {}, {});
+  trace.record(name, branch);
+}
+
+/// Gradients from the output down to the heads.
+template <class T>
+void trace_backward_heads(In<T, 3> dy, In<T, 4> d_heads, In<T, 4> dq, In<T, 4> dk, In<T, 4> dv,
+                          Trace& trace) {
+  trace.record("dA_out", dy);
+  trace.record("dAO_heads", d_heads);
+  trace.record("dQ", dq);
+  trace.record("dK", dk);
+  trace.record("dK^T", transpose(dk, 2, 3));
+  trace.record("dV", dv);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
