@@ -1,6 +1,8 @@
 // Everything but io/, which needs nlohmann-json: see headwise/io/safetensors.hpp.
 #pragma once
 
+#include "headwise/analysis/report.hpp"
+#include "headwise/nn/cost.hpp"
 #include "headwise/nn/head_parallel.hpp"
 #include "headwise/nn/layer_norm.hpp"
 #include "headwise/nn/linear.hpp"
@@ -14,4 +16,6 @@
 #include "headwise/runtime/thread_pool.hpp"
 #include "headwise/tensor/eigen.hpp"
 #include "headwise/tensor/print.hpp"
+#include "headwise/testing/check_op.hpp"
+#include "headwise/testing/close_to.hpp"
 #include "headwise/version.hpp"

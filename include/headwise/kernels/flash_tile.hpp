@@ -105,7 +105,7 @@ void add_visible_product(Matrix<const T> a, Matrix<const T> b, const T* packed, 
                          Index M, Index N, Index K, bool all_visible, T* repacked,
                          Visible visible) {
   const Epilogue<T> add{.accumulate = true};
-  if (all_visible || all_finite(b, K, N)) {
+  if (all_visible || all_finite<T, Isa>(b, K, N)) {
     return gemm_packed<T, Isa>(a, M, K, packed, N, c, add);
   }
   for (Index m = 0; m < M; ++m) {

@@ -189,7 +189,7 @@ void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index M, Index N, I
 template <class T, class Isa, class Visible>
 void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index M, Index N, Index K,
                   const Epilogue<T>& epilogue, T* scratch, bool all_visible, Visible visible) {
-  if (all_visible || all_finite(b, K, N)) {
+  if (all_visible || all_finite<T, Isa>(b, K, N)) {
     return gemm<T, Isa>(a, b, c, M, N, K, epilogue, scratch);
   }
   for (Index m = 0; m < M; ++m) {

@@ -44,7 +44,8 @@ void normalise_row(const T* x, Index x_step, Index D, RowMoments<T> moments, con
   }
 }
 
-/// dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = dy gamma, xhat = (x - mean) rstd.
+/// dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = dy gamma, xhat = (x - mean) rstd; 0 where
+/// dy is 0 throughout, whatever x holds.
 template <class T>
 void layer_norm_backward_row(const T* dy, Index dy_step, const T* x, Index x_step, Index D,
                              RowMoments<T> moments, const T* gamma, Index gamma_step, T* dx,
@@ -53,8 +54,10 @@ void layer_norm_backward_row(const T* dy, Index dy_step, const T* x, Index x_ste
     return gamma == nullptr ? dy[n * dy_step] : dy[n * dy_step] * gamma[n * gamma_step];
   };
   T sum_g = T(0), sum_g_xhat = T(0);
+  bool idle = true;
   for (Index n = 0; n < D; ++n) {
     const T gn = g(n);
+    idle = idle && dy[n * dy_step] == T(0);
     sum_g = sum_g + gn;
     sum_g_xhat = sum_g_xhat + gn * ((x[n * x_step] - moments.mean) * moments.rstd);
   }
@@ -62,7 +65,7 @@ void layer_norm_backward_row(const T* dy, Index dy_step, const T* x, Index x_ste
   const T mean_g = sum_g / count, mean_g_xhat = sum_g_xhat / count;
   for (Index n = 0; n < D; ++n) {
     const T xhat = (x[n * x_step] - moments.mean) * moments.rstd;
-    dx[n * dx_step] = moments.rstd * (g(n) - mean_g - xhat * mean_g_xhat);
+    dx[n * dx_step] = idle ? T(0) : moments.rstd * (g(n) - mean_g - xhat * mean_g_xhat);
   }
 }
 
@@ -75,7 +78,8 @@ void layer_norm_backward_parameters(Matrix<const T> dy, Matrix<const T> x, Index
     for (Index n = 0; n < D; ++n) {
       if (dgamma != nullptr) {
         const T xhat = (x(i, n) - mean[i * mean_step]) * rstd[i * rstd_step];
-        dgamma[n * dgamma_step] = dgamma[n * dgamma_step] + dy(i, n) * xhat;
+        const T part = dy(i, n) == T(0) ? T(0) : T(dy(i, n) * xhat);
+        dgamma[n * dgamma_step] = dgamma[n * dgamma_step] + part;
       }
       if (dbeta != nullptr) dbeta[n * dbeta_step] = dbeta[n * dbeta_step] + dy(i, n);
     }

@@ -43,17 +43,24 @@ Matrix<T> matrix(const Out<T, 4>& view, Index b, Index h) {
 
 constexpr Index round_up(Index n, Index step) { return (n + step - 1) / step * step; }
 
-/// Whether no element is infinite or NaN: x - x is 0 for a finite x alone. (Types other than float
-/// and double are not asked: they take no shortcut that would need it.)
-template <class T>
+/// Whether no element is infinite or NaN: x - x is 0 for a finite x alone.
+template <class T, class Isa>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
-  T sum = T(0);
+  using S = simd::Simd<T, Isa>;
+  auto sums = S::zero();
+  T rest = T(0);
   for (Index i = 0; i < rows; ++i) {
-    T row_sum = T(0);
-    for (Index j = 0; j < columns; ++j) row_sum = row_sum + (x(i, j) - x(i, j));
-    sum = sum + row_sum;
+    const T* row = &x.data[i * x.row];
+    Index j = 0;
+    if (x.column == 1) {
+      for (; j + S::width <= columns; j += S::width) {
+        const auto part = S::load(row + j);
+        sums = sums + (part - part);
+      }
+    }
+    for (; j < columns; ++j) rest = rest + (row[j * x.column] - row[j * x.column]);
   }
-  return sum == T(0);
+  return simd::sum_lanes<T, Isa>(sums) + rest == T(0);
 }
 
 /// The sum of x_k y_k, k = 0 ... n - 1, in an order that depends on n alone: one chain of

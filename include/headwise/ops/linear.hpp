@@ -11,6 +11,8 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
+HEADWISE_STRICT_MATH_BEGIN
+
 /// Rows of the result that one task computes. A constant: borders never depend on threads.
 inline constexpr Index linear_task_rows = 192;
 
@@ -28,6 +30,23 @@ void run_gemm(const Context& context, kernels::Matrix<const T> a, kernels::Matri
   };
   context.executor.run((M + linear_task_rows - 1) / linear_task_rows, task);
 }
+
+/// x with 0 in the rows whose dy is 0 throughout, in `storage`; or x itself where it is finite.
+/// What had no part in the result has none in the gradient: 0 times NaN is not let in.
+template <class T, class Isa>
+In<T, 2> without_idle_rows(const In<T, 2>& x, const In<T, 2>& dy, Tensor<T, 2>& storage,
+                           const Context& context) {
+  if (kernels::all_finite<T, Isa>(kernels::matrix(x), x.extent(0), x.extent(1))) return x;
+  storage = contiguous(x, context.memory);
+  for (Index n = 0; n < x.extent(0); ++n) {
+    bool idle = true;
+    for (Index o = 0; o < dy.extent(1); ++o) idle = idle && dy(n, o) == T(0);
+    for (Index i = 0; idle && i < x.extent(1); ++i) storage(n, i) = T(0);
+  }
+  return storage;
+}
+
+HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
@@ -79,6 +98,8 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
 /// dw  [I, O]   added to: x^T dy; {} for none
 /// db  [O]      added to: the column sums of dy; {} for none
 ///
+/// A row of x whose dy is 0 adds nothing to dw, even if it holds NaN or infinity: so padding that
+/// attention hides does not reach the weights.
 /// Work    2 N I O FLOPs for each of dx and dw, N O for db.
 /// Throws  ShapeError before anything is written; std::bad_alloc.
 template <Scalar T>
@@ -102,7 +123,9 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
     context.count_flops(std::int64_t{2} * N * I * O, kernels::executed_gemm_flops<T, Isa>(N, I, O));
   }
   if (dw.size() != 0 && N != 0) {
-    detail::run_gemm<T, Isa>(context, kernels::matrix(x).transposed(), dy_matrix,
+    Tensor<T, 2> storage;
+    const In<T, 2> active = detail::without_idle_rows<T, Isa>(x, dy, storage, context);
+    detail::run_gemm<T, Isa>(context, kernels::matrix(active).transposed(), dy_matrix,
                              kernels::matrix(dw), I, O, N, {.accumulate = true});
     context.count_flops(std::int64_t{2} * N * I * O, kernels::executed_gemm_flops<T, Isa>(I, O, N));
   }

@@ -1,0 +1,88 @@
+// The shape of a multi-head attention as far as its cost goes, and how many pairs it sees.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "headwise/tensor/shape.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// What a call costs depends on these alone. Widths of 0 take the default that stands beside them.
+struct AttentionShape {
+  Index batch_size = 1;    // B
+  Index seq_len = 0;       // L
+  Index key_len = 0;       // S; L
+  Index d_model = 0;       // D
+  Index num_heads = 1;     // H
+  Index num_kv_heads = 0;  // G; H
+  Index d_head = 0;        // d; D / H
+  Index d_value = 0;       // dv; d
+  Index kdim = 0;          // D
+  Index vdim = 0;          // D
+  bool self_attention = true;
+  bool causal = false;
+  Index window = 0;                         // 0: none
+  std::span<const Index> key_lengths = {};  // [B]; empty: all S
+  Index mask_biases = 0;                    // how many Mask::bias are added to the scores
+  bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;
+  bool layer_norm = false, layer_norm_affine = false;
+  bool weight_dropout = false, output_dropout = false;
+
+  Index S() const { return self_attention || key_len == 0 ? seq_len : key_len; }
+  Index G() const { return num_kv_heads == 0 ? num_heads : num_kv_heads; }
+  Index d() const { return d_head == 0 ? d_model / num_heads : d_head; }
+  Index dv() const { return d_value == 0 ? d() : d_value; }
+  Index k_in() const { return kdim == 0 ? d_model : kdim; }
+  Index v_in() const { return vdim == 0 ? d_model : vdim; }
+  Index q_width() const { return num_heads * d(); }
+  Index k_width() const { return G() * d(); }
+  Index v_width() const { return G() * dv(); }
+  Index context_width() const { return num_heads * dv(); }
+  Index query_rows() const { return batch_size * seq_len; }
+  Index key_rows() const { return batch_size * S(); }
+};
+
+namespace detail {
+
+/// The sum of clamp(m, 0, K) over all m <= n.
+constexpr std::int64_t clamped_sum(std::int64_t n, std::int64_t K) {
+  if (n <= 0) return 0;
+  if (n <= K) return n * (n + 1) / 2;
+  return K * (K + 1) / 2 + (n - K) * K;
+}
+
+/// Pairs 0 <= i < L, 0 <= j < K with j - i <= t.
+constexpr std::int64_t pairs_up_to(std::int64_t L, std::int64_t K, std::int64_t t) {
+  return clamped_sum(L + t, K) - clamped_sum(t, K);
+}
+
+}  // namespace detail
+
+/// The pairs (i, j) of one head that causality, window and `keys` keys leave, in closed form:
+/// j - i between S - L - (window - 1) and S - L, or S - L + (window - 1) where not causal.
+constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causal, Index window) {
+  const std::int64_t offset = S - L;
+  std::int64_t highest = keys;  // j - i is below the number of keys
+  if (is_causal) highest = offset;
+  if (window != 0) highest = std::min(highest, offset + window - 1);
+  std::int64_t pairs = detail::pairs_up_to(L, keys, highest);
+  if (window != 0) pairs -= detail::pairs_up_to(L, keys, offset - window);
+  return std::max<std::int64_t>(pairs, 0);
+}
+
+/// The same for all heads and the whole batch.
+inline std::int64_t visible_pairs(const AttentionShape& shape) {
+  std::int64_t pairs = 0;
+  if (shape.key_lengths.empty()) {
+    pairs = shape.batch_size *
+            visible_pairs(shape.seq_len, shape.S(), shape.S(), shape.causal, shape.window);
+  }
+  for (const Index keys : shape.key_lengths) {
+    pairs += visible_pairs(shape.seq_len, shape.S(), keys, shape.causal, shape.window);
+  }
+  return shape.num_heads * pairs;
+}
+
+}  // namespace headwise::inline v0_1

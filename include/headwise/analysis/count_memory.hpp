@@ -1,0 +1,138 @@
+// Bytes in closed form, from shapes alone: what a cache holds, what a call needs at its peak. They
+// are the sizes that are asked of the memory resource, equal to the byte to what a tally counts.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "headwise/analysis/attention_shape.hpp"
+#include "headwise/kernels/flash_backward.hpp"
+#include "headwise/kernels/flash_forward.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// Scalar types by their size.
+enum class ScalarType : std::size_t { f32 = 4, f64 = 8 };
+
+/// The textbook's intermediates of plain self-attention: X, Q, K, V and the merged context,
+/// B L D each, and the weights, B H L^2. (MultiHeadAttention keeps less: it only views X, and
+/// flash attention keeps B H L numbers in place of the weights; see count_memory.)
+inline std::int64_t count_memory_bytes(Index batch_size, Index seq_len, Index d_model,
+                                       Index n_heads, ScalarType dtype) {
+  const std::int64_t elements =
+      5 * batch_size * seq_len * d_model + batch_size * n_heads * seq_len * seq_len;
+  return elements * static_cast<std::int64_t>(dtype);
+}
+
+/// Bytes of keys and values, B S G (d + dv) elements: smaller by H / G with grouped heads.
+inline std::int64_t count_kv_bytes(const AttentionShape& s, ScalarType dtype) {
+  return s.key_rows() * (s.k_width() + s.v_width()) * static_cast<std::int64_t>(dtype);
+}
+
+/// A call as a sequence of stages: what is live, and the scratch on top of it.
+struct MemoryCount {
+  struct Stage {
+    std::string name;
+    std::int64_t live;
+    std::int64_t scratch;
+  };
+  std::vector<Stage> stages;
+  std::int64_t cache = 0;   // kept for backward after the call
+  std::int64_t result = 0;  // returned to the caller
+
+  std::int64_t peak() const {
+    std::int64_t most = 0;
+    for (const Stage& stage : stages) most = std::max(most, stage.live + stage.scratch);
+    return most;
+  }
+};
+
+namespace detail {
+
+/// Bytes of `elements` of T for each worker, as a Workspace asks for them.
+template <class T>
+std::int64_t workspace_bytes(Index workers, Index elements) {
+  return workers * padded<T>(elements) * static_cast<std::int64_t>(sizeof(T));
+}
+
+template <class T>
+std::int64_t gemm_workspace(Index workers, Index M, Index N) {
+  constexpr Index scratch = kernels::GemmTile<T, simd::Best>::scratch;
+  return M == 0 || N == 0 ? 0 : workspace_bytes<T>(workers, scratch);
+}
+
+}  // namespace detail
+
+/// The forward call of MultiHeadAttention: `training` fills a cache. Inputs are viewed.
+template <Scalar T>
+MemoryCount count_memory(const AttentionShape& s, bool flash, bool training, Index workers = 1) {
+  using Isa = simd::Best;
+  constexpr std::int64_t bytes = sizeof(T);
+  const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
+  const Index width = s.q_width() + s.k_width() + s.v_width();
+  MemoryCount count;
+  std::int64_t live = 0;
+  const auto stage = [&](const char* name, std::int64_t more, std::int64_t scratch) {
+    live += more * bytes;
+    count.stages.push_back({name, live, scratch});
+  };
+  if (s.layer_norm) stage("layer_norm", N * D + 2 * N, 0);
+  if (s.self_attention) {
+    const bool one_bias = s.q_bias && s.k_bias && s.v_bias;
+    stage("qkv projection", N * width,
+          detail::gemm_workspace<T>(workers, N, width) + (one_bias ? width * bytes : 0));
+  } else {
+    stage("q, k, v projections", N * s.q_width() + M * (s.k_width() + s.v_width()),
+          std::max({detail::gemm_workspace<T>(workers, N, s.q_width()),
+                    detail::gemm_workspace<T>(workers, M, s.k_width()),
+                    detail::gemm_workspace<T>(workers, M, s.v_width())}));
+  }
+  const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? s.num_heads * N : 0;
+  const Index scratch =
+      flash ? kernels::flash_forward_scratch<T, Isa>(s.d(), s.dv())
+            : kernels::attention_forward_scratch<T, Isa>(s.seq_len, s.S(), s.weight_dropout);
+  stage("attention", N * s.context_width() + (flash ? lse : weights),
+        detail::workspace_bytes<T>(workers, scratch));
+  count.cache = live;
+  stage("o projection", N * D, detail::gemm_workspace<T>(workers, N, D));
+  count.result = N * D * bytes;
+  if (!training) count.cache = 0;
+  return count;
+}
+
+/// The backward call, on top of what the forward call left.
+template <Scalar T>
+MemoryCount count_backward_memory(const AttentionShape& s, bool flash, Index workers = 1) {
+  using Isa = simd::Best;
+  constexpr std::int64_t bytes = sizeof(T);
+  const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
+  const Index width = s.q_width() + s.k_width() + s.v_width();
+  const Index qw = s.q_width(), kw = s.k_width(), vw = s.v_width(), cw = s.context_width();
+  MemoryCount count;
+  std::int64_t live = 0;
+  const auto stage = [&](const char* name, std::int64_t more, std::int64_t scratch) {
+    live += more * bytes;
+    count.stages.push_back({name, live, scratch});
+  };
+  const std::int64_t parameters =
+      D * qw + s.k_in() * kw + s.v_in() * vw + cw * D + (s.q_bias ? qw : 0) + (s.k_bias ? kw : 0) +
+      (s.v_bias ? vw : 0) + (s.o_bias ? D : 0) + (s.layer_norm && s.layer_norm_affine ? 2 * D : 0);
+  const std::int64_t inputs = N * D + (s.self_attention ? 0 : M * (s.k_in() + s.v_in()));
+  stage("sums of gradients", parameters + inputs, 0);
+  if (s.output_dropout) stage("dropout", N * D, 0);
+  stage("o projection", N * cw,
+        std::max(detail::gemm_workspace<T>(workers, N, cw),
+                 detail::gemm_workspace<T>(workers, cw, N == 0 ? 0 : D)));
+  const Index scratch =
+      flash ? kernels::flash_backward_scratch<T, Isa>(s.d(), s.dv())
+            : kernels::attention_backward_scratch<T, Isa>(s.seq_len, s.S(), s.weight_dropout);
+  stage("attention", s.self_attention ? N * width : N * qw + M * (kw + vw),
+        detail::workspace_bytes<T>(workers, scratch));
+  stage("projections", 0, N + M == 0 ? 0 : detail::gemm_workspace<T>(workers, 1, 1));
+  if (s.layer_norm) stage("layer_norm", N * D, 0);
+  count.result = inputs * bytes;
+  return count;
+}
+
+}  // namespace headwise::inline v0_1

@@ -1,0 +1,43 @@
+// The cost of a MultiHeadAttention's call, for the formulas of analysis/.
+#pragma once
+
+#include "headwise/analysis/attention_shape.hpp"
+#include "headwise/nn/multi_head_attention_options.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// The shape of a call with L queries and S keys; S = 0 is self-attention.
+/// The key lengths of the call's mask are viewed.
+template <Scalar T>
+AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
+                               const MultiHeadAttentionCall<T>& call, Index batch_size,
+                               Index seq_len, Index key_len = 0) {
+  const MultiHeadAttentionOptions o = options.resolved();
+  AttentionShape shape;
+  shape.batch_size = batch_size;
+  shape.seq_len = seq_len;
+  shape.key_len = key_len;
+  shape.d_model = o.d_model;
+  shape.num_heads = o.num_heads;
+  shape.num_kv_heads = o.num_kv_heads;
+  shape.d_head = o.d_head;
+  shape.d_value = o.d_value;
+  shape.kdim = o.kdim;
+  shape.vdim = o.vdim;
+  shape.self_attention = key_len == 0;
+  shape.causal = call.mask.is_causal();
+  shape.window = call.mask.window();
+  shape.key_lengths = call.mask.key_lengths();
+  shape.mask_biases = static_cast<Index>(call.mask.biases().size());
+  shape.q_bias = o.q_bias;
+  shape.k_bias = o.k_bias;
+  shape.v_bias = o.v_bias;
+  shape.o_bias = o.o_bias;
+  shape.layer_norm = o.layer_norm;
+  shape.layer_norm_affine = o.layer_norm_affine;
+  shape.weight_dropout = call.weight_dropout.active();
+  shape.output_dropout = call.output_dropout.active();
+  return shape;
+}
+
+}  // namespace headwise::inline v0_1
