@@ -1,0 +1,269 @@
+// A reference case, inputs and what PyTorch made of them in one safetensors file: read, run on
+// either path and in either precision, and held against what it expects. The metadata says how it
+// is to be run; what this library does not compute yet is refused by name.
+#pragma once
+
+#include <filesystem>
+#include <locale>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "headwise/io/pytorch.hpp"
+#include "headwise/ops/attention.hpp"
+#include "headwise/ops/flash_attention.hpp"
+#include "headwise/testing/close_to.hpp"
+
+namespace headwise::examples {
+
+/// What is run: a whole module (PyTorch's nn.MultiheadAttention), or attention alone.
+enum class CaseKind { mha, sdpa };
+
+struct ReferenceCase {
+  std::string name = {};  // in messages
+  SafetensorsFile file = {};
+  CaseKind kind = CaseKind::sdpa;
+  Index num_heads = 0;
+  Index num_kv_heads = 0;
+  bool causal = false;
+  Index window = 0;                  // 0: none
+  std::optional<double> scale = {};  // 1 / sqrt(d)
+};
+
+[[noreturn]] inline void refuse_case(const std::string& name, const std::string& message) {
+  raise<FileError>(name + ": " + message);
+}
+
+/// A number of the metadata. Throws FileError where it is there and is not wholly a number.
+template <class Number>
+std::optional<Number> metadata_number(const SafetensorsFile& file, const std::string& name,
+                                      const std::string& key) {
+  const auto found = file.metadata().find(key);
+  if (found == file.metadata().end()) return std::nullopt;
+  std::istringstream text(found->second);
+  text.imbue(std::locale::classic());
+  Number number{};
+  text >> std::noskipws >> number;
+  if (!text || text.peek() != std::istringstream::traits_type::eof()) {
+    refuse_case(name,
+                "metadata " + key + " is " + detail::quote(found->second) + ", expected a number");
+  }
+  return number;
+}
+
+inline CaseKind case_kind(const SafetensorsFile& file, const std::string& name) {
+  const auto found = file.metadata().find("kind");
+  if (found == file.metadata().end()) refuse_case(name, "no metadata kind: not a reference case");
+  if (found->second == "mha") return CaseKind::mha;
+  if (found->second == "sdpa") return CaseKind::sdpa;
+  if (found->second == "encoder_layer") {
+    refuse_case(name, "kind encoder_layer is not supported yet");
+  }
+  refuse_case(name, "kind is " + detail::quote(found->second) + ", expected mha or sdpa");
+}
+
+/// Reads how a case is to be run. Throws FileError `name: what is wrong or not supported yet`.
+inline ReferenceCase read_reference_case(SafetensorsFile file, std::string name) {
+  ReferenceCase c;
+  c.kind = case_kind(file, name);
+  for (const char* key : {"softcap", "alibi", "rope_theta"}) {
+    if (metadata_number<double>(file, name, key).value_or(0) == 0) continue;
+    refuse_case(name, std::string(key) + " is not supported yet");
+  }
+  const auto integer = [&](const char* key, Index otherwise, Index least) {
+    const Index value = metadata_number<Index>(file, name, key).value_or(otherwise);
+    if (value < least) {
+      refuse_case(name, "metadata " + std::string(key) + " is " + std::to_string(value) +
+                            ", expected >= " + std::to_string(least));
+    }
+    return value;
+  };
+  c.num_heads = integer("num_heads", 0, 1);
+  c.num_kv_heads = integer("num_kv_heads", c.num_heads, 1);
+  c.window = integer("window", 0, 0);
+  const Index causal_flag = integer("causal", 0, 0);
+  if (causal_flag > 1) refuse_case(name, "metadata causal is neither 0 nor 1");
+  c.causal = causal_flag == 1;
+  c.scale = metadata_number<double>(file, name, "scale");
+  if (c.kind == CaseKind::mha && c.num_kv_heads != c.num_heads) {
+    refuse_case(name, "num_kv_heads other than num_heads in kind mha is not supported");
+  }
+  c.name = std::move(name);
+  c.file = std::move(file);
+  return c;
+}
+inline ReferenceCase read_reference_case(const std::filesystem::path& path) {
+  return read_reference_case(SafetensorsFile::read(path), path.string());
+}
+
+/// The masks of a case, and the tensors that they view.
+template <class T>
+class CaseMasks {
+ public:
+  explicit CaseMasks(const ReferenceCase& c) {
+    if (c.causal) mask_.add(causal);
+    if (c.window > 0) mask_.add(Mask::window(c.window));
+    if (c.file.contains("key_padding_mask")) {
+      padding_ = c.file.get<bool, 2>("key_padding_mask");
+      mask_.add(Mask::drop_keys(padding_));
+    }
+    if (c.file.contains("attn_mask")) add_attn_mask(c);
+  }
+  CaseMasks(const CaseMasks&) = delete;
+  CaseMasks& operator=(const CaseMasks&) = delete;
+
+  const AttentionMask<T>& mask() const { return mask_; }
+
+ private:
+  void add_attn_mask(const ReferenceCase& c) {
+    const std::size_t rank = c.file.shape("attn_mask").size();
+    const bool drops = c.file.dtype("attn_mask") == DType::boolean;
+    if (rank != 2 && rank != 4) {
+      refuse_case(c.name, "attn_mask is " + format_extents(c.file.shape("attn_mask")) +
+                              ", expected [L, S] or [B, H, L, S]");
+    }
+    if (drops && rank == 2) mask_.add(Mask::drop(drop2_ = c.file.get<bool, 2>("attn_mask")));
+    if (drops && rank == 4) mask_.add(Mask::drop(drop4_ = c.file.get<bool, 4>("attn_mask")));
+    if (!drops && rank == 2) mask_.add(Mask::bias(bias2_ = c.file.get<T, 2>("attn_mask")));
+    if (!drops && rank == 4) mask_.add(Mask::bias(bias4_ = c.file.get<T, 4>("attn_mask")));
+  }
+
+  Tensor<bool, 2> padding_, drop2_;
+  Tensor<bool, 4> drop4_;
+  Tensor<T, 2> bias2_;
+  Tensor<T, 4> bias4_;
+  AttentionMask<T> mask_;
+};
+
+template <class T>
+void run_mha(const ReferenceCase& c, Path path, const Context& context,
+             SafetensorsWriter& results) {
+  const auto attention = from_pytorch<T>(c.file, c.num_heads);
+  const bool self = !c.file.contains("key") && !c.file.contains("value");
+  const auto query = c.file.get<T, 3>("query");  // [B, L, D]
+  const auto key = self ? Tensor<T, 3>() : c.file.get<T, 3>("key");
+  const auto value = self ? Tensor<T, 3>() : c.file.get<T, 3>("value");
+  const auto dy = c.file.get<T, 3>("grad_output");  // [B, L, D]
+  const CaseMasks<T> masks(c);
+  MultiHeadAttentionCall<T> call{.mask = masks.mask(), .path = path};
+  if (c.scale) call.scale = T(*c.scale);
+
+  MultiHeadAttentionCache<T> cache;
+  auto gradients = attention.zero_gradients();
+  if (self) {
+    results.add("output", attention.forward(query, call, cache, context));
+    results.add("grad.query", attention.backward(dy, cache, gradients, context));
+  } else {
+    results.add("output", attention.forward(query, key, value, call, cache, context));
+    const auto d = attention.backward_cross(dy, cache, gradients, context);
+    results.add("grad.query", d.query);
+    results.add("grad.key", d.key);
+    results.add("grad.value", d.value);
+  }
+  if (path == Path::materialized) results.add("weights", cache.weights);
+  add_pytorch_gradients(results, attention, gradients);
+}
+
+template <class T>
+void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
+              SafetensorsWriter& results) {
+  const auto q = c.file.get<T, 4>("query");          // [B, H, L, d]
+  const auto k = c.file.get<T, 4>("key");            // [B, G, S, d]
+  const auto v = c.file.get<T, 4>("value");          // [B, G, S, dv]
+  const auto d_o = c.file.get<T, 4>("grad_output");  // [B, H, L, dv]
+  if (q.extent(1) != c.num_heads || k.extent(1) != c.num_kv_heads) {
+    refuse_case(c.name, "query is " + q.shape().format() + ", key is " + k.shape().format() +
+                            ", expected num_heads " + std::to_string(c.num_heads) +
+                            " and num_kv_heads " + std::to_string(c.num_kv_heads) + " on axis 1");
+  }
+  const CaseMasks<T> masks(c);
+  AttentionOptions<T> options{.mask = masks.mask()};
+  if (c.scale) options.scale = T(*c.scale);
+
+  Tensor<T, 4> o(Shape{q.extent(0), q.extent(1), q.extent(2), v.extent(3)});
+  Tensor<T, 3> lse(Shape{q.extent(0), q.extent(1), q.extent(2)});
+  Tensor<T, 4> dq(q.shape()), dk(k.shape()), dv(v.shape());
+  flash_attention_forward(q, k, v, options, o, lse, context);
+  if (path == Path::materialized) {
+    // This path keeps weights and no logsumexp: that one stays the tiled path's.
+    Tensor<T, 4> weights(Shape{q.extent(0), q.extent(1), q.extent(2), k.extent(2)});
+    attention_forward(q, k, v, options, weights, o, context);
+    attention_backward(d_o, q, k, v, weights, options, dq, dk, dv, context);
+    results.add("weights", weights);
+  } else {
+    flash_attention_backward(d_o, q, k, v, o, lse, options, dq, dk, dv, context);
+  }
+  results.add("output", o);
+  results.add("logsumexp", lse);
+  results.add("grad.query", dq);
+  results.add("grad.key", dk);
+  results.add("grad.value", dv);
+}
+
+/// Forward and backward of a case in T: output, weights (Path::materialized), logsumexp (sdpa) and
+/// grad.NAME for every input and weight.
+/// Throws FileError, ShapeError or ArgumentError for a case whose tensors do not fit.
+template <class T>
+SafetensorsWriter run_reference_case(const ReferenceCase& c, Path path,
+                                     const Context& context = {}) {
+  SafetensorsWriter results;
+  if (c.kind == CaseKind::mha) {
+    run_mha<T>(c, path, context, results);
+  } else {
+    run_sdpa<T>(c, path, context, results);
+  }
+  return results;
+}
+
+/// One tensor of a run, beside what the case expects.
+struct CaseComparison {
+  std::string name;
+  std::vector<Index> shape;
+  std::optional<Closeness> closeness;  // absent: the run or the case has not brought it
+};
+
+template <int R>
+Closeness compare_tensor(const SafetensorsFile& results, const SafetensorsFile& expected,
+                         const std::string& name, double tolerance) {
+  return close_to(results.get<double, R>(name), expected.get<double, R>("expected." + name),
+                  tolerance);
+}
+
+/// Every tensor that a run has given or the case expects, by name; the error is relative to the
+/// largest expected value. Throws FileError or ShapeError where a rank or shape is another.
+inline std::vector<CaseComparison> compare_with_expected(const ReferenceCase& c,
+                                                         const SafetensorsFile& results,
+                                                         double tolerance = 0) {
+  std::vector<CaseComparison> rows;
+  for (const std::string& name : results.names()) {
+    CaseComparison row{name, results.shape(name), {}};
+    if (c.file.contains("expected." + name)) {
+      switch (row.shape.size()) {
+        case 1:
+          row.closeness = compare_tensor<1>(results, c.file, name, tolerance);
+          break;
+        case 2:
+          row.closeness = compare_tensor<2>(results, c.file, name, tolerance);
+          break;
+        case 3:
+          row.closeness = compare_tensor<3>(results, c.file, name, tolerance);
+          break;
+        default:
+          row.closeness = compare_tensor<4>(results, c.file, name, tolerance);
+      }
+    }
+    rows.push_back(std::move(row));
+  }
+  constexpr std::string_view prefix = "expected.";
+  for (const std::string& stored : c.file.names()) {
+    if (!stored.starts_with(prefix)) continue;
+    const std::string name = stored.substr(prefix.size());
+    if (!results.contains(name)) rows.push_back({name, c.file.shape(stored), {}});
+  }
+  return rows;
+}
+
+}  // namespace headwise::examples
