@@ -91,7 +91,7 @@ class AttentionMask {
  public:
   static constexpr int most = 4;  // pair masks and, apart from them, biases
 
-  AttentionMask() = default;
+  AttentionMask() noexcept {}  // not defaulted: g++ 12 fails to compute its exception specification
   template <class... Terms>
   requires(sizeof...(Terms) >= 1 && (MaskTerm<Terms, T> && ...))
       AttentionMask(const Terms&... terms) {

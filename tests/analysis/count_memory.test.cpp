@@ -1,0 +1,138 @@
+// Bytes in closed form against what the memory resource was asked for.
+#include "headwise/analysis/count_memory.hpp"
+
+#include <sstream>
+#include <vector>
+
+#include "headwise/analysis/report.hpp"
+#include "headwise/nn/cost.hpp"
+#include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/runtime/thread_pool.hpp"
+#include "support/catch.hpp"
+
+namespace {
+
+using namespace headwise;
+
+/// Runs forward and backward and holds every byte against the formulas.
+template <class T>
+void check_bytes(const MultiHeadAttentionOptions& options, MultiHeadAttentionCall<T> call, Index B,
+                 Index L, Index S, Index workers) {
+  const MultiHeadAttention<T> module(options);
+  const auto& o = module.options();
+  const Tensor<T, 3> x({B, L, o.d_model}), dy({B, L, o.d_model});
+  const Tensor<T, 3> key({B, S, o.kdim}), value({B, S, o.vdim});
+  ThreadPool pool(workers);
+  for (const Path path : {Path::materialized, Path::flash}) {
+    const bool flash = path == Path::flash;
+    CAPTURE(flash, B, L, S, workers);
+    call.path = path;
+    const auto shape = attention_shape(o, call, B, L, S);
+    const auto forward = count_memory<T>(shape, flash, true, workers);
+    const auto inference = count_memory<T>(shape, flash, false, workers);
+    const auto backward = count_backward_memory<T>(shape, flash, workers);
+    MemoryTally tally;
+    const Context context{.executor = pool, .memory = &tally};
+    if (S == 0) {
+      module.forward(x, call, context);
+    } else {
+      module.forward(x, key, value, call, context);
+    }
+    CHECK(tally.peak() == inference.peak());
+    CHECK(tally.live() == 0);
+
+    tally.reset_peak();
+    MultiHeadAttentionCache<T> cache;
+    auto gradients = module.zero_gradients();
+    const auto y = S == 0 ? module.forward(x, call, cache, context)
+                          : module.forward(x, key, value, call, cache, context);
+    CHECK(tally.peak() == forward.peak());
+    CHECK(tally.live() == forward.cache + forward.result);
+
+    tally.reset_peak();
+    const std::int64_t before = tally.live();
+    if (S == 0) {
+      const auto dx = module.backward(dy, cache, gradients, context);
+      CHECK(tally.live() == before + backward.result);
+    } else {
+      const auto d = module.backward_cross(dy, cache, gradients, context);
+      CHECK(tally.live() == before + backward.result);
+    }
+    CHECK(tally.peak() == before + backward.peak());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("bytes asked of the memory resource equal the formula to the byte", "[analysis]") {
+  const std::vector<Index> lengths = {7, 3};
+  check_bytes<float>({.d_model = 64, .num_heads = 4}, {}, 2, 33, 0, 1);
+  check_bytes<double>({.d_model = 64,
+                       .num_heads = 4,
+                       .num_kv_heads = 2,
+                       .q_bias = true,
+                       .k_bias = true,
+                       .v_bias = true,
+                       .layer_norm = true},
+                      {.mask = {causal, Mask::window(5)},
+                       .weight_dropout = {0.1, 1, 1},
+                       .output_dropout = {0.1, 1, 1}},
+                      2, 133, 0, 1);
+  check_bytes<float>({.d_model = 64, .num_heads = 4, .kdim = 10, .vdim = 7, .q_bias = true},
+                     {.mask = {Mask::key_lengths(lengths)}}, 2, 33, 9, 1);
+  check_bytes<float>({.d_model = 30, .num_heads = 3, .d_head = 7, .d_value = 11, .v_bias = true},
+                     {}, 1, 100, 0, 3);
+  check_bytes<long double>({.d_model = 8, .num_heads = 2}, {.mask = {causal}}, 1, 17, 0, 2);
+}
+
+TEST_CASE("flash attention keeps nothing that grows with the square of the length", "[analysis]") {
+  const auto peak = [](Index L, bool flash) {
+    const AttentionShape shape{.seq_len = L, .d_model = 64, .num_heads = 4};
+    return count_memory<float>(shape, flash, true).peak() +
+           count_backward_memory<float>(shape, flash).peak();
+  };
+  const auto growth = [&](bool flash) {
+    return static_cast<double>(peak(8192, flash) - peak(4096, flash)) /
+           static_cast<double>(peak(4096, flash) - peak(2048, flash));
+  };
+  CHECK(growth(true) == Approx(2.0).epsilon(0.01));
+  CHECK(growth(false) > 3.9);
+}
+
+TEST_CASE("count_memory_bytes gives the textbook's cache and B h L^2 of it are the weights",
+          "[analysis]") {
+  CHECK(count_memory_bytes(2, 6, 4, 2, ScalarType::f64) == (5 * 2 * 6 * 4 + 2 * 2 * 6 * 6) * 8);
+  CHECK(count_memory_bytes(1, 512, 512, 8, ScalarType::f32) == (5 * 512 * 512 + 8 * 512 * 512) * 4);
+  const auto kept = [](bool flash) {
+    return count_memory<float>({.batch_size = 2, .seq_len = 96, .d_model = 32, .num_heads = 4},
+                               flash, true)
+        .cache;
+  };
+  CHECK(kept(false) - kept(true) == (2 * 4 * 96 * 96 - 2 * 4 * 96) * 4);
+}
+
+TEST_CASE("grouped heads divide the bytes of keys and values by H over G", "[analysis]") {
+  AttentionShape shape{.batch_size = 2, .seq_len = 10, .d_model = 64, .num_heads = 8};
+  const auto all = count_kv_bytes(shape, ScalarType::f32);
+  CHECK(all == 2 * 10 * 8 * (8 + 8) * 4);
+  for (const Index G : {1, 2, 4}) {
+    shape.num_kv_heads = G;
+    CHECK(count_kv_bytes(shape, ScalarType::f32) * 8 / G == all);
+  }
+}
+
+TEST_CASE("the report says whether what was counted is what was predicted", "[analysis]") {
+  const AttentionShape shape{.seq_len = 6, .d_model = 4, .num_heads = 2};
+  FlopTally tally;
+  tally.add(count_flops(shape).total(), 5000);
+  std::ostringstream right, wrong;
+  report_flops(right, "forward", count_flops(shape), tally);
+  tally.add(1, 0);
+  report_flops(wrong, "forward", count_flops(shape), tally);
+  CHECK_THAT(right.str(), ContainsSubstring("FLOPs, equal"));
+  CHECK_THAT(wrong.str(), ContainsSubstring("NOT EQUAL"));
+  std::ostringstream memory;
+  const auto count = count_memory<float>(shape, true, true);
+  report_memory(memory, "bytes", count, count.peak());
+  CHECK_THAT(memory.str(), ContainsSubstring("bytes, equal"));
+}
