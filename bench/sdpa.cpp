@@ -8,7 +8,7 @@ struct Problem {
   Tensor<T, 4> q, k, v, d_o;
   AttentionOptions<T> options;
   Tensor<T, 4> o, weights, dq, dk, dv;
-  Tensor<T, 3> lse;
+  Tensor<T, 4> lse;
   AttentionShape shape;
 
   Problem(const benchmark::State& state, bool keep_weights) {
@@ -20,7 +20,7 @@ struct Problem {
     d_o = random_tensor<T>(Shape{B, H, L, d}, 4);
     o = dq = Tensor<T, 4>(q.shape());
     dk = dv = Tensor<T, 4>(k.shape());
-    lse = Tensor<T, 3>({B, H, L});
+    lse = Tensor<T, 4>({B, H, L, 2});
     if (keep_weights) weights = Tensor<T, 4>({B, H, L, L});
     if (state.range(5) != 0) options.mask.add(causal);
     shape = {.batch_size = B,

@@ -184,7 +184,7 @@ void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
   if (c.scale) options.scale = T(*c.scale);
 
   Tensor<T, 4> o(Shape{q.extent(0), q.extent(1), q.extent(2), v.extent(3)});
-  Tensor<T, 3> lse(Shape{q.extent(0), q.extent(1), q.extent(2)});
+  Tensor<T, 4> lse(Shape{q.extent(0), q.extent(1), q.extent(2), Index{2}});
   Tensor<T, 4> dq(q.shape()), dk(k.shape()), dv(v.shape());
   flash_attention_forward(q, k, v, options, o, lse, context);
   if (path == Path::materialized) {
@@ -197,7 +197,10 @@ void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
     flash_attention_backward(d_o, q, k, v, o, lse, options, dq, dk, dv, context);
   }
   results.add("output", o);
-  results.add("logsumexp", lse);
+  Tensor<T, 3> logsumexp(Shape{q.extent(0), q.extent(1), q.extent(2)});
+  for_each_index(logsumexp.shape(),
+                 [&](const Shape<3>& at) { logsumexp(at) = lse(at[0], at[1], at[2], 0); });
+  results.add("logsumexp", logsumexp);
   results.add("grad.query", dq);
   results.add("grad.key", dk);
   results.add("grad.value", dv);

@@ -108,7 +108,7 @@ TEST_CASE("count_memory_bytes gives the textbook's cache and B h L^2 of it are t
                                flash, true)
         .cache;
   };
-  CHECK(kept(false) - kept(true) == (2 * 4 * 96 * 96 - 2 * 4 * 96) * 4);
+  CHECK(kept(false) - kept(true) == (2 * 4 * 96 * 96 - 2 * 2 * 4 * 96) * 4);
 }
 
 TEST_CASE("grouped heads divide the bytes of keys and values by H over G", "[analysis]") {

@@ -78,7 +78,7 @@ inline FlopCount count_backward_flops(const AttentionShape& s, bool flash) {
   const FlopCount forward = count_flops(s);
   const std::int64_t N = s.query_rows(), D = s.d_model, pairs = visible_pairs(s);
   FlopCount count;
-  if (s.layer_norm) count.layer_norm = N * ((s.layer_norm_affine ? 19 : 12) * D + 2);
+  if (s.layer_norm) count.layer_norm = N * ((s.layer_norm_affine ? 18 : 11) * D + 2);
   count.q_projection = 2 * forward.q_projection;
   count.k_projection = 2 * forward.k_projection;
   count.v_projection = 2 * forward.v_projection;

@@ -17,7 +17,7 @@ enum class ScalarType : std::size_t { f32 = 4, f64 = 8 };
 
 /// The textbook's intermediates of plain self-attention: X, Q, K, V and the merged context,
 /// B L D each, and the weights, B H L^2. (MultiHeadAttention keeps less: it only views X, and
-/// flash attention keeps B H L numbers in place of the weights; see count_memory.)
+/// flash attention keeps 2 B H L numbers in place of the weights; see count_memory.)
 inline std::int64_t count_memory_bytes(Index batch_size, Index seq_len, Index d_model,
                                        Index n_heads, ScalarType dtype) {
   const std::int64_t elements =
@@ -88,7 +88,7 @@ MemoryCount count_memory(const AttentionShape& s, bool flash, bool training, Ind
                     detail::gemm_workspace<T>(workers, M, s.k_width()),
                     detail::gemm_workspace<T>(workers, M, s.v_width())}));
   }
-  const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? s.num_heads * N : 0;
+  const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? 2 * s.num_heads * N : 0;
   const Index scratch =
       flash ? kernels::flash_forward_scratch<T, Isa>(s.d(), s.dv())
             : kernels::attention_forward_scratch<T, Isa>(s.seq_len, s.S(), s.weight_dropout);

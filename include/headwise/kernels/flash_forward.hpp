@@ -55,17 +55,34 @@ struct OnlineSoftmax {
     }
     const T m = simd::max_lanes<T, Isa>(greatest_lanes);
     const T factor = S::lane(simd::exp<T, Isa>(S::broadcast(greatest[r]) - S::broadcast(m)), 0);
-    sum[r] = sum[r] * factor + exp_row<T, Isa>(s, m, visible);
+    sum[r] = sum[r] * factor + exp_row<T, Isa>(s, m, T(0), visible);
     greatest[r] = m;
     any[r] = true;
     return factor;
   }
 };
 
-/// o rows i0 ... i0 + rows - 1 and their logsumexp (null for none) are overwritten.
+/// The logsumexp m + log(sum) of a row as a number and what rounding it left out: a float near
+/// -1e9 is 64 from its neighbours, and e^(s - lse) would miss by as much. Where nothing was
+/// visible: -infinity and 0.
 template <class T, class Isa>
-TileWork flash_forward_tile(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o, T* lse,
-                            Index lse_step, Scratch<T> memory) {
+void store_logsumexp(const OnlineSoftmax<T, Isa>& softmax, Index r, Matrix<T> lse, Index i) {
+  using std::log;
+  if (!softmax.any[r]) {
+    lse(i, 0) = negative_infinity<T>();
+    lse(i, 1) = T(0);
+    return;
+  }
+  const T log_sum = T(log(softmax.sum[r]));
+  const T rounded = softmax.greatest[r] + log_sum;
+  lse(i, 0) = rounded;
+  lse(i, 1) = log_sum - (rounded - softmax.greatest[r]);
+}
+
+/// o rows i0 ... i0 + rows - 1 and their logsumexp [L, 2] (null for none) are overwritten.
+template <class T, class Isa>
+TileWork flash_forward_tile(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
+                            Matrix<T> lse, Scratch<T> memory) {
   using Tile = FlashTile<T, Isa>;
   constexpr Index keys = Tile::keys;
   T* s = memory.take(Tile::queries * keys);
@@ -115,14 +132,11 @@ TileWork flash_forward_tile(const AttentionHead<T>& head, Index i0, Index rows, 
                            executed_gemm_flops<T, Isa>(rows, head.dv, columns) + 5 * rows * keys;
   }
   // The sums become a softmax; a query that has seen no key has 0 and -infinity.
-  using std::log;
   for (Index r = 0; r < rows; ++r) {
     for (Index n = 0; n < head.dv; ++n) {
       o(i0 + r, n) = softmax.any[r] ? context[r * head.dv + n] / softmax.sum[r] : T(0);
     }
-    if (lse == nullptr) continue;
-    lse[(i0 + r) * lse_step] =
-        softmax.any[r] ? softmax.greatest[r] + T(log(softmax.sum[r])) : negative_infinity<T>();
+    if (lse.data != nullptr) store_logsumexp<T, Isa>(softmax, r, lse, i0 + r);
   }
   return work;
 }

@@ -80,14 +80,14 @@ void add_bias(const AttentionHead<T>& head, const TileMask<T, Isa>& mask, Index 
   }
 }
 
-/// row_j = e^(row_j - shift) where visible, 0 elsewhere; returns the sum.
+/// row_j = e^((row_j - shift) - rest) where visible, 0 elsewhere; returns the sum.
 template <class T, class Isa>
-T exp_row(T* row, T shift, const std::uint8_t* visible) {
+T exp_row(T* row, T shift, T rest, const std::uint8_t* visible) {
   using S = simd::Simd<T, Isa>;
   constexpr Index keys = FlashTile<T, Isa>::keys;
-  const auto shifts = S::broadcast(shift);
+  const auto shifts = S::broadcast(shift), rests = S::broadcast(rest);
   for (Index j = 0; j < keys; j += S::width) {
-    S::store(simd::exp<T, Isa>(S::load(row + j) - shifts), row + j);
+    S::store(simd::exp<T, Isa>((S::load(row + j) - shifts) - rests), row + j);
   }
   if (visible != nullptr) {
     for (Index j = 0; j < keys; ++j) row[j] = visible[j] ? row[j] : T(0);

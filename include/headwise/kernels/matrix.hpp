@@ -63,28 +63,6 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   return simd::sum_lanes<T, Isa>(sums) + rest == T(0);
 }
 
-/// The sum of x_k y_k, k = 0 ... n - 1, in an order that depends on n alone: one chain of
-/// multiply-adds for each lane, then the lanes pairwise.
-template <class T, class Isa>
-T dot(const T* x, Index x_step, const T* y, Index y_step, Index n) {
-  using S = simd::Simd<T, Isa>;
-  constexpr Index width = S::width;
-  auto sum = S::zero();
-  Index k = 0;
-  if (x_step == 1 && y_step == 1) {
-    for (; k + width <= n; k += width) sum = sum + S::load(x + k) * S::load(y + k);
-  }
-  for (; k < n; k += width) {
-    T x_part[width] = {}, y_part[width] = {};
-    for (Index lane = 0; lane < width && k + lane < n; ++lane) {
-      x_part[lane] = x[(k + lane) * x_step];
-      y_part[lane] = y[(k + lane) * y_step];
-    }
-    sum = sum + S::load(x_part) * S::load(y_part);
-  }
-  return simd::sum_lanes<T, Isa>(sum);
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

@@ -10,16 +10,13 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 HEADWISE_STRICT_MATH_BEGIN
 
 /// In place over the elements j of a row with visible(j): x_j becomes e^(x_j - max) / sum, the
-/// others 0, whatever they held. Returns logsumexp; -infinity for a row in which nothing is
-/// visible, which becomes 0 throughout.
+/// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout.
 template <class T, class Visible>
-T softmax_row(T* x, Index step, Index n, Visible visible) {
-  using std::exp, std::log;
+void softmax_row(T* x, Index step, Index n, Visible visible) {
+  using std::exp;
   T greatest = std::numeric_limits<T>::lowest();
-  bool any = false;
   for (Index j = 0; j < n; ++j) {
     if (!visible(j)) continue;
-    any = true;
     if (greatest < x[j * step]) greatest = x[j * step];
   }
   T sum = T(0);
@@ -28,11 +25,9 @@ T softmax_row(T* x, Index step, Index n, Visible visible) {
     element = visible(j) ? T(exp(element - greatest)) : T(0);
     if (visible(j)) sum = sum + element;
   }
-  if (!any) return negative_infinity<T>();
   for (Index j = 0; j < n; ++j) {
     if (visible(j)) x[j * step] = x[j * step] / sum;
   }
-  return greatest + T(log(sum));
 }
 
 /// dx_j = p_j (dp_j - sum_k dp_k p_k) for visible j, 0 for the others. dx may be dp.

@@ -28,7 +28,7 @@ struct MultiHeadAttentionCache {
   Tensor<T, 3> v;        // [B, S, G dv]              cross-attention
   Tensor<T, 3> context;  // [B, L, H dv]
   Tensor<T, 4> weights;  // [B, H, L, S]              Path::materialized; before dropout
-  Tensor<T, 3> lse;      // [B, H, L]                 Path::flash
+  Tensor<T, 4> lse;      // [B, H, L, 2]              Path::flash
 
   /// What the projections read: the normalised input, or the input.
   In<T, 3> projected_query() const { return x_norm.absent() ? query : In<T, 3>(x_norm); }

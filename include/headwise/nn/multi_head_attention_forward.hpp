@@ -100,7 +100,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
     cache.weights = Tensor<T, 4>({B, o.num_heads, L, S}, context.memory);
     attention_forward(q, k, v, call.attention(), cache.weights, heads, context);
   } else {
-    if (training) cache.lse = Tensor<T, 3>({B, o.num_heads, L}, context.memory);
+    if (training) cache.lse = Tensor<T, 4>({B, o.num_heads, L, 2}, context.memory);
     flash_attention_forward(q, k, v, call.attention(), heads, cache.lse, context);
   }
   // 6 linear

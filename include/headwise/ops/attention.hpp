@@ -86,6 +86,10 @@ void attention_backward(In<T, 4> d_o, In<std::type_identity_t<T>, 4> q,
       kernels::attention_backward_scratch<T, Isa>(L, S, options.dropout.active()), context.memory);
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / sizes.G, g = t % sizes.G;
+    if (sizes.group() == 0) {
+      fill(select(select(dk, b), g), T(0));
+      fill(select(select(dv, b), g), T(0));
+    }
     for (Index n = 0; n < sizes.group(); ++n) {
       const Index h = g * sizes.group() + n;
       const auto head = detail::attention_head(sizes, q, k, v, options, b, h);

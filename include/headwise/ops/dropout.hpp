@@ -55,6 +55,7 @@ template <Scalar T>
 void dropout_backward(In<T, 2> dy, const Dropout& dropout, Out<std::type_identity_t<T>, 2> dx,
                       const Context& context = {}) {
   require_shape("dropout_backward", "dx", dx, dy.shape(), "the shape of dy");
+  dropout.require_valid("dropout_backward");
   dropout_forward(dy, dropout, dx, context);
 }
 

@@ -18,7 +18,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// v        [B, G, S, dv]   in
 /// options                  masks, scale, dropout of the weights
 /// o        [B, H, L, dv]   out
-/// lse      [B, H, L]       out; logsumexp of each query's visible scores, {} for inference
+/// lse      [B, H, L, 2]    out; logsumexp of each query's visible scores, and beside it what its
+///                          rounding left out; {} for inference
 ///
 /// A query that sees no key has o 0 and lse -infinity. What a hidden pair holds, NaN or infinity,
 /// does not reach o. A query's bits depend on its own row and the keys alone: not on the batch, the
@@ -31,7 +32,7 @@ template <Scalar T>
 void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                              In<std::type_identity_t<T>, 4> v,
                              const AttentionOptions<std::type_identity_t<T>>& options,
-                             Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 3> lse,
+                             Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 4> lse,
                              const Context& context = {}) {
   using Isa = simd::Best;
   constexpr Index queries = kernels::FlashTile<T, Isa>::queries;
@@ -39,7 +40,8 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   const auto [B, H, G, L, S, d, dv] = sizes;
   require_shape("flash_attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
   if (!lse.absent()) {
-    require_shape("flash_attention_forward", "lse", lse, Shape{B, H, L}, "q without its width");
+    require_shape("flash_attention_forward", "lse", lse, Shape{B, H, L, 2},
+                  "two numbers a query of q");
   }
 
   Workspace<T> workspace(context.executor.concurrency(),
@@ -49,10 +51,11 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / blocks / sizes.H, h = t / blocks % sizes.H, i0 = t % blocks * queries;
     const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-    T* head_lse = lse.absent() ? nullptr : lse.data() + b * lse.stride(0) + h * lse.stride(1);
+    const auto head_lse =
+        lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse, b, h);
     const auto work = kernels::flash_forward_tile<T, Isa>(head, i0, std::min(queries, sizes.L - i0),
                                                           kernels::matrix(o, b, h), head_lse,
-                                                          lse.stride(2), workspace.of(worker));
+                                                          workspace.of(worker));
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
   context.executor.run(B * H * blocks, task);
@@ -63,7 +66,7 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// d_o      [B, H, L, dv]   in
 /// q, k, v                  in; as in forward
 /// o        [B, H, L, dv]   in; what forward returned
-/// lse      [B, H, L]       in; what forward returned
+/// lse      [B, H, L, 2]    in; what forward returned
 /// options                  as in forward
 /// dq       [B, H, L, d]    out
 /// dk       [B, G, S, d]    out; summed over the query heads of a group
@@ -76,7 +79,7 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 template <Scalar T>
 void flash_attention_backward(In<T, 4> d_o, In<std::type_identity_t<T>, 4> q,
                               In<std::type_identity_t<T>, 4> k, In<std::type_identity_t<T>, 4> v,
-                              In<std::type_identity_t<T>, 4> o, In<std::type_identity_t<T>, 3> lse,
+                              In<std::type_identity_t<T>, 4> o, In<std::type_identity_t<T>, 4> lse,
                               const AttentionOptions<std::type_identity_t<T>>& options,
                               Out<std::type_identity_t<T>, 4> dq,
                               Out<std::type_identity_t<T>, 4> dk,
@@ -88,7 +91,7 @@ void flash_attention_backward(In<T, 4> d_o, In<std::type_identity_t<T>, 4> q,
   constexpr std::string_view function = "flash_attention_backward";
   require_shape(function, "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
   require_shape(function, "o", o, Shape{B, H, L, width_v}, "q, head width of v");
-  require_shape(function, "lse", lse, Shape{B, H, L}, "q without its width");
+  require_shape(function, "lse", lse, Shape{B, H, L, 2}, "two numbers a query of q");
   require_shape(function, "dq", dq, q.shape(), "the shape of q");
   require_shape(function, "dk", dk, k.shape(), "the shape of k");
   require_shape(function, "dv", dv, v.shape(), "the shape of v");
@@ -101,14 +104,15 @@ void flash_attention_backward(In<T, 4> d_o, In<std::type_identity_t<T>, 4> q,
     const auto head_at = [&](Index n) {
       const Index h = g * sizes.group() + n;
       return kernels::FlashHead<T>{detail::attention_head(sizes, q, k, v, options, b, h),
-                                   kernels::matrix(o, b, h),
-                                   kernels::matrix(d_o, b, h),
-                                   lse.data() + b * lse.stride(0) + h * lse.stride(1),
-                                   lse.stride(2),
-                                   kernels::matrix(dq, b, h)};
+                                   kernels::matrix(o, b, h), kernels::matrix(d_o, b, h),
+                                   kernels::matrix(lse, b, h), kernels::matrix(dq, b, h)};
     };
     for (Index n = 0; n < sizes.group(); ++n) {
       fill(select(select(dq, b), g * sizes.group() + n), T(0));
+    }
+    if (sizes.group() == 0) {
+      fill(select(select(dk, b), g), T(0));
+      fill(select(select(dv, b), g), T(0));
     }
     kernels::TileWork work;
     for (Index j0 = 0; j0 < sizes.S && sizes.group() != 0; j0 += keys) {

@@ -16,12 +16,17 @@ HEADWISE_STRICT_MATH_BEGIN
 /// Rows of the result that one task computes. A constant: borders never depend on threads.
 inline constexpr Index linear_task_rows = 192;
 
+/// Scratch of products on every worker; none where there is nothing to multiply.
 template <class T, class Isa>
-void run_gemm(const Context& context, kernels::Matrix<const T> a, kernels::Matrix<const T> b,
-              kernels::Matrix<T> c, Index M, Index N, Index K,
+Workspace<T> gemm_workspace(const Context& context, bool needed) {
+  return Workspace<T>(needed ? context.executor.concurrency() : 0,
+                      kernels::GemmTile<T, Isa>::scratch, context.memory);
+}
+
+template <class T, class Isa>
+void run_gemm(const Context& context, Workspace<T>& workspace, kernels::Matrix<const T> a,
+              kernels::Matrix<const T> b, kernels::Matrix<T> c, Index M, Index N, Index K,
               const kernels::Epilogue<T>& epilogue) {
-  Workspace<T> workspace(context.executor.concurrency(), kernels::GemmTile<T, Isa>::scratch,
-                         context.memory);
   const auto task = [&](Index t, Index worker) {
     const Index m = t * linear_task_rows;
     T* scratch = workspace.of(worker).take(kernels::GemmTile<T, Isa>::scratch);
@@ -82,8 +87,9 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
     dense_bias = contiguous(b, context.memory);
     bias = dense_bias.data();
   }
-  detail::run_gemm<T, Isa>(context, kernels::matrix(x), kernels::matrix(w), kernels::matrix(y), N,
-                           O, I, {.bias = bias});
+  auto workspace = detail::gemm_workspace<T, Isa>(context, true);
+  detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(x), kernels::matrix(w),
+                           kernels::matrix(y), N, O, I, {.bias = bias});
   const std::int64_t bias_flops = b.absent() ? 0 : std::int64_t{N} * O;
   context.count_flops(std::int64_t{2} * N * I * O + bias_flops,
                       kernels::executed_gemm_flops<T, Isa>(N, O, I) + bias_flops);
@@ -116,16 +122,18 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{I, O}, "the shape of w");
   if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
 
+  const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
+  Tensor<T, 2> storage;
+  const In<T, 2> active = wants_dw ? detail::without_idle_rows<T, Isa>(x, dy, storage, context) : x;
+  auto workspace = detail::gemm_workspace<T, Isa>(context, wants_dx || wants_dw);
   const auto dy_matrix = kernels::matrix(dy);
-  if (dx.size() != 0) {
-    detail::run_gemm<T, Isa>(context, dy_matrix, kernels::matrix(w).transposed(),
+  if (wants_dx) {
+    detail::run_gemm<T, Isa>(context, workspace, dy_matrix, kernels::matrix(w).transposed(),
                              kernels::matrix(dx), N, I, O, {});
     context.count_flops(std::int64_t{2} * N * I * O, kernels::executed_gemm_flops<T, Isa>(N, I, O));
   }
-  if (dw.size() != 0 && N != 0) {
-    Tensor<T, 2> storage;
-    const In<T, 2> active = detail::without_idle_rows<T, Isa>(x, dy, storage, context);
-    detail::run_gemm<T, Isa>(context, kernels::matrix(active).transposed(), dy_matrix,
+  if (wants_dw) {
+    detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(active).transposed(), dy_matrix,
                              kernels::matrix(dw), I, O, N, {.accumulate = true});
     context.count_flops(std::int64_t{2} * N * I * O, kernels::executed_gemm_flops<T, Isa>(I, O, N));
   }

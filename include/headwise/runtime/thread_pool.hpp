@@ -12,27 +12,26 @@
 namespace headwise::inline v0_1 {
 
 /// `threads` workers, the calling thread among them. One run at a time; concurrent callers queue.
+/// A task must not call run on the pool that runs it: it would wait for itself.
 class ThreadPool {
  public:
-  /// Throws ArgumentError for fewer than one thread.
+  /// Throws ArgumentError for fewer than one thread, std::system_error if one cannot be started.
   explicit ThreadPool(Index threads) {
     require(threads >= 1, "ThreadPool",
             "threads is " + std::to_string(threads) + ", expected >= 1");
     threads_.reserve(static_cast<std::size_t>(threads - 1));
-    for (Index worker = 1; worker < threads; ++worker) {
-      threads_.emplace_back([this, worker] { serve(worker); });
+    try {
+      for (Index worker = 1; worker < threads; ++worker) {
+        threads_.emplace_back([this, worker] { serve(worker); });
+      }
+    } catch (...) {
+      stop();
+      throw;
     }
   }
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
-  ~ThreadPool() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    wake_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~ThreadPool() { stop(); }
 
   Index concurrency() const { return static_cast<Index>(threads_.size()) + 1; }
 
@@ -54,6 +53,15 @@ class ThreadPool {
   }
 
  private:
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
   void work(TaskRef task, Index tasks, Index worker) {
     for (Index t = next_.fetch_add(1); t < tasks; t = next_.fetch_add(1)) task(t, worker);
   }

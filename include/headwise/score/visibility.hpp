@@ -25,7 +25,9 @@ class HeadVisibility {
         causal_(mask.is_causal()),
         window_(mask.window()),
         keys_(mask.has_key_lengths() ? mask.key_lengths()[static_cast<std::size_t>(b)] : S),
-        all_keys_(S) {
+        all_keys_(S),
+        hidden_below_(std::numeric_limits<T>::lowest()) {
+    if (!mask.biases().empty()) hidden_below_ = hidden_below_ / T(4);
     for (const PairMask& term : mask.pair_masks()) {
       pairs_[static_cast<std::size_t>(pair_count_++)] = {plane(term.pairs, b, h), term.keep};
     }
@@ -70,9 +72,8 @@ class HeadVisibility {
       const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
       if (pairs.at(i, j) != keep) return false;
     }
-    const T hidden_below = std::numeric_limits<T>::lowest() / T(4);
     for (int t = 0; t < bias_count_; ++t) {
-      if (biases_[static_cast<std::size_t>(t)].at(i, j) < hidden_below) return false;
+      if (biases_[static_cast<std::size_t>(t)].at(i, j) < hidden_below_) return false;
     }
     return true;
   }
@@ -84,6 +85,7 @@ class HeadVisibility {
 
   /// What is added to the score of a visible pair; 0 without biases.
   T bias(Index i, Index j) const {
+    if (bias_count_ == 0) return T(0);
     T sum = biases_[0].at(i, j);
     for (int t = 1; t < bias_count_; ++t) sum = sum + biases_[static_cast<std::size_t>(t)].at(i, j);
     return sum;
@@ -115,6 +117,7 @@ class HeadVisibility {
   Index window_;
   Index keys_;
   Index all_keys_;
+  T hidden_below_;
   int pair_count_ = 0;
   int bias_count_ = 0;
   std::array<PairPlane, AttentionMask<T>::most> pairs_{};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <type_traits>
 
 #include "headwise/tensor/view_ops.hpp"
 
@@ -40,32 +41,57 @@ Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>, 0, Eigen::InnerStride<>> e
   return {view.data(), view.extent(0), Eigen::InnerStride<>(view.stride(0))};
 }
 
-/// A row-major Eigen matrix (or Map, Ref, Block of one) as a view of its storage.
+namespace detail {
+
+template <class Derived>
+inline constexpr bool eigen_is_writable =
+    !std::is_const_v<Derived> && (static_cast<int>(Derived::Flags) & Eigen::LvalueBit) != 0;
+
+template <class Derived>
+inline constexpr bool reads_by_rows = static_cast<bool>(Derived::IsRowMajor) ||
+                                      static_cast<bool>(Derived::IsVectorAtCompileTime);
+
+/// Element (i, j) stays element (i, j), whichever way the matrix is stored.
+template <class View, class Derived>
+View eigen_view(Derived& m) {
+  const Index outer = m.outerStride(), inner = m.innerStride();
+  const bool by_rows = static_cast<bool>(Derived::IsRowMajor);
+  return {m.data(), Shape{m.rows(), m.cols()}, by_rows ? Shape{outer, inner} : Shape{inner, outer}};
+}
+
+}  // namespace detail
+
+/// A row-major Eigen matrix (or Map, Ref, Block of one), or a vector, as a view of its storage.
 template <class Derived>
 In<typename Derived::Scalar, 2> from_eigen(const Eigen::DenseBase<Derived>& matrix) {
-  static_assert(static_cast<bool>(Derived::IsRowMajor),
+  static_assert(detail::reads_by_rows<Derived>,
                 "this Eigen matrix is column-major, Eigen's default, and headwise reads rows: pass "
                 "from_column_major(m), which reads it in place as the same N x M matrix, or "
                 "declare it as headwise::EigenMatrix<T>");
-  const Derived& m = matrix.derived();
-  return {m.data(), Shape{m.rows(), m.cols()}, Shape{m.outerStride(), m.innerStride()}};
+  return detail::eigen_view<In<typename Derived::Scalar, 2>>(matrix.derived());
 }
 template <class Derived>
-Out<typename Derived::Scalar, 2> from_eigen(Eigen::DenseBase<Derived>& matrix) {
-  static_assert(static_cast<bool>(Derived::IsRowMajor),
+requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> from_eigen(
+    Eigen::DenseBase<Derived>& matrix) {
+  static_assert(detail::reads_by_rows<Derived>,
                 "this Eigen matrix is column-major, Eigen's default, and headwise writes rows: "
                 "pass from_column_major(m) or declare it as headwise::EigenMatrix<T>");
-  Derived& m = matrix.derived();
-  return {m.data(), Shape{m.rows(), m.cols()}, Shape{m.outerStride(), m.innerStride()}};
+  return detail::eigen_view<Out<typename Derived::Scalar, 2>>(matrix.derived());
 }
 
-/// A column-major Eigen matrix read in place: element (i, j) stays element (i, j).
+/// A column-major Eigen matrix in place: element (i, j) stays element (i, j).
 template <class Derived>
 In<typename Derived::Scalar, 2> from_column_major(const Eigen::DenseBase<Derived>& matrix) {
   static_assert(!static_cast<bool>(Derived::IsRowMajor),
                 "this Eigen matrix is row-major: pass from_eigen(m)");
-  const Derived& m = matrix.derived();
-  return {m.data(), Shape{m.rows(), m.cols()}, Shape{m.innerStride(), m.outerStride()}};
+  return detail::eigen_view<In<typename Derived::Scalar, 2>>(matrix.derived());
+}
+template <class Derived>
+requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> from_column_major(
+    Eigen::DenseBase<Derived>& matrix) {
+  static_assert(!static_cast<bool>(Derived::IsRowMajor),
+                "this Eigen matrix is row-major: pass from_eigen(m)");
+  return detail::eigen_view<Out<typename Derived::Scalar, 2>>(matrix.derived());
 }
 
 }  // namespace headwise::inline v0_1

@@ -47,9 +47,9 @@ class In {
 
   /// Whether the elements lie one behind the other in row-major order.
   constexpr bool dense() const {
+    if (size() == 0) return true;
     Index step = 1;
     for (int r = R - 1; r >= 0; --r) {
-      if (shape_[r] == 0) return true;
       if (shape_[r] != 1 && strides_[r] != step) return false;
       step *= shape_[r];
     }
@@ -90,7 +90,7 @@ class Out : public In<T, R> {
       : In<T, R>(data, shape, strides), data_(data) {}
 
   template <OwnsItsElements U>
-  requires(!std::is_const_v<U>) constexpr Out(U& tensor)
+  requires(!std::is_const_v<U> && std::derived_from<U, Out<T, R>>) constexpr Out(U& tensor)
       : Out(tensor.data(), tensor.shape(), tensor.strides()) {}
   template <OwnsItsElements U>
   Out(const U& tensor) = delete;  // a const Tensor is not written to

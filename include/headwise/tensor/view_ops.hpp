@@ -16,10 +16,12 @@ template <class T, int R>
 In<T, R> as_view(const Tensor<T, R>& tensor) {
   return tensor;
 }
-template <class T, int R>
-void as_view(const Tensor<T, R>&& tensor) = delete;  // the view would outlive its storage
 template <class V>
 requires(!OwnsItsElements<V>) V as_view(const V& view) { return view; }
+
+/// What can be viewed: any view, and a Tensor that has a name and so outlives the call.
+template <class V>
+concept Viewable = !OwnsItsElements<std::remove_reference_t<V>> || std::is_lvalue_reference_v<V>;
 
 template <class V>
 using view_of = decltype(as_view(std::declval<V>()));
@@ -28,9 +30,10 @@ using view_of_rank = typename view_of<V>::template with_rank<Q>;
 
 /// Elements begin, begin + 1, ... begin + count - 1 of one axis.
 /// Throws ShapeError unless 0 <= begin <= begin + count <= extent.
-template <class V>
+template <Viewable V>
 view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
   const auto view = as_view(tensor);
+  assert(axis >= 0 && axis < view.rank);
   if (begin < 0 || count < 0 || begin > view.extent(axis) - count) {
     raise<ShapeError>("slice: [" + std::to_string(begin) + ", " + std::to_string(begin + count) +
                       ") of axis " + std::to_string(axis) + " is outside " + view.shape().format());
@@ -42,7 +45,7 @@ view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
 }
 
 /// One index of the first axis; the view that remains has one axis less.
-template <class V>
+template <Viewable V>
 auto select(V&& tensor, Index index) {
   const auto view = as_view(tensor);
   using View = std::remove_const_t<decltype(view)>;
@@ -57,9 +60,10 @@ auto select(V&& tensor, Index index) {
 }
 
 /// Two axes exchanged.
-template <class V>
+template <Viewable V>
 view_of<V&> transpose(V&& tensor, int axis_a, int axis_b) {
   const auto view = as_view(tensor);
+  assert(axis_a >= 0 && axis_a < view.rank && axis_b >= 0 && axis_b < view.rank);
   auto shape = view.shape();
   auto strides = view.strides();
   std::swap(shape[axis_a], shape[axis_b]);
@@ -70,12 +74,12 @@ view_of<V&> transpose(V&& tensor, int axis_a, int axis_b) {
 /// [B, L, C] as the matrix [B L, C]: possible where batch follows batch at the distance of L rows.
 template <class V>
 bool rows_are_uniform(const V& tensor) {
-  return tensor.extent(0) <= 1 || tensor.extent(1) == 0 ||
+  return tensor.extent(0) <= 1 || tensor.extent(1) <= 1 ||
          tensor.stride(0) == tensor.extent(1) * tensor.stride(1);
 }
 
 /// [B, L, C] seen as [B L, C]. Throws ShapeError where no strides describe that.
-template <class V>
+template <Viewable V>
 auto merge_rows(V&& tensor) {
   const auto view = as_view(tensor);
   if (!rows_are_uniform(view)) {
@@ -83,14 +87,14 @@ auto merge_rows(V&& tensor) {
                       view.shape().format() + " have no common row distance; copy it first");
   }
   return view_of_rank<V&, 2>(view.data(), Shape{view.extent(0) * view.extent(1), view.extent(2)},
-                             Shape{view.stride(1), view.stride(2)});
+                             Shape{view.stride(view.extent(1) == 1 ? 0 : 1), view.stride(2)});
 }
 
 /// [B, L, H d] seen as [B, H, L, d], head i in columns i d ... (i + 1) d - 1.
 ///
 /// Over rows at distance W the strides are (L W, d, W, 1): no element moves.
 /// Throws ShapeError unless num_heads divides the width.
-template <class V>
+template <Viewable V>
 auto split_heads(V&& tensor, Index num_heads) {
   const auto view = as_view(tensor);
   if (num_heads <= 0 || view.extent(2) % num_heads != 0) {
@@ -105,7 +109,7 @@ auto split_heads(V&& tensor, Index num_heads) {
 
 /// [B, H, L, d] seen as [B, L, H d]: the inverse of split_heads on the same storage.
 /// Throws ShapeError where the heads do not lie side by side in a row.
-template <class V>
+template <Viewable V>
 auto merge_heads(V&& tensor) {
   const auto view = as_view(tensor);
   if (view.extent(1) > 1 && view.stride(1) != view.extent(3) * view.stride(3)) {

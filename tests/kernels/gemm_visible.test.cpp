@@ -1,0 +1,175 @@
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "headwise/kernels/gemm.hpp"
+#include "headwise/tensor/philox.hpp"
+#include "headwise/tensor/tensor.hpp"
+#include "support/catch.hpp"
+
+using namespace headwise;
+
+namespace {
+
+using Isa = simd::Best;
+
+template <class T>
+Tensor2<T> normal(Index rows, Index columns, std::uint64_t seed) {
+  Tensor2<T> x(Shape{rows, columns});
+  for (Index n = 0; n < x.size(); ++n) {
+    x.data()[n] = static_cast<T>(philox_normal(philox_key(seed), static_cast<std::uint64_t>(n)));
+  }
+  return x;
+}
+
+template <class T>
+bool same_bits(const Tensor2<T>& a, const Tensor2<T>& b) {
+  for (Index n = 0; n < a.size(); ++n) {
+    if (std::memcmp(a.data() + n, b.data() + n, sizeof(T) == 16 ? 10 : sizeof(T)) != 0)
+      return false;
+  }
+  return true;
+}
+
+template <class T>
+T special(int kind) {
+  constexpr T infinity = std::numeric_limits<T>::infinity();
+  return kind == 0 ? std::numeric_limits<T>::quiet_NaN() : kind == 1 ? infinity : -infinity;
+}
+
+/// a [M, K] with 0 where row m does not see k, as weights of attention are.
+template <class T, class Visible>
+Tensor2<T> weights(Index M, Index K, Visible visible) {
+  Tensor2<T> a = normal<T>(M, K, 1);
+  for_each_index(a.shape(), [&](const Shape<2>& i) {
+    if (!visible(i[0], i[1])) a(i) = T(0);
+  });
+  return a;
+}
+
+template <class T>
+void check_hidden_rows(Index M, Index N, Index K) {
+  CAPTURE(sizeof(T), M, N, K);
+  const auto visible = [](Index m, Index k) { return (m * 5 + k * 3) % 4 != 0; };
+  const Tensor2<T> a = weights<T>(M, K, visible);
+  std::vector<T> packed(static_cast<std::size_t>(kernels::GemmTile<T, Isa>::scratch));
+  for (int kind : {0, 1, 2}) {
+    for (bool accumulate : {false, true}) {
+      const Tensor2<T> clean = normal<T>(K, N, 2);
+      Tensor2<T> b = clean;
+      for (Index k = 0; k < K; k += 3) b(k, k % N) = special<T>(kind);
+      Tensor2<T> c = normal<T>(M, N, 3), expected = c;
+      kernels::gemm_visible<T, Isa>(kernels::matrix<T>(a), kernels::matrix<T>(b),
+                                    kernels::matrix(Out<T, 2>(c)), M, N, K,
+                                    {.accumulate = accumulate}, packed.data(), false, visible);
+      // Row by row: what the row does not see is 0, whatever it was.
+      for (Index m = 0; m < M; ++m) {
+        Tensor2<T> seen = b;
+        for_each_index(seen.shape(), [&](const Shape<2>& i) {
+          if (!visible(m, i[0])) seen(i) = T(0);
+        });
+        kernels::gemm<T, Isa>(kernels::matrix<T>(a).from(m, 0), kernels::matrix<T>(seen),
+                              kernels::matrix(Out<T, 2>(expected)).from(m, 0), 1, N, K,
+                              {.accumulate = accumulate}, packed.data());
+      }
+      CHECK(same_bits(c, expected));
+    }
+  }
+}
+
+template <class T>
+void check_finite(Index M, Index N, Index K) {
+  CAPTURE(sizeof(T), M, N, K);
+  const auto visible = [](Index m, Index k) { return k <= m; };
+  const Tensor2<T> a = weights<T>(M, K, visible), b = normal<T>(K, N, 2);
+  std::vector<T> packed(static_cast<std::size_t>(kernels::GemmTile<T, Isa>::scratch));
+  Tensor2<T> c(Shape{M, N}), plain(Shape{M, N});
+  kernels::gemm_visible<T, Isa>(kernels::matrix<T>(a), kernels::matrix<T>(b),
+                                kernels::matrix(Out<T, 2>(c)), M, N, K, {}, packed.data(), false,
+                                visible);
+  kernels::gemm<T, Isa>(kernels::matrix<T>(a), kernels::matrix<T>(b),
+                        kernels::matrix(Out<T, 2>(plain)), M, N, K, {}, packed.data());
+  CHECK(same_bits(c, plain));
+}
+
+/// A non-finite element in a row of b that only row 0 sees: the other rows keep their bits.
+template <class T>
+void check_other_rows_keep_their_bits() {
+  constexpr Index M = 9, N = 7, K = 300;
+  const auto visible = [](Index m, Index k) { return k < 299 || m == 0; };
+  const Tensor2<T> a = weights<T>(M, K, visible), clean = normal<T>(K, N, 2);
+  Tensor2<T> b = clean;
+  b(299, 3) = special<T>(0);
+  std::vector<T> packed(static_cast<std::size_t>(kernels::GemmTile<T, Isa>::scratch));
+  Tensor2<T> c(Shape{M, N}), plain(Shape{M, N});
+  const auto run = [&](const Tensor2<T>& values, Tensor2<T>& result) {
+    kernels::gemm_visible<T, Isa>(kernels::matrix<T>(a), kernels::matrix<T>(values),
+                                  kernels::matrix(Out<T, 2>(result)), M, N, K, {}, packed.data(),
+                                  false, visible);
+  };
+  run(b, c);
+  run(clean, plain);
+  bool shows_in_row_0 = !(c(0, 3) == c(0, 3));
+  CHECK(shows_in_row_0);
+  for (Index n = 0; n < N; ++n) c(0, n) = plain(0, n) = T(0);
+  CHECK(same_bits(c, plain));
+}
+
+}  // namespace
+
+TEST_CASE("gemm_visible has the bits of gemm where b is finite", "[kernels]") {
+  for (Index K : {1, 5, 9, 257}) {
+    check_finite<float>(8, 5, K);
+    check_finite<double>(8, 5, K);
+    check_finite<long double>(8, 5, K);
+  }
+}
+
+TEST_CASE("what gemm_visible hides from a row counts as 0 there, NaN and infinities too",
+          "[kernels]") {
+  for (Index M : {1, 6, 7}) {
+    for (Index K : {1, 5, 257}) {
+      check_hidden_rows<float>(M, 9, K);
+      check_hidden_rows<double>(M, 3, K);
+      check_hidden_rows<long double>(M, 2, K);
+    }
+  }
+}
+
+TEST_CASE("a NaN that one row sees shows there and changes no bit elsewhere", "[kernels]") {
+  check_other_rows_keep_their_bits<float>();
+  check_other_rows_keep_their_bits<double>();
+  check_other_rows_keep_their_bits<long double>();
+}
+
+TEST_CASE("all_finite sees one NaN or infinity anywhere and no large number", "[kernels]") {
+  const auto check = [](auto type) {
+    using T = decltype(type);
+    Tensor2<T> x = normal<T>(5, 7, 4);
+    x(0, 0) = std::numeric_limits<T>::max();
+    x(4, 6) = std::numeric_limits<T>::lowest();
+    x(2, 2) = std::numeric_limits<T>::denorm_min();
+    const auto finite = [&] { return kernels::all_finite<T, Isa>(kernels::matrix<T>(x), 5, 7); };
+    CHECK(finite());
+    for_each_index(x.shape(), [&](const Shape<2>& i) {
+      const T before = x(i);
+      for (int kind : {0, 1, 2}) {
+        x(i) = special<T>(kind);
+        CHECK_FALSE(finite());
+        CHECK_FALSE(kernels::all_finite<T, Isa>(kernels::matrix<T>(x).transposed(), 7, 5));
+      }
+      x(i) = before;
+    });
+    x(4, 6) = special<T>(0);
+    CHECK(kernels::all_finite<T, Isa>(kernels::matrix<T>(x), 4, 7));  // not beyond its rows
+    CHECK(kernels::all_finite<T, Isa>(kernels::matrix<T>(x), 5, 6));  // nor its columns
+    CHECK(kernels::all_finite<T, Isa>(kernels::matrix<T>(x), 0, 0));
+  };
+  check(float{});
+  check(double{});
+  check(static_cast<long double>(0));
+}
+
+namespace {}  // namespace

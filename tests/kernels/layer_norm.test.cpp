@@ -1,0 +1,169 @@
+#include "headwise/kernels/layer_norm.hpp"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "headwise/tensor/philox.hpp"
+#include "support/catch.hpp"
+
+using namespace headwise;
+
+namespace {
+
+template <class T>
+std::vector<T> normal(Index n, std::uint64_t seed, T offset = T(0)) {
+  std::vector<T> x;
+  for (Index i = 0; i < n; ++i) {
+    x.push_back(offset +
+                static_cast<T>(philox_normal(philox_key(seed), static_cast<std::uint64_t>(i))));
+  }
+  return x;
+}
+
+template <class T>
+std::vector<T> spread(const std::vector<T>& x, Index step) {
+  std::vector<T> result(x.size() * static_cast<std::size_t>(step), T(-7));
+  for (std::size_t n = 0; n < x.size(); ++n) result[n * static_cast<std::size_t>(step)] = x[n];
+  return result;
+}
+
+struct Moments {
+  long double mean, variance;
+};
+
+template <class T>
+Moments moments_of(const std::vector<T>& x) {
+  long double sum = 0, squares = 0;
+  for (T element : x) sum += element;
+  const long double mean = sum / static_cast<long double>(x.size());
+  for (T element : x) squares += (element - mean) * (element - mean);
+  return {mean, squares / static_cast<long double>(x.size())};
+}
+
+template <class T>
+void check_moments(Index D, T offset) {
+  CAPTURE(sizeof(T), D, offset);
+  const std::vector<T> x = normal<T>(D, 1, offset);
+  const T epsilon = T(1e-5);
+  const Moments expected = moments_of(x);
+  const long double rstd = 1 / std::sqrt(expected.variance + epsilon);
+  for (Index step : {1, 2}) {
+    const std::vector<T> row = spread(x, step);
+    const auto got = kernels::row_moments(row.data(), step, D, epsilon);
+    const auto unit = static_cast<long double>(std::numeric_limits<T>::epsilon());
+    const long double size = std::abs(expected.mean) + 4;
+    // The mean is a sum of D terms. Its error e adds e^2 to the variance, which falls by rounding
+    // of the differences: relative to their size, not to that of x.
+    const long double mean_error = (static_cast<long double>(D) / 2 + 1) * unit * size;
+    CHECK(std::abs(got.mean - expected.mean) <= mean_error);
+    const long double variance_error =
+        mean_error * mean_error + (static_cast<long double>(D) + 4) * unit * expected.variance;
+    const long double relative = variance_error / (2 * (expected.variance + epsilon)) + 4 * unit;
+    CHECK(std::abs(got.rstd - rstd) <= relative * rstd);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("row_moments are the mean and 1 / sqrt(variance + epsilon) of the row", "[kernels]") {
+  for (Index D : {1, 2, 3, 5, 17, 64, 257}) {
+    check_moments<float>(D, 0);
+    check_moments<double>(D, 0);
+    check_moments<long double>(D, 0);
+  }
+}
+
+TEST_CASE("row_moments keep their digits in a row far from 0", "[kernels]") {
+  check_moments<float>(64, 1000.0f);
+  check_moments<double>(64, 1e6);
+  check_moments<double>(64, -1e6);
+  check_moments<long double>(64, 1e6L);
+}
+
+TEST_CASE("normalise_row is (x - mean) rstd gamma + beta at any steps, in place too", "[kernels]") {
+  constexpr Index D = 7;
+  const auto x = normal<double>(D, 2), gamma = normal<double>(D, 3), beta = normal<double>(D, 4);
+  const kernels::RowMoments<double> moments{0.25, 1.5};
+  const auto gammas = spread(gamma, 3), betas = spread(beta, 2);
+  for (int affine = 0; affine < 4; ++affine) {
+    const bool has_gamma = (affine & 1) != 0, has_beta = (affine & 2) != 0;
+    CAPTURE(has_gamma, has_beta);
+    auto y = spread(x, 4);
+    kernels::normalise_row(y.data(), 4, D, moments, has_gamma ? gammas.data() : nullptr, 3,
+                           has_beta ? betas.data() : nullptr, 2, y.data(), 4);
+    for (Index n = 0; n < 4 * D; ++n) {
+      const double value = y[static_cast<std::size_t>(n)];
+      if (n % 4 != 0) {
+        CHECK(value == -7.0);
+        continue;
+      }
+      const auto k = static_cast<std::size_t>(n / 4);
+      double expected = (x[k] - 0.25) * 1.5;
+      if (has_gamma) expected *= gamma[k];
+      if (has_beta) expected += beta[k];
+      CHECK(std::abs(value - expected) <= 1e-15 * (1 + std::abs(expected)));
+    }
+  }
+}
+
+TEST_CASE("layer_norm_backward_row is the transposed Jacobian of the row, written out",
+          "[kernels]") {
+  for (Index D : {1, 2, 3, 8, 17}) {
+    const auto x = normal<long double>(D, 5), dy = normal<long double>(D, 6),
+               gamma = normal<long double>(D, 7);
+    const long double epsilon = 1e-5L;
+    const Moments exact = moments_of(x);
+    const long double rstd = 1 / std::sqrt(exact.variance + epsilon);
+    for (bool has_gamma : {false, true}) {
+      CAPTURE(D, has_gamma);
+      std::vector<long double> dx(x.size());
+      kernels::layer_norm_backward_row<long double>(
+          dy.data(), 1, x.data(), 1, D, {exact.mean, rstd}, has_gamma ? gamma.data() : nullptr, 1,
+          dx.data(), 1);
+      for (std::size_t j = 0; j < x.size(); ++j) {
+        // d y_i / d x_j = rstd gamma_i (i == j) - rstd gamma_i (1 + xhat_i xhat_j) / D
+        long double expected = 0, size = 0;
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          const long double xhat_i = (x[i] - exact.mean) * rstd,
+                            xhat_j = (x[j] - exact.mean) * rstd;
+          const long double g = has_gamma ? dy[i] * gamma[i] : dy[i];
+          const long double jacobian =
+              rstd * ((i == j ? 1.0L : 0.0L) - (1 + xhat_i * xhat_j) / static_cast<long double>(D));
+          expected += g * jacobian;
+          size += std::abs(g * jacobian) + rstd * std::abs(g);
+        }
+        CHECK(std::abs(dx[j] - expected) <=
+              static_cast<long double>(D + 8) * std::numeric_limits<long double>::epsilon() * size);
+      }
+    }
+  }
+}
+
+TEST_CASE("layer_norm_backward_parameters add sums over rows, each where it is asked for",
+          "[kernels]") {
+  constexpr Index N = 5, D = 3;
+  const auto dy = normal<double>(N * D, 8), x = normal<double>(N * D, 9);
+  const auto mean = normal<double>(N, 10), rstd = normal<double>(N, 11);
+  std::vector<double> expected_gamma(D, 100.0), expected_beta(D, 200.0);
+  for (std::size_t i = 0; i < N; ++i) {
+    for (std::size_t n = 0; n < D; ++n) {
+      expected_gamma[n] += dy[i * D + n] * (x[i * D + n] - mean[i]) * rstd[i];
+      expected_beta[n] += dy[i * D + n];
+    }
+  }
+  const kernels::Matrix<const double> dy_matrix{dy.data(), D, 1}, x_matrix{x.data(), D, 1};
+  for (int asked = 0; asked < 4; ++asked) {
+    std::vector<double> dgamma(D, 100.0), dbeta(D, 200.0);
+    kernels::layer_norm_backward_parameters<double>(dy_matrix, x_matrix, N, D, mean.data(), 1,
+                                                    rstd.data(), 1,
+                                                    (asked & 1) != 0 ? dgamma.data() : nullptr, 1,
+                                                    (asked & 2) != 0 ? dbeta.data() : nullptr, 1);
+    for (std::size_t n = 0; n < D; ++n) {
+      const double gamma_wanted = (asked & 1) != 0 ? expected_gamma[n] : 100.0;
+      const double beta_wanted = (asked & 2) != 0 ? expected_beta[n] : 200.0;
+      CHECK(std::abs(dgamma[n] - gamma_wanted) <= 1e-12);
+      CHECK(std::abs(dbeta[n] - beta_wanted) <= 1e-12);
+    }
+  }
+}

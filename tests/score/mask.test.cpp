@@ -1,0 +1,125 @@
+#include "headwise/score/mask.hpp"
+
+#include <concepts>
+#include <type_traits>
+#include <vector>
+
+#include "support/catch.hpp"
+
+using namespace headwise;
+
+TEST_CASE("only masks that say what they mean make an AttentionMask", "[score]") {
+  using M = AttentionMask<float>;
+  STATIC_REQUIRE(std::is_constructible_v<M, Causal>);
+  STATIC_REQUIRE(std::is_constructible_v<M, Causal, Window, KeyLengths, PairMask, BiasMask<float>>);
+  STATIC_REQUIRE(std::is_constructible_v<M, M, PairMask>);
+  STATIC_REQUIRE_FALSE(std::is_constructible_v<M, Tensor2<bool>>);
+  STATIC_REQUIRE_FALSE(std::is_constructible_v<M, In<bool, 4>>);
+  STATIC_REQUIRE_FALSE(std::is_constructible_v<M, bool>);
+  STATIC_REQUIRE_FALSE(std::is_constructible_v<M, bool*>);
+  STATIC_REQUIRE_FALSE(std::is_constructible_v<M, Tensor2<float>>);
+  STATIC_REQUIRE_FALSE(std::is_constructible_v<M, BiasMask<double>>);
+}
+
+TEST_CASE("the same masks in any order and nesting are the same mask", "[score]") {
+  const Tensor2<bool> keep(Shape{2, 3}, {true, true, false, true, false, true});
+  const Tensor2<float> bias(Shape{2, 3}, {1, 2, 3, 4, 5, 6});
+  const std::vector<Index> lengths = {2};
+  const AttentionMask<float> flat{causal, Mask::window(4), Mask::key_lengths(lengths),
+                                  Mask::keep(keep), Mask::bias(bias)};
+  const AttentionMask<float> inner{Mask::bias(bias), Mask::key_lengths(lengths), causal};
+  const AttentionMask<float> nested{Mask::keep(keep), inner, Mask::window(4), Mask::window(9)};
+  for (const AttentionMask<float>* mask : {&flat, &nested}) {
+    CHECK(mask->is_causal());
+    CHECK(mask->window() == 4);
+    CHECK(mask->has_key_lengths());
+    CHECK(mask->key_lengths()[0] == 2);
+    REQUIRE(mask->pair_masks().size() == 1);
+    CHECK(mask->pair_masks()[0].keep);
+    CHECK(mask->pair_masks()[0].pairs.data() == keep.data());
+    REQUIRE(mask->biases().size() == 1);
+    CHECK(mask->biases()[0].values.data() == bias.data());
+  }
+}
+
+TEST_CASE("of two windows the smaller one counts, whichever comes first", "[score]") {
+  CHECK(AttentionMask<float>(Mask::window(3), Mask::window(7)).window() == 3);
+  CHECK(AttentionMask<float>(Mask::window(7), Mask::window(3)).window() == 3);
+}
+
+TEST_CASE("masks that make no sense are refused where they are put together", "[score]") {
+  const std::vector<Index> lengths = {2};
+  CHECK_THROWS_WITH(AttentionMask<float>(Mask::window(0)),
+                    "Mask::window: size is 0, expected >= 1");
+  CHECK_THROWS_AS(AttentionMask<float>(Mask::window(-1)), ArgumentError);
+  CHECK_THROWS_WITH(AttentionMask<float>(Mask::key_lengths(lengths), Mask::key_lengths(lengths)),
+                    "AttentionMask: key lengths are given twice");
+  const Tensor2<bool> pairs(Shape{1, 1});
+  const Tensor2<float> values(Shape{1, 1});
+  AttentionMask<float> mask;
+  for (int n = 0; n < 4; ++n) {
+    mask.add(Mask::drop(pairs));
+    mask.add(Mask::bias(values));
+  }
+  CHECK_THROWS_WITH(mask.add(Mask::keep(pairs)), "AttentionMask: more than 4 keep and drop masks");
+  CHECK_THROWS_WITH(mask.add(Mask::bias(values)), "AttentionMask: more than 4 biases");
+  CHECK(mask.pair_masks().size() == 4);
+  CHECK(mask.biases().size() == 4);
+}
+
+TEST_CASE("a mask that does not fit the scores is refused with both shapes", "[score]") {
+  const auto fits = [](const AttentionMask<float>& mask) {
+    mask.require_fits("attention_forward", 2, 4, 3, 5);
+  };
+  const Tensor4<bool> broadcast(Shape{1, 4, 1, 5});
+  const Tensor4<bool> wrong_heads(Shape{2, 3, 3, 5});
+  const Tensor2<bool> turned(Shape{5, 3});
+  const Tensor2<float> bias(Shape{3, 6});
+  CHECK_NOTHROW(fits(Mask::keep(broadcast)));
+  CHECK_THROWS_AS(fits(Mask::keep(wrong_heads)), ShapeError);
+  CHECK_THROWS_WITH(fits(Mask::keep(wrong_heads)),
+                    "attention_forward: Mask::keep is [2, 3, 3, 5], expected [2, 4, 3, 5] or 1 on "
+                    "an axis (scores are [B, H, L, S])");
+  CHECK_THROWS_WITH(fits(Mask::drop(turned)),
+                    "attention_forward: Mask::drop is [1, 1, 5, 3], expected [2, 4, 3, 5] or 1 on "
+                    "an axis (scores are [B, H, L, S])");
+  CHECK_THROWS_WITH(fits(Mask::bias(bias)),
+                    "attention_forward: Mask::bias is [1, 1, 3, 6], expected [2, 4, 3, 5] or 1 on "
+                    "an axis (scores are [B, H, L, S])");
+}
+
+TEST_CASE("key lengths are one for each batch element, between 0 and the number of keys",
+          "[score]") {
+  const auto check = [](const std::vector<Index>& lengths) {
+    AttentionMask<float>(Mask::key_lengths(lengths)).require_fits("f", 2, 1, 3, 5);
+  };
+  CHECK_NOTHROW(check({0, 5}));
+  CHECK_THROWS_AS(check({1, 6}), ArgumentError);
+  CHECK_THROWS_WITH(check({1, 6}),
+                    "f: Mask::key_lengths holds 6, expected 0 to 5 (the number of keys)");
+  CHECK_THROWS_WITH(check({-1, 2}),
+                    "f: Mask::key_lengths holds -1, expected 0 to 5 (the number of keys)");
+  CHECK_THROWS_WITH(check({1}), "f: Mask::key_lengths has 1 lengths, expected 2 (the batch size)");
+  CHECK_THROWS_AS(check({}), ArgumentError);
+}
+
+TEST_CASE("masks of keys hold for all heads and queries, with their strides", "[score]") {
+  const Tensor2<bool> keys(Shape{3, 8});
+  const In<bool, 2> part = slice(keys, 1, 2, 5);
+  for (const PairMask& mask : {Mask::keep_keys(part), Mask::drop_keys(part)}) {
+    CHECK(mask.pairs.shape() == Shape{3, 1, 1, 5});
+    CHECK(&mask.pairs(2, 0, 0, 4) == &keys(2, 6));
+  }
+  CHECK(Mask::keep_keys(part).keep);
+  CHECK_FALSE(Mask::drop_keys(part).keep);
+}
+
+TEST_CASE("causal_mask is 0 up to the diagonal and the fill above", "[score]") {
+  for (Index n : {0, 1, 2, 5}) {
+    const Tensor2<double> mask = causal_mask<double>(n);
+    CHECK(mask.shape() == Shape{n, n});
+    for_each_index(mask.shape(),
+                   [&](const Shape<2>& i) { CHECK(mask(i) == (i[1] <= i[0] ? 0.0 : -1e9)); });
+  }
+  CHECK(causal_mask<float>(2, -5.0f)(0, 1) == -5.0f);
+}
