@@ -18,16 +18,16 @@ int main(int argc, char** argv) {
   // A trace keeps every intermediate by its textbook name: A are the scores, AS the weights.
   Trace trace;
   attention.forward(x, {.mask = {causal, Mask::window(8)}}, {.trace = &trace});
-  const auto scores = select(trace.view<4>("A"), 0);    // [H, L, S], -infinity where masked
-  const auto weights = select(trace.view<4>("AS"), 0);  // [H, L, S]
-
+  const auto scores = select(trace.view<4>("A"), 0);  // [H, L, S], -infinity where masked
+  Tensor3<double> weights = contiguous(select(trace.view<4>("AS"), 0));  // [H, L, S]
   Tensor2<double> mask({12, 12});
-  for (Index i = 0; i < 12; ++i) {
-    for (Index j = 0; j < 12; ++j) mask(i, j) = weights(0, i, j) > 0 ? 1 : 0;
-  }
+  for_each_index(weights.shape(), [&](const Shape<3>& at) {
+    if (scores(at) < -1e300) weights(at) = scores(at);  // drawn as masked, not as 0
+    if (at[0] == 0) mask(at[1], at[2]) = scores(at) < -1e300 ? 0 : 1;
+  });
   const std::vector<examples::Panel> mask_panel = {examples::make_panel("mask", mask)};
   std::vector<examples::Panel> score_panels = examples::head_panels(scores);
-  std::vector<examples::Panel> weight_panels = examples::head_panels(weights);
+  std::vector<examples::Panel> weight_panels = examples::head_panels(In<double, 3>(weights));
   examples::draw(std::cout, mask_panel, {.title = "causal, window 8: 1 is visible"});
   examples::draw(std::cout, score_panels, {.title = "scores"});
   examples::draw(std::cout, weight_panels, {.title = "weights"});

@@ -134,4 +134,21 @@ class MultiHeadAttention {
   MultiHeadAttentionParameters<T> parameters_;
 };
 
+/// The same module with its parameters in another scalar type.
+template <Scalar To, Scalar From>
+MultiHeadAttention<To> convert(const MultiHeadAttention<From>& module) {
+  MultiHeadAttention<To> result(module.options());
+  result.parameters().for_each([&](const std::string& name, auto to) {
+    constexpr int rank = decltype(to)::rank;
+    module.parameters().for_each([&](const std::string& other, auto from) {
+      if constexpr (rank == decltype(from)::rank) {
+        if (name != other) return;
+        for_each_index(to.shape(),
+                       [&](const Shape<rank>& at) { to(at) = static_cast<To>(from(at)); });
+      }
+    });
+  });
+  return result;
+}
+
 }  // namespace headwise::inline v0_1

@@ -152,9 +152,10 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
 
 /// f(name, parameter, gradient) for each parameter: what an optimiser walks.
 ///   for_each_with_gradient(p, g, [](auto& name, auto w, auto dw) { w = w - 0.1 dw, elementwise });
-template <Scalar T, class F>
+/// (The two may differ in scalar type: differences are taken in a wider one.)
+template <Scalar T, Scalar U, class F>
 void for_each_with_gradient(MultiHeadAttentionParameters<T>& parameters,
-                            const MultiHeadAttentionGradients<T>& gradients, F&& f) {
+                            const MultiHeadAttentionGradients<U>& gradients, F&& f) {
   parameters.for_each([&](const std::string& name, auto parameter) {
     constexpr int rank = decltype(parameter)::rank;
     gradients.for_each([&](const std::string& gradient_name, auto gradient) {
