@@ -4,8 +4,8 @@
 #include <limits>
 #include <numeric>
 
+#include "support/attention_case.hpp"
 #include "support/catch.hpp"
-#include "support/oracle.hpp"
 
 using namespace headwise_tests;
 

@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "headwise/runtime/thread_pool.hpp"
+#include "support/attention_case.hpp"
 #include "support/catch.hpp"
-#include "support/oracle.hpp"
 
 using namespace headwise_tests;
 

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <limits>
 
+#include "support/attention_case.hpp"
 #include "support/catch.hpp"
-#include "support/oracle.hpp"
 
 using namespace headwise_tests;
 

@@ -69,23 +69,6 @@ void layer_norm_backward_row(const T* dy, Index dy_step, const T* x, Index x_ste
   }
 }
 
-/// dgamma_n += sum over rows of dy_n xhat_n, dbeta_n += sum over rows of dy_n; either may be null.
-template <class T>
-void layer_norm_backward_parameters(Matrix<const T> dy, Matrix<const T> x, Index N, Index D,
-                                    const T* mean, Index mean_step, const T* rstd, Index rstd_step,
-                                    T* dgamma, Index dgamma_step, T* dbeta, Index dbeta_step) {
-  for (Index i = 0; i < N; ++i) {
-    for (Index n = 0; n < D; ++n) {
-      if (dgamma != nullptr) {
-        const T xhat = (x(i, n) - mean[i * mean_step]) * rstd[i * rstd_step];
-        const T part = dy(i, n) == T(0) ? T(0) : T(dy(i, n) * xhat);
-        dgamma[n * dgamma_step] = dgamma[n * dgamma_step] + part;
-      }
-      if (dbeta != nullptr) dbeta[n * dbeta_step] = dbeta[n * dbeta_step] + dy(i, n);
-    }
-  }
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "headwise/ops/layer_norm.hpp"
+#include "headwise/tensor/view_ops.hpp"
 
 namespace headwise::inline v0_1 {
 

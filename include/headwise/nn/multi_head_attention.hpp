@@ -119,15 +119,8 @@ class MultiHeadAttention {
     require(cache.self_attention == self, function,
             self ? "the cache is of a call with separate keys and values: use backward_cross"
                  : "the cache is of self-attention: use backward");
-    require(cache.context.extent(2) == options_.context_width() &&
-                cache.query.extent(2) == options_.d_model &&
-                (self ? cache.qkv.extent(2) ==
-                            options_.q_width() + options_.k_width() + options_.v_width()
-                      : cache.q.extent(2) == options_.q_width() &&
-                            cache.k.extent(2) == options_.k_width()),
-            function, "the cache is of a module of another shape");
-    require(cache.x_norm.absent() || options_.layer_norm, function,
-            "the cache is of a module with layer_norm");
+    require(cache.module.same_shape(options_), function,
+            "the cache is of a module of another shape");
   }
 
   MultiHeadAttentionOptions options_;

@@ -10,7 +10,8 @@ namespace headwise::inline v0_1 {
 template <Scalar T>
 struct MultiHeadAttentionCache {
   bool filled = false;
-  bool self_attention = false;  // keys and values come from the query input
+  bool self_attention = false;       // keys and values come from the query input
+  MultiHeadAttentionOptions module;  // of the module that filled it
   MultiHeadAttentionCall<T> call;
 
   In<T, 3> query;  // [B, L, D]

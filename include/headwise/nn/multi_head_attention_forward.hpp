@@ -66,6 +66,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
     return Tensor<T, 3>({B, length, width}, context.memory);
   };
   cache.self_attention = self;
+  cache.module = o;
   cache.call = call;
   cache.query = uniform_rows(query, cache.query_copy, context.memory);
   cache.key = self ? cache.query : uniform_rows(key, cache.key_copy, context.memory);

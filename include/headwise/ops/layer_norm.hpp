@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "headwise/kernels/column_sums.hpp"
 #include "headwise/kernels/layer_norm.hpp"
 #include "headwise/runtime/context.hpp"
 #include "headwise/tensor/require.hpp"
@@ -97,10 +98,16 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
     require_shape("layer_norm_backward", "dbeta", dbeta, Shape{D}, "the width of x");
   }
   if (N == 0 || D == 0) return;
-  kernels::layer_norm_backward_parameters<T>(
-      kernels::matrix(dy), kernels::matrix(x), N, D, mean.data(), mean.stride(0), rstd.data(),
-      rstd.stride(0), dgamma.absent() ? nullptr : dgamma.data(), dgamma.stride(0),
-      dbeta.absent() ? nullptr : dbeta.data(), dbeta.stride(0));
+  if (!dgamma.absent()) {
+    const auto term = [&](Index i, Index n) {
+      return dy(i, n) == T(0) ? T(0) : T(dy(i, n) * ((x(i, n) - mean(i)) * rstd(i)));
+    };
+    kernels::add_column_sums(N, D, term, dgamma.data(), dgamma.stride(0));
+  }
+  if (!dbeta.absent()) {
+    const auto term = [&](Index i, Index n) { return dy(i, n); };
+    kernels::add_column_sums(N, D, term, dbeta.data(), dbeta.stride(0));
+  }
   const auto task = [&](Index n, Index) {
     kernels::layer_norm_backward_row(&dy(n, Index{0}), dy.stride(1), &x(n, Index{0}), x.stride(1),
                                      D, kernels::RowMoments<T>{mean(n), rstd(n)},

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "headwise/kernels/column_sums.hpp"
 #include "headwise/kernels/gemm.hpp"
 #include "headwise/runtime/context.hpp"
 #include "headwise/runtime/workspace.hpp"
 #include "headwise/tensor/require.hpp"
+#include "headwise/tensor/view_ops.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -138,11 +140,8 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
     context.count_flops(std::int64_t{2} * N * I * O, kernels::executed_gemm_flops<T, Isa>(I, O, N));
   }
   if (!db.absent()) {
-    for (Index o = 0; o < O; ++o) {
-      T sum = T(0);
-      for (Index n = 0; n < N; ++n) sum = sum + dy(n, o);
-      db(o) = db(o) + sum;
-    }
+    const auto term = [&](Index n, Index o) { return dy(n, o); };
+    kernels::add_column_sums(N, O, term, db.data(), db.stride(0));
     context.count_flops(std::int64_t{N} * O, std::int64_t{N} * O);
   }
 }

@@ -32,18 +32,33 @@ class Scratch {
   T* next_;
 };
 
-/// `elements` of T for each of `workers`. Throws std::bad_alloc.
+/// `elements` of T for each of `workers`, not initialised. Throws std::bad_alloc.
+///
+/// (Filling them with 0 took nine tenths of a call on few and short rows.)
 template <class T>
 class Workspace {
  public:
   Workspace(Index workers, Index elements, std::pmr::memory_resource* memory)
-      : elements_(padded<T>(elements)), block_(Shape{workers, elements_}, memory) {}
+      : elements_(padded<T>(elements)), count_(workers * elements_), memory_(memory) {
+    if (count_ == 0) return;
+    block_ = static_cast<T*>(memory_->allocate(storage_bytes<T>(count_), storage_alignment));
+    std::uninitialized_default_construct_n(block_, count_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace() {
+    if (count_ == 0) return;
+    std::destroy_n(block_, count_);
+    memory_->deallocate(block_, storage_bytes<T>(count_), storage_alignment);
+  }
 
-  Scratch<T> of(Index worker) { return Scratch<T>(block_.data() + worker * elements_); }
+  Scratch<T> of(Index worker) { return Scratch<T>(block_ + worker * elements_); }
 
  private:
   Index elements_;
-  Tensor<T, 2> block_;
+  Index count_;
+  std::pmr::memory_resource* memory_;
+  T* block_ = nullptr;
 };
 
 }  // namespace headwise::inline v0_1

@@ -1,0 +1,239 @@
+// What MultiHeadAttention keeps between calls: caches, gradients, and what a failed call leaves.
+#include <cstring>
+#include <new>
+#include <thread>
+
+#include "headwise/testing/close_to.hpp"
+#include "support/catch.hpp"
+#include "support/random_configuration.hpp"
+
+using namespace headwise_tests;
+
+namespace {
+
+using Module = MultiHeadAttention<double>;
+using Cache = MultiHeadAttentionCache<double>;
+using Call = MultiHeadAttentionCall<double>;
+using Gradients = MultiHeadAttentionGradients<double>;
+using Bytes = std::vector<double>;
+
+Call call_of(Path path) {
+  Call call;
+  call.path = path;
+  return call;
+}
+
+template <int R>
+void append(Bytes& bytes, const In<double, R>& x) {
+  bytes.push_back(static_cast<double>(x.size()));
+  for_each_index(x.shape(), [&](const Shape<R>& at) { bytes.push_back(x(at)); });
+}
+
+Bytes bytes_of(const Gradients& gradients) {
+  Bytes bytes;
+  gradients.for_each([&](const std::string&, auto view) { append(bytes, view); });
+  return bytes;
+}
+Bytes bytes_of(const Cache& c) {
+  Bytes bytes = {c.filled ? 1.0 : 0.0, c.self_attention ? 1.0 : 0.0};
+  for (const Tensor3<double>* x : {&c.query_copy, &c.key_copy, &c.value_copy, &c.x_norm, &c.qkv,
+                                   &c.q, &c.k, &c.v, &c.context}) {
+    append<3>(bytes, *x);
+  }
+  append<1>(bytes, c.mean), append<1>(bytes, c.rstd), append<4>(bytes, c.weights);
+  append<4>(bytes, c.lse);
+  for (const In<double, 3>* x : {&c.query, &c.key, &c.value}) append(bytes, *x);
+  return bytes;
+}
+bool same(const Bytes& a, const Bytes& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
+
+/// Serves `left` allocations, then throws.
+class FailingMemory : public std::pmr::memory_resource {
+ public:
+  explicit FailingMemory(int left) : left_(left) {}
+  int live() const { return live_; }
+
+ private:
+  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+    if (left_-- <= 0) throw std::bad_alloc();
+    ++live_;
+    return std::pmr::new_delete_resource()->allocate(bytes, alignment);
+  }
+  void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
+    --live_;
+    std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
+  }
+  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
+    return this == &other;
+  }
+  int left_;
+  int live_ = 0;
+};
+
+/// While it lives, memory that a call takes from anywhere but its context is an error.
+struct NoDefaultMemory {
+  std::pmr::memory_resource* before =
+      std::pmr::set_default_resource(std::pmr::null_memory_resource());
+  ~NoDefaultMemory() { std::pmr::set_default_resource(before); }
+};
+
+}  // namespace
+
+TEST_CASE("many forward calls may be pending, their backwards in any order", "[nn]") {
+  const Path path = GENERATE(Path::flash, Path::materialized);
+  const Module module(8, 2);
+  std::vector<Tensor3<double>> inputs, alone;
+  std::vector<Cache> caches(5);
+  for (std::size_t n = 0; n < caches.size(); ++n) {
+    inputs.push_back(random_tensor<double>(Shape{2, static_cast<Index>(n) + 1, 8}, n));
+    Cache cache;
+    Gradients gradients = module.zero_gradients();
+    (void)module.forward(inputs[n], call_of(path), cache);
+    alone.push_back(module.backward(inputs[n], cache, gradients));
+  }
+  for (std::size_t n = 0; n < 5; ++n) (void)module.forward(inputs[n], call_of(path), caches[n]);
+  for (const std::size_t n : std::array<std::size_t, 5>{3, 0, 4, 1, 2}) {
+    Gradients gradients = module.zero_gradients();
+    CHECK(bitwise_equal(module.backward(inputs[n], caches[n], gradients), alone[n]));
+  }
+}
+
+TEST_CASE("threads share a module", "[nn]") {
+  const Module module(8, 2);
+  const auto x = random_tensor<double>(Shape{2, 70, 8}, 3);
+  const auto step = [&](Tensor3<double>& dx, Bytes& bytes) {
+    Cache cache;
+    Gradients gradients = module.zero_gradients();
+    (void)module.forward(x, {}, cache);
+    dx = module.backward(x, cache, gradients);
+    bytes = bytes_of(gradients);
+  };
+  std::vector<Tensor3<double>> dx(4);
+  std::vector<Bytes> gradients(4);
+  std::vector<std::thread> threads;
+  for (std::size_t n = 0; n < 4; ++n) threads.emplace_back([&, n] { step(dx[n], gradients[n]); });
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t n = 1; n < 4; ++n) {
+    CHECK(bitwise_equal(dx[n], dx[0]));
+    CHECK(same(gradients[n], gradients[0]));
+  }
+}
+
+TEST_CASE("backward adds to the gradients, zero sets them back", "[nn]") {
+  const Path path = GENERATE(Path::flash, Path::materialized);
+  const Module module(MultiHeadAttentionOptions{.d_model = 8,
+                                                .num_heads = 2,
+                                                .q_bias = true,
+                                                .k_bias = true,
+                                                .v_bias = true,
+                                                .layer_norm = true});
+  const auto x = random_tensor<double>(Shape{2, 5, 8}, 4);
+  Cache cache;
+  Gradients gradients = module.zero_gradients();
+  (void)module.forward(x, call_of(path), cache);
+  (void)module.backward(x, cache, gradients);
+  Bytes once = bytes_of(gradients);
+  (void)module.backward(x, cache, gradients);
+  const Bytes twice = bytes_of(gradients);
+  Index names = 0;
+  gradients.for_each([&](const std::string&, auto) { ++names; });
+  CHECK(names == 10);
+  Gradients sum = module.zero_gradients();
+  sum.add(gradients);
+  CHECK(same(bytes_of(sum), twice));
+  gradients.zero();
+  CHECK(same(bytes_of(gradients), bytes_of(module.zero_gradients())));
+  sum.add(sum);
+  (void)module.backward(x, cache, gradients);
+  CHECK(same(bytes_of(gradients), once));
+  gradients.add(gradients);
+  CHECK(same(bytes_of(gradients), twice));
+  Gradients other = Module(8, 4).zero_gradients();
+  CHECK_THROWS_AS(other.add(gradients), ShapeError);
+}
+
+TEST_CASE("a call that runs out of memory leaves cache and gradients as they were, to the bit",
+          "[nn]") {
+  const Path path = GENERATE(Path::flash, Path::materialized);
+  const bool self = GENERATE(true, false);
+  MultiHeadAttentionOptions options = {
+      .d_model = 6, .num_heads = 2, .q_bias = true, .v_bias = true, .layer_norm = true};
+  if (!self) options.kdim = 4, options.vdim = 5;
+  const Module module(options);
+  // Rows at two distances, so that copies are made.
+  const LaidOut<double, 3> x(random_tensor<double>(Shape{2, 3, 6}, 5), Layout::in_longer_sequence);
+  const LaidOut<double, 3> k(random_tensor<double>(Shape{2, 4, options.kdim}, 6),
+                             Layout::in_longer_sequence);
+  const LaidOut<double, 3> v(random_tensor<double>(Shape{2, 4, options.vdim}, 7),
+                             Layout::in_longer_sequence);
+  Call call = call_of(path);
+  call.weight_dropout = {.rate = 0.5}, call.output_dropout = {.rate = 0.5};
+  const auto forward = [&](Cache& cache, const Context& context) {
+    return self ? module.forward(x.view, call, cache, context)
+                : module.forward(x.view, k.view, v.view, call, cache, context);
+  };
+  const auto backward = [&](const Cache& cache, Gradients& gradients, const Context& context) {
+    if (self) {
+      (void)module.backward(x.view, cache, gradients, context);
+    } else {
+      (void)module.backward_cross(x.view, cache, gradients, context);
+    }
+  };
+  Cache cache;
+  (void)forward(cache, {});
+  Gradients once = module.zero_gradients();
+  backward(cache, once, {});
+
+  // Fails at the first allocation, at the second, and so on; what f changes is f's own.
+  const auto failures_of = [](auto&& f) {
+    int failures = 0;
+    for (;; ++failures) {
+      FailingMemory memory(failures);
+      Context context;
+      context.memory = &memory;
+      if (f(context)) return failures;
+      REQUIRE(memory.live() == 0);
+      REQUIRE(failures < 100);
+    }
+  };
+  const auto succeeds = [](auto&& f) {
+    const NoDefaultMemory none;
+    try {
+      f();
+      return true;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  };
+  CHECK(failures_of([&](const Context& context) {
+          Gradients gradients = module.zero_gradients();
+          gradients.add(once);
+          const Bytes filled = bytes_of(cache);
+          if (succeeds([&] { backward(cache, gradients, context); })) {
+            gradients.for_each([](const std::string&, auto view) {
+              for_each_index(view.shape(), [&](const auto& at) { view(at) /= 2; });
+            });
+            CHECK(same(bytes_of(gradients), bytes_of(once)));
+            return true;
+          }
+          CHECK(same(bytes_of(gradients), bytes_of(once)));
+          CHECK(same(bytes_of(cache), filled));
+          return false;
+        }) > 10);
+
+  const Bytes before = bytes_of(cache);
+  call.path = path == Path::flash ? Path::materialized : Path::flash;
+  Cache expected;
+  (void)forward(expected, {});
+  CHECK(failures_of([&](const Context& context) {
+          Cache other = cache;
+          if (succeeds([&] { (void)forward(other, context); })) {
+            CHECK(same(bytes_of(other), bytes_of(expected)));
+            return true;
+          }
+          CHECK(same(bytes_of(other), before));
+          return false;
+        }) > 10);
+}

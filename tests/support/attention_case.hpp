@@ -1,0 +1,331 @@
+// Cases that both of the library's paths and the oracle are run on, and how their results are
+// compared.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "headwise/ops/attention.hpp"
+#include "headwise/ops/flash_attention.hpp"
+#include "support/oracle.hpp"
+
+namespace headwise_tests {
+
+/// Numbers in (-2, 2) and coin throws, the same on every standard library.
+class Numbers {
+ public:
+  explicit Numbers(std::uint64_t seed) : bits_(seed) {}
+  double unit() { return static_cast<double>(bits_() >> 11) * 0x1.0p-53; }
+  double number() { return 4.0 * unit() - 2.0; }
+  bool coin(double heads) { return unit() < heads; }
+  Index below(Index n) { return static_cast<Index>(unit() * static_cast<double>(n)); }
+  template <class T, int R>
+  Tensor<T, R> tensor(const Shape<R>& shape) {
+    Tensor<T, R> x(shape);
+    for (T& value : x) value = static_cast<T>(number());
+    return x;
+  }
+
+ private:
+  std::mt19937_64 bits_;
+};
+
+template <class T, int R>
+Field field(const Tensor<T, R>& x) {
+  Field y(x.size());
+  std::copy(x.begin(), x.end(), y.values.begin());
+  return y;
+}
+
+/// Inputs, the library's options and, beside them, the same masks as the oracle reads them. The
+/// rules own what the options view, so that a Case may be copied.
+template <class T>
+struct Case {
+  Sizes sizes;
+  Numbers numbers;
+  Tensor4<T> q, k, v, d_o;
+  AttentionOptions<T> options = {};
+  std::vector<PairRule> rules = {};
+  std::vector<PairValue> biases = {};
+
+  explicit Case(const Sizes& s, std::uint64_t seed = 1)
+      : sizes(s),
+        numbers(seed),
+        q(numbers.tensor<T>(Shape{s.B, s.H, s.L, s.d})),
+        k(numbers.tensor<T>(Shape{s.B, s.G, s.S, s.d})),
+        v(numbers.tensor<T>(Shape{s.B, s.G, s.S, s.dv})),
+        d_o(numbers.tensor<T>(Shape{s.B, s.H, s.L, s.dv})) {}
+
+  void causal() {
+    options.mask.add(headwise::causal);
+    rules.push_back(
+        [past = sizes.S - sizes.L](Index, Index, Index i, Index j) { return j <= i + past; });
+  }
+  void window(Index size) {
+    options.mask.add(Mask::window(size));
+    rules.push_back([past = sizes.S - sizes.L, size](Index, Index, Index i, Index j) {
+      return std::abs(i + past - j) < size;
+    });
+  }
+  /// 0, S and numbers between.
+  void key_lengths() {
+    const auto lengths = std::make_shared<std::vector<Index>>();
+    for (Index b = 0; b < sizes.B; ++b) {
+      lengths->push_back(b % 3 == 1 ? 0 : b % 3 == 2 ? sizes.S : numbers.below(sizes.S + 1));
+    }
+    options.mask.add(Mask::key_lengths(*lengths));
+    rules.push_back([lengths](Index b, Index, Index, Index j) {
+      return j < (*lengths)[static_cast<std::size_t>(b)];
+    });
+  }
+  void pairs(const Shape<4>& shape, bool keep) {
+    const auto bits = coins(shape);
+    options.mask.add(keep ? Mask::keep(as_in(*bits)) : Mask::drop(as_in(*bits)));
+    add_rule(bits, keep);
+  }
+  void square(bool keep) {  // [L, S]
+    const auto bits = coins(Shape{1, 1, sizes.L, sizes.S});
+    const In<bool, 2> view(bits->data(), Shape{sizes.L, sizes.S});
+    options.mask.add(keep ? Mask::keep(view) : Mask::drop(view));
+    add_rule(bits, keep);
+  }
+  void keys(bool keep) {  // [B, S]
+    const auto bits = coins(Shape{sizes.B, 1, 1, sizes.S});
+    const In<bool, 2> view(bits->data(), Shape{sizes.B, sizes.S});
+    options.mask.add(keep ? Mask::keep_keys(view) : Mask::drop_keys(view));
+    add_rule(bits, keep);
+  }
+  /// Numbers, `share` of them replaced by `special`; the oracle hides what is -infinity.
+  void bias(const Shape<4>& shape, double share = 0, T special = T(0)) {
+    const auto values = std::make_shared<Tensor4<T>>(numbers.tensor<T>(shape));
+    for (T& value : *values) value = numbers.coin(share) ? special : value;
+    options.mask.add(Mask::bias(*values));
+    rules.push_back([values](Index b, Index h, Index i, Index j) {
+      return (*values)(broadcast(values->shape(), b, h, i, j)) > -std::numeric_limits<T>::max() / 4;
+    });
+    biases.push_back([values](Index b, Index h, Index i, Index j) {
+      return Real{(*values)(broadcast(values->shape(), b, h, i, j))};
+    });
+  }
+  void scale(double factor) { options.scale = static_cast<T>(factor); }
+  void dropout(double rate) { options.dropout = {.rate = rate, .seed = 11, .step = 3}; }
+
+  bool visible(Index b, Index h, Index i, Index j) const {
+    return std::all_of(rules.begin(), rules.end(), [&](auto& rule) { return rule(b, h, i, j); });
+  }
+  bool sees_any(Index b, Index h, Index i) const {
+    for (Index j = 0; j < sizes.S; ++j) {
+      if (visible(b, h, i, j)) return true;
+    }
+    return false;
+  }
+  OracleProblem problem() const {
+    OracleProblem x{sizes, field(q), field(k), field(v), field(d_o)};
+    x.scale = options.scale ? Real{*options.scale}
+                            : 1 / std::sqrt(static_cast<Real>(std::max(sizes.d, Index{1})));
+    x.visible = [this](Index b, Index h, Index i, Index j) { return visible(b, h, i, j); };
+    x.bias = [this](Index b, Index h, Index i, Index j) {
+      Real sum = 0;
+      for (const PairValue& bias : biases) sum += bias(b, h, i, j);
+      return sum;
+    };
+    const Real rate = options.dropout.rate;
+    const DropoutMask mask(options.dropout, DropoutStream::weights);
+    if (rate > 0) {
+      x.factor = [rate, mask](Index b, Index h, Index i, Index j) {
+        return mask.kept(b, h, i, j) ? 1 / (1 - rate) : Real{0};
+      };
+    }
+    return x;
+  }
+
+ private:
+  static Shape<4> broadcast(const Shape<4>& shape, Index b, Index h, Index i, Index j) {
+    return {std::min(b, shape[0] - 1), std::min(h, shape[1] - 1), std::min(i, shape[2] - 1),
+            std::min(j, shape[3] - 1)};
+  }
+  static In<bool, 4> as_in(const Tensor<bool, 4>& x) { return x; }
+  std::shared_ptr<Tensor<bool, 4>> coins(const Shape<4>& shape) {
+    auto bits = std::make_shared<Tensor<bool, 4>>(shape);
+    for (bool& bit : *bits) bit = numbers.coin(0.5);
+    return bits;
+  }
+  void add_rule(const std::shared_ptr<Tensor<bool, 4>>& bits, bool keep) {
+    rules.push_back([bits, keep](Index b, Index h, Index i, Index j) {
+      return (*bits)(broadcast(bits->shape(), b, h, i, j)) == keep;
+    });
+  }
+};
+
+/// A kind of mask, by the name that a failure shows.
+template <class T>
+struct Recipe {
+  const char* name;
+  std::function<void(Case<T>&)> apply;
+};
+
+template <class T>
+std::vector<Recipe<T>> mask_recipes() {
+  using C = Case<T>&;
+  constexpr T hidden = -std::numeric_limits<T>::infinity();
+  const auto full = [](C c) { return Shape{c.sizes.B, c.sizes.H, c.sizes.L, c.sizes.S}; };
+  const auto by_head = [](C c) { return Shape{Index{1}, c.sizes.H, c.sizes.L, c.sizes.S}; };
+  const auto by_key = [](C c) { return Shape{c.sizes.B, Index{1}, Index{1}, c.sizes.S}; };
+  return {
+      {"plain", [](C) {}},
+      {"causal", [](C c) { c.causal(); }},
+      {"window 1", [](C c) { c.window(1); }},
+      {"window 5", [](C c) { c.window(5); }},
+      {"causal window 70", [](C c) { c.causal(), c.window(70); }},
+      {"key lengths", [](C c) { c.key_lengths(); }},
+      {"keep keys", [](C c) { c.keys(true); }},
+      {"drop keys", [](C c) { c.keys(false); }},
+      {"keep [L, S]", [](C c) { c.square(true); }},
+      {"drop [B, 1, 1, S]", [=](C c) { c.pairs(by_key(c), false); }},
+      {"drop [1, H, L, S]", [=](C c) { c.pairs(by_head(c), false); }},
+      {"drop [B, H, L, S]", [=](C c) { c.pairs(full(c), false); }},
+      {"keep [1, 1, L, 1]",
+       [](C c) {
+         c.pairs(Shape{1, 1, c.sizes.L, 1}, true);
+       }},
+      {"keep [1, H, 1, 1]",
+       [](C c) {
+         c.pairs(Shape{1, c.sizes.H, 1, 1}, true);
+       }},
+      {"bias [1, 1, L, S]",
+       [](C c) {
+         c.bias(Shape{1, 1, c.sizes.L, c.sizes.S});
+       }},
+      {"bias [B, 1, 1, S]", [=](C c) { c.bias(by_key(c)); }},
+      {"bias [1, H, L, S]", [=](C c) { c.bias(by_head(c)); }},
+      {"bias [1, H, L, 1]",
+       [](C c) {
+         c.bias(Shape{1, c.sizes.H, c.sizes.L, 1});
+       }},
+      {"bias [B, H, L, S]", [=](C c) { c.bias(full(c)); }},
+      {"bias with -inf", [=](C c) { c.bias(full(c), 0.4, hidden); }},
+      {"bias [B, 1, 1, S] with -inf", [=](C c) { c.bias(by_key(c), 0.4, hidden); }},
+      {"bias with -1e9 in half a row", [=](C c) { c.bias(full(c), 0.5, T(-1e9)); }},
+      {"causal, key lengths", [](C c) { c.causal(), c.key_lengths(); }},
+      {"causal, bias, keys", [=](C c) { c.causal(), c.bias(by_head(c)), c.keys(true); }},
+      {"all at once",
+       [=](C c) {
+         c.causal(), c.window(61), c.key_lengths(), c.square(true), c.pairs(by_head(c), false);
+         c.bias(full(c)), c.bias(by_key(c), 0.2, hidden), c.scale(-0.3);
+       }},
+  };
+}
+
+/// weights: kept weights, attention.hpp; tiles: flash_attention.hpp.
+enum class Path { weights, tiles };
+
+template <class T>
+struct Outputs {
+  Tensor4<T> weights;  // of Path::weights only
+  Tensor4<T> lse;      // [B, H, L, 2], of Path::tiles only
+  Tensor4<T> o, dq, dk, dv;
+};
+
+/// Forward and backward. The outputs hold another number before: what is not written shows.
+template <class T>
+Outputs<T> run(Path path, In<T, 4> q, In<T, 4> k, In<T, 4> v, In<T, 4> d_o,
+               const AttentionOptions<T>& options, const Context& context = {}) {
+  const Index B = q.extent(0), H = q.extent(1), L = q.extent(2), S = k.extent(2);
+  Outputs<T> y{{},
+               {},
+               Tensor4<T>(d_o.shape()),
+               Tensor4<T>(q.shape()),
+               Tensor4<T>(k.shape()),
+               Tensor4<T>(v.shape())};
+  for (Tensor4<T>* x : {&y.o, &y.dq, &y.dk, &y.dv}) std::fill(x->begin(), x->end(), T(777));
+  if (path == Path::weights) {
+    y.weights = Tensor4<T>(Shape{B, H, L, S});
+    std::fill(y.weights.begin(), y.weights.end(), T(777));
+    attention_forward(q, k, v, options, y.weights, y.o, context);
+    attention_backward(d_o, q, k, v, y.weights, options, y.dq, y.dk, y.dv, context);
+  } else {
+    y.lse = Tensor4<T>(Shape{B, H, L, Index{2}});
+    std::fill(y.lse.begin(), y.lse.end(), T(777));
+    flash_attention_forward(q, k, v, options, y.o, y.lse, context);
+    flash_attention_backward(d_o, q, k, v, y.o, y.lse, options, y.dq, y.dk, y.dv, context);
+  }
+  return y;
+}
+template <class T>
+Outputs<T> run(Path path, const Case<T>& x, const Context& context = {}) {
+  return run<T>(path, x.q, x.k, x.v, x.d_o, x.options, context);
+}
+
+/// max |got - expected| over the size of the sums. Infinite where the number of elements or what is
+/// not finite differs.
+template <class T, int R>
+Real relative_error(const In<T, R>& got, const Field& expected) {
+  constexpr Real never = std::numeric_limits<Real>::infinity();
+  if (got.size() != static_cast<Index>(expected.values.size())) return never;
+  Real greatest = 0;
+  Index n = 0;
+  for_each_index(got.shape(), [&](const Shape<R>& index) {
+    const Real a = static_cast<Real>(got(index)), b = expected[n++];
+    if (a == b) return;
+    greatest = std::isfinite(a) && std::isfinite(b) ? std::max(greatest, std::abs(a - b)) : never;
+  });
+  return greatest == 0 ? 0 : greatest / expected.size();
+}
+
+/// What of the outputs is not the oracle's, in words; empty if all is.
+///
+/// The tolerance is 4 epsilon (sqrt(n) + e), n the longest sum and e the size of a score's terms:
+/// errors of a sum of n random terms grow as sqrt(n), exp turns a score's absolute error into a
+/// relative one, and at most three sums and an exp stand behind one another.
+template <class T>
+std::string disagreement(const Outputs<T>& got, const OracleResult& expected, const Sizes& sizes) {
+  const auto [B, H, G, L, S, d, dv] = sizes;
+  const Index n = std::max({d, dv, S, G == 0 ? L : L * (H / G), Index{1}});
+  const Real tolerance = 4 * Real{std::numeric_limits<T>::epsilon()} *
+                         (std::sqrt(static_cast<Real>(n)) + expected.condition);
+  std::ostringstream text;
+  const auto compare = [&](const char* name, const auto& x, const Field& y) {
+    const Real error = relative_error(x, y);
+    if (!(error <= tolerance)) text << name << " is off by " << error << " > " << tolerance << "; ";
+  };
+  if (!got.weights.absent()) compare("weights", got.weights, expected.weights);
+  if (!got.lse.absent()) compare("lse", slice(got.lse, 3, 0, 1), expected.lse);
+  compare("o", got.o, expected.o);
+  compare("dq", got.dq, expected.dq);
+  compare("dk", got.dk, expected.dk);
+  compare("dv", got.dv, expected.dv);
+  return text.str();
+}
+
+/// Whether two tensors have the same shape and the same bits, NaN included.
+template <class T, int R>
+bool same_bits(const In<T, R>& a, const In<T, R>& b) {
+  if (a.shape() != b.shape()) return false;
+  bool same = true;
+  for_each_index(a.shape(), [&](const Shape<R>& index) {
+    same = same && std::memcmp(&a(index), &b(index), sizeof(T)) == 0;
+  });
+  return same;
+}
+
+/// The outputs that differ in a bit, by name; empty if none does.
+template <class T>
+std::string bit_difference(const Outputs<T>& a, const Outputs<T>& b) {
+  std::string names;
+  if (!same_bits(a.weights, b.weights)) names += "weights ";
+  if (!same_bits(a.lse, b.lse)) names += "lse ";
+  if (!same_bits(a.o, b.o)) names += "o ";
+  if (!same_bits(a.dq, b.dq)) names += "dq ";
+  if (!same_bits(a.dk, b.dk)) names += "dk ";
+  if (!same_bits(a.dv, b.dv)) names += "dv ";
+  return names;
+}
+
+}  // namespace headwise_tests
