@@ -124,8 +124,8 @@ GradientCheckOptions check_options(const RandomConfiguration& c, double max_dy) 
   // Truncation and rounding meet here; layer_norm of a row of 3 has fifth derivatives of 1e9.
   options.step = o.layer_norm && o.d_model < 6 ? 0x1.0p-15 : 0x1.0p-13;
   options.seed = c.seed;
-  options.full_below = c.seed % 100 == 0 ? 60 : 2;
-  options.directions = 2;
+  options.full_below = c.seed % 20 == 0 ? 120 : 12;
+  options.directions = 4;
   options.max_dy = max_dy;
   return options;
 }

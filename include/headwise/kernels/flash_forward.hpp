@@ -74,9 +74,10 @@ void store_logsumexp(const OnlineSoftmax<T, Isa>& softmax, Index r, Matrix<T> ls
     return;
   }
   const T log_sum = T(log(softmax.sum[r]));
-  const T rounded = softmax.greatest[r] + log_sum;
+  const T m = softmax.greatest[r], rounded = m + log_sum;
+  const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
-  lse(i, 1) = log_sum - (rounded - softmax.greatest[r]);
+  lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
 }
 
 /// o rows i0 ... i0 + rows - 1 and their logsumexp [L, 2] (null for none) are overwritten.
