@@ -8,6 +8,7 @@
 #pragma once
 
 #include "headwise/kernels/matrix.hpp"
+#include "headwise/tensor/tensor.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
@@ -16,7 +17,7 @@ HEADWISE_STRICT_MATH_BEGIN
 /// The register tile and the cache blocks. They depend on the type and the instruction set alone.
 template <class T, class Isa>
 struct GemmTile {
-  static constexpr Index rows = 6;
+  static constexpr int rows = 6;
   static constexpr int vectors = 2;  // 6 x 2 sums, 2 of b and 1 of a: 15 of 16 registers
   static constexpr Index width = simd::Simd<T, Isa>::width;
   static constexpr Index columns = vectors * width;
@@ -64,7 +65,47 @@ struct Epilogue {
   bool accumulate = false;
 };
 
+/// Stores `count` columns of M rows of sums [M, columns]. All of it in whole vectors, so that an
+/// element is rounded alike wherever it stands; what lies beyond `count` is not touched.
+template <class T, class Isa>
+void store_tile(const T* sums, Index M, Matrix<T> c, Index count, const Epilogue<T>& epilogue) {
+  using S = simd::Simd<T, Isa>;
+  using Tile = GemmTile<T, Isa>;
+  constexpr Index width = Tile::width;
+  const bool scaled = !(epilogue.alpha == T(1));
+  const auto alpha = S::broadcast(epilogue.alpha);
+  for (Index n = 0; n < count; n += width) {
+    const Index lanes = std::min(width, count - n);
+    const bool whole = lanes == width && c.column == 1;
+    T part[width] = {};
+    if (epilogue.bias != nullptr) {
+      for (Index lane = 0; lane < lanes; ++lane) part[lane] = epilogue.bias[n + lane];
+    }
+    const auto bias = S::load(part);
+    for (Index m = 0; m < M; ++m) {
+      T* to = &c.data[m * c.row + n * c.column];
+      auto result = S::load(sums + m * Tile::columns + n);
+      if (scaled) result = alpha * result;
+      if (epilogue.bias != nullptr) result = result + bias;
+      if (whole) {
+        S::store(epilogue.accumulate ? S::load(to) + result : result, to);
+        continue;
+      }
+      if (epilogue.accumulate) {
+        for (Index lane = 0; lane < lanes; ++lane) part[lane] = to[lane * c.column];
+        result = S::load(part) + result;
+      }
+      S::store(result, part);
+      for (Index lane = 0; lane < lanes; ++lane) to[lane * c.column] = part[lane];
+    }
+  }
+}
+
 /// M rows of a times one packed panel: `count` of the panel's columns are stored.
+///
+/// The sums leave the registers through a small array. With the epilogue written over the registers
+/// themselves g++ kept all of them in memory, through the loop too: half the speed at -O3 for
+/// float, at -O2 already for double.
 template <class T, class Isa, int M>
 void tile_product(Matrix<const T> a, Index K, const T* panel, Matrix<T> c, Index count,
                   const Epilogue<T>& epilogue) {
@@ -72,7 +113,7 @@ void tile_product(Matrix<const T> a, Index K, const T* panel, Matrix<T> c, Index
   using Tile = GemmTile<T, Isa>;
   constexpr Index width = Tile::width;
   constexpr int vectors = Tile::vectors;
-  typename S::Vector sum[M][Tile::vectors];
+  typename S::Vector sum[M][vectors];
   simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
     simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   });
@@ -87,34 +128,23 @@ void tile_product(Matrix<const T> a, Index K, const T* panel, Matrix<T> c, Index
                                   HEADWISE_ALWAYS_INLINE { sum[m][v] = sum[m][v] + x * b[v]; });
     });
   }
-  const bool scaled = !(epilogue.alpha == T(1));
-  const auto alpha = S::broadcast(epilogue.alpha);
-  simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
-    const Index n = v * width;
-    if (n >= count) return;
-    const Index lanes = std::min(width, count - n);
-    const bool whole = lanes == width && c.column == 1;
-    T part[width] = {};
-    if (epilogue.bias != nullptr) {
-      for (Index lane = 0; lane < lanes; ++lane) part[lane] = epilogue.bias[n + lane];
-    }
-    const auto bias = S::load(part);
-    simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
-      T* to = &c.data[m * c.row + n * c.column];
-      auto result = scaled ? alpha * sum[m][v] : sum[m][v];
-      if (epilogue.bias != nullptr) result = result + bias;
-      if (whole) {
-        S::store(epilogue.accumulate ? S::load(to) + result : result, to);
-        return;
-      }
-      if (epilogue.accumulate) {
-        for (Index lane = 0; lane < lanes; ++lane) part[lane] = to[lane * c.column];
-        result = S::load(part) + result;
-      }
-      S::store(result, part);
-      for (Index lane = 0; lane < lanes; ++lane) to[lane * c.column] = part[lane];
+  alignas(storage_alignment) T sums[M * Tile::columns];
+  simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
+    simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
+      S::store(sum[m][v], sums + m * Tile::columns + v * width);
     });
   });
+  store_tile<T, Isa>(sums, M, c, count, epilogue);
+}
+
+/// tile_product for `rows` rows, 0 <= rows <= M.
+template <class T, class Isa, int M>
+void tile_rows(Index rows, Matrix<const T> a, Index K, const T* panel, Matrix<T> c, Index count,
+               const Epilogue<T>& epilogue) {
+  if constexpr (M > 0) {
+    if (rows == M) return tile_product<T, Isa, M>(a, K, panel, c, count, epilogue);
+    tile_rows<T, Isa, M - 1>(rows, a, K, panel, c, count, epilogue);
+  }
 }
 
 /// c [M, N] from a [M, K] and a packed b.
@@ -122,35 +152,13 @@ template <class T, class Isa>
 void gemm_packed(Matrix<const T> a, Index M, Index K, const T* packed, Index N, Matrix<T> c,
                  const Epilogue<T>& epilogue) {
   using Tile = GemmTile<T, Isa>;
-  static_assert(Tile::rows == 6, "the remainders below are those of 6 rows");
   for (Index n = 0; n < N; n += Tile::columns, packed += K * Tile::columns) {
     const Index count = std::min(Tile::columns, N - n);
     Epilogue<T> here = epilogue;
     if (here.bias != nullptr) here.bias += n;
-    Index m = 0;
-    for (; m + 6 <= M; m += 6) {
-      tile_product<T, Isa, 6>(a.from(m, 0), K, packed, c.from(m, n), count, here);
-    }
-    const auto rest_a = a.from(m, 0);
-    const auto rest_c = c.from(m, n);
-    switch (M - m) {
-      case 5:
-        tile_product<T, Isa, 5>(rest_a, K, packed, rest_c, count, here);
-        break;
-      case 4:
-        tile_product<T, Isa, 4>(rest_a, K, packed, rest_c, count, here);
-        break;
-      case 3:
-        tile_product<T, Isa, 3>(rest_a, K, packed, rest_c, count, here);
-        break;
-      case 2:
-        tile_product<T, Isa, 2>(rest_a, K, packed, rest_c, count, here);
-        break;
-      case 1:
-        tile_product<T, Isa, 1>(rest_a, K, packed, rest_c, count, here);
-        break;
-      default:
-        break;
+    for (Index m = 0; m < M; m += Tile::rows) {
+      tile_rows<T, Isa, Tile::rows>(std::min<Index>(Tile::rows, M - m), a.from(m, 0), K, packed,
+                                    c.from(m, n), count, here);
     }
   }
 }
