@@ -93,7 +93,8 @@ class Out : public In<T, R> {
   requires(!std::is_const_v<U> && std::derived_from<U, Out<T, R>>) constexpr Out(U& tensor)
       : Out(tensor.data(), tensor.shape(), tensor.strides()) {}
   template <OwnsItsElements U>
-  Out(const U& tensor) = delete;  // a const Tensor is not written to
+  requires std::derived_from<U, Out<T, R>> Out(const U& tensor)
+  = delete;  // a const Tensor is not written to
 
   constexpr T* data() const { return data_; }
 
