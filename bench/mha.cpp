@@ -31,7 +31,7 @@ void mha(benchmark::State& state) {
   const double seconds = watch.seconds();
   const AttentionShape shape = attention_shape(module.options(), call, B, L);
   const auto products = count_flops(shape).products() +
-                        (with_backward ? count_backward_flops(shape, true).products() : 0);
+                        (with_backward ? count_backward_flops(shape, Path::flash).products() : 0);
   report(state, static_cast<double>(products), seconds, sizeof(T) == 4);
   state.counters["tokens/s"] =
       benchmark::Counter(static_cast<double>(B * L), benchmark::Counter::kIsIterationInvariantRate);

@@ -40,9 +40,9 @@ struct Problem {
   }
   void backward(Path path) {
     if (path == Path::flash) {
-      flash_attention_backward(d_o, q, k, v, o, lse, options, dq, dk, dv, context());
+      flash_attention_backward(d_o, {q, k, v}, o, lse, options, {dq, dk, dv}, context());
     } else {
-      attention_backward(d_o, q, k, v, weights, options, dq, dk, dv, context());
+      attention_backward(d_o, {q, k, v}, weights, options, {dq, dk, dv}, context());
     }
   }
 
@@ -60,7 +60,7 @@ struct Problem {
   /// FLOPs of matrix products, as rates of attention are usually given.
   double flops(bool with_backward, Path path) const {
     const auto forward = count_flops(shape);
-    const auto backward = count_backward_flops(shape, path == Path::flash);
+    const auto backward = count_backward_flops(shape, path);
     return static_cast<double>(forward.scores + forward.context +
                                (with_backward ? backward.scores + backward.context : 0));
   }

@@ -10,7 +10,6 @@ int main() {
       {.d_model = 256, .num_heads = 8, .num_kv_heads = 2, .o_bias = false});
   const Tensor3<float> x({2, 300, 256});
   for (const Path path : {Path::materialized, Path::flash}) {
-    const bool flash = path == Path::flash;
     const MultiHeadAttentionCall<float> call{.mask = causal, .path = path};
     const AttentionShape shape = attention_shape(attention.options(), call, 2, 300);
     FlopTally flops;
@@ -19,9 +18,9 @@ int main() {
       MultiHeadAttention<float>::Cache cache;
       attention.forward(x, call, cache, {.memory = &bytes, .flops = &flops});
     }
-    std::cout << (flash ? "flash\n" : "weights kept\n");
+    std::cout << (path == Path::flash ? "flash\n" : "weights kept\n");
     report_flops(std::cout, "forward FLOPs", count_flops(shape), flops);
-    const MemoryCount memory = count_memory<float>(shape, flash, true);
+    const MemoryCount memory = count_memory<float>(shape, path, true);
     report_memory(std::cout, "forward bytes", memory, bytes.peak());
     std::cout << '\n';
     if (flops.useful != count_flops(shape).total() || bytes.peak() != memory.peak()) return 1;

@@ -53,6 +53,7 @@ void against_finite_differences(const MultiHeadAttention<double>& module, const 
   auto wide_x = convert<long double>(In<double, 3>(x));
   MultiHeadAttentionCall<long double> readable{.path = Path::materialized};
   if (call.mask.is_causal()) readable.mask.add(causal);
+  if (call.mask.window() != 0) readable.mask.add(Mask::window(call.mask.window()));
   for (const PairMask& mask : call.mask.pair_masks()) readable.mask.add(mask);
   for (const Path path : {Path::materialized, Path::flash}) {
     call.path = path;
@@ -75,20 +76,26 @@ void against_finite_differences(const MultiHeadAttention<double>& module, const 
 void cost(const MultiHeadAttention<double>& module, const Tensor3<double>& x,
           const Tensor3<double>& dy, const MultiHeadAttentionCall<double>& call) {
   const auto shape = attention_shape(module.options(), call, x.extent(0), x.extent(1));
-  const auto forward = count_flops(shape), backward = count_backward_flops(shape, true);
-  const auto memory = count_memory<double>(shape, true, true);
+  const auto forward = count_flops(shape), backward = count_backward_flops(shape, Path::flash);
+  const auto memory = count_memory<double>(shape, Path::flash, true);
+  const auto backward_memory = count_backward_memory<double>(shape, Path::flash);
   FlopTally forward_tally, backward_tally;
   MemoryTally bytes;
   MultiHeadAttention<double>::Cache cache;
   auto gradients = module.zero_gradients();
-  module.forward(x, call, cache, {.memory = &bytes, .flops = &forward_tally});
-  const auto peak = bytes.peak();
-  module.backward(dy, cache, gradients, {.flops = &backward_tally});
+  const Tensor3<double> y =
+      module.forward(x, call, cache, {.memory = &bytes, .flops = &forward_tally});
+  const auto peak = bytes.peak(), before = bytes.live();
+  bytes.reset_peak();
+  module.backward(dy, cache, gradients, {.memory = &bytes, .flops = &backward_tally});
+  const auto backward_peak = bytes.peak() - before;
   report_flops(std::cout, "forward, flash", forward, forward_tally);
   report_flops(std::cout, "backward, flash", backward, backward_tally);
   report_memory(std::cout, "bytes of the forward call, flash", memory, peak);
+  report_memory(std::cout, "bytes of the backward call, flash", backward_memory, backward_peak);
   all_right = all_right && forward_tally.useful == forward.total() &&
-              backward_tally.useful == backward.total() && peak == memory.peak();
+              backward_tally.useful == backward.total() && peak == memory.peak() &&
+              backward_peak == backward_memory.peak();
 }
 
 void heat_map(const MultiHeadAttention<double>& module, const Tensor3<double>& x,

@@ -191,10 +191,10 @@ void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
     // This path keeps weights and no logsumexp: that one stays the tiled path's.
     Tensor<T, 4> weights(Shape{q.extent(0), q.extent(1), q.extent(2), k.extent(2)});
     attention_forward(q, k, v, options, weights, o, context);
-    attention_backward(d_o, q, k, v, weights, options, dq, dk, dv, context);
+    attention_backward(d_o, {q, k, v}, weights, options, {dq, dk, dv}, context);
     results.add("weights", weights);
   } else {
-    flash_attention_backward(d_o, q, k, v, o, lse, options, dq, dk, dv, context);
+    flash_attention_backward(d_o, {q, k, v}, o, lse, options, {dq, dk, dv}, context);
   }
   results.add("output", o);
   Tensor<T, 3> logsumexp(Shape{q.extent(0), q.extent(1), q.extent(2)});

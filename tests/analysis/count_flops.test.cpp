@@ -2,6 +2,7 @@
 // counted while the code runs.
 #include "headwise/analysis/count_flops.hpp"
 
+#include <optional>
 #include <vector>
 
 #include "headwise/nn/cost.hpp"
@@ -31,14 +32,14 @@ struct Counted {
 
 template <class T>
 Counted run_counted(const MultiHeadAttention<T>& module, const MultiHeadAttentionCall<T>& call,
-                    Index B, Index L, Index S) {
+                    Index B, Index L, std::optional<Index> S = {}) {
   const auto& o = module.options();
   const Tensor<T, 3> x({B, L, o.d_model}), dy({B, L, o.d_model});
-  const Tensor<T, 3> key({B, S, o.kdim}), value({B, S, o.vdim});
+  const Tensor<T, 3> key({B, S.value_or(0), o.kdim}), value({B, S.value_or(0), o.vdim});
   FlopTally forward, backward;
   MultiHeadAttentionCache<T> cache;
   auto gradients = module.zero_gradients();
-  if (S == 0) {
+  if (!S) {
     module.forward(x, call, cache, {.flops = &forward});
     module.backward(dy, cache, gradients, {.flops = &backward});
   } else {
@@ -100,8 +101,9 @@ TEST_CASE("backward products cost twice the forward ones and flash one score pro
           "[analysis]") {
   const AttentionShape shape{.batch_size = 2, .seq_len = 64, .d_model = 64, .num_heads = 4};
   const auto forward = count_flops(shape);
-  CHECK(count_backward_flops(shape, false).products() == 2 * forward.products());
-  CHECK(count_backward_flops(shape, true).products() == 2 * forward.products() + forward.scores);
+  CHECK(count_backward_flops(shape, Path::materialized).products() == 2 * forward.products());
+  CHECK(count_backward_flops(shape, Path::flash).products() ==
+        2 * forward.products() + forward.scores);
 }
 
 TEST_CASE("projections and the core cost the same where the sequence is twice the width",
@@ -112,24 +114,23 @@ TEST_CASE("projections and the core cost the same where the sequence is twice th
 
 TEST_CASE("useful FLOPs counted while running equal the formulas to the last one", "[analysis]") {
   const std::vector<Index> lengths = {7, 0, 3};
-  const Tensor<double, 2> bias({21, 21});
+  const Tensor<double, 2> bias({21, 21}), square_bias({48, 48});
   struct Case {
     MultiHeadAttentionOptions options;
     MultiHeadAttentionCall<double> call;
-    Index B, L, S;
+    Index B, L;
+    std::optional<Index> S = {};
   };
   std::vector<Case> cases = {
-      {{.d_model = 8, .num_heads = 2}, {}, 2, 70, 0},
+      {{.d_model = 8, .num_heads = 2}, {}, 2, 70},
       {{.d_model = 12, .num_heads = 4, .num_kv_heads = 2, .q_bias = true, .layer_norm = true},
        {.mask = {causal}},
        1,
-       131,
-       0},
+       131},
       {{.d_model = 6, .num_heads = 3, .d_head = 5, .d_value = 2, .k_bias = true, .v_bias = true},
        {.mask = {causal, Mask::window(6)}, .weight_dropout = {0.2, 1, 1}},
        2,
-       60,
-       0},
+       60},
       {{.d_model = 6, .num_heads = 2, .kdim = 4, .vdim = 5, .o_bias = false},
        {.mask = {Mask::key_lengths(lengths)}, .output_dropout = {0.5, 1, 1}},
        3,
@@ -138,10 +139,14 @@ TEST_CASE("useful FLOPs counted while running equal the formulas to the last one
       {{.d_model = 6, .num_heads = 2, .layer_norm = true, .layer_norm_affine = false},
        {.mask = {Mask::bias(bias), Mask::window(3)}},
        2,
-       21,
-       0},
+       21},
       {{.d_model = 6, .num_heads = 2}, {.mask = {causal}}, 1, 60, 20},
-      {{.d_model = 6, .num_heads = 2}, {}, 0, 5, 0},
+      {{.d_model = 6, .num_heads = 2}, {}, 0, 5},
+      {{.d_model = 6, .num_heads = 2}, {}, 2, 5, 0},
+      {{.d_model = 16, .num_heads = 2},
+       {.mask = {Mask::bias(square_bias)}, .weight_dropout = {0.2, 1, 1}},
+       1,
+       48},
   };
   for (std::size_t n = 0; n < cases.size(); ++n) {
     for (const Path path : {Path::materialized, Path::flash}) {
@@ -152,8 +157,9 @@ TEST_CASE("useful FLOPs counted while running equal the formulas to the last one
       const auto shape = attention_shape(module.options(), c.call, c.B, c.L, c.S);
       const auto counted = run_counted(module, c.call, c.B, c.L, c.S);
       CHECK(counted.forward == count_flops(shape).total());
-      CHECK(counted.backward == count_backward_flops(shape, path == Path::flash).total());
+      CHECK(counted.backward == count_backward_flops(shape, path).total());
       CHECK(counted.forward_executed >= counted.forward);
+      CHECK(counted.backward_executed >= counted.backward);
     }
   }
 }
@@ -162,11 +168,11 @@ TEST_CASE("tiles execute little more than is useful", "[analysis]") {
   const MultiHeadAttention<float> module(64, 1);
   for (const Index L : {512, 700}) {
     CAPTURE(L);
-    const auto whole = run_counted<float>(module, {}, 1, L, 0);
+    const auto whole = run_counted<float>(module, {}, 1, L);
     CHECK(static_cast<double>(whole.forward_executed) < 1.02 * static_cast<double>(whole.forward));
     CHECK(static_cast<double>(whole.backward_executed) <
           1.02 * static_cast<double>(whole.backward));
-    const auto half = run_counted<float>(module, {.mask = {causal}}, 1, L, 0);
+    const auto half = run_counted<float>(module, {.mask = {causal}}, 1, L);
     CHECK(static_cast<double>(half.forward_executed) < 1.2 * static_cast<double>(half.forward));
     CHECK(static_cast<double>(half.backward_executed) < 1.2 * static_cast<double>(half.backward));
   }

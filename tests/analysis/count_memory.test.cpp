@@ -1,6 +1,7 @@
 // Bytes in closed form against what the memory resource was asked for.
 #include "headwise/analysis/count_memory.hpp"
 
+#include <optional>
 #include <sstream>
 #include <vector>
 
@@ -17,23 +18,22 @@ using namespace headwise;
 /// Runs forward and backward and holds every byte against the formulas.
 template <class T>
 void check_bytes(const MultiHeadAttentionOptions& options, MultiHeadAttentionCall<T> call, Index B,
-                 Index L, Index S, Index workers) {
+                 Index L, std::optional<Index> S, Index workers) {
   const MultiHeadAttention<T> module(options);
   const auto& o = module.options();
   const Tensor<T, 3> x({B, L, o.d_model}), dy({B, L, o.d_model});
-  const Tensor<T, 3> key({B, S, o.kdim}), value({B, S, o.vdim});
+  const Tensor<T, 3> key({B, S.value_or(0), o.kdim}), value({B, S.value_or(0), o.vdim});
   ThreadPool pool(workers);
   for (const Path path : {Path::materialized, Path::flash}) {
-    const bool flash = path == Path::flash;
-    CAPTURE(flash, B, L, S, workers);
+    CAPTURE(path == Path::flash, B, L, S.value_or(-1), workers);
     call.path = path;
     const auto shape = attention_shape(o, call, B, L, S);
-    const auto forward = count_memory<T>(shape, flash, true, workers);
-    const auto inference = count_memory<T>(shape, flash, false, workers);
-    const auto backward = count_backward_memory<T>(shape, flash, workers);
+    const auto forward = count_memory<T>(shape, path, true, workers);
+    const auto inference = count_memory<T>(shape, path, false, workers);
+    const auto backward = count_backward_memory<T>(shape, path, workers);
     MemoryTally tally;
     const Context context{.executor = pool, .memory = &tally};
-    if (S == 0) {
+    if (!S) {
       module.forward(x, call, context);
     } else {
       module.forward(x, key, value, call, context);
@@ -44,14 +44,14 @@ void check_bytes(const MultiHeadAttentionOptions& options, MultiHeadAttentionCal
     tally.reset_peak();
     MultiHeadAttentionCache<T> cache;
     auto gradients = module.zero_gradients();
-    const auto y = S == 0 ? module.forward(x, call, cache, context)
-                          : module.forward(x, key, value, call, cache, context);
+    const auto y = !S ? module.forward(x, call, cache, context)
+                      : module.forward(x, key, value, call, cache, context);
     CHECK(tally.peak() == forward.peak());
     CHECK(tally.live() == forward.cache + forward.result);
 
     tally.reset_peak();
     const std::int64_t before = tally.live();
-    if (S == 0) {
+    if (!S) {
       const auto dx = module.backward(dy, cache, gradients, context);
       CHECK(tally.live() == before + backward.result);
     } else {
@@ -66,7 +66,7 @@ void check_bytes(const MultiHeadAttentionOptions& options, MultiHeadAttentionCal
 
 TEST_CASE("bytes asked of the memory resource equal the formula to the byte", "[analysis]") {
   const std::vector<Index> lengths = {7, 3};
-  check_bytes<float>({.d_model = 64, .num_heads = 4}, {}, 2, 33, 0, 1);
+  check_bytes<float>({.d_model = 64, .num_heads = 4}, {}, 2, 33, std::nullopt, 1);
   check_bytes<double>({.d_model = 64,
                        .num_heads = 4,
                        .num_kv_heads = 2,
@@ -77,38 +77,40 @@ TEST_CASE("bytes asked of the memory resource equal the formula to the byte", "[
                       {.mask = {causal, Mask::window(5)},
                        .weight_dropout = {0.1, 1, 1},
                        .output_dropout = {0.1, 1, 1}},
-                      2, 133, 0, 1);
+                      2, 133, std::nullopt, 1);
   check_bytes<float>({.d_model = 64, .num_heads = 4, .kdim = 10, .vdim = 7, .q_bias = true},
                      {.mask = {Mask::key_lengths(lengths)}}, 2, 33, 9, 1);
   check_bytes<float>({.d_model = 30, .num_heads = 3, .d_head = 7, .d_value = 11, .v_bias = true},
-                     {}, 1, 100, 0, 3);
-  check_bytes<long double>({.d_model = 8, .num_heads = 2}, {.mask = {causal}}, 1, 17, 0, 2);
+                     {}, 1, 100, std::nullopt, 3);
+  check_bytes<float>({.d_model = 8, .num_heads = 2}, {}, 2, 17, 0, 1);
+  check_bytes<long double>({.d_model = 8, .num_heads = 2}, {.mask = {causal}}, 1, 17, std::nullopt,
+                           2);
 }
 
 TEST_CASE("flash attention keeps nothing that grows with the square of the length", "[analysis]") {
-  const auto peak = [](Index L, bool flash) {
+  const auto peak = [](Index L, Path path) {
     const AttentionShape shape{.seq_len = L, .d_model = 64, .num_heads = 4};
-    return count_memory<float>(shape, flash, true).peak() +
-           count_backward_memory<float>(shape, flash).peak();
+    return count_memory<float>(shape, path, true).peak() +
+           count_backward_memory<float>(shape, path).peak();
   };
-  const auto growth = [&](bool flash) {
-    return static_cast<double>(peak(8192, flash) - peak(4096, flash)) /
-           static_cast<double>(peak(4096, flash) - peak(2048, flash));
+  const auto growth = [&](Path path) {
+    return static_cast<double>(peak(8192, path) - peak(4096, path)) /
+           static_cast<double>(peak(4096, path) - peak(2048, path));
   };
-  CHECK(growth(true) == Approx(2.0).epsilon(0.01));
-  CHECK(growth(false) > 3.9);
+  CHECK(growth(Path::flash) == Approx(2.0).epsilon(0.01));
+  CHECK(growth(Path::materialized) > 3.9);
 }
 
 TEST_CASE("count_memory_bytes gives the textbook's cache and B h L^2 of it are the weights",
           "[analysis]") {
   CHECK(count_memory_bytes(2, 6, 4, 2, ScalarType::f64) == (5 * 2 * 6 * 4 + 2 * 2 * 6 * 6) * 8);
   CHECK(count_memory_bytes(1, 512, 512, 8, ScalarType::f32) == (5 * 512 * 512 + 8 * 512 * 512) * 4);
-  const auto kept = [](bool flash) {
+  const auto kept = [](Path path) {
     return count_memory<float>({.batch_size = 2, .seq_len = 96, .d_model = 32, .num_heads = 4},
-                               flash, true)
+                               path, true)
         .cache;
   };
-  CHECK(kept(false) - kept(true) == (2 * 4 * 96 * 96 - 2 * 2 * 4 * 96) * 4);
+  CHECK(kept(Path::materialized) - kept(Path::flash) == (2 * 4 * 96 * 96 - 2 * 2 * 4 * 96) * 4);
 }
 
 TEST_CASE("grouped heads divide the bytes of keys and values by H over G", "[analysis]") {
@@ -132,7 +134,7 @@ TEST_CASE("the report says whether what was counted is what was predicted", "[an
   CHECK_THAT(right.str(), ContainsSubstring("FLOPs, equal"));
   CHECK_THAT(wrong.str(), ContainsSubstring("NOT EQUAL"));
   std::ostringstream memory;
-  const auto count = count_memory<float>(shape, true, true);
+  const auto count = count_memory<float>(shape, Path::flash, true);
   report_memory(memory, "bytes", count, count.peak());
   CHECK_THAT(memory.str(), ContainsSubstring("bytes, equal"));
 }

@@ -38,7 +38,7 @@ void count_attention(Index B, Index H, Index L, Index S, Index d, Index dv, Coun
   counts.forward = count_operations(
       [&] { attention_forward(q, k, v, options, weights, o, {.flops = &counts.forward_tally}); });
   counts.backward = count_operations([&] {
-    attention_backward(d_o, q, k, v, weights, options, dq, dk, d_v,
+    attention_backward(d_o, {q, k, v}, weights, options, {dq, dk, d_v},
                        {.flops = &counts.backward_tally});
   });
 }

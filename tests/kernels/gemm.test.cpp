@@ -77,7 +77,7 @@ double gemm_error(Index M, Index N, Index K, typename Placed<T>::Order a_order,
   const kernels::Epilogue<T> epilogue{.alpha = T(options.alpha),
                                       .bias = options.bias ? bias.read().data : nullptr,
                                       .accumulate = options.accumulate};
-  kernels::gemm<T, Isa>(a.read(), b.read(), c.matrix(), M, N, K, epilogue, packed.data());
+  kernels::gemm<T, Isa>(a.read(), b.read(), c.matrix(), {M, N, K}, epilogue, packed.data());
   CHECK(c.untouched_around(before));
   long double worst = 0;
   for (Index i = 0; i < M; ++i) {
@@ -147,13 +147,13 @@ void check_row_invariance(Index N, Index K) {
   }();
   auto packed = scratch<T>();
   Placed<T> whole(M, N, Placed<T>::row_major, 7);
-  kernels::gemm<T, Isa>(a.read(), b.read(), whole.matrix(), M, N, K, {}, packed.data());
+  kernels::gemm<T, Isa>(a.read(), b.read(), whole.matrix(), {M, N, K}, {}, packed.data());
   bool equal = true;
   for (Index first = 0; first < M; ++first) {
     for (Index count = 1; count <= M - first; count += first % 2 + 1) {
       Placed<T> part(count, N, first % 3 == 0 ? Placed<T>::spread : Placed<T>::row_major, 8);
       kernels::gemm<T, Isa>((first % 2 == 0 ? a : turned_a).read().from(first, 0), b.read(),
-                            part.matrix(), count, N, K, {}, packed.data());
+                            part.matrix(), {count, N, K}, {}, packed.data());
       for (Index i = 0; i < count; ++i) {
         for (Index j = 0; j < N; ++j) {
           equal = equal && same_bits(part(i, j), whole(first + i, j));
@@ -168,7 +168,7 @@ void check_row_invariance(Index N, Index K) {
   for (Index first : {1, 2, 3, 7}) {
     if (first >= N) continue;
     Placed<T> part(M, N - first, Placed<T>::row_major, 9);
-    kernels::gemm<T, Isa>(a.read(), b.read().from(0, first), part.matrix(), M, N - first, K, {},
+    kernels::gemm<T, Isa>(a.read(), b.read().from(0, first), part.matrix(), {M, N - first, K}, {},
                           packed.data());
     for (Index i = 0; i < M; ++i) {
       for (Index j = first; j < N; ++j) equal = equal && same_bits(part(i, j - first), whole(i, j));
@@ -205,7 +205,7 @@ TEST_CASE("gemm overwrites c without reading it, NaN and all", "[kernels]") {
     for (Index i = 0; i < M; ++i) {
       for (Index j = 0; j < N; ++j) x->matrix()(i, j) = std::numeric_limits<double>::quiet_NaN();
     }
-    kernels::gemm<double, Isa>(a.read(), b.read(), x->matrix(), M, N, K, {}, packed.data());
+    kernels::gemm<double, Isa>(a.read(), b.read(), x->matrix(), {M, N, K}, {}, packed.data());
   }
   bool finite_and_equal = true;
   for (Index i = 0; i < M; ++i) {
@@ -218,10 +218,10 @@ TEST_CASE("a product over no terms is the bias, or what was there", "[kernels]")
   auto packed = scratch<float>();
   const float bias[3] = {1, 2, 3};
   float c[6] = {9, 9, 9, 9, 9, 9};
-  kernels::gemm<float, Isa>({nullptr, 0, 1}, {nullptr, 3, 1}, {c, 3, 1}, 2, 3, 0, {.bias = bias},
+  kernels::gemm<float, Isa>({nullptr, 0, 1}, {nullptr, 3, 1}, {c, 3, 1}, {2, 3, 0}, {.bias = bias},
                             packed.data());
   for (int n = 0; n < 6; ++n) CHECK(c[n] == bias[n % 3]);
-  kernels::gemm<float, Isa>({nullptr, 0, 1}, {nullptr, 3, 1}, {c, 3, 1}, 2, 3, 0,
+  kernels::gemm<float, Isa>({nullptr, 0, 1}, {nullptr, 3, 1}, {c, 3, 1}, {2, 3, 0},
                             {.accumulate = true}, packed.data());
   for (int n = 0; n < 6; ++n) CHECK(c[n] == bias[n % 3]);
 }

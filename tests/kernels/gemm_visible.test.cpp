@@ -61,9 +61,9 @@ void check_hidden_rows(Index M, Index N, Index K) {
       Tensor2<T> b = clean;
       for (Index k = 0; k < K; k += 3) b(k, k % N) = special<T>(kind);
       Tensor2<T> c = normal<T>(M, N, 3), expected = c;
-      kernels::gemm_visible<T, Isa>(kernels::matrix<T>(a), kernels::matrix<T>(b),
-                                    kernels::matrix(Out<T, 2>(c)), M, N, K,
-                                    {.accumulate = accumulate}, packed.data(), false, visible);
+      kernels::gemm_visible<T, Isa>(
+          kernels::matrix<T>(a), kernels::matrix<T>(b), kernels::matrix(Out<T, 2>(c)), {M, N, K},
+          {.accumulate = accumulate}, packed.data(), kernels::VisiblePairs{false, visible});
       // Row by row: what the row does not see is 0, whatever it was.
       for (Index m = 0; m < M; ++m) {
         Tensor2<T> seen = b;
@@ -71,7 +71,7 @@ void check_hidden_rows(Index M, Index N, Index K) {
           if (!visible(m, i[0])) seen(i) = T(0);
         });
         kernels::gemm<T, Isa>(kernels::matrix<T>(a).from(m, 0), kernels::matrix<T>(seen),
-                              kernels::matrix(Out<T, 2>(expected)).from(m, 0), 1, N, K,
+                              kernels::matrix(Out<T, 2>(expected)).from(m, 0), {1, N, K},
                               {.accumulate = accumulate}, packed.data());
       }
       CHECK(same_bits(c, expected));
@@ -87,10 +87,10 @@ void check_finite(Index M, Index N, Index K) {
   std::vector<T> packed(static_cast<std::size_t>(kernels::GemmTile<T, Isa>::scratch));
   Tensor2<T> c(Shape{M, N}), plain(Shape{M, N});
   kernels::gemm_visible<T, Isa>(kernels::matrix<T>(a), kernels::matrix<T>(b),
-                                kernels::matrix(Out<T, 2>(c)), M, N, K, {}, packed.data(), false,
-                                visible);
+                                kernels::matrix(Out<T, 2>(c)), {M, N, K}, {}, packed.data(),
+                                kernels::VisiblePairs{false, visible});
   kernels::gemm<T, Isa>(kernels::matrix<T>(a), kernels::matrix<T>(b),
-                        kernels::matrix(Out<T, 2>(plain)), M, N, K, {}, packed.data());
+                        kernels::matrix(Out<T, 2>(plain)), {M, N, K}, {}, packed.data());
   CHECK(same_bits(c, plain));
 }
 
@@ -106,8 +106,8 @@ void check_other_rows_keep_their_bits() {
   Tensor2<T> c(Shape{M, N}), plain(Shape{M, N});
   const auto run = [&](const Tensor2<T>& values, Tensor2<T>& result) {
     kernels::gemm_visible<T, Isa>(kernels::matrix<T>(a), kernels::matrix<T>(values),
-                                  kernels::matrix(Out<T, 2>(result)), M, N, K, {}, packed.data(),
-                                  false, visible);
+                                  kernels::matrix(Out<T, 2>(result)), {M, N, K}, {}, packed.data(),
+                                  kernels::VisiblePairs{false, visible});
   };
   run(b, c);
   run(clean, plain);

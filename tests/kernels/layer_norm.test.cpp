@@ -50,7 +50,7 @@ void check_moments(Index D, T offset) {
   const long double rstd = 1 / std::sqrt(expected.variance + epsilon);
   for (Index step : {1, 2}) {
     const std::vector<T> row = spread(x, step);
-    const auto got = kernels::row_moments(row.data(), step, D, epsilon);
+    const auto got = kernels::row_moments<T>({row.data(), step}, D, epsilon);
     const auto unit = static_cast<long double>(std::numeric_limits<T>::epsilon());
     const long double size = std::abs(expected.mean) + 4;
     // The mean is a sum of D terms. Its error e adds e^2 to the variance, which falls by rounding
@@ -90,8 +90,9 @@ TEST_CASE("normalise_row is (x - mean) rstd gamma + beta at any steps, in place 
     const bool has_gamma = (affine & 1) != 0, has_beta = (affine & 2) != 0;
     CAPTURE(has_gamma, has_beta);
     auto y = spread(x, 4);
-    kernels::normalise_row(y.data(), 4, D, moments, has_gamma ? gammas.data() : nullptr, 3,
-                           has_beta ? betas.data() : nullptr, 2, y.data(), 4);
+    kernels::normalise_row<double>({y.data(), 4}, D, moments,
+                                   {has_gamma ? gammas.data() : nullptr, 3},
+                                   {has_beta ? betas.data() : nullptr, 2}, {y.data(), 4});
     for (Index n = 0; n < 4 * D; ++n) {
       const double value = y[static_cast<std::size_t>(n)];
       if (n % 4 != 0) {
@@ -119,8 +120,8 @@ TEST_CASE("layer_norm_backward_row is the transposed Jacobian of the row, writte
       CAPTURE(D, has_gamma);
       std::vector<long double> dx(x.size());
       kernels::layer_norm_backward_row<long double>(
-          dy.data(), 1, x.data(), 1, D, {exact.mean, rstd}, has_gamma ? gamma.data() : nullptr, 1,
-          dx.data(), 1);
+          {dy.data(), 1}, {x.data(), 1}, D, {exact.mean, rstd},
+          {has_gamma ? gamma.data() : nullptr, 1}, {dx.data(), 1});
       for (std::size_t j = 0; j < x.size(); ++j) {
         // d y_i / d x_j = rstd gamma_i (i == j) - rstd gamma_i (1 + xhat_i xhat_j) / D
         long double expected = 0, size = 0;

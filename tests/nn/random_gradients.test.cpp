@@ -240,11 +240,11 @@ Verdict check_attention(const RandomConfiguration& c) {
   const LaidOut<double, 4> weights(Shape{c.B, H, c.L, c.S}, c.layouts[1]);
   const LaidOut<double, 4> lse(Shape{c.B, H, c.L, 2}, c.layouts[0]);
   flash_attention_forward<double>(q.view, k.view, v.view, options, flash.y.view, lse.view);
-  flash_attention_backward<double>(d_out.view, q.view, k.view, v.view, flash.y.view, lse.view,
-                                   options, flash.dq.view, flash.dk.view, flash.dv.view);
+  flash_attention_backward<double>(d_out.view, {q.view, k.view, v.view}, flash.y.view, lse.view,
+                                   options, {flash.dq.view, flash.dk.view, flash.dv.view});
   attention_forward<double>(q.view, k.view, v.view, options, weights.view, kept.y.view);
-  attention_backward<double>(d_out.view, q.view, k.view, v.view, weights.view, options,
-                             kept.dq.view, kept.dk.view, kept.dv.view);
+  attention_backward<double>(d_out.view, {q.view, k.view, v.view}, weights.view, options,
+                             {kept.dq.view, kept.dk.view, kept.dv.view});
 
   auto wide_q = convert<long double>(In<double, 4>(query));
   auto wide_k = convert<long double>(In<double, 4>(key));

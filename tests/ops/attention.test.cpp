@@ -37,11 +37,11 @@ Outputs<T> run_views(Path path, const Case<T>& x, View4<T> q, View4<T> k, View4<
   Outputs<T> y;
   if (path == Path::weights) {
     attention_forward(q, k, v, x.options, weights, o);
-    attention_backward(d_o, q, k, v, weights, x.options, dq, dk, dv);
+    attention_backward(d_o, {q, k, v}, weights, x.options, {dq, dk, dv});
     y.weights = contiguous(In<T, 4>(weights));
   } else {
     flash_attention_forward(q, k, v, x.options, o, lse);
-    flash_attention_backward(d_o, q, k, v, o, lse, x.options, dq, dk, dv);
+    flash_attention_backward(d_o, {q, k, v}, o, lse, x.options, {dq, dk, dv});
     y.lse = contiguous(In<T, 4>(lse));
   }
   y.o = contiguous(In<T, 4>(o));

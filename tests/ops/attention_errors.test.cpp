@@ -54,7 +54,8 @@ const Function functions[] = {
      }},
     {"attention_backward",
      [](Call& c, const Context& context) {
-       attention_backward(c.d_o, c.q, c.k, c.v, c.weights, c.options, c.dq, c.dk, c.dv, context);
+       attention_backward(c.d_o, {c.q, c.k, c.v}, c.weights, c.options, {c.dq, c.dk, c.dv},
+                          context);
      }},
     {"flash_attention_forward",
      [](Call& c, const Context& context) {
@@ -62,7 +63,7 @@ const Function functions[] = {
      }},
     {"flash_attention_backward",
      [](Call& c, const Context& context) {
-       flash_attention_backward(c.d_o, c.q, c.k, c.v, c.o, c.lse, c.options, c.dq, c.dk, c.dv,
+       flash_attention_backward(c.d_o, {c.q, c.k, c.v}, c.o, c.lse, c.options, {c.dq, c.dk, c.dv},
                                 context);
      }},
 };

@@ -246,12 +246,12 @@ TEMPLATE_TEST_CASE("an odd address changes no bit", "[ops]", float, double) {
     if (path == Path::weights) {
       Shifted<TestType> p(aligned.weights, offset);
       attention_forward(q.view, k.view, v.view, x.options, p.view, o.view);
-      attention_backward(d_o.view, q.view, k.view, v.view, p.view, x.options, dq.view, dk.view,
-                         dv.view);
+      attention_backward(d_o.view, {q.view, k.view, v.view}, p.view, x.options,
+                         {dq.view, dk.view, dv.view});
     } else {
       flash_attention_forward(q.view, k.view, v.view, x.options, o.view, {});
-      flash_attention_backward(d_o.view, q.view, k.view, v.view, o.view, aligned.lse, x.options,
-                               dq.view, dk.view, dv.view);
+      flash_attention_backward(d_o.view, {q.view, k.view, v.view}, o.view, aligned.lse, x.options,
+                               {dq.view, dk.view, dv.view});
     }
     CHECK(same_bits<TestType, 4>(o.view, aligned.o));
     CHECK(same_bits<TestType, 4>(dq.view, aligned.dq));

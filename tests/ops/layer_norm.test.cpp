@@ -31,7 +31,7 @@ Tensor<T, R> normal(const Shape<R>& shape, std::uint64_t seed, double offset = 0
 template <class T>
 Tensor2<T> layer_norm(const Tensor2<T>& x, In<T, 1> gamma, In<T, 1> beta, T epsilon = T(1e-5)) {
   Tensor2<T> y(x.shape());
-  layer_norm_forward(x, gamma, beta, epsilon, y, {}, {});
+  layer_norm_forward(x, {gamma, beta}, epsilon, y, {{}, {}});
   return y;
 }
 
@@ -81,9 +81,9 @@ Gradients backward(In<Real, 2> dy, In<Real, 2> x, In<Real, 1> gamma, Real epsilo
   const Index N = x.extent(0), D = x.extent(1);
   Tensor2<Real> y(x.shape());
   Tensor1<Real> mean(Shape{N}), rstd(Shape{N});
-  layer_norm_forward(x, gamma, {}, epsilon, y, mean, rstd);
+  layer_norm_forward(x, {gamma, {}}, epsilon, y, {mean, rstd});
   Gradients g{Tensor2<Real>(x.shape()), Tensor1<Real>(Shape{D}), Tensor1<Real>(Shape{D})};
-  layer_norm_backward(dy, x, gamma, mean, rstd, g.dx, g.dgamma, g.dbeta);
+  layer_norm_backward(dy, x, gamma, {mean, rstd}, g.dx, {g.dgamma, g.dbeta});
   return g;
 }
 
@@ -123,7 +123,7 @@ TEST_CASE("layer_norm keeps mean and rstd for backward, and their absence change
   const auto x = normal<double>(Shape{3, 8}, 5);
   Tensor2<double> y(x.shape());
   Tensor1<double> mean(Shape{3}), rstd(Shape{3});
-  layer_norm_forward(x, {}, {}, 1e-5, y, mean, rstd);
+  layer_norm_forward(x, {{}, {}}, 1e-5, y, {mean, rstd});
   CHECK(bitwise_equal(layer_norm<double>(x, {}, {}), y));
   for_each_index(x.shape(), [&](const Shape<2>& i) {
     CHECK(std::abs((x(i) - mean(i[0])) * rstd(i[0]) - y(i)) <= 1e-15 * (1 + std::abs(y(i))));
@@ -171,13 +171,13 @@ TEST_CASE("dgamma and dbeta are added to, and computed only where asked for", "[
   const Gradients fresh = backward(dy, x, gamma, 1e-5L);
   Tensor2<Real> y(x.shape());
   Tensor1<Real> mean(Shape{4}), rstd(Shape{4});
-  layer_norm_forward(x, gamma, {}, 1e-5L, y, mean, rstd);
+  layer_norm_forward(x, {gamma, {}}, 1e-5L, y, {mean, rstd});
   for (int asked = 0; asked < 4; ++asked) {
     Tensor1<Real> dgamma = start, dbeta = start;
     Tensor2<Real> dx = dy;  // in place
-    layer_norm_backward(dx, x, gamma, mean, rstd, dx,
-                        (asked & 1) != 0 ? InOut<Real, 1>(dgamma) : InOut<Real, 1>(),
-                        (asked & 2) != 0 ? InOut<Real, 1>(dbeta) : InOut<Real, 1>());
+    layer_norm_backward(dx, x, gamma, {mean, rstd}, dx,
+                        {(asked & 1) != 0 ? InOut<Real, 1>(dgamma) : InOut<Real, 1>(),
+                         (asked & 2) != 0 ? InOut<Real, 1>(dbeta) : InOut<Real, 1>()});
     CHECK(bitwise_equal(dx, fresh.dx));
     for (Index i = 0; i < 6; ++i) {
       CHECK(std::abs(dgamma(i) - start(i) - ((asked & 1) != 0 ? fresh.dgamma(i) : 0)) < 1e-17L);
@@ -192,14 +192,15 @@ TEST_CASE("layer_norm has the same bits in place, strided, row by row and on any
   const auto gamma = normal<float>(Shape{13}, 19);
   const auto y = layer_norm<float>(x, gamma, gamma);
   auto in_place = x;
-  layer_norm_forward(in_place, gamma, gamma, 1e-5f, in_place, {}, {});
+  layer_norm_forward(in_place, {gamma, gamma}, 1e-5f, in_place, {{}, {}});
   CHECK(bitwise_equal(in_place, y));
   Tensor2<float> turned(Shape{13, 9}), pooled(x.shape());
   copy(x, transpose(turned, 0, 1));
-  layer_norm_forward(transpose(turned, 0, 1), gamma, gamma, 1e-5f, transpose(turned, 0, 1), {}, {});
+  layer_norm_forward(transpose(turned, 0, 1), {gamma, gamma}, 1e-5f, transpose(turned, 0, 1),
+                     {{}, {}});
   CHECK(bitwise_equal(In<float, 2>(transpose(turned, 0, 1)), In<float, 2>(y)));
   ThreadPool pool(3);
-  layer_norm_forward(x, gamma, gamma, 1e-5f, pooled, {}, {}, {.executor = pool});
+  layer_norm_forward(x, {gamma, gamma}, 1e-5f, pooled, {{}, {}}, {.executor = pool});
   CHECK(bitwise_equal(pooled, y));
   for (Index n = 0; n < 9; ++n) {
     const auto alone = layer_norm<float>(contiguous(slice(x, 0, n, 1)), gamma, gamma);
@@ -214,20 +215,20 @@ TEST_CASE("layer_norm names the argument that does not fit and writes nothing", 
   const auto before = y;
   Tensor2<float> turned(Shape{3, 2});
   Tensor1<float> sum(Shape{2});
-  CHECK_THROWS_WITH(layer_norm_forward(x, two, {}, 1e-5f, y, {}, {}),
+  CHECK_THROWS_WITH(layer_norm_forward(x, {two, {}}, 1e-5f, y, {{}, {}}),
                     "layer_norm_forward: gamma is [2], expected [3] (3, the width of x)");
-  CHECK_THROWS_WITH(layer_norm_forward(x, three, two, 1e-5f, y, {}, {}),
+  CHECK_THROWS_WITH(layer_norm_forward(x, {three, two}, 1e-5f, y, {{}, {}}),
                     "layer_norm_forward: beta is [2], expected [3] (3, the width of x)");
-  CHECK_THROWS_WITH(layer_norm_forward(x, {}, {}, 1e-5f, turned, {}, {}),
+  CHECK_THROWS_WITH(layer_norm_forward(x, {{}, {}}, 1e-5f, turned, {{}, {}}),
                     "layer_norm_forward: y is [3, 2], expected [2, 3] (the shape of x)");
-  CHECK_THROWS_AS(layer_norm_forward(x, {}, {}, 0.0f, y, {}, {}), ArgumentError);
-  CHECK_THROWS_WITH(layer_norm_forward(x, {}, {}, -1.0f, y, {}, {}),
+  CHECK_THROWS_AS(layer_norm_forward(x, {{}, {}}, 0.0f, y, {{}, {}}), ArgumentError);
+  CHECK_THROWS_WITH(layer_norm_forward(x, {{}, {}}, -1.0f, y, {{}, {}}),
                     "layer_norm_forward: epsilon is not above 0");
-  CHECK_THROWS_WITH(layer_norm_backward(x, x, {}, three, two, y, {}, {}),
+  CHECK_THROWS_WITH(layer_norm_backward(x, x, {}, {three, two}, y, {{}, {}}),
                     "layer_norm_backward: mean is [3], expected [2] (rows of x)");
-  CHECK_THROWS_WITH(layer_norm_backward(x, x, {}, two, two, y, sum, {}),
+  CHECK_THROWS_WITH(layer_norm_backward(x, x, {}, {two, two}, y, {sum, {}}),
                     "layer_norm_backward: dgamma is [2], expected [3] (the width of x)");
-  CHECK_THROWS_AS(layer_norm_backward(turned, x, {}, two, two, y, {}, {}), ShapeError);
+  CHECK_THROWS_AS(layer_norm_backward(turned, x, {}, {two, two}, y, {{}, {}}), ShapeError);
   CHECK(bitwise_equal(y, before));
 }
 
@@ -245,14 +246,14 @@ TEST_CASE("the tallies of layer_norm are what it computes, with and without gamm
       Tensor1<Counting> mean(Shape{N}), rstd(Shape{N}), dgamma(Shape{D}), dbeta(Shape{D});
       FlopTally forward, backward;
       const auto counted = count_operations([&] {
-        layer_norm_forward(x, gamma, beta, Counting(1e-5), y, mean, rstd, {.flops = &forward});
+        layer_norm_forward(x, {gamma, beta}, Counting(1e-5), y, {mean, rstd}, {.flops = &forward});
       });
       CHECK(counted.total() == N * (D * (6 + has_gamma + has_beta) + 5));
       CHECK(forward.useful == counted.total());
       const auto counted_backward = count_operations([&] {
-        layer_norm_backward(dy, x, gamma, mean, rstd, dx,
-                            has_gamma ? InOut<Counting, 1>(dgamma) : InOut<Counting, 1>(),
-                            has_beta ? InOut<Counting, 1>(dbeta) : InOut<Counting, 1>(),
+        layer_norm_backward(dy, x, gamma, {mean, rstd}, dx,
+                            {has_gamma ? InOut<Counting, 1>(dgamma) : InOut<Counting, 1>(),
+                             has_beta ? InOut<Counting, 1>(dbeta) : InOut<Counting, 1>()},
                             {.flops = &backward});
       });
       CHECK(backward.useful == N * (D * (11 + 6 * has_gamma + has_beta) + 2));

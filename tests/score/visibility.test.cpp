@@ -106,7 +106,7 @@ TEST_CASE("sees_all says whether every query sees every key by the rules alone",
     }
     CHECK((all || !rules.sees_all()));  // a promise: it may be withheld, never wrong
     CHECK_FALSE(rules.has_pair_masks());
-    CHECK_FALSE(rules.has_bias());
+    CHECK(rules.bias_count() == 0);
   });
   CHECK(HeadVisibility<float>(AttentionMask<float>(), 0, 0, 3, 5).sees_all());
 }
@@ -183,7 +183,7 @@ TEST_CASE("a pair is visible where every mask lets it be, and biases add up", "[
   const AttentionMask<double> mask{causal, Mask::keep(keep), Mask::drop_keys(padding),
                                    Mask::bias(a), Mask::bias(b)};
   const HeadVisibility<double> rules(mask, 0, 0, 2, 3);
-  CHECK(rules.has_bias());
+  CHECK(rules.bias_count() != 0);
   CHECK(rules.has_pair_masks());
   CHECK_FALSE(rules.sees_all());
   // causal leaves [1 1 0; 1 1 1], keep [1 1 0; 1 0 1], padding [0 1 1; 0 1 1]

@@ -100,10 +100,10 @@ TEST_CASE("the attention core of T, d = 4, 3 has the gradients of its difference
   for (auto* gradients : {&dx, &flash}) {
     for (auto& gradient : *gradients) gradient = Tensor4<double>({1, 1, 4, 3});
   }
-  attention_backward(d_o, x[0], x[1], x[2], weights, {}, dx[0], dx[1], dx[2]);
+  attention_backward(d_o, {x[0], x[1], x[2]}, weights, {}, {dx[0], dx[1], dx[2]});
   Tensor4<double> lse({1, 1, 4, 2});
   flash_attention_forward(x[0], x[1], x[2], {}, o, lse);
-  flash_attention_backward(d_o, x[0], x[1], x[2], o, lse, {}, flash[0], flash[1], flash[2]);
+  flash_attention_backward(d_o, {x[0], x[1], x[2]}, o, lse, {}, {flash[0], flash[1], flash[2]});
   for (std::size_t n = 0; n < 3; ++n) {
     CHECK(worst_relative_error(select(select(x[n], 0), 0), select(select(dx[n], 0), 0), loss) <
           1e-5);

@@ -249,12 +249,12 @@ Outputs<T> run(Path path, In<T, 4> q, In<T, 4> k, In<T, 4> v, In<T, 4> d_o,
     y.weights = Tensor4<T>(Shape{B, H, L, S});
     std::fill(y.weights.begin(), y.weights.end(), T(777));
     attention_forward(q, k, v, options, y.weights, y.o, context);
-    attention_backward(d_o, q, k, v, y.weights, options, y.dq, y.dk, y.dv, context);
+    attention_backward(d_o, {q, k, v}, y.weights, options, {y.dq, y.dk, y.dv}, context);
   } else {
     y.lse = Tensor4<T>(Shape{B, H, L, Index{2}});
     std::fill(y.lse.begin(), y.lse.end(), T(777));
     flash_attention_forward(q, k, v, options, y.o, y.lse, context);
-    flash_attention_backward(d_o, q, k, v, y.o, y.lse, options, y.dq, y.dk, y.dv, context);
+    flash_attention_backward(d_o, {q, k, v}, y.o, y.lse, options, {y.dq, y.dk, y.dv}, context);
   }
   return y;
 }

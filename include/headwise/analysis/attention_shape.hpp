@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "headwise/tensor/shape.hpp"
@@ -11,17 +12,16 @@ namespace headwise::inline v0_1 {
 
 /// What a call costs depends on these alone. Widths of 0 take the default that stands beside them.
 struct AttentionShape {
-  Index batch_size = 1;    // B
-  Index seq_len = 0;       // L
-  Index key_len = 0;       // S; L
-  Index d_model = 0;       // D
-  Index num_heads = 1;     // H
-  Index num_kv_heads = 0;  // G; H
-  Index d_head = 0;        // d; D / H
-  Index d_value = 0;       // dv; d
-  Index kdim = 0;          // D
-  Index vdim = 0;          // D
-  bool self_attention = true;
+  Index batch_size = 1;               // B
+  Index seq_len = 0;                  // L
+  std::optional<Index> key_len = {};  // S; none: self-attention, S = L
+  Index d_model = 0;                  // D
+  Index num_heads = 1;                // H
+  Index num_kv_heads = 0;             // G; H
+  Index d_head = 0;                   // d; D / H
+  Index d_value = 0;                  // dv; d
+  Index kdim = 0;                     // D
+  Index vdim = 0;                     // D
   bool causal = false;
   Index window = 0;                         // 0: none
   std::span<const Index> key_lengths = {};  // [B]; empty: all S
@@ -30,7 +30,8 @@ struct AttentionShape {
   bool layer_norm = false, layer_norm_affine = false;
   bool weight_dropout = false, output_dropout = false;
 
-  Index S() const { return self_attention || key_len == 0 ? seq_len : key_len; }
+  bool self_attention() const { return !key_len; }
+  Index S() const { return key_len.value_or(seq_len); }
   Index G() const { return num_kv_heads == 0 ? num_heads : num_kv_heads; }
   Index d() const { return d_head == 0 ? d_model / num_heads : d_head; }
   Index dv() const { return d_value == 0 ? d() : d_value; }

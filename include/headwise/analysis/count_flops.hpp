@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "headwise/analysis/attention_shape.hpp"
+#include "headwise/runtime/path.hpp"
 
 namespace headwise::inline v0_1 {
 
@@ -72,9 +73,11 @@ inline FlopCount count_flops(const AttentionShape& s) {
 /// Backward. Products cost twice the forward's: one for each operand's gradient. Flash computes
 /// scores again: `scores` is 6 d a pair, against 4 d with kept weights.
 ///
-/// softmax, a pair: dp p summed (2), subtract, multiply, scale; flash: scale, subtract, e^x again,
-/// then subtract, multiply, scale, and 2 dv a query for rowsum(d_o o).
-inline FlopCount count_backward_flops(const AttentionShape& s, bool flash) {
+/// softmax, a pair: dp p summed (2), subtract, multiply, scale; flash: scale, subtract both parts
+/// of the logsumexp (2), e^x again, then subtract, multiply, scale, and 2 dv a query for
+/// rowsum(d_o o).
+inline FlopCount count_backward_flops(const AttentionShape& s, Path path) {
+  const bool flash = path == Path::flash;
   const FlopCount forward = count_flops(s);
   const std::int64_t N = s.query_rows(), D = s.d_model, pairs = visible_pairs(s);
   FlopCount count;
@@ -85,7 +88,7 @@ inline FlopCount count_backward_flops(const AttentionShape& s, bool flash) {
   count.o_projection = 2 * forward.o_projection;
   count.scores = (flash ? 6 : 4) * s.d() * pairs;
   count.context = 4 * s.dv() * pairs;
-  count.softmax = flash ? 6 * pairs + 2 * s.dv() * s.num_heads * s.query_rows() : 5 * pairs;
+  count.softmax = flash ? 7 * pairs + 2 * s.dv() * s.num_heads * s.query_rows() : 5 * pairs;
   count.biases = forward.biases - (flash ? 0 : s.mask_biases * pairs);
   count.dropout = (s.weight_dropout ? 2 * pairs : 0) + (s.output_dropout ? N * D : 0);
   return count;

@@ -9,6 +9,7 @@
 #include "headwise/analysis/attention_shape.hpp"
 #include "headwise/kernels/flash_backward.hpp"
 #include "headwise/kernels/flash_forward.hpp"
+#include "headwise/runtime/path.hpp"
 
 namespace headwise::inline v0_1 {
 
@@ -57,7 +58,7 @@ std::int64_t workspace_bytes(Index workers, Index elements) {
 }
 
 template <class T>
-std::int64_t gemm_workspace(Index workers, Index M, Index N) {
+std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N) {
   constexpr Index scratch = kernels::GemmTile<T, simd::Best>::scratch;
   return M == 0 || N == 0 ? 0 : workspace_bytes<T>(workers, scratch);
 }
@@ -66,7 +67,8 @@ std::int64_t gemm_workspace(Index workers, Index M, Index N) {
 
 /// The forward call of MultiHeadAttention: `training` fills a cache. Inputs are viewed.
 template <Scalar T>
-MemoryCount count_memory(const AttentionShape& s, bool flash, bool training, Index workers = 1) {
+MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Index workers = 1) {
+  const bool flash = path == Path::flash;
   using Isa = simd::Best;
   constexpr std::int64_t bytes = sizeof(T);
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
@@ -78,15 +80,15 @@ MemoryCount count_memory(const AttentionShape& s, bool flash, bool training, Ind
     count.stages.push_back({name, live, scratch});
   };
   if (s.layer_norm) stage("layer_norm", N * D + 2 * N, 0);
-  if (s.self_attention) {
+  if (s.self_attention()) {
     const bool one_bias = s.q_bias && s.k_bias && s.v_bias;
     stage("qkv projection", N * width,
-          detail::gemm_workspace<T>(workers, N, width) + (one_bias ? width * bytes : 0));
+          detail::gemm_workspace_bytes<T>(workers, N, width) + (one_bias ? width * bytes : 0));
   } else {
     stage("q, k, v projections", N * s.q_width() + M * (s.k_width() + s.v_width()),
-          std::max({detail::gemm_workspace<T>(workers, N, s.q_width()),
-                    detail::gemm_workspace<T>(workers, M, s.k_width()),
-                    detail::gemm_workspace<T>(workers, M, s.v_width())}));
+          std::max({detail::gemm_workspace_bytes<T>(workers, N, s.q_width()),
+                    detail::gemm_workspace_bytes<T>(workers, M, s.k_width()),
+                    detail::gemm_workspace_bytes<T>(workers, M, s.v_width())}));
   }
   const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? 2 * s.num_heads * N : 0;
   const Index scratch =
@@ -95,7 +97,7 @@ MemoryCount count_memory(const AttentionShape& s, bool flash, bool training, Ind
   stage("attention", N * s.context_width() + (flash ? lse : weights),
         detail::workspace_bytes<T>(workers, scratch));
   count.cache = live;
-  stage("o projection", N * D, detail::gemm_workspace<T>(workers, N, D));
+  stage("o projection", N * D, detail::gemm_workspace_bytes<T>(workers, N, D));
   count.result = N * D * bytes;
   if (!training) count.cache = 0;
   return count;
@@ -103,7 +105,8 @@ MemoryCount count_memory(const AttentionShape& s, bool flash, bool training, Ind
 
 /// The backward call, on top of what the forward call left.
 template <Scalar T>
-MemoryCount count_backward_memory(const AttentionShape& s, bool flash, Index workers = 1) {
+MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index workers = 1) {
+  const bool flash = path == Path::flash;
   using Isa = simd::Best;
   constexpr std::int64_t bytes = sizeof(T);
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
@@ -118,19 +121,18 @@ MemoryCount count_backward_memory(const AttentionShape& s, bool flash, Index wor
   const std::int64_t parameters =
       D * qw + s.k_in() * kw + s.v_in() * vw + cw * D + (s.q_bias ? qw : 0) + (s.k_bias ? kw : 0) +
       (s.v_bias ? vw : 0) + (s.o_bias ? D : 0) + (s.layer_norm && s.layer_norm_affine ? 2 * D : 0);
-  const std::int64_t inputs = N * D + (s.self_attention ? 0 : M * (s.k_in() + s.v_in()));
+  const std::int64_t inputs = N * D + (s.self_attention() ? 0 : M * (s.k_in() + s.v_in()));
   stage("sums of gradients", parameters + inputs, 0);
   if (s.output_dropout) stage("dropout", N * D, 0);
   stage("o projection", N * cw,
-        std::max(detail::gemm_workspace<T>(workers, N, cw),
-                 detail::gemm_workspace<T>(workers, cw, N == 0 ? 0 : D)));
+        std::max(detail::gemm_workspace_bytes<T>(workers, N, cw),
+                 detail::gemm_workspace_bytes<T>(workers, cw, N == 0 ? 0 : D)));
   const Index scratch =
       flash ? kernels::flash_backward_scratch<T, Isa>(s.d(), s.dv())
             : kernels::attention_backward_scratch<T, Isa>(s.seq_len, s.S(), s.weight_dropout);
-  stage("attention", s.self_attention ? N * width : N * qw + M * (kw + vw),
+  stage("attention", s.self_attention() ? N * width : N * qw + M * (kw + vw),
         detail::workspace_bytes<T>(workers, scratch));
-  stage("projections", 0, N + M == 0 ? 0 : detail::gemm_workspace<T>(workers, 1, 1));
-  if (s.layer_norm) stage("layer_norm", N * D, 0);
+  stage("projections", 0, N + M == 0 ? 0 : detail::gemm_workspace_bytes<T>(workers, 1, 1));
   count.result = inputs * bytes;
   return count;
 }

@@ -20,10 +20,16 @@ struct AttentionHead {
   Matrix<const T> v;  // [S, dv]
   Index L, S, d, dv;
   T scale;
-  HeadVisibility<T> visible;
+  HeadVisibility<T> visibility;
   DropoutMask dropout;
   Index b, h;  // where the head stands: what its dropout mask is drawn from
 };
+
+/// Operations that a pair costs on top of its softmax: one a bias, and `a_dropout` with dropout.
+template <class T>
+constexpr std::int64_t score_extras(const AttentionHead<T>& head, std::int64_t a_dropout) {
+  return head.visibility.bias_count() + (head.dropout.active() ? a_dropout : 0);
+}
 
 /// Scratch, in elements, of one head: a packed block, and [L, S] for dropped weights.
 template <class T, class Isa>
@@ -48,12 +54,12 @@ void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* drop
 /// Steps 4a and 4b: scores [L, S] = scale q k^T + bias. Masked pairs are computed and not read.
 template <class T, class Isa>
 void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
-  gemm<T, Isa>(head.q, head.k.transposed(), scores, head.L, head.S, head.d, {.alpha = head.scale},
+  gemm<T, Isa>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
                scratch);
-  if (!head.visible.has_bias()) return;
+  if (head.visibility.bias_count() == 0) return;
   for (Index i = 0; i < head.L; ++i) {
     for (Index j = 0; j < head.S; ++j) {
-      if (head.visible.visible(i, j)) scores(i, j) = scores(i, j) + head.visible.bias(i, j);
+      if (head.visibility.visible(i, j)) scores(i, j) = scores(i, j) + head.visibility.bias(i, j);
     }
   }
 }
@@ -63,12 +69,12 @@ template <class T, class Isa>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(GemmTile<T, Isa>::scratch);
-  // 4a s = scale q k^T    4b bias
+  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  // 4a s = scale q k^T,  4b bias
   score_head<T, Isa>(head, weights, packed);
   // 4c p = softmax of the visible s
   for (Index i = 0; i < head.L; ++i) {
-    softmax_row(&weights.data[i * weights.row], weights.column, head.S,
-                [&](Index j) { return head.visible.visible(i, j); });
+    softmax_row(row(weights, i), head.S, [&](Index j) { return sees(i, j); });
   }
   // 4d dropout
   Matrix<const T> p = weights;
@@ -78,33 +84,39 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
     p = {dropped, head.S, 1};
   }
   // 4e o = p v
-  gemm_visible<T, Isa>(p, head.v, o, head.L, head.dv, head.S, {}, packed, head.visible.sees_all(),
-                       [&](Index i, Index j) { return head.visible.visible(i, j); });
+  gemm_visible<T, Isa>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed,
+                       VisiblePairs{head.visibility.sees_all(), sees});
 }
 
-/// dq [L, d] is overwritten; dk [S, d] and dv [S, dv] too, or added to where `accumulate` says that
-/// another head of the same group was there before.
+/// Where the gradients of a head go: dq [L, d] is overwritten; dk [S, d] and dv [S, dv] too, or
+/// added to where another head of the same group was there before.
+template <class T>
+struct HeadGradients {
+  Matrix<T> dq, dk, dv;
+  bool accumulate;
+};
+
 template <class T, class Isa>
 void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
-                             Matrix<const T> weights, Matrix<T> dq, Matrix<T> dk, Matrix<T> dv,
-                             bool accumulate, Scratch<T> memory) {
-  const auto [q, k, v, L, S, d, dv_width, scale, rules, dropout, b, h] = head;
-  const bool all = rules.sees_all();
-  const auto row_sees = [&rules = rules](Index i, Index j) { return rules.visible(i, j); };
-  const auto key_seen_by = [&rules = rules](Index j, Index i) { return rules.visible(i, j); };
+                             Matrix<const T> weights, const HeadGradients<T>& to,
+                             Scratch<T> memory) {
+  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h] = head;
   T* packed = memory.take(GemmTile<T, Isa>::scratch);
   const Matrix<T> ds{memory.take(L * S), S, 1};
+  const bool all = visibility.sees_all();
+  const VisiblePairs row_sees{all, [&](Index i, Index j) { return head.visibility.visible(i, j); }};
+  const VisiblePairs seen_by{all, [&](Index j, Index i) { return head.visibility.visible(i, j); }};
 
   // 4e dp = d_o v^T,  dv = p^T d_o
-  gemm<T, Isa>(d_o, v.transposed(), ds, L, S, dv_width, {}, packed);
+  gemm<T, Isa>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
   if (dropout.active()) {
     T* dropped = memory.take(L * S);
     drop_weights<T>(head, weights, dropped);
     p = {dropped, S, 1};
   }
-  gemm_visible<T, Isa>(p.transposed(), d_o, dv, S, dv_width, L, {.accumulate = accumulate}, packed,
-                       all, key_seen_by);
+  gemm_visible<T, Isa>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate},
+                       packed, seen_by);
   for (Index i = 0; i < L; ++i) {
     // 4d dp where dropout kept the weight, 0 elsewhere
     if (dropout.active()) {
@@ -114,14 +126,14 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
       }
     }
     // 4c ds = p (dp - rowsum(dp p)),  4a times scale
-    softmax_backward_row(&ds.data[i * ds.row], 1, &weights.data[i * weights.row], weights.column,
-                         &ds.data[i * ds.row], 1, S, [&](Index j) { return row_sees(i, j); });
+    softmax_backward_row<T>(row(ds, i), row(weights, i), row(ds, i), S,
+                            [&](Index j) { return row_sees.sees(i, j); });
     for (Index j = 0; j < S; ++j) ds(i, j) = scale * ds(i, j);
   }
   // 4a dq = ds k,  dk = ds^T q
-  gemm_visible<T, Isa>(ds, k, dq, L, d, S, {}, packed, all, row_sees);
-  gemm_visible<T, Isa>(Matrix<const T>(ds).transposed(), q, dk, S, d, L, {.accumulate = accumulate},
-                       packed, all, key_seen_by);
+  gemm_visible<T, Isa>(ds, k, to.dq, {L, d, S}, {}, packed, row_sees);
+  gemm_visible<T, Isa>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
+                       {.accumulate = to.accumulate}, packed, seen_by);
 }
 
 HEADWISE_STRICT_MATH_END

@@ -38,7 +38,7 @@ struct FlashBackwardScratch {
   T* dk;              // [keys, d]
   T* dv;              // [keys, dv]
 
-  FlashBackwardScratch(Scratch<T> memory, Index d, Index dv_width)
+  constexpr FlashBackwardScratch(Scratch<T>& memory, Index d, Index dv_width)
       : p(memory.take(Tile::queries * Tile::keys)),
         ds(memory.take(Tile::queries * Tile::keys)),
         factors(memory.take(Tile::keys)),
@@ -55,14 +55,9 @@ struct FlashBackwardScratch {
 /// Scratch, in elements, of a task: constant for each thread whatever L and S are.
 template <class T, class Isa>
 constexpr Index flash_backward_scratch(Index d, Index dv) {
-  using Tile = FlashTile<T, Isa>;
-  return 2 * padded<T>(Tile::queries * Tile::keys) + padded<T>(Tile::keys) +
-         padded<T>(packed_size<T, Isa>(Tile::keys, d)) +
-         padded<T>(packed_size<T, Isa>(d, Tile::keys)) +
-         padded<T>(packed_size<T, Isa>(dv, Tile::keys)) +
-         padded<T>(packed_operand<T, Isa>(Tile::queries, d, dv)) +
-         padded<T>(packed_operand<T, Isa>(std::max(Tile::queries, Tile::keys), d, dv)) +
-         padded<T>(Tile::keys * d) + padded<T>(Tile::keys * dv);
+  Scratch<T> count;
+  FlashBackwardScratch<T, Isa>(count, d, dv);
+  return count.taken();
 }
 
 /// delta_r = rowsum(d_o * o) for `rows` queries from i0 on: one ordered chain each, the same that
@@ -85,73 +80,74 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   }
 }
 
-/// Steps 4d to 4b of one query of a tile: p becomes e^(s - lse) with dropout, ds what flows into
-/// the score, times scale. Both are rows of FlashTile::keys; visible is null where all are.
+/// Steps 4d to 4b of the tile's r-th query: p becomes e^(s - lse) with dropout, ds what flows into
+/// the score, times scale.
 template <class T, class Isa>
-void flash_backward_row(const FlashHead<T>& head, Index i, Index j0, T delta, T* p, T* ds,
-                        T* factors, const std::uint8_t* visible) {
+void flash_backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, T delta,
+                        const FlashBackwardScratch<T, Isa>& buffers, const TileMask<T, Isa>& mask) {
   constexpr Index keys = FlashTile<T, Isa>::keys;
-  const DropoutMask& dropout = head.forward.dropout;
-  exp_row<T, Isa>(p, head.lse(i, 0), head.lse(i, 1), visible);
-  if (dropout.active()) {
-    dropout.row(head.forward.b, head.forward.h, i, j0, keys, T(dropout.keep_factor()), factors);
+  const AttentionHead<T>& forward = head.forward;
+  const Index i = block.i0 + r;
+  T* p = buffers.p + r * keys;
+  T* ds = buffers.ds + r * keys;
+  if (!mask.any(r)) {
+    for (Index j = 0; j < keys; ++j) p[j] = ds[j] = T(0);
+    return;
+  }
+  const std::uint8_t* visible = mask.full() ? nullptr : mask.row(r);
+  exp_row<T, Isa>(p, head.lse(i, 0), &head.lse(i, 1), visible);
+  const T* factors = buffers.factors;
+  if (forward.dropout.active()) {
+    forward.dropout.row(forward.b, forward.h, i, block.j0, keys, T(forward.dropout.keep_factor()),
+                        buffers.factors);
     for (Index j = 0; j < keys; ++j) ds[j] = factors[j] == T(0) ? T(0) : ds[j] * factors[j];
   }
-  const T scale = head.forward.scale;
-  for (Index j = 0; j < keys; ++j) ds[j] = scale * (p[j] * (ds[j] - delta));
+  for (Index j = 0; j < keys; ++j) ds[j] = forward.scale * (p[j] * (ds[j] - delta));
   if (visible != nullptr) {
     for (Index j = 0; j < keys; ++j) ds[j] = visible[j] ? ds[j] : T(0);
   }
-  if (dropout.active()) {
+  if (forward.dropout.active()) {
     for (Index j = 0; j < keys; ++j) p[j] = p[j] * factors[j];
   }
 }
 
-/// One tile: queries i0 ... of one head against the block of keys that is packed in `buffers`.
+/// One tile of one head against the block of keys that is packed in `buffers`.
 template <class T, class Isa>
-TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Index j0,
-                             Index columns, const FlashBackwardScratch<T, Isa>& buffers,
-                             TileMask<T, Isa>& mask) {
+TileWork flash_backward_tile(const FlashHead<T>& head, const TileBlock& block,
+                             const FlashBackwardScratch<T, Isa>& buffers, TileMask<T, Isa>& mask) {
   constexpr Index keys = FlashTile<T, Isa>::keys;
+  const auto [i0, rows, j0, columns] = block;
   const auto& [q, k, v, L, S, d, dv, scale, rules, dropout, b, h] = head.forward;
-  const Matrix<T> p{buffers.p, keys, 1};
-  const Matrix<T> ds{buffers.ds, keys, 1};
-  mask.fill(rules, i0, rows, j0, columns);
+  const Matrix<const T> p{buffers.p, keys, 1}, ds{buffers.ds, keys, 1};
+  const auto q_rows = q.from(i0, 0), d_o = head.d_o.from(i0, 0);
+  mask.fill(rules, block);
   // 4a s = scale q k^T,  4b bias,  4e dp = d_o v^T
-  gemm_packed<T, Isa>(q.from(i0, 0), rows, d, buffers.packed_k_t, columns, p, {.alpha = scale});
-  if (rules.has_bias()) add_bias<T, Isa>(head.forward, mask, i0, rows, j0, p.data);
-  gemm_packed<T, Isa>(head.d_o.from(i0, 0), rows, dv, buffers.packed_v_t, columns, ds, {});
+  gemm_packed<T, Isa>(q_rows, buffers.packed_k_t, {buffers.p, keys, 1}, {rows, columns, d},
+                      {.alpha = scale});
+  add_bias<T, Isa>(head.forward, mask, block, buffers.p);
+  gemm_packed<T, Isa>(d_o, buffers.packed_v_t, {buffers.ds, keys, 1}, {rows, columns, dv}, {});
   T delta[FlashTile<T, Isa>::queries];
   row_deltas(head, i0, rows, delta);
   for (Index r = 0; r < rows; ++r) {
-    if (mask.any(r)) {
-      flash_backward_row<T, Isa>(head, i0 + r, j0, delta[r], &p.data[r * keys], &ds.data[r * keys],
-                                 buffers.factors, mask.full() ? nullptr : mask.row(r));
-      continue;
-    }
-    for (Index j = 0; j < keys; ++j) p.data[r * keys + j] = ds.data[r * keys + j] = T(0);
+    flash_backward_row<T, Isa>(head, block, r, delta[r], buffers, mask);
   }
-  const auto row_sees = [&](Index r, Index j) { return mask.visible(r, j); };
-  const auto key_seen_by = [&](Index j, Index r) { return mask.visible(r, j); };
+  const VisiblePairs row_sees{mask.full(), [&](Index r, Index j) { return mask.visible(r, j); }};
+  const VisiblePairs seen_by{mask.full(), [&](Index j, Index r) { return mask.visible(r, j); }};
   // 4e dv += p^T d_o
-  const auto d_o = head.d_o.from(i0, 0);
   pack<T, Isa>(d_o, rows, dv, buffers.packed_queries);
-  add_visible_product<T, Isa>(Matrix<const T>(p).transposed(), d_o, buffers.packed_queries,
-                              {buffers.dv, dv, 1}, columns, dv, rows, mask.full(), buffers.repacked,
-                              key_seen_by);
+  add_visible_product<T, Isa>(p.transposed(), d_o, buffers.packed_queries, {buffers.dv, dv, 1},
+                              {columns, dv, rows}, buffers.repacked, seen_by);
   // 4a dk += ds^T q,  dq += ds k
-  const auto q_rows = q.from(i0, 0);
   pack<T, Isa>(q_rows, rows, d, buffers.packed_queries);
-  add_visible_product<T, Isa>(Matrix<const T>(ds).transposed(), q_rows, buffers.packed_queries,
-                              {buffers.dk, d, 1}, columns, d, rows, mask.full(), buffers.repacked,
-                              key_seen_by);
-  add_visible_product<T, Isa>(ds, k.from(j0, 0), buffers.packed_k, head.dq.from(i0, 0), rows, d,
-                              columns, mask.full(), buffers.repacked, row_sees);
+  add_visible_product<T, Isa>(ds.transposed(), q_rows, buffers.packed_queries, {buffers.dk, d, 1},
+                              {columns, d, rows}, buffers.repacked, seen_by);
+  add_visible_product<T, Isa>(ds, k.from(j0, 0), buffers.packed_k, head.dq.from(i0, 0),
+                              {rows, d, columns}, buffers.repacked, row_sees);
   return {mask.pairs(), executed_gemm_flops<T, Isa>(rows, columns, d + dv) +
                             executed_gemm_flops<T, Isa>(columns, dv, rows) +
                             executed_gemm_flops<T, Isa>(columns, d, rows) +
                             executed_gemm_flops<T, Isa>(rows, d, columns) +
-                            (8 * keys + 2 * dv) * rows};
+                            ((7 + score_extras(head.forward, 2)) * keys + 2 * dv) * rows};
 }
 
 /// Keys j0 ... j0 + columns - 1 against every query of `heads` heads that share them; head_at(n)
@@ -176,9 +172,10 @@ TileWork flash_backward_keys(HeadAt&& head_at, Index heads, Index j0, Index colu
     const FlashHead<T> head = head_at(n);
     for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
       const Index rows = std::min(queries, head.forward.L - i0);
-      const KeyRange range = head.forward.visible.range(i0, rows);
+      const KeyRange range = head.forward.visibility.range(i0, rows);
       if (range.end <= j0 || range.begin >= j0 + columns) continue;
-      const TileWork tile = flash_backward_tile<T, Isa>(head, i0, rows, j0, columns, buffers, mask);
+      const TileWork tile =
+          flash_backward_tile<T, Isa>(head, {i0, rows, j0, columns}, buffers, mask);
       work.pairs += tile.pairs;
       work.executed_flops += tile.executed_flops;
     }

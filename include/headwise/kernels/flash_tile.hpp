@@ -16,7 +16,12 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T, class Isa>
 struct FlashTile {
   static constexpr Index queries = 48;  // a multiple of the register tile's 6 rows
-  static constexpr Index keys = 64;     // 48 x 64 scores, 12 KiB of float: they stay in L1
+  static constexpr Index keys = 64;     // 48 x 64 scores: 12 KiB in float, 24 in double
+};
+
+/// Where a tile stands: queries i0 ... i0 + rows - 1 and keys j0 ... j0 + columns - 1.
+struct TileBlock {
+  Index i0, rows, j0, columns;
 };
 
 /// What a tile has done: the pairs that causality, window and lengths leave to its queries, and
@@ -32,7 +37,8 @@ class TileMask {
  public:
   static constexpr Index keys = FlashTile<T, Isa>::keys;
 
-  void fill(const HeadVisibility<T>& visible, Index i0, Index rows, Index j0, Index columns) {
+  void fill(const HeadVisibility<T>& visible, const TileBlock& block) {
+    const auto [i0, rows, j0, columns] = block;
     full_ = columns == keys && !visible.has_pair_masks();
     pairs_ = 0;
     for (Index r = 0; r < rows; ++r) {
@@ -63,31 +69,36 @@ class TileMask {
   bool full_ = false;
   std::int64_t pairs_ = 0;
   bool any_[FlashTile<T, Isa>::queries] = {};
-  std::uint8_t bytes_[FlashTile<T, Isa>::queries * keys] = {};
+  std::uint8_t bytes_[FlashTile<T, Isa>::queries * keys];
 };
 
 /// Adds biases to the visible scores of a tile; `s` has rows of FlashTile::keys.
 template <class T, class Isa>
-void add_bias(const AttentionHead<T>& head, const TileMask<T, Isa>& mask, Index i0, Index rows,
-              Index j0, T* s) {
+void add_bias(const AttentionHead<T>& head, const TileMask<T, Isa>& mask, const TileBlock& block,
+              T* s) {
   constexpr Index keys = FlashTile<T, Isa>::keys;
-  for (Index r = 0; r < rows; ++r) {
+  if (head.visibility.bias_count() == 0) return;
+  for (Index r = 0; r < block.rows; ++r) {
     for (Index j = 0; j < keys; ++j) {
       if (mask.visible(r, j)) {
-        s[r * keys + j] = s[r * keys + j] + head.visible.bias(i0 + r, j0 + j);
+        s[r * keys + j] = s[r * keys + j] + head.visibility.bias(block.i0 + r, block.j0 + j);
       }
     }
   }
 }
 
-/// row_j = e^((row_j - shift) - rest) where visible, 0 elsewhere; returns the sum.
+/// row_j = e^(row_j - shift), or e^((row_j - shift) - rest) where a rest is given; 0 where not
+/// visible. Returns the sum.
 template <class T, class Isa>
-T exp_row(T* row, T shift, T rest, const std::uint8_t* visible) {
+T exp_row(T* row, T shift, const T* rest, const std::uint8_t* visible) {
   using S = simd::Simd<T, Isa>;
   constexpr Index keys = FlashTile<T, Isa>::keys;
-  const auto shifts = S::broadcast(shift), rests = S::broadcast(rest);
+  const auto shifts = S::broadcast(shift);
+  const auto rests = rest == nullptr ? S::zero() : S::broadcast(*rest);
   for (Index j = 0; j < keys; j += S::width) {
-    S::store(simd::exp<T, Isa>((S::load(row + j) - shifts) - rests), row + j);
+    auto x = S::load(row + j) - shifts;
+    if (rest != nullptr) x = x - rests;
+    S::store(simd::exp<T, Isa>(x), row + j);
   }
   if (visible != nullptr) {
     for (Index j = 0; j < keys; ++j) row[j] = visible[j] ? row[j] : T(0);
@@ -100,17 +111,17 @@ T exp_row(T* row, T shift, T rest, const std::uint8_t* visible) {
 /// c [M, N] += a [M, K] b [K, N] over visible pairs (m, k), b given as it is and packed. Where the
 /// tile is not fully visible and b holds an infinity or NaN, each row packs b anew without the
 /// rows that it may not see: the same bits otherwise, for a hidden pair adds exactly 0.
-template <class T, class Isa, class Visible>
+template <class T, class Isa, class Sees>
 void add_visible_product(Matrix<const T> a, Matrix<const T> b, const T* packed, Matrix<T> c,
-                         Index M, Index N, Index K, bool all_visible, T* repacked,
-                         Visible visible) {
+                         Extents size, T* repacked, const VisiblePairs<Sees>& visible) {
+  const auto [M, N, K] = size;
   const Epilogue<T> add{.accumulate = true};
-  if (all_visible || all_finite<T, Isa>(b, K, N)) {
-    return gemm_packed<T, Isa>(a, M, K, packed, N, c, add);
+  if (visible.all || all_finite<T, Isa>(b, K, N)) {
+    return gemm_packed<T, Isa>(a, packed, c, size, add);
   }
   for (Index m = 0; m < M; ++m) {
-    pack<T, Isa>(b, K, N, repacked, [&](Index k) { return visible(m, k); });
-    gemm_packed<T, Isa>(a.from(m, 0), 1, K, repacked, N, c.from(m, 0), add);
+    pack<T, Isa>(b, K, N, repacked, [&](Index k) { return visible.sees(m, k); });
+    gemm_packed<T, Isa>(a.from(m, 0), repacked, c.from(m, 0), {1, N, K}, add);
   }
 }
 

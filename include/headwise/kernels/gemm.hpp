@@ -57,6 +57,20 @@ void pack(Matrix<const T> b, Index K, Index N, T* packed) {
   pack<T, Isa>(b, K, N, packed, [](Index) { return true; });
 }
 
+/// Of a product: rows of the result, columns of the result, inner length.
+struct Extents {
+  Index M, N, K;
+};
+
+/// Which pairs (row, inner) of a product's left operand count: all, or those that sees(m, k).
+template <class Sees>
+struct VisiblePairs {
+  bool all;
+  Sees sees;
+};
+template <class Sees>
+VisiblePairs(bool, Sees) -> VisiblePairs<Sees>;
+
 /// What happens to a sum before it is stored: c = alpha sum + bias, or c = c + alpha sum.
 template <class T>
 struct Epilogue {
@@ -149,8 +163,9 @@ void tile_rows(Index rows, Matrix<const T> a, Index K, const T* panel, Matrix<T>
 
 /// c [M, N] from a [M, K] and a packed b.
 template <class T, class Isa>
-void gemm_packed(Matrix<const T> a, Index M, Index K, const T* packed, Index N, Matrix<T> c,
+void gemm_packed(Matrix<const T> a, const T* packed, Matrix<T> c, Extents size,
                  const Epilogue<T>& epilogue) {
+  const auto [M, N, K] = size;
   using Tile = GemmTile<T, Isa>;
   for (Index n = 0; n < N; n += Tile::columns, packed += K * Tile::columns) {
     const Index count = std::min(Tile::columns, N - n);
@@ -166,8 +181,9 @@ void gemm_packed(Matrix<const T> a, Index M, Index K, const T* packed, Index N, 
 /// c [M, N] = alpha a [M, K] b [K, N] + bias, or c + alpha a b. b's rows k with keep(k) false count
 /// as 0. `scratch` holds GemmTile::scratch elements.
 template <class T, class Isa, class Keep>
-void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index M, Index N, Index K,
+void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Extents size,
           const Epilogue<T>& epilogue, T* scratch, Keep keep) {
+  const auto [M, N, K] = size;
   using Tile = GemmTile<T, Isa>;
   for (Index n = 0; n < N; n += Tile::n_block) {
     const Index n_count = std::min(Tile::n_block, N - n);
@@ -181,28 +197,29 @@ void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index M, Index N, I
         here.accumulate = true;
         here.bias = nullptr;
       }
-      gemm_packed<T, Isa>(a.from(0, k), M, k_count, scratch, n_count, c.from(0, n), here);
+      gemm_packed<T, Isa>(a.from(0, k), scratch, c.from(0, n), {M, n_count, k_count}, here);
     }
   }
 }
 template <class T, class Isa>
-void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index M, Index N, Index K,
+void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Extents size,
           const Epilogue<T>& epilogue, T* scratch) {
-  gemm<T, Isa>(a, b, c, M, N, K, epilogue, scratch, [](Index) { return true; });
+  gemm<T, Isa>(a, b, c, size, epilogue, scratch, [](Index) { return true; });
 }
 
-/// Like gemm, where of a [M, K] only pairs with visible(m, k) count: the others are 0, and what b
+/// Like gemm, where of a [M, K] only visible pairs (m, k) count: the others are 0, and what b
 /// holds in row k must not reach row m even if it is infinite or NaN (0 * NaN is NaN). Same bits
 /// as gemm wherever b is finite.
-template <class T, class Isa, class Visible>
-void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index M, Index N, Index K,
-                  const Epilogue<T>& epilogue, T* scratch, bool all_visible, Visible visible) {
-  if (all_visible || all_finite<T, Isa>(b, K, N)) {
-    return gemm<T, Isa>(a, b, c, M, N, K, epilogue, scratch);
+template <class T, class Isa, class Sees>
+void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Extents size,
+                  const Epilogue<T>& epilogue, T* scratch, const VisiblePairs<Sees>& visible) {
+  const auto [M, N, K] = size;
+  if (visible.all || all_finite<T, Isa>(b, K, N)) {
+    return gemm<T, Isa>(a, b, c, size, epilogue, scratch);
   }
   for (Index m = 0; m < M; ++m) {
-    gemm<T, Isa>(a.from(m, 0), b, c.from(m, 0), 1, N, K, epilogue, scratch,
-                 [&](Index k) { return visible(m, k); });
+    gemm<T, Isa>(a.from(m, 0), b, c.from(m, 0), {1, N, K}, epilogue, scratch,
+                 [&](Index k) { return visible.sees(m, k); });
   }
 }
 

@@ -1,8 +1,6 @@
 // What a kernel sees of a matrix: a pointer and two strides. No shapes, no ownership, no checks.
 #pragma once
 
-#include <cassert>
-
 #include "headwise/simd/vector.hpp"
 #include "headwise/tensor/view.hpp"
 
@@ -22,6 +20,26 @@ struct Matrix {
   Matrix from(Index i, Index j) const { return {data + i * row + j * column, row, column}; }
   operator Matrix<const T>() const { return {data, row, column}; }
 };
+
+/// Element n is data[n step]. Null where there is none.
+template <class T>
+struct Row {
+  T* data;
+  Index step;
+
+  T& operator[](Index n) const { return data[n * step]; }
+  operator Row<const T>() const { return {data, step}; }
+};
+
+template <class T>
+Row<const T> row(const In<T, 1>& view) {
+  return {view.absent() ? nullptr : view.data(), view.stride(0)};
+}
+/// Row i of a matrix.
+template <class T>
+Row<T> row(const Matrix<T>& matrix, Index i) {
+  return {matrix.data + i * matrix.row, matrix.column};
+}
 
 template <class T>
 Matrix<const T> matrix(const In<T, 2>& view) {

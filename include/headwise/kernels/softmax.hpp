@@ -12,35 +12,31 @@ HEADWISE_STRICT_MATH_BEGIN
 /// In place over the elements j of a row with visible(j): x_j becomes e^(x_j - max) / sum, the
 /// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout.
 template <class T, class Visible>
-void softmax_row(T* x, Index step, Index n, Visible visible) {
+void softmax_row(Row<T> x, Index n, Visible visible) {
   using std::exp;
   T greatest = std::numeric_limits<T>::lowest();
   for (Index j = 0; j < n; ++j) {
     if (!visible(j)) continue;
-    if (greatest < x[j * step]) greatest = x[j * step];
+    if (greatest < x[j]) greatest = x[j];
   }
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
-    T& element = x[j * step];
-    element = visible(j) ? T(exp(element - greatest)) : T(0);
-    if (visible(j)) sum = sum + element;
+    x[j] = visible(j) ? T(exp(x[j] - greatest)) : T(0);
+    if (visible(j)) sum = sum + x[j];
   }
   for (Index j = 0; j < n; ++j) {
-    if (visible(j)) x[j * step] = x[j * step] / sum;
+    if (visible(j)) x[j] = x[j] / sum;
   }
 }
 
 /// dx_j = p_j (dp_j - sum_k dp_k p_k) for visible j, 0 for the others. dx may be dp.
 template <class T, class Visible>
-void softmax_backward_row(const T* dp, Index dp_step, const T* p, Index p_step, T* dx,
-                          Index dx_step, Index n, Visible visible) {
+void softmax_backward_row(Row<const T> dp, Row<const T> p, Row<T> dx, Index n, Visible visible) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
-    if (visible(j)) sum = sum + dp[j * dp_step] * p[j * p_step];
+    if (visible(j)) sum = sum + dp[j] * p[j];
   }
-  for (Index j = 0; j < n; ++j) {
-    dx[j * dx_step] = visible(j) ? p[j * p_step] * (dp[j * dp_step] - sum) : T(0);
-  }
+  for (Index j = 0; j < n; ++j) dx[j] = visible(j) ? p[j] * (dp[j] - sum) : T(0);
 }
 
 HEADWISE_STRICT_MATH_END

@@ -4,14 +4,14 @@
 #include "headwise/analysis/attention_shape.hpp"
 #include "headwise/nn/multi_head_attention_options.hpp"
 
-namespace headwise::inline v0_1 {
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// The shape of a call with L queries and S keys; S = 0 is self-attention.
+/// The shape of a call with L queries; S keys where they are separate, none with self-attention.
 /// The key lengths of the call's mask are viewed.
 template <Scalar T>
 AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
                                const MultiHeadAttentionCall<T>& call, Index batch_size,
-                               Index seq_len, Index key_len = 0) {
+                               Index seq_len, std::optional<Index> key_len = {}) {
   const MultiHeadAttentionOptions o = options.resolved();
   AttentionShape shape;
   shape.batch_size = batch_size;
@@ -24,7 +24,6 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.d_value = o.d_value;
   shape.kdim = o.kdim;
   shape.vdim = o.vdim;
-  shape.self_attention = key_len == 0;
   shape.causal = call.mask.is_causal();
   shape.window = call.mask.window();
   shape.key_lengths = call.mask.key_lengths();
@@ -40,4 +39,4 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   return shape;
 }
 
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -5,18 +5,19 @@
 
 #include "headwise/nn/multi_head_attention.hpp"
 
-namespace headwise::inline v0_1 {
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// A module of heads first ... first + count - 1 of another, with copies of their weights. Shards
 /// that cover all heads once sum to the whole: outputs, and gradients of the input. The output
-/// bias stays with the shard that holds head 0.
+/// bias stays with the shard that holds head 0. Without dropout of the weights: a shard draws its
+/// masks for heads counted from 0. Masks with an axis of heads have to be sliced by the caller.
 /// Throws ArgumentError unless the heads exist and whole groups stay together; and for a module
 /// with layer_norm, which is not a matter of heads: normalise the input before.
 template <Scalar T>
 MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first, Index count) {
   const MultiHeadAttentionOptions& o = whole.options();
   const Index group = o.num_heads / o.num_kv_heads;
-  require(first >= 0 && count >= 1 && first + count <= o.num_heads, "head_shard",
+  require(first >= 0 && count >= 1 && count <= o.num_heads - first, "head_shard",
           "heads [" + std::to_string(first) + ", " + std::to_string(first + count) +
               ") are outside 0 to " + std::to_string(o.num_heads));
   require(first % group == 0 && count % group == 0, "head_shard",
@@ -43,4 +44,4 @@ MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first
   return shard;
 }
 
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

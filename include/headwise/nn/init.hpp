@@ -16,6 +16,10 @@ enum class Init {
   he_normal,      ///< sqrt(2 / in); He et al., 2015, arXiv 1502.01852
 };
 
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
 inline double init_std(Init init, Index in, Index out) {
   const double fan = static_cast<double>(init == Init::he_normal ? in : in + out);
   return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
@@ -34,4 +38,4 @@ void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t para
   }
 }
 
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -1,7 +1,7 @@
 // Layer normalisation that owns its gain and offset.
 #pragma once
 
-#include <string_view>
+#include <string>
 
 #include "headwise/ops/layer_norm.hpp"
 #include "headwise/tensor/view_ops.hpp"
@@ -13,13 +13,28 @@ struct LayerNormParameters {
   Tensor<T, 1> gamma;  // [D], or absent
   Tensor<T, 1> beta;   // [D], or absent
 
-  /// f(name, view) for each; `prefix` goes in front of the names.
+  /// f(name, view) for each that is there; `prefix` goes in front of the names. Views are writable
+  /// where this is not const.
   template <class F>
-  void for_each(F&& f, std::string_view prefix = "") const {
-    if (gamma.size() != 0) f(std::string(prefix) + "gamma", as_view(gamma));
-    if (beta.size() != 0) f(std::string(prefix) + "beta", as_view(beta));
+  void for_each(F&& f, const std::string& prefix = "") {
+    walk(*this, f, prefix);
+  }
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    walk(*this, f, prefix);
+  }
+
+ private:
+  template <class Self, class F>
+  static void walk(Self& self, F& f, const std::string& prefix) {
+    if (!self.gamma.absent()) f(prefix + "gamma", as_view(self.gamma));
+    if (!self.beta.absent()) f(prefix + "beta", as_view(self.beta));
   }
 };
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// y = (x - mean) / sqrt(variance + epsilon) gamma + beta over the last axis.
 template <Scalar T>
@@ -44,15 +59,15 @@ class LayerNorm {
   /// y [N, D] for x [N, D].
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     Tensor<T, 2> y(x.shape(), context.memory);
-    layer_norm_forward(x, parameters_.gamma, parameters_.beta, T(epsilon_), y, {}, {}, context);
+    layer_norm_forward(x, {parameters_.gamma, parameters_.beta}, T(epsilon_), y, {{}, {}}, context);
     return y;
   }
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     Tensor<T, 2> y(x.shape(), context.memory);
     Cache filled{x, Tensor<T, 1>({x.extent(0)}, context.memory),
                  Tensor<T, 1>({x.extent(0)}, context.memory), true};
-    layer_norm_forward(x, parameters_.gamma, parameters_.beta, T(epsilon_), y, filled.mean,
-                       filled.rstd, context);
+    layer_norm_forward(x, {parameters_.gamma, parameters_.beta}, T(epsilon_), y,
+                       {filled.mean, filled.rstd}, context);
     cache = std::move(filled);
     return y;
   }
@@ -61,9 +76,13 @@ class LayerNorm {
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LayerNormParameters<T>& gradients,
                         const Context& context = {}) const {
     require(cache.filled, "LayerNorm::backward", "the cache is empty: pass it to forward first");
+    require_shape("LayerNorm::backward", "gradients.gamma", gradients.gamma,
+                  parameters_.gamma.shape(), "zero_gradients()");
+    require_shape("LayerNorm::backward", "gradients.beta", gradients.beta, parameters_.beta.shape(),
+                  "zero_gradients()");
     Tensor<T, 2> dx(cache.x.shape(), context.memory);
-    layer_norm_backward(dy, cache.x, parameters_.gamma, cache.mean, cache.rstd, dx, gradients.gamma,
-                        gradients.beta, context);
+    layer_norm_backward(dy, cache.x, parameters_.gamma, {cache.mean, cache.rstd}, dx,
+                        {gradients.gamma, gradients.beta}, context);
     return dx;
   }
 
@@ -85,4 +104,4 @@ class LayerNorm {
   LayerNormParameters<T> parameters_;
 };
 
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

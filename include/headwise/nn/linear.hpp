@@ -1,7 +1,7 @@
 // A linear layer that owns its weights.
 #pragma once
 
-#include <string_view>
+#include <string>
 
 #include "headwise/nn/init.hpp"
 #include "headwise/ops/linear.hpp"
@@ -13,13 +13,28 @@ struct LinearParameters {
   Tensor<T, 2> w;  // [I, O]
   Tensor<T, 1> b;  // [O], or absent
 
-  /// f(name, view) for each; `prefix` goes in front of the names.
+  /// f(name, view) for each that is there; `prefix` goes in front of the names. Views are writable
+  /// where this is not const.
   template <class F>
-  void for_each(F&& f, std::string_view prefix = "") const {
-    f(std::string(prefix) + "W", as_view(w));
-    if (b.size() != 0) f(std::string(prefix) + "b", as_view(b));
+  void for_each(F&& f, const std::string& prefix = "") {
+    walk(*this, f, prefix);
+  }
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    walk(*this, f, prefix);
+  }
+
+ private:
+  template <class Self, class F>
+  static void walk(Self& self, F& f, const std::string& prefix) {
+    f(prefix + "W", as_view(self.w));
+    if (!self.b.absent()) f(prefix + "b", as_view(self.b));
   }
 };
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// y = x W + b. Const calls may run at the same time.
 template <Scalar T>
@@ -55,6 +70,10 @@ class Linear {
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
                         const Context& context = {}) const {
     require(cache.filled, "Linear::backward", "the cache is empty: pass it to forward first");
+    require_shape("Linear::backward", "gradients.w", gradients.w, parameters_.w.shape(),
+                  "zero_gradients()");
+    require_shape("Linear::backward", "gradients.b", gradients.b, parameters_.b.shape(),
+                  "zero_gradients()");
     Tensor<T, 2> dx(cache.x.shape(), context.memory);
     linear_backward(dy, cache.x, parameters_.w, dx, gradients.w, gradients.b, context);
     return dx;
@@ -75,4 +94,4 @@ class Linear {
   LinearParameters<T> parameters_;
 };
 
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

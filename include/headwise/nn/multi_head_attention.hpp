@@ -5,15 +5,7 @@
 #include "headwise/nn/multi_head_attention_backward.hpp"
 #include "headwise/nn/multi_head_attention_forward.hpp"
 
-namespace headwise::inline v0_1 {
-
-/// The gradients of the inputs of cross-attention.
-template <Scalar T>
-struct CrossAttentionGradients {
-  Tensor<T, 3> query;  // [B, L, D]
-  Tensor<T, 3> key;    // [B, S, kdim]
-  Tensor<T, 3> value;  // [B, S, vdim]
-};
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// MultiHead(x) = Concat(head_1 ... head_H) W_O + b_O, head_i = softmax(scale q_i k_i^T) v_i.
 ///
@@ -44,48 +36,49 @@ class MultiHeadAttention {
       : MultiHeadAttention(MultiHeadAttentionOptions{.d_model = d_model, .num_heads = num_heads}) {}
 
   /// Self-attention, inference: y [B, L, D] for x [B, L, D].
+  ///
+  /// call.mask must fit [B, H, L, L]. All of forward throws ShapeError or ArgumentError for inputs
+  /// and masks that do not fit, and std::bad_alloc. Work: count_flops of the shape.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call = {}, const Context& context = {}) const {
-    Cache unused;
-    return run(x, x, x, true, call, unused, false, context);
+    return infer({x, x, x, true}, call, context);
   }
   /// Self-attention: fills the cache. x must outlive the backward call.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
                        const Context& context = {}) const {
-    return keep(cache,
-                [&](Cache& fresh) { return run(x, x, x, true, call, fresh, true, context); });
+    return train({x, x, x, true}, call, cache, context);
   }
 
   /// Cross-attention, inference: y [B, L, D] for query [B, L, D], key [B, S, kdim],
-  /// value [B, S, vdim].
+  /// value [B, S, vdim]; call.mask must fit [B, H, L, S].
   Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, In<T, 3> value, const Call& call = {},
                        const Context& context = {}) const {
-    Cache unused;
-    return run(query, key, value, false, call, unused, false, context);
+    return infer({query, key, value, false}, call, context);
   }
   /// Cross-attention: fills the cache. The inputs must outlive the backward call.
   Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, In<T, 3> value, const Call& call, Cache& cache,
                        const Context& context = {}) const {
-    return keep(cache, [&](Cache& fresh) {
-      return run(query, key, value, false, call, fresh, true, context);
-    });
+    return train({query, key, value, false}, call, cache, context);
   }
 
   /// dx [B, L, D] of a self-attention; the parameters' gradients are added to `gradients`.
-  /// Throws ArgumentError for a cache that is empty, of cross-attention, or of another module.
+  ///
+  /// dy [B, L, D]. Throws ArgumentError for a cache that is empty, of cross-attention, or of a
+  /// module of another shape; ShapeError; std::bad_alloc. Work: count_backward_flops.
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const {
-    require_cache("MultiHeadAttention::backward", cache, true);
-    return detail::multi_head_attention_backward(options_, parameters_, dy, cache, gradients,
-                                                 context)
+    constexpr std::string_view function = "MultiHeadAttention::backward";
+    require_cache(function, cache, true);
+    return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
+                                                 gradients, context)
         .query;
   }
   /// The gradients of all three inputs of a cross-attention.
   CrossAttentionGradients<T> backward_cross(In<T, 3> dy, const Cache& cache, Gradients& gradients,
                                             const Context& context = {}) const {
-    require_cache("MultiHeadAttention::backward_cross", cache, false);
-    auto d =
-        detail::multi_head_attention_backward(options_, parameters_, dy, cache, gradients, context);
-    return {std::move(d.query), std::move(d.key), std::move(d.value)};
+    constexpr std::string_view function = "MultiHeadAttention::backward_cross";
+    require_cache(function, cache, false);
+    return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
+                                                 gradients, context);
   }
 
   /// Gradients of the right shapes, all 0.
@@ -99,17 +92,18 @@ class MultiHeadAttention {
   const MultiHeadAttentionParameters<T>& parameters() const { return parameters_; }
 
  private:
-  Tensor<T, 3> run(In<T, 3> query, In<T, 3> key, In<T, 3> value, bool self, const Call& call,
-                   Cache& cache, bool training, const Context& context) const {
-    return detail::multi_head_attention_forward(options_, parameters_, query, key, value, self,
-                                                call, cache, training, context);
+  Tensor<T, 3> infer(const detail::ModuleInputs<T>& inputs, const Call& call,
+                     const Context& context) const {
+    Cache unused;
+    return detail::multi_head_attention_forward(options_, parameters_, inputs, call, unused, false,
+                                                context);
   }
-
   /// The caller's cache changes only when all has gone well.
-  template <class F>
-  static Tensor<T, 3> keep(Cache& cache, F&& forward) {
+  Tensor<T, 3> train(const detail::ModuleInputs<T>& inputs, const Call& call, Cache& cache,
+                     const Context& context) const {
     Cache fresh;
-    Tensor<T, 3> y = forward(fresh);
+    Tensor<T, 3> y = detail::multi_head_attention_forward(options_, parameters_, inputs, call,
+                                                          fresh, true, context);
     cache = std::move(fresh);
     return y;
   }
@@ -144,4 +138,4 @@ MultiHeadAttention<To> convert(const MultiHeadAttention<From>& module) {
   return result;
 }
 
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

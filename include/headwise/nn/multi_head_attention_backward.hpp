@@ -9,13 +9,19 @@
 #include "headwise/ops/layer_norm.hpp"
 #include "headwise/ops/linear.hpp"
 
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+namespace headwise::inline v0_1 {
 
-/// Gradients of the inputs; with self-attention query alone, the sum over its three uses.
-template <class T>
-struct InputGradients {
-  Tensor<T, 3> query, key, value;
+/// The gradients of the inputs of cross-attention.
+template <Scalar T>
+struct CrossAttentionGradients {
+  Tensor<T, 3> query;  // [B, L, D]
+  Tensor<T, 3> key;    // [B, S, kdim]
+  Tensor<T, 3> value;  // [B, S, vdim]
 };
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Gradients of the projections: one tensor with self-attention, three without.
 template <class T>
@@ -53,10 +59,10 @@ void backward_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttention
   const In<T, 4> d_heads = split_heads(d_context, o.num_heads);
   const auto options = cache.call.attention();
   if (cache.call.path == Path::materialized) {
-    attention_backward(d_heads, q, k, v, cache.weights, options, dq, dk, dv, context);
+    attention_backward(d_heads, {q, k, v}, cache.weights, options, {dq, dk, dv}, context);
   } else {
-    flash_attention_backward(d_heads, q, k, v, split_heads(cache.context, o.num_heads), cache.lse,
-                             options, dq, dk, dv, context);
+    flash_attention_backward(d_heads, {q, k, v}, split_heads(cache.context, o.num_heads), cache.lse,
+                             options, {dq, dk, dv}, context);
   }
   if (context.trace != nullptr) {
     trace_backward_heads<T>(dy, d_heads, dq, dk, dv, *context.trace);
@@ -67,8 +73,8 @@ void backward_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttention
 template <class T>
 void backward_projections(const MultiHeadAttentionParameters<T>& p,
                           const MultiHeadAttentionCache<T>& cache, const ProjectionGradients<T>& d,
-                          MultiHeadAttentionGradients<T>& gradients, InputGradients<T>& inputs,
-                          const Context& context) {
+                          MultiHeadAttentionGradients<T>& gradients,
+                          CrossAttentionGradients<T>& inputs, const Context& context) {
   const In<T, 2> x = merge_rows(cache.projected_query());
   if (!cache.self_attention) {
     linear_backward(In<T, 2>(merge_rows(d.q)), x, p.W_Q(), merge_rows(inputs.query),
@@ -84,11 +90,7 @@ void backward_projections(const MultiHeadAttentionParameters<T>& p,
   linear_backward(d_qkv, x, p.w_qkv, merge_rows(inputs.query), gradients.w_qkv, {}, context);
   Index column = 0;
   const auto bias = [&](Tensor<T, 1>& db, Index width) {
-    if (!db.absent()) {
-      const auto part = slice(d_qkv, 1, column, width);
-      linear_backward(part, Tensor<T, 2>({x.extent(0), 0}), Tensor<T, 2>({0, width}), {}, {}, db,
-                      context);
-    }
+    if (!db.absent()) bias_backward(In<T, 2>(slice(d_qkv, 1, column, width)), db, context);
     column += width;
   };
   bias(gradients.b_q, p.q_width);
@@ -111,19 +113,22 @@ void trace_backward_inputs(const MultiHeadAttentionOptions& o,
   trace.record("dX_norm", dx_norm);
 }
 
+/// With self-attention the gradient of query alone, the sum over its three uses.
 template <class T>
-InputGradients<T> multi_head_attention_backward(const MultiHeadAttentionOptions& o,
-                                                const MultiHeadAttentionParameters<T>& p,
-                                                In<T, 3> dy_in,
-                                                const MultiHeadAttentionCache<T>& cache,
-                                                MultiHeadAttentionGradients<T>& gradients,
-                                                const Context& context) {
-  require_shape("MultiHeadAttention::backward", "dy", dy_in,
+CrossAttentionGradients<T> multi_head_attention_backward(std::string_view function,
+                                                         const MultiHeadAttentionOptions& o,
+                                                         const MultiHeadAttentionParameters<T>& p,
+                                                         In<T, 3> dy_in,
+                                                         const MultiHeadAttentionCache<T>& cache,
+                                                         MultiHeadAttentionGradients<T>& gradients,
+                                                         const Context& context) {
+  require_shape(function, "dy", dy_in,
                 Shape{cache.query.extent(0), cache.query.extent(1), o.d_model}, "the output");
   const auto like = [&](In<T, 3> x) { return Tensor<T, 3>(x.shape(), context.memory); };
   // Summed up apart and added at the very end: until then nothing of the caller's is written.
   MultiHeadAttentionGradients<T> sums(o, context.memory);
-  InputGradients<T> inputs{like(cache.query), {}, {}};
+  gradients.require_shapes_of(sums, function);
+  CrossAttentionGradients<T> inputs{like(cache.query), {}, {}};
   if (!cache.self_attention) {
     inputs.key = like(cache.key);
     inputs.value = like(cache.value);
@@ -154,16 +159,15 @@ InputGradients<T> multi_head_attention_backward(const MultiHeadAttentionOptions&
   // 1 layer_norm
   if (o.layer_norm) {
     const auto dx = merge_rows(inputs.query);
-    Tensor<T, 3> dx_norm = inputs.query;
-    layer_norm_backward(In<T, 2>(merge_rows(dx_norm)), merge_rows(cache.query), p.gamma, cache.mean,
-                        cache.rstd, dx, sums.gamma, sums.beta, context);
+    layer_norm_backward(In<T, 2>(dx), merge_rows(cache.query), p.gamma, {cache.mean, cache.rstd},
+                        dx, {sums.gamma, sums.beta}, context);
   }
-  gradients.add(sums);
   if (context.trace != nullptr) {
     context.trace->record("dX", inputs.query);
     sums.MultiHeadAttentionParameters<T>::for_each(
         [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
   }
+  gradients.add(sums);
   return inputs;
 }
 

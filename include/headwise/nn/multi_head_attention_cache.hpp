@@ -9,6 +9,11 @@ namespace headwise::inline v0_1 {
 /// and the masks are viewed, not copied: they must outlive the backward call.
 template <Scalar T>
 struct MultiHeadAttentionCache {
+  MultiHeadAttentionCache() = default;
+  // Not copied: a view of a copy of an input would stay with the original.
+  MultiHeadAttentionCache(MultiHeadAttentionCache&&) noexcept = default;
+  MultiHeadAttentionCache& operator=(MultiHeadAttentionCache&&) noexcept = default;
+
   bool filled = false;
   bool self_attention = false;       // keys and values come from the query input
   MultiHeadAttentionOptions module;  // of the module that filled it
@@ -35,6 +40,12 @@ struct MultiHeadAttentionCache {
   In<T, 3> projected_query() const { return x_norm.absent() ? query : In<T, 3>(x_norm); }
 };
 
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
 /// The mean over the heads of weights [B, H, L, S]: [B, L, S].
 template <Scalar T>
 Tensor<T, 3> average_heads(In<T, 4> weights,
@@ -53,7 +64,11 @@ Tensor<T, 3> average_heads(const Tensor<T, 4>& weights) {
   return average_heads(In<T, 4>(weights));
 }
 
-namespace detail {
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// The input itself, or a dense copy of it where its rows do not lie at one common distance.
 template <class T>
@@ -82,6 +97,4 @@ Heads<T> heads_of(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCa
           split_heads(slice(cache.qkv, 2, q + k, v), G)};
 }
 
-}  // namespace detail
-
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -11,22 +11,29 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
+/// What a module attends with: x for all three, or inputs of their own.
 template <class T>
-void require_inputs(const MultiHeadAttentionOptions& o, const In<T, 3>& query, const In<T, 3>& key,
-                    const In<T, 3>& value, bool self) {
+struct ModuleInputs {
+  In<T, 3> query, key, value;
+  bool self_attention;
+};
+
+template <class T>
+void require_inputs(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inputs) {
   constexpr std::string_view function = "MultiHeadAttention::forward";
+  const auto& [query, key, value, self] = inputs;
   const Index B = query.extent(0), L = query.extent(1), S = key.extent(1);
   require_shape(function, self ? "x" : "query", query, Shape{B, L, o.d_model},
-                [&] { return "d_model " + std::to_string(o.d_model); });
+                "d_model " + std::to_string(o.d_model));
   if (self) {
     require(o.fused(), function,
             "kdim or vdim differ from d_model, expected separate keys and values");
     return;
   }
   require_shape(function, "key", key, Shape{B, S, o.kdim},
-                [&] { return "batch of query, kdim " + std::to_string(o.kdim); });
+                "batch of query, kdim " + std::to_string(o.kdim));
   require_shape(function, "value", value, Shape{B, S, o.vdim},
-                [&] { return "batch and length of key, vdim " + std::to_string(o.vdim); });
+                "batch and length of key, vdim " + std::to_string(o.vdim));
 }
 
 /// Step 2 of self-attention: one product with the fused matrix. Where only some of q, k and v have
@@ -52,60 +59,78 @@ void project_fused(const MultiHeadAttentionParameters<T>& p, In<T, 2> x, Out<T, 
   linear_forward(x, p.W_V(), p.b_v, slice(qkv, 1, p.q_width + p.k_width, p.v_width), context);
 }
 
+/// Steps 1 and 2: what attention reads, into the cache.
 template <class T>
-Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
-                                          const MultiHeadAttentionParameters<T>& p, In<T, 3> query,
-                                          In<T, 3> key, In<T, 3> value, bool self,
-                                          const MultiHeadAttentionCall<T>& call,
-                                          MultiHeadAttentionCache<T>& cache, bool training,
-                                          const Context& context) {
-  require_inputs(o, query, key, value, self);
-  call.output_dropout.require_valid("MultiHeadAttention::forward");
-  const Index B = query.extent(0), L = query.extent(1), S = self ? L : key.extent(1);
+void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+             MultiHeadAttentionCache<T>& cache, const Context& context) {
+  const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
   const auto tensor = [&](Index length, Index width) {
     return Tensor<T, 3>({B, length, width}, context.memory);
   };
-  cache.self_attention = self;
-  cache.module = o;
-  cache.call = call;
-  cache.query = uniform_rows(query, cache.query_copy, context.memory);
-  cache.key = self ? cache.query : uniform_rows(key, cache.key_copy, context.memory);
-  cache.value = self ? cache.query : uniform_rows(value, cache.value_copy, context.memory);
-
   // 1 layer_norm
   if (o.layer_norm) {
     cache.x_norm = tensor(L, o.d_model);
     cache.mean = Tensor<T, 1>({B * L}, context.memory);
     cache.rstd = Tensor<T, 1>({B * L}, context.memory);
-    layer_norm_forward(merge_rows(cache.query), p.gamma, p.beta, T(o.layer_norm_epsilon),
-                       merge_rows(cache.x_norm), cache.mean, cache.rstd, context);
+    layer_norm_forward(In<T, 2>(merge_rows(cache.query)), {p.gamma, p.beta},
+                       T(o.layer_norm_epsilon), merge_rows(cache.x_norm), {cache.mean, cache.rstd},
+                       context);
   }
   // 2 linear
   const In<T, 2> x = merge_rows(cache.projected_query());
-  if (self) {
+  if (cache.self_attention) {
     cache.qkv = tensor(L, p.q_width + p.k_width + p.v_width);
     project_fused(p, x, Out<T, 2>(merge_rows(cache.qkv)), context);
-  } else {
-    cache.q = tensor(L, p.q_width);
-    cache.k = tensor(S, p.k_width);
-    cache.v = tensor(S, p.v_width);
-    linear_forward(x, p.W_Q(), p.b_q, merge_rows(cache.q), context);
-    linear_forward(In<T, 2>(merge_rows(cache.key)), p.W_K(), p.b_k, merge_rows(cache.k), context);
-    linear_forward(In<T, 2>(merge_rows(cache.value)), p.W_V(), p.b_v, merge_rows(cache.v), context);
+    return;
   }
-  // 3 split_heads, 4 attention, 5 merge_heads: views of the projections and of the context
+  cache.q = tensor(L, p.q_width);
+  cache.k = tensor(S, p.k_width);
+  cache.v = tensor(S, p.v_width);
+  linear_forward(x, p.W_Q(), p.b_q, merge_rows(cache.q), context);
+  linear_forward(In<T, 2>(merge_rows(cache.key)), p.W_K(), p.b_k, merge_rows(cache.k), context);
+  linear_forward(In<T, 2>(merge_rows(cache.value)), p.W_V(), p.b_v, merge_rows(cache.v), context);
+}
+
+/// Steps 3 to 5: heads are views of the projections and of the context.
+template <class T>
+void attend(const MultiHeadAttentionOptions& o, MultiHeadAttentionCache<T>& cache, bool training,
+            const Context& context) {
+  const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
   const auto [q, k, v] = heads_of(o, cache);
-  cache.context = tensor(L, o.context_width());
+  cache.context = Tensor<T, 3>({B, L, o.context_width()}, context.memory);
   const Out<T, 4> heads = split_heads(cache.context, o.num_heads);
-  if (call.path == Path::materialized) {
+  if (cache.call.path == Path::materialized) {
     cache.weights = Tensor<T, 4>({B, o.num_heads, L, S}, context.memory);
-    attention_forward(q, k, v, call.attention(), cache.weights, heads, context);
+    attention_forward(q, k, v, cache.call.attention(), cache.weights, heads, context);
   } else {
     if (training) cache.lse = Tensor<T, 4>({B, o.num_heads, L, 2}, context.memory);
-    flash_attention_forward(q, k, v, call.attention(), heads, cache.lse, context);
+    flash_attention_forward(q, k, v, cache.call.attention(), heads, cache.lse, context);
   }
+}
+
+template <class T>
+Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
+                                          const MultiHeadAttentionParameters<T>& p,
+                                          const ModuleInputs<T>& inputs,
+                                          const MultiHeadAttentionCall<T>& call,
+                                          MultiHeadAttentionCache<T>& cache, bool training,
+                                          const Context& context) {
+  require_inputs(o, inputs);
+  call.output_dropout.require_valid("MultiHeadAttention::forward");
+  const bool self = inputs.self_attention;
+  cache.self_attention = self;
+  cache.module = o;
+  cache.call = call;
+  cache.query = uniform_rows(inputs.query, cache.query_copy, context.memory);
+  cache.key = self ? cache.query : uniform_rows(inputs.key, cache.key_copy, context.memory);
+  cache.value = self ? cache.query : uniform_rows(inputs.value, cache.value_copy, context.memory);
+
+  // 1 layer_norm, 2 linear
+  project(o, p, cache, context);
+  // 3 split_heads, 4 attention, 5 merge_heads
+  attend(o, cache, training, context);
   // 6 linear
-  Tensor<T, 3> y = tensor(L, o.d_model);
+  Tensor<T, 3> y(Shape{cache.query.extent(0), cache.query.extent(1), o.d_model}, context.memory);
   linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, p.b_o, merge_rows(y), context);
   if (context.trace != nullptr) trace_forward(o, p, cache, In<T, 3>(y), *context.trace);
   // 7 dropout

@@ -6,6 +6,7 @@
 
 #include "headwise/nn/init.hpp"
 #include "headwise/ops/attention_options.hpp"
+#include "headwise/runtime/path.hpp"
 
 namespace headwise::inline v0_1 {
 
@@ -68,12 +69,6 @@ struct MultiHeadAttentionOptions {
   }
   /// Whether queries, keys and values are projected by one matrix.
   bool fused() const { return kdim == d_model && vdim == d_model; }
-};
-
-/// How attention is computed. Both give the same function.
-enum class Path {
-  flash,         ///< in tiles: nothing of size L x S
-  materialized,  ///< with the weights [B, H, L, S] kept in the cache
 };
 
 /// One call. Masks are viewed: they must outlive the call, and its backward too.

@@ -122,33 +122,41 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   void zero() {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
   }
-  /// this += other. Throws ShapeError, before anything is added, unless all shapes agree.
-  void add(const MultiHeadAttentionGradients& other) {
-    for_each_storage(other, [](auto& mine, const auto& theirs) {
-      require_shape("MultiHeadAttentionGradients", "gradient", mine, theirs.shape(),
-                    "the shape of its parameter");
+  /// Throws ShapeError unless every gradient has the shape of its parameter in `expected`.
+  void require_shapes_of(const MultiHeadAttentionGradients& expected,
+                         std::string_view function) const {
+    for_each_storage(*this, expected, [&](const char* name, const auto& mine, const auto& theirs) {
+      require_shape(function, std::string("gradients.") + name, mine, theirs.shape(),
+                    "zero_gradients()");
     });
-    for_each_storage(other, [](auto& mine, const auto& theirs) {
+  }
+  /// this += other, of the same shapes.
+  void add(const MultiHeadAttentionGradients& other) {
+    for_each_storage(*this, other, [](const char*, auto& mine, const auto& theirs) {
       for (Index n = 0; n < mine.size(); ++n) mine.data()[n] = mine.data()[n] + theirs.data()[n];
     });
   }
 
  private:
-  template <class F>
-  void for_each_storage(const MultiHeadAttentionGradients& other, F&& f) {
-    f(this->w_qkv, other.w_qkv);
-    f(this->w_q, other.w_q);
-    f(this->w_k, other.w_k);
-    f(this->w_v, other.w_v);
-    f(this->w_o, other.w_o);
-    f(this->b_q, other.b_q);
-    f(this->b_k, other.b_k);
-    f(this->b_v, other.b_v);
-    f(this->b_o, other.b_o);
-    f(this->gamma, other.gamma);
-    f(this->beta, other.beta);
+  template <class Self, class F>
+  static void for_each_storage(Self& self, const MultiHeadAttentionGradients& other, F&& f) {
+    f("w_qkv", self.w_qkv, other.w_qkv);
+    f("w_q", self.w_q, other.w_q);
+    f("w_k", self.w_k, other.w_k);
+    f("w_v", self.w_v, other.w_v);
+    f("w_o", self.w_o, other.w_o);
+    f("b_q", self.b_q, other.b_q);
+    f("b_k", self.b_k, other.b_k);
+    f("b_v", self.b_v, other.b_v);
+    f("b_o", self.b_o, other.b_o);
+    f("gamma", self.gamma, other.gamma);
+    f("beta", self.beta, other.beta);
   }
 };
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// f(name, parameter, gradient) for each parameter: what an optimiser walks.
 ///   for_each_with_gradient(p, g, [](auto& name, auto w, auto dw) { w = w - 0.1 dw, elementwise });
@@ -166,4 +174,4 @@ void for_each_with_gradient(MultiHeadAttentionParameters<T>& parameters,
   });
 }
 
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

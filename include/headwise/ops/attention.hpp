@@ -42,8 +42,8 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
     const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
     kernels::attention_head_forward<T, Isa>(head, kernels::matrix(weights, b, h),
                                             kernels::matrix(o, b, h), workspace.of(worker));
-    const std::int64_t pairs = detail::pairs_of(head.visible, head.L);
-    const std::int64_t extra = detail::extra_flops(options, 1);
+    const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
+    const std::int64_t extra = kernels::score_extras(head, 1);
     context.count_flops(pairs * (2 * (head.d + head.dv) + 5 + extra),
                         kernels::executed_gemm_flops<T, Isa>(head.L, head.S, head.d) +
                             kernels::executed_gemm_flops<T, Isa>(head.L, head.dv, head.S) +
@@ -66,12 +66,13 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 template <Scalar T>
-void attention_backward(In<T, 4> d_o, In<std::type_identity_t<T>, 4> q,
-                        In<std::type_identity_t<T>, 4> k, In<std::type_identity_t<T>, 4> v,
+void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
                         In<std::type_identity_t<T>, 4> weights,
                         const AttentionOptions<std::type_identity_t<T>>& options,
-                        Out<std::type_identity_t<T>, 4> dq, Out<std::type_identity_t<T>, 4> dk,
-                        Out<std::type_identity_t<T>, 4> dv, const Context& context = {}) {
+                        const AttentionGradients<std::type_identity_t<T>>& gradients,
+                        const Context& context = {}) {
+  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
+  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
   using Isa = simd::Best;
   const auto sizes = detail::require_attention<T>("attention_backward", q, k, v, options);
   const auto [B, H, G, L, S, d, width_v] = sizes;
@@ -95,10 +96,10 @@ void attention_backward(In<T, 4> d_o, In<std::type_identity_t<T>, 4> q,
       const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
       kernels::attention_head_backward<T, Isa>(
           head, kernels::matrix(d_o, b, h), kernels::matrix(weights, b, h),
-          kernels::matrix(dq, b, h), kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), n != 0,
+          {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), n != 0},
           workspace.of(worker));
-      const std::int64_t pairs = detail::pairs_of(head.visible, head.L);
-      const std::int64_t extra = options.dropout.active() ? 2 : 0;
+      const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
+      const std::int64_t extra = head.dropout.active() ? 2 : 0;
       context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
                           kernels::executed_gemm_flops<T, Isa>(head.L, head.S, head.dv) +
                               kernels::executed_gemm_flops<T, Isa>(head.S, head.dv, head.L) +

@@ -19,6 +19,18 @@ struct AttentionOptions {
   Dropout dropout = {};         // of the weights
 };
 
+/// Queries [B, H, L, d], keys [B, G, S, d] and values [B, G, S, dv], as a backward call reads them.
+template <Scalar T>
+struct AttentionInputs {
+  In<T, 4> q, k, v;
+};
+
+/// Their gradients, of the same shapes; overwritten.
+template <Scalar T>
+struct AttentionGradients {
+  Out<T, 4> dq, dk, dv;
+};
+
 /// The letters of an attention: queries [B, H, L, d], keys [B, G, S, d], values [B, G, S, dv].
 struct AttentionSizes {
   Index B, H, G, L, S, d, dv;
@@ -51,6 +63,8 @@ AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, c
   return sizes;
 }
 
+HEADWISE_STRICT_MATH_BEGIN
+
 template <class T>
 kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T, 4>& q,
                                          const In<T, 4>& k, const In<T, 4>& v,
@@ -74,12 +88,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           h};
 }
 
-/// Score operations a pair that masks and dropout bring on top.
-template <class T>
-std::int64_t extra_flops(const AttentionOptions<T>& options, std::int64_t a_dropout) {
-  return static_cast<std::int64_t>(options.mask.biases().size()) +
-         (options.dropout.active() ? a_dropout : 0);
-}
+HEADWISE_STRICT_MATH_END
 
 /// The pairs that causality, window and key lengths leave to a head.
 template <class T>

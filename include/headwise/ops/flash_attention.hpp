@@ -47,7 +47,6 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::flash_forward_scratch<T, Isa>(d, dv), context.memory);
   const Index blocks = (L + queries - 1) / queries;
-  const std::int64_t extra = detail::extra_flops(options, 1);
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / blocks / sizes.H, h = t / blocks % sizes.H, i0 = t % blocks * queries;
     const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
@@ -56,6 +55,7 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
     const auto work = kernels::flash_forward_tile<T, Isa>(head, i0, std::min(queries, sizes.L - i0),
                                                           kernels::matrix(o, b, h), head_lse,
                                                           workspace.of(worker));
+    const std::int64_t extra = kernels::score_extras(head, 1);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
   context.executor.run(B * H * blocks, task);
@@ -73,17 +73,17 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
 /// Nothing flows through a hidden pair, whatever it holds.
-/// Work    6 d + 4 dv + 6 FLOPs a visible pair (one score product more than with kept weights), one
+/// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
 ///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 template <Scalar T>
-void flash_attention_backward(In<T, 4> d_o, In<std::type_identity_t<T>, 4> q,
-                              In<std::type_identity_t<T>, 4> k, In<std::type_identity_t<T>, 4> v,
+void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
                               In<std::type_identity_t<T>, 4> o, In<std::type_identity_t<T>, 4> lse,
                               const AttentionOptions<std::type_identity_t<T>>& options,
-                              Out<std::type_identity_t<T>, 4> dq,
-                              Out<std::type_identity_t<T>, 4> dk,
-                              Out<std::type_identity_t<T>, 4> dv, const Context& context = {}) {
+                              const AttentionGradients<std::type_identity_t<T>>& gradients,
+                              const Context& context = {}) {
+  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
+  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
   using Isa = simd::Best;
   constexpr Index keys = kernels::FlashTile<T, Isa>::keys;
   const auto sizes = detail::require_attention<T>("flash_attention_backward", q, k, v, options);
@@ -98,7 +98,6 @@ void flash_attention_backward(In<T, 4> d_o, In<std::type_identity_t<T>, 4> q,
 
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::flash_backward_scratch<T, Isa>(d, width_v), context.memory);
-  const std::int64_t extra = detail::extra_flops(options, 2);
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / sizes.G, g = t % sizes.G;
     const auto head_at = [&](Index n) {
@@ -114,15 +113,17 @@ void flash_attention_backward(In<T, 4> d_o, In<std::type_identity_t<T>, 4> q,
       fill(select(select(dk, b), g), T(0));
       fill(select(select(dv, b), g), T(0));
     }
+    if (sizes.group() == 0) return;
     kernels::TileWork work;
-    for (Index j0 = 0; j0 < sizes.S && sizes.group() != 0; j0 += keys) {
+    for (Index j0 = 0; j0 < sizes.S; j0 += keys) {
       const auto block = kernels::flash_backward_keys<T, Isa>(
           head_at, sizes.group(), j0, std::min(keys, sizes.S - j0), kernels::matrix(dk, b, g),
           kernels::matrix(dv, b, g), workspace.of(worker));
       work.pairs += block.pairs;
       work.executed_flops += block.executed_flops;
     }
-    context.count_flops(work.pairs * (6 * sizes.d + 4 * sizes.dv + 6 + extra) +
+    const std::int64_t extra = kernels::score_extras(head_at(0).forward, 2);
+    context.count_flops(work.pairs * (6 * sizes.d + 4 * sizes.dv + 7 + extra) +
                             2 * sizes.dv * sizes.group() * sizes.L,
                         work.executed_flops);
   };

@@ -8,98 +8,125 @@
 #include "headwise/runtime/context.hpp"
 #include "headwise/tensor/require.hpp"
 
+namespace headwise::inline v0_1 {
+
+/// Gain and offset of a layer norm, each [D] or absent.
+template <class T>
+struct LayerNormAffine {
+  In<T, 1> gamma = {};
+  In<T, 1> beta = {};
+};
+
+/// Where their gradients are added, each [D] or absent.
+template <class T>
+struct LayerNormGradients {
+  InOut<T, 1> gamma = {};
+  InOut<T, 1> beta = {};
+};
+
+/// What rows were normalised with, each [N]: written by forward, read by backward.
+template <class View>
+struct LayerNormMoments {
+  View mean = {};
+  View rstd = {};
+};
+
+}  // namespace headwise::inline v0_1
+
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 template <class T>
-const T* data_or_null(const In<T, 1>& x) {
-  return x.absent() ? nullptr : x.data();
-}
-
-template <class T>
-void require_affine(std::string_view function, const In<T, 1>& gamma, const In<T, 1>& beta,
-                    Index D) {
+void require_affine(std::string_view function, const LayerNormAffine<T>& affine, Index D) {
   const auto whence = [&] { return std::to_string(D) + ", the width of x"; };
-  if (!gamma.absent()) require_shape(function, "gamma", gamma, Shape{D}, whence);
-  if (!beta.absent()) require_shape(function, "beta", beta, Shape{D}, whence);
+  if (!affine.gamma.absent()) require_shape(function, "gamma", affine.gamma, Shape{D}, whence);
+  if (!affine.beta.absent()) require_shape(function, "beta", affine.beta, Shape{D}, whence);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
+HEADWISE_STRICT_MATH_BEGIN
+
 /// y = (x - mean) rstd gamma + beta, row by row, rstd = 1 / sqrt(variance + epsilon).
 ///
-/// x      [N, D]   in
-/// gamma  [D]      in; {} for 1
-/// beta   [D]      in; {} for 0
-/// epsilon         added to the variance (biased: divided by D); > 0
-/// y      [N, D]   out; may be x
-/// mean   [N]      out; kept for backward, {} for inference
-/// rstd   [N]      out; kept for backward, {} for inference
+/// x                 [N, D]   in
+/// affine.gamma      [D]      in; {} for 1
+/// affine.beta       [D]      in; {} for 0
+/// epsilon                    added to the variance (biased: divided by D); > 0
+/// y                 [N, D]   out; may be x
+/// moments.mean      [N]      out; kept for backward, {} for inference
+/// moments.rstd      [N]      out; kept for backward, {} for inference
 ///
 /// Work    6 D + 5 FLOPs a row, and D for each of gamma and beta.
 /// Throws  ShapeError or ArgumentError before anything is written.
 /// Source  Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv 1607.06450.
 template <Scalar T>
-void layer_norm_forward(In<T, 2> x, In<std::type_identity_t<T>, 1> gamma,
-                        In<std::type_identity_t<T>, 1> beta, std::type_identity_t<T> epsilon,
-                        Out<std::type_identity_t<T>, 2> y, Out<std::type_identity_t<T>, 1> mean,
-                        Out<std::type_identity_t<T>, 1> rstd, const Context& context = {}) {
+void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T>>& affine,
+                        std::type_identity_t<T> epsilon, Out<std::type_identity_t<T>, 2> y,
+                        const LayerNormMoments<Out<std::type_identity_t<T>, 1>>& moments,
+                        const Context& context = {}) {
+  constexpr std::string_view function = "layer_norm_forward";
   const Index N = x.extent(0), D = x.extent(1);
-  detail::require_affine<T>("layer_norm_forward", gamma, beta, D);
-  require(T(0) < epsilon, "layer_norm_forward", "epsilon is not above 0");
-  require_shape("layer_norm_forward", "y", y, x.shape(), "the shape of x");
-  if (!mean.absent()) require_shape("layer_norm_forward", "mean", mean, Shape{N}, "rows of x");
-  if (!rstd.absent()) require_shape("layer_norm_forward", "rstd", rstd, Shape{N}, "rows of x");
-  if (N == 0 || D == 0) return;
-  const auto task = [&](Index n, Index) {
-    const T* row = &x(n, Index{0});
-    const auto moments = kernels::row_moments(row, x.stride(1), D, epsilon);
-    kernels::normalise_row(row, x.stride(1), D, moments, detail::data_or_null(gamma),
-                           gamma.stride(0), detail::data_or_null(beta), beta.stride(0),
-                           &y(n, Index{0}), y.stride(1));
-    if (!mean.absent()) mean(n) = moments.mean;
-    if (!rstd.absent()) rstd(n) = moments.rstd;
+  const auto& [mean, rstd] = moments;
+  detail::require_affine<T>(function, affine, D);
+  require(T(0) < epsilon, function, "epsilon is not above 0");
+  require_shape(function, "y", y, x.shape(), "the shape of x");
+  if (!mean.absent()) require_shape(function, "mean", mean, Shape{N}, "rows of x");
+  if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
+  const auto x_rows = kernels::matrix(x);
+  const auto y_rows = kernels::matrix(y);
+  const auto gamma = kernels::row(affine.gamma), beta = kernels::row(affine.beta);
+  const auto task = [&, &mean = mean, &rstd = rstd](Index n, Index) {
+    // Of an empty row, 0 / 0 is no mean.
+    const auto row_of = D == 0 ? kernels::RowMoments<T>{T(0), T(0)}
+                               : kernels::row_moments<T>(row(x_rows, n), D, epsilon);
+    kernels::normalise_row<T>(row(x_rows, n), D, row_of, gamma, beta, row(y_rows, n));
+    if (!mean.absent()) mean(n) = row_of.mean;
+    if (!rstd.absent()) rstd(n) = row_of.rstd;
   };
   context.executor.run(N, task);
-  const std::int64_t flops =
-      std::int64_t{N} * (D * (6 + (gamma.absent() ? 0 : 1) + (beta.absent() ? 0 : 1)) + 5);
+  const std::int64_t a_column =
+      6 + (gamma.data != nullptr ? 1 : 0) + (beta.data != nullptr ? 1 : 0);
+  const std::int64_t flops = D == 0 ? 0 : std::int64_t{N} * (D * a_column + 5);
   context.count_flops(flops, flops);
 }
 
 /// The gradients of layer_norm_forward.
 ///
-/// dy      [N, D]   in
-/// x       [N, D]   in; as in forward
-/// gamma   [D]      in; as in forward, {} for 1
-/// mean    [N]      in; from forward
-/// rstd    [N]      in; from forward
-/// dx      [N, D]   out; may be dy where dgamma and dbeta are {}
-/// dgamma  [D]      added to: sum over rows of dy xhat; {} for none
-/// dbeta   [D]      added to: sum over rows of dy; {} for none
+/// dy                [N, D]   in
+/// x                 [N, D]   in; as in forward
+/// gamma             [D]      in; as in forward, {} for 1
+/// moments           [N]      in; mean and rstd from forward
+/// dx                [N, D]   out; may be dy
+/// gradients.gamma   [D]      added to: sum over rows of dy xhat; {} for none
+/// gradients.beta    [D]      added to: sum over rows of dy; {} for none
 ///
+/// An element whose dy is 0 adds nothing, and a row whose dy is 0 throughout has dx 0, whatever x
+/// holds.
+/// Work    11 D + 2 FLOPs a row, 2 D with gamma, 4 D and D for the gradients of gamma and beta.
 /// Throws  ShapeError before anything is written.
 template <Scalar T>
 void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
-                         In<std::type_identity_t<T>, 1> gamma, In<std::type_identity_t<T>, 1> mean,
-                         In<std::type_identity_t<T>, 1> rstd, Out<std::type_identity_t<T>, 2> dx,
-                         InOut<std::type_identity_t<T>, 1> dgamma,
-                         InOut<std::type_identity_t<T>, 1> dbeta, const Context& context = {}) {
+                         In<std::type_identity_t<T>, 1> gamma,
+                         const LayerNormMoments<In<std::type_identity_t<T>, 1>>& moments,
+                         Out<std::type_identity_t<T>, 2> dx,
+                         const LayerNormGradients<std::type_identity_t<T>>& gradients,
+                         const Context& context = {}) {
+  constexpr std::string_view function = "layer_norm_backward";
   const Index N = x.extent(0), D = x.extent(1);
-  detail::require_affine<T>("layer_norm_backward", gamma, {}, D);
-  require_shape("layer_norm_backward", "dy", dy, x.shape(), "the shape of x");
-  require_shape("layer_norm_backward", "mean", mean, Shape{N}, "rows of x");
-  require_shape("layer_norm_backward", "rstd", rstd, Shape{N}, "rows of x");
-  require_shape("layer_norm_backward", "dx", dx, x.shape(), "the shape of x");
-  if (!dgamma.absent()) {
-    require_shape("layer_norm_backward", "dgamma", dgamma, Shape{D}, "the width of x");
-  }
-  if (!dbeta.absent()) {
-    require_shape("layer_norm_backward", "dbeta", dbeta, Shape{D}, "the width of x");
-  }
+  const auto& [mean, rstd] = moments;
+  const auto& [dgamma, dbeta] = gradients;
+  detail::require_affine<T>(function, {gamma, {}}, D);
+  require_shape(function, "dy", dy, x.shape(), "the shape of x");
+  require_shape(function, "mean", mean, Shape{N}, "rows of x");
+  require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
+  require_shape(function, "dx", dx, x.shape(), "the shape of x");
+  if (!dgamma.absent()) require_shape(function, "dgamma", dgamma, Shape{D}, "the width of x");
+  if (!dbeta.absent()) require_shape(function, "dbeta", dbeta, Shape{D}, "the width of x");
   if (N == 0 || D == 0) return;
   if (!dgamma.absent()) {
-    const auto term = [&](Index i, Index n) {
+    const auto term = [&, &mean = mean, &rstd = rstd](Index i, Index n) {
       return dy(i, n) == T(0) ? T(0) : T(dy(i, n) * ((x(i, n) - mean(i)) * rstd(i)));
     };
     kernels::add_column_sums(N, D, term, dgamma.data(), dgamma.stride(0));
@@ -108,18 +135,20 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
     const auto term = [&](Index i, Index n) { return dy(i, n); };
     kernels::add_column_sums(N, D, term, dbeta.data(), dbeta.stride(0));
   }
-  const auto task = [&](Index n, Index) {
-    kernels::layer_norm_backward_row(&dy(n, Index{0}), dy.stride(1), &x(n, Index{0}), x.stride(1),
-                                     D, kernels::RowMoments<T>{mean(n), rstd(n)},
-                                     detail::data_or_null(gamma), gamma.stride(0), &dx(n, Index{0}),
-                                     dx.stride(1));
+  const auto dy_rows = kernels::matrix(dy), x_rows = kernels::matrix(x);
+  const auto dx_rows = kernels::matrix(dx);
+  const auto gamma_row = kernels::row(gamma);
+  const auto task = [&, &mean = mean, &rstd = rstd](Index n, Index) {
+    kernels::layer_norm_backward_row<T>(row(dy_rows, n), row(x_rows, n), D, {mean(n), rstd(n)},
+                                        gamma_row, row(dx_rows, n));
   };
   context.executor.run(N, task);
-  const std::int64_t flops =
-      std::int64_t{N} *
-      (D * (11 + (gamma.absent() ? 0 : 2) + (dgamma.absent() ? 0 : 4) + (dbeta.absent() ? 0 : 1)) +
-       2);
+  const std::int64_t a_column =
+      11 + (gamma.absent() ? 0 : 2) + (dgamma.absent() ? 0 : 4) + (dbeta.absent() ? 0 : 1);
+  const std::int64_t flops = std::int64_t{N} * (D * a_column + 2);
   context.count_flops(flops, flops);
 }
+
+HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -27,15 +27,16 @@ Workspace<T> gemm_workspace(const Context& context, bool needed) {
 
 template <class T, class Isa>
 void run_gemm(const Context& context, Workspace<T>& workspace, kernels::Matrix<const T> a,
-              kernels::Matrix<const T> b, kernels::Matrix<T> c, Index M, Index N, Index K,
+              kernels::Matrix<const T> b, kernels::Matrix<T> c, kernels::Extents size,
               const kernels::Epilogue<T>& epilogue) {
   const auto task = [&](Index t, Index worker) {
     const Index m = t * linear_task_rows;
     T* scratch = workspace.of(worker).take(kernels::GemmTile<T, Isa>::scratch);
-    kernels::gemm<T, Isa>(a.from(m, 0), b, c.from(m, 0), std::min(linear_task_rows, M - m), N, K,
-                          epilogue, scratch);
+    kernels::gemm<T, Isa>(a.from(m, 0), b, c.from(m, 0),
+                          {std::min(linear_task_rows, size.M - m), size.N, size.K}, epilogue,
+                          scratch);
   };
-  context.executor.run((M + linear_task_rows - 1) / linear_task_rows, task);
+  context.executor.run((size.M + linear_task_rows - 1) / linear_task_rows, task);
 }
 
 /// x with 0 in the rows whose dy is 0 throughout, in `storage`; or x itself where it is finite.
@@ -91,10 +92,25 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
   }
   auto workspace = detail::gemm_workspace<T, Isa>(context, true);
   detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(x), kernels::matrix(w),
-                           kernels::matrix(y), N, O, I, {.bias = bias});
+                           kernels::matrix(y), {N, O, I}, {.bias = bias});
   const std::int64_t bias_flops = b.absent() ? 0 : std::int64_t{N} * O;
   context.count_flops(std::int64_t{2} * N * I * O + bias_flops,
                       kernels::executed_gemm_flops<T, Isa>(N, O, I) + bias_flops);
+}
+
+/// db += the column sums of dy: the gradient of a bias that was added to every row.
+///
+/// dy  [N, O]   in
+/// db  [O]      added to
+///
+/// Work    N O FLOPs.
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Context& context = {}) {
+  require_shape("bias_backward", "db", db, Shape{dy.extent(1)}, "columns of dy");
+  const auto term = [&](Index n, Index o) { return dy(n, o); };
+  kernels::add_column_sums(dy.extent(0), dy.extent(1), term, db.data(), db.stride(0));
+  context.count_flops(dy.size(), dy.size());
 }
 
 /// The gradients of linear_forward.
@@ -131,19 +147,15 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   const auto dy_matrix = kernels::matrix(dy);
   if (wants_dx) {
     detail::run_gemm<T, Isa>(context, workspace, dy_matrix, kernels::matrix(w).transposed(),
-                             kernels::matrix(dx), N, I, O, {});
+                             kernels::matrix(dx), {N, I, O}, {});
     context.count_flops(std::int64_t{2} * N * I * O, kernels::executed_gemm_flops<T, Isa>(N, I, O));
   }
   if (wants_dw) {
     detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(active).transposed(), dy_matrix,
-                             kernels::matrix(dw), I, O, N, {.accumulate = true});
+                             kernels::matrix(dw), {I, O, N}, {.accumulate = true});
     context.count_flops(std::int64_t{2} * N * I * O, kernels::executed_gemm_flops<T, Isa>(I, O, N));
   }
-  if (!db.absent()) {
-    const auto term = [&](Index n, Index o) { return dy(n, o); };
-    kernels::add_column_sums(N, O, term, db.data(), db.stride(0));
-    context.count_flops(std::int64_t{N} * O, std::int64_t{N} * O);
-  }
+  if (!db.absent()) bias_backward(dy, db, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

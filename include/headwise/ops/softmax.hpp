@@ -10,20 +10,26 @@
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
+HEADWISE_STRICT_MATH_BEGIN
+
 /// p = e^(x - max x) / sum e^(x - max x), row by row.
 ///
 /// x   [N, M]   in
 /// p   [N, M]   out; may be x
 ///
 /// Subtracting the maximum changes nothing but keeps e^x in range: 1000 is no overflow.
+/// Work    4 N M FLOPs: subtract, e^x, sum, divide.
 /// Throws  ShapeError before anything is written.
+/// Source  Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs",
+/// 1990.
 template <Scalar T>
 void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Context& context = {}) {
   require_shape("softmax_forward", "p", p, x.shape(), "the shape of x");
   for (Index n = 0; n < x.extent(0); ++n) {
     for (Index m = 0; m < x.extent(1); ++m) p(n, m) = x(n, m);
     if (x.extent(1) == 0) continue;
-    kernels::softmax_row(&p(n, Index{0}), p.stride(1), p.extent(1), [](Index) { return true; });
+    kernels::softmax_row(kernels::row(kernels::matrix(p), n), p.extent(1),
+                         [](Index) { return true; });
   }
   context.count_flops(4 * std::int64_t{x.size()}, 4 * std::int64_t{x.size()});
 }
@@ -34,6 +40,7 @@ void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Contex
 /// p   [N, M]   in; what softmax_forward returned
 /// dx  [N, M]   out; may be dp
 ///
+/// Work    4 N M FLOPs.
 /// Throws  ShapeError before anything is written.
 template <Scalar T>
 void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
@@ -42,17 +49,17 @@ void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
   require_shape("softmax_backward", "dx", dx, dp.shape(), "the shape of dp");
   if (dp.extent(1) == 0) return;
   for (Index n = 0; n < dp.extent(0); ++n) {
-    kernels::softmax_backward_row(&dp(n, Index{0}), dp.stride(1), &p(n, Index{0}), p.stride(1),
-                                  &dx(n, Index{0}), dx.stride(1), dp.extent(1),
-                                  [](Index) { return true; });
+    kernels::softmax_backward_row<T>(row(kernels::matrix(dp), n), row(kernels::matrix(p), n),
+                                     row(kernels::matrix(dx), n), dp.extent(1),
+                                     [](Index) { return true; });
   }
   context.count_flops(4 * std::int64_t{dp.size()}, 4 * std::int64_t{dp.size()});
 }
 
 /// The Jacobian of softmax at its output p: J = diag(p) - p p^T, J(i, j) = dp_i / dx_j.
 ///
-/// p   [M]      in
-/// j   [M, M]   out
+/// p          [M]      in
+/// jacobian   [M, M]   out
 ///
 /// softmax_backward is J^T dp without the M x M matrix. Throws ShapeError.
 template <Scalar T>
@@ -65,5 +72,7 @@ void softmax_jacobian(In<T, 1> p, Out<std::type_identity_t<T>, 2> jacobian) {
     }
   }
 }
+
+HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

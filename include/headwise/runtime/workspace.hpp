@@ -17,19 +17,22 @@ constexpr Index padded(Index elements) {
   return (elements + step - 1) / step * step;
 }
 
-/// Hands out parts of a block of scratch, one behind the other.
+/// Hands out parts of a block of scratch, one behind the other. Over null it only counts: so the
+/// buffers of a task are named once, and their size is what naming them takes.
 template <class T>
 class Scratch {
  public:
-  explicit Scratch(T* begin) : next_(begin) {}
-  T* take(Index elements) {
-    T* part = next_;
-    next_ += padded<T>(elements);
+  explicit constexpr Scratch(T* begin = nullptr) : begin_(begin) {}
+  constexpr T* take(Index elements) {
+    T* part = begin_ == nullptr ? nullptr : begin_ + taken_;
+    taken_ += padded<T>(elements);
     return part;
   }
+  constexpr Index taken() const { return taken_; }
 
  private:
-  T* next_;
+  T* begin_;
+  Index taken_ = 0;
 };
 
 /// `elements` of T for each of `workers`, not initialised. Throws std::bad_alloc.

@@ -23,12 +23,18 @@ struct Dropout {
   /// Throws ArgumentError unless the rate is in [0, 1].
   void require_valid(std::string_view function) const {
     require(rate >= 0.0 && rate <= 1.0, function,
-            "dropout rate is " + std::to_string(rate) + ", expected 0 to 1");
+            [&] { return "dropout rate is " + std::to_string(rate) + ", expected 0 to 1"; });
   }
 };
 
 /// What a dropout is applied to. The same seed draws unrelated masks for each.
 enum class DropoutStream : std::uint32_t { weights = 1, output = 2 };
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 /// The mask of one call.
 ///
@@ -79,4 +85,6 @@ class DropoutMask {
   double keep_factor_ = 1.0;
 };
 
-}  // namespace headwise::inline v0_1
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

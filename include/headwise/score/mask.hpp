@@ -60,6 +60,18 @@ struct Mask {
       return BiasMask<T>{all(In<T, 2>(values))};
     }
   }
+  /// The masks view their tensors: one without a name would be gone before the call.
+  template <class T, int R>
+  static void keep(const Tensor<T, R>&& temporary) = delete;
+  template <class T, int R>
+  static void drop(const Tensor<T, R>&& temporary) = delete;
+  template <class T, int R>
+  static void keep_keys(const Tensor<T, R>&& temporary) = delete;
+  template <class T, int R>
+  static void drop_keys(const Tensor<T, R>&& temporary) = delete;
+  template <class T, int R>
+  static void bias(const Tensor<T, R>&& temporary) = delete;
+
   static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
   static Window window(Index size) { return {size}; }
 
@@ -118,13 +130,15 @@ class AttentionMask {
     require(bias_count_ < most, "AttentionMask", "more than 4 biases");
     biases_[static_cast<std::size_t>(bias_count_++)] = mask;
   }
-  /// All terms of another mask.
+  /// All terms of another mask, or, where they do not go together, an error and none.
   void add(const AttentionMask& other) {
-    causal_ = causal_ || other.causal_;
-    if (other.window_ != 0) add(Window{other.window_});
-    if (other.has_key_lengths_) add(KeyLengths{other.key_lengths_});
-    for (const PairMask& mask : other.pair_masks()) add(mask);
-    for (const BiasMask<T>& mask : other.biases()) add(mask);
+    AttentionMask sum = *this;
+    sum.causal_ = causal_ || other.causal_;
+    if (other.window_ != 0) sum.add(Window{other.window_});
+    if (other.has_key_lengths_) sum.add(KeyLengths{other.key_lengths_});
+    for (const PairMask& mask : other.pair_masks()) sum.add(mask);
+    for (const BiasMask<T>& mask : other.biases()) sum.add(mask);
+    *this = sum;
   }
 
   bool is_causal() const { return causal_; }
@@ -148,13 +162,15 @@ class AttentionMask {
       require_broadcast(function, "Mask::bias", mask.values.shape(), Shape{B, H, L, S});
     }
     if (!has_key_lengths_) return;
-    require(static_cast<Index>(key_lengths_.size()) == B, function,
-            "Mask::key_lengths has " + std::to_string(key_lengths_.size()) + " lengths, expected " +
-                std::to_string(B) + " (the batch size)");
+    require(static_cast<Index>(key_lengths_.size()) == B, function, [&] {
+      return "Mask::key_lengths has " + std::to_string(key_lengths_.size()) +
+             " lengths, expected " + std::to_string(B) + " (the batch size)";
+    });
     for (Index length : key_lengths_) {
-      require(length >= 0 && length <= S, function,
-              "Mask::key_lengths holds " + std::to_string(length) + ", expected 0 to " +
-                  std::to_string(S) + " (the number of keys)");
+      require(length >= 0 && length <= S, function, [&] {
+        return "Mask::key_lengths holds " + std::to_string(length) + ", expected 0 to " +
+               std::to_string(S) + " (the number of keys)";
+      });
     }
   }
 
@@ -179,6 +195,10 @@ class AttentionMask {
   std::array<BiasMask<T>, most> biases_{};
 };
 
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
 /// A causal mask as values to add: 0 where j <= i, `fill` above the diagonal; for Mask::bias.
 /// With the default fill it is a number like others: a row of nothing but fills is no masked row.
 template <Scalar T>
@@ -190,4 +210,4 @@ Tensor<T, 2> causal_mask(Index n, T fill = T(-1e9)) {
   return mask;
 }
 
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -16,6 +16,12 @@ struct KeyRange {
   Index size() const { return end - begin; }
 };
 
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
 /// What batch element b and head h may see, of L queries and S keys.
 template <Scalar T>
 class HeadVisibility {
@@ -59,7 +65,7 @@ class HeadVisibility {
 
   /// Whether pairs within the range have to be asked for one by one.
   bool has_pair_masks() const { return pair_count_ != 0 || bias_count_ != 0; }
-  bool has_bias() const { return bias_count_ != 0; }
+  Index bias_count() const { return bias_count_; }
 
   /// Whether every query sees every key.
   bool sees_all() const {
@@ -124,4 +130,6 @@ class HeadVisibility {
   std::array<Plane<T>, AttentionMask<T>::most> biases_{};
 };
 
-}  // namespace headwise::inline v0_1
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -66,11 +66,12 @@ HEADWISE_INLINE typename Simd<T, Isa>::Vector exp(typename Simd<T, Isa>::Vector 
     using C = ExpConstants<T>;
     using Vector = typename S::Vector;
     using IntVector = typename S::IntVector;
+    using BitVector = typename S::BitVector;  // wraps for x far out of range, unsigned
     // 1. n = round(x / ln 2): its integer stands in the low bits of the rounded sum.
     const Vector shifted = x * std::numbers::log2e_v<T> + C::round;
     const Vector n = shifted - C::round;
-    const IntVector n_bits =
-        __builtin_bit_cast(IntVector, shifted) - std::bit_cast<typename S::Int>(C::round);
+    const BitVector n_bits =
+        __builtin_bit_cast(BitVector, shifted) - std::bit_cast<typename S::Bits>(C::round);
     // 2. r = x - n ln 2, in two steps so that no digit is lost.
     const Vector r = (x - n * C::ln2_high) - n * C::ln2_low;
     // 3. e^r = 1 + r (1 + r (1/2 + ...))
@@ -78,8 +79,9 @@ HEADWISE_INLINE typename Simd<T, Isa>::Vector exp(typename Simd<T, Isa>::Vector 
     for (std::size_t k = 1; k < std::size(C::series); ++k) series = series * r + C::series[k];
     series = series * r + T(1);
     // 4. Times 2^n in two steps, for 2^n alone may be out of range where the product is not.
-    const IntVector half = n_bits >> 1;
-    const IntVector rest = n_bits - half;
+    const BitVector half =
+        __builtin_bit_cast(BitVector, __builtin_bit_cast(IntVector, n_bits) >> 1);
+    const BitVector rest = n_bits - half;
     const Vector scale_half =
         __builtin_bit_cast(Vector, (half + C::exponent_bias) << C::mantissa_bits);
     const Vector scale_rest =

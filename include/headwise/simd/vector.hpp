@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "headwise/tensor/scalar.hpp"
@@ -46,6 +47,8 @@ struct Simd<T, Isa> {
   typedef T Vector __attribute__((vector_size(Isa::vector_bytes)));
   using Int = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
   typedef Int IntVector __attribute__((vector_size(Isa::vector_bytes)));
+  using Bits = std::make_unsigned_t<Int>;
+  typedef Bits BitVector __attribute__((vector_size(Isa::vector_bytes)));
 
   HEADWISE_INLINE static Vector zero() { return Vector{}; }
   HEADWISE_INLINE static Vector broadcast(T x) { return x - Vector{}; }  // folds to one shuffle

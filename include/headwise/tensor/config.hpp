@@ -1,8 +1,9 @@
 // What the compiler is and how it was called. The only header that asks.
 //
-// Data types live in `headwise::v0_1`, whose layout no flag changes. Code lives one namespace
-// deeper, in one that is named after the flags that change what a function compiles to, so that
-// two translation units with different -m or fast-math flags never share a function body.
+// Data types live in `headwise::v0_1`, whose layout no flag changes. Functions and modules live one
+// namespace deeper, in one that is named after the flags that change what a function compiles to,
+// so that two translation units with different -m or fast-math flags do not share their bodies.
+// (What is shared: the small members of data types.)
 #pragma once
 
 #if defined(_MSC_VER)
@@ -52,7 +53,8 @@
 // Arithmetic stands between these two: whatever the user's flags, no reassociation, no assumption
 // that numbers are finite, and no fusing of a product and a sum where it was not written, which
 // would make bits depend on which of two loops the compiler fused. (Each compiler honours its own
-// form: g++ 12, clang 14 and 19.)
+// form: g++ 12, clang 14 and 19. But clang with -ffast-math and FMA fuses all the same unless
+// -ffp-contract=on stands beside it: results stay right, bits differ from a build without.)
 #if defined(__clang__)
 #define HEADWISE_STRICT_MATH_BEGIN                                     \
   _Pragma("float_control(push)") _Pragma("float_control(precise, on)") \

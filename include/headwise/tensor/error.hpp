@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "headwise/tensor/config.hpp"
 
@@ -34,9 +35,15 @@ template <class Error>
   throw Error(message);
 }
 
-/// Throws ArgumentError `function: message` unless `rule` holds.
-inline void require(bool rule, std::string_view function, std::string_view message) {
-  if (!rule) [[unlikely]] {
+/// Throws ArgumentError `function: message` unless `rule` holds. The message may be a callable, so
+/// that a call that is right builds no text.
+template <class Message>
+void require(bool rule, std::string_view function, Message&& message) {
+  if (rule) [[likely]]
+    return;
+  if constexpr (std::is_invocable_v<Message>) {
+    raise<ArgumentError>(std::string(function) + ": " + std::string(message()));
+  } else {
     raise<ArgumentError>(std::string(function) + ": " + std::string(message));
   }
 }

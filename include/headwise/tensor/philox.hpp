@@ -10,7 +10,7 @@
 
 #include "headwise/tensor/config.hpp"
 
-namespace headwise::inline v0_1 {
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// Philox4x32: 128 random bits from a 128-bit counter and a 64-bit key.
 ///
@@ -61,4 +61,4 @@ inline double philox_normal(std::array<std::uint32_t, 2> key, std::uint64_t posi
   return radius * std::cos(2.0 * std::numbers::pi * unit_interval(words[2], words[3]));
 }
 
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

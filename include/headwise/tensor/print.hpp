@@ -5,9 +5,7 @@
 
 #include "headwise/tensor/view.hpp"
 
-namespace headwise::inline v0_1 {
-
-namespace detail {
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 template <class T, int R>
 void print_axis(std::ostream& out, const In<T, R>& tensor, Shape<R> index, int axis) {
@@ -28,7 +26,9 @@ void print_axis(std::ostream& out, const In<T, R>& tensor, Shape<R> index, int a
   out << ']';
 }
 
-}  // namespace detail
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// All elements, with the stream's own precision and width for each.
 template <class T, int R>
@@ -37,4 +37,4 @@ std::ostream& operator<<(std::ostream& out, const In<T, R>& tensor) {
   return out;
 }
 
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -7,7 +7,7 @@
 
 #include "headwise/tensor/view.hpp"
 
-namespace headwise::inline v0_1 {
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// Throws ShapeError `function: argument is [got], expected [wanted] (whence)` unless they agree.
 /// `whence` is called only then, so that a call that is right builds no text.
@@ -26,4 +26,4 @@ void require_shape(std::string_view function, std::string_view argument, const I
   raise<ShapeError>(text);
 }
 
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

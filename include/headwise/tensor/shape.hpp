@@ -34,7 +34,7 @@ struct Shape {
 
   constexpr Shape() = default;
 
-  template <std::convertible_to<Index>... I>
+  template <std::integral... I>
   requires(sizeof...(I) == R) constexpr Shape(I... extent)
       : extents{static_cast<Index>(extent)...} {}
 

@@ -5,7 +5,17 @@
 
 #include "headwise/tensor/tensor.hpp"
 
-namespace headwise::inline v0_1 {
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+inline void require_axis(std::string_view function, int axis, int rank) {
+  require(axis >= 0 && axis < rank, function, [&] {
+    return "axis is " + std::to_string(axis) + ", expected 0 to " + std::to_string(rank - 1);
+  });
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// The view of a Tensor, a const Tensor (read-only) or of a view (itself).
 template <class T, int R>
@@ -33,7 +43,7 @@ using view_of_rank = typename view_of<V>::template with_rank<Q>;
 template <Viewable V>
 view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
   const auto view = as_view(tensor);
-  assert(axis >= 0 && axis < view.rank);
+  detail::require_axis("slice", axis, view.rank);
   if (begin < 0 || count < 0 || begin > view.extent(axis) - count) {
     raise<ShapeError>("slice: [" + std::to_string(begin) + ", " + std::to_string(begin + count) +
                       ") of axis " + std::to_string(axis) + " is outside " + view.shape().format());
@@ -50,7 +60,10 @@ auto select(V&& tensor, Index index) {
   const auto view = as_view(tensor);
   using View = std::remove_const_t<decltype(view)>;
   constexpr int rank = View::rank - 1;
-  assert(index >= 0 && index < view.extent(0));
+  if (index < 0 || index >= view.extent(0)) {
+    raise<ShapeError>("select: " + std::to_string(index) + " on axis 0 is outside " +
+                      view.shape().format());
+  }
   Shape<rank> shape, strides;
   for (int r = 0; r < rank; ++r) {
     shape[r] = view.extent(r + 1);
@@ -63,7 +76,8 @@ auto select(V&& tensor, Index index) {
 template <Viewable V>
 view_of<V&> transpose(V&& tensor, int axis_a, int axis_b) {
   const auto view = as_view(tensor);
-  assert(axis_a >= 0 && axis_a < view.rank && axis_b >= 0 && axis_b < view.rank);
+  detail::require_axis("transpose", axis_a, view.rank);
+  detail::require_axis("transpose", axis_b, view.rank);
   auto shape = view.shape();
   auto strides = view.strides();
   std::swap(shape[axis_a], shape[axis_b]);
@@ -156,4 +170,4 @@ Tensor<To, R> convert(In<From, R> from) {
   return result;
 }
 
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
