@@ -23,6 +23,23 @@ void gemm_forward(benchmark::State& state) {
   report(state, 2.0 * static_cast<double>(N * I * O), seconds, sizeof(T) == 4);
 }
 
+/// The rival: Eigen's product of the same matrices.
+template <class T>
+void gemm_eigen(benchmark::State& state) {
+  const Index N = state.range(0), I = state.range(1), O = state.range(2);
+  const auto x = random_tensor<T>(Shape{N, I}, 1), w = random_tensor<T>(Shape{I, O}, 2);
+  const EigenMatrix<T> a = eigen_map(x), b = eigen_map(w);
+  EigenMatrix<T> c(N, O);
+  const Stopwatch watch;
+  for (auto _ : state) {
+    c.noalias() = a * b;
+    benchmark::DoNotOptimize(c.data());
+    benchmark::ClobberMemory();
+  }
+  const double seconds = watch.seconds();
+  report(state, 2.0 * static_cast<double>(N * I * O), seconds, sizeof(T) == 4);
+}
+
 template <class T>
 void gemm_weight_gradient(benchmark::State& state) {
   const Index N = state.range(0), I = state.range(1), O = state.range(2);
@@ -36,6 +53,12 @@ void gemm_weight_gradient(benchmark::State& state) {
     benchmark::ClobberMemory();
   }
   const double seconds = watch.seconds();
+  Tensor<T, 2> once({I, O});
+  linear_backward(In<T, 2>(dy), x, w, {}, once, {}, context());
+  const EigenMatrix<T> expected = eigen_map(slice(transpose(x, 0, 1), 0, 0, 1)) * eigen_map(dy);
+  if (!close_to(In<T, 2>(slice(once, 0, 0, 1)), from_eigen(expected), 1e-4)) {
+    state.SkipWithError("the first row is wrong");
+  }
   report(state, 2.0 * static_cast<double>(N * I * O), seconds, sizeof(T) == 4);
 }
 

@@ -22,6 +22,8 @@ int main(int argc, char** argv) try {
   benchmark::AddCustomContext("threads", std::to_string(num_threads()));
   benchmark::AddCustomContext("peak_f32_GFLOP/s",
                               std::to_string(peak_flops(true, num_threads()) * 1e-9));
+  benchmark::AddCustomContext("peak_f64_GFLOP/s",
+                              std::to_string(peak_flops(false, num_threads()) * 1e-9));
   register_gemm_family();
   register_sdpa_family();
   register_mha_family();

@@ -39,17 +39,19 @@ double one_round(bool single_precision, int rounds) {
   return single_precision ? peak_f32_base(rounds) : peak_f64_base(rounds);
 }
 
-double peak_flops(bool single_precision, Index threads) {
-  static double best[2] = {0, 0};
-  double& peak = best[single_precision];
-  for (int attempt = 0; peak == 0 || attempt < 20; ++attempt) {
+double measure_peak(bool single_precision) {
+  double best = 0;
+  for (int attempt = 0; attempt < 20; ++attempt) {
     const auto begin = Clock::now();
     const double flops = one_round(single_precision, 1'000'000);
-    const double rate = flops / std::chrono::duration<double>(Clock::now() - begin).count();
-    if (attempt > 0 && rate <= peak) break;
-    peak = std::max(peak, rate);
+    best = std::max(best, flops / std::chrono::duration<double>(Clock::now() - begin).count());
   }
-  return peak * static_cast<double>(threads);
+  return best;
+}
+
+double peak_flops(bool single_precision, Index threads) {
+  static const double single = measure_peak(true), twice = measure_peak(false);
+  return (single_precision ? single : twice) * static_cast<double>(threads);
 }
 
 void report(benchmark::State& state, double flops_an_iteration, double seconds,

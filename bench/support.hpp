@@ -27,8 +27,9 @@ inline const std::vector<BenchShape>& shapes() {
 /// Threads of every benchmark: HEADWISE_NUM_THREADS, or 1.
 inline Index num_threads() {
   const char* text = std::getenv("HEADWISE_NUM_THREADS");
-  const long threads = text == nullptr ? 1 : std::strtol(text, nullptr, 10);
-  if (threads < 1) {
+  char* end = nullptr;
+  const long threads = text == nullptr ? 1 : std::strtol(text, &end, 10);
+  if (threads < 1 || (end != nullptr && *end != '\0')) {
     raise<ArgumentError>("HEADWISE_NUM_THREADS is \"" + std::string(text) + "\", expected >= 1");
   }
   return threads;
@@ -66,8 +67,8 @@ class Stopwatch {
 void report(benchmark::State& state, double flops_an_iteration, double seconds,
             bool single_precision);
 
-/// The highest rate of multiply-adds that registers allow on `threads` threads, measured in this
-/// run, in FLOP/s. The first call takes a fifth of a second.
+/// The highest rate of multiply-adds that registers allow, in FLOP/s: the best of 20 tries on one
+/// thread at the first call of this run, times `threads`.
 double peak_flops(bool single_precision, Index threads);
 
 /// `family/f32` or `family/f64`.

@@ -1,6 +1,7 @@
-// Scores, mask and weights of four heads as heat maps: in the terminal, and as heat_maps.svg (or
-// the file that is named as the first argument).
+// Scores, mask and weights of four heads as heat maps: in the terminal, and as scores.svg, mask.svg
+// and weights.svg in the folder that is named as the first argument, or in this one.
 #include <iostream>
+#include <string>
 #include <vector>
 
 #include "headwise/headwise.hpp"
@@ -26,13 +27,20 @@ int main(int argc, char** argv) {
     if (at[0] == 0) mask(at[1], at[2]) = scores(at) < -1e300 ? 0 : 1;
   });
   const std::vector<examples::Panel> mask_panel = {examples::make_panel("mask", mask)};
-  std::vector<examples::Panel> score_panels = examples::head_panels(scores);
-  std::vector<examples::Panel> weight_panels = examples::head_panels(In<double, 3>(weights));
-  examples::draw(std::cout, mask_panel, {.title = "causal, window 8: 1 is visible"});
-  examples::draw(std::cout, score_panels, {.title = "scores"});
-  examples::draw(std::cout, weight_panels, {.title = "weights"});
-
-  const std::string path = argc > 1 ? argv[1] : "heat_maps.svg";
-  examples::write_svg(path, weight_panels, {.title = "attention weights, causal, window 8"});
-  std::cout << "written: " << path << '\n';
+  const std::vector<examples::Panel> score_panels = examples::head_panels(scores);
+  const std::vector<examples::Panel> weight_panels = examples::head_panels(In<double, 3>(weights));
+  struct Picture {
+    std::string name, title;
+    const std::vector<examples::Panel>& panels;
+  };
+  const std::string folder = argc > 1 ? std::string(argv[1]) + "/" : "";
+  for (const Picture& picture :
+       {Picture{"mask", "causal, window 8: 1 is visible", mask_panel},
+        Picture{"scores", "scores, scaled", score_panels},
+        Picture{"weights", "attention weights, causal, window 8", weight_panels}}) {
+    const std::string path = folder + picture.name + ".svg";
+    examples::draw(std::cout, picture.panels, {.title = picture.title});
+    examples::write_svg(path, picture.panels, {.title = picture.title});
+    std::cout << "written: " << path << "\n\n";
+  }
 }

@@ -91,7 +91,7 @@ void store_tile(const T* sums, Index M, Matrix<T> c, Index count, const Epilogue
   for (Index n = 0; n < count; n += width) {
     const Index lanes = std::min(width, count - n);
     const bool whole = lanes == width && c.column == 1;
-    T part[width] = {};
+    T part[static_cast<std::size_t>(width)] = {};
     if (epilogue.bias != nullptr) {
       for (Index lane = 0; lane < lanes; ++lane) part[lane] = epilogue.bias[n + lane];
     }
@@ -127,12 +127,12 @@ void tile_product(Matrix<const T> a, Index K, const T* panel, Matrix<T> c, Index
   using Tile = GemmTile<T, Isa>;
   constexpr Index width = Tile::width;
   constexpr int vectors = Tile::vectors;
-  typename S::Vector sum[M][vectors];
+  typename S::Vector sum[std::size_t{M}][std::size_t{vectors}];
   simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
     simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   });
   for (Index k = 0; k < K; ++k) {
-    typename S::Vector b[vectors];
+    typename S::Vector b[std::size_t{vectors}];
     simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
       b[v] = S::load(panel + k * Tile::columns + v * width);
     });
@@ -142,7 +142,7 @@ void tile_product(Matrix<const T> a, Index K, const T* panel, Matrix<T> c, Index
                                   HEADWISE_ALWAYS_INLINE { sum[m][v] = sum[m][v] + x * b[v]; });
     });
   }
-  alignas(storage_alignment) T sums[M * Tile::columns];
+  alignas(storage_alignment) T sums[static_cast<std::size_t>(M * Tile::columns)];
   simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
     simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
       S::store(sum[m][v], sums + m * Tile::columns + v * width);

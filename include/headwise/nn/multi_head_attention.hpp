@@ -32,7 +32,7 @@ class MultiHeadAttention {
     fill(Out<T, 1>(parameters_.gamma), T(1));
   }
   /// d_model wide, num_heads heads, everything else by default.
-  MultiHeadAttention(Index d_model, Index num_heads)
+  explicit MultiHeadAttention(Index d_model, Index num_heads)
       : MultiHeadAttention(MultiHeadAttentionOptions{.d_model = d_model, .num_heads = num_heads}) {}
 
   /// Self-attention, inference: y [B, L, D] for x [B, L, D].
@@ -47,6 +47,9 @@ class MultiHeadAttention {
                        const Context& context = {}) const {
     return train({x, x, x, true}, call, cache, context);
   }
+
+  Tensor<T, 3> forward(const Tensor<T, 3>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
 
   /// Cross-attention, inference: y [B, L, D] for query [B, L, D], key [B, S, kdim],
   /// value [B, S, vdim]; call.mask must fit [B, H, L, S].

@@ -52,6 +52,12 @@ struct MultiHeadAttentionOptions {
     if (kdim == 0) full.kdim = d_model;
     if (vdim == 0) full.vdim = d_model;
     require(layer_norm_epsilon > 0, name, "layer_norm_epsilon is not above 0");
+    constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
+    for (const Index width : {d_model, num_heads, full.d_head, full.d_value, kdim, vdim}) {
+      require(width <= widest, name, "a width of " + std::to_string(width) + " is beyond 2^30");
+    }
+    require(full.d_head <= widest / num_heads && full.d_value <= widest / num_heads, name,
+            "num_heads times the width of a head is beyond 2^30");
     return full;
   }
 

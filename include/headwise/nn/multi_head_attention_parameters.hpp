@@ -130,8 +130,9 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
                     "zero_gradients()");
     });
   }
-  /// this += other, of the same shapes.
+  /// this += other. Throws ShapeError, before anything is added, unless all shapes agree.
   void add(const MultiHeadAttentionGradients& other) {
+    require_shapes_of(other, "MultiHeadAttentionGradients::add");
     for_each_storage(*this, other, [](const char*, auto& mine, const auto& theirs) {
       for (Index n = 0; n < mine.size(); ++n) mine.data()[n] = mine.data()[n] + theirs.data()[n];
     });

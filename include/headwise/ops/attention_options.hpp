@@ -50,6 +50,9 @@ AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, c
   const AttentionSizes sizes{q.extent(0), q.extent(1), k.extent(1), q.extent(2),
                              k.extent(2), q.extent(3), v.extent(3)};
   const auto [B, H, G, L, S, d, dv] = sizes;
+  require_countable(function, "q", q);
+  require_countable(function, "k", k);
+  require_countable(function, "v", v);
   require_shape(function, "k", k, Shape{B, G, S, d},
                 [&] { return "batch and head width of q " + q.shape().format(); });
   require_shape(function, "v", v, Shape{B, G, S, dv},

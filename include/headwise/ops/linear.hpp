@@ -76,6 +76,8 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
   using Isa = simd::Best;
   const Index N = x.extent(0), I = x.extent(1), O = w.extent(1);
   const auto from_x = [&] { return std::to_string(I) + " from x " + x.shape().format(); };
+  require_countable("linear_forward", "x", x);
+  require_countable("linear_forward", "w", w);
   require_shape("linear_forward", "w", w, Shape{I, O}, from_x);
   if (!b.absent()) {
     require_shape("linear_forward", "b", b, Shape{O},
@@ -133,6 +135,8 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                      const Context& context = {}) {
   using Isa = simd::Best;
   const Index N = x.extent(0), I = x.extent(1), O = w.extent(1);
+  require_countable("linear_backward", "x", x);
+  require_countable("linear_backward", "w", w);
   require_shape("linear_backward", "w", w, Shape{I, O},
                 [&] { return std::to_string(I) + " from x " + x.shape().format(); });
   require_shape("linear_backward", "dy", dy, Shape{N, O}, "rows of x, columns of w");

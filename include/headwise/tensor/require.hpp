@@ -9,6 +9,18 @@
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
+/// Throws ShapeError for a view with an extent below 0.
+template <class T, int R>
+void require_countable(std::string_view function, std::string_view argument,
+                       const In<T, R>& tensor) {
+  for (int r = 0; r < R; ++r) {
+    if (tensor.extent(r) >= 0) [[likely]]
+      continue;
+    raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
+                      tensor.shape().format() + ", expected extents of 0 or more");
+  }
+}
+
 /// Throws ShapeError `function: argument is [got], expected [wanted] (whence)` unless they agree.
 /// `whence` is called only then, so that a call that is right builds no text.
 template <class T, int R, class Whence>
