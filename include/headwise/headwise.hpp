@@ -1,4 +1,5 @@
-// Everything but io/, which needs nlohmann-json: see headwise/io/safetensors.hpp.
+// Everything but io/, which needs nlohmann-json (headwise/io/safetensors.hpp, pytorch.hpp), and
+// testing/laws.hpp.
 #pragma once
 
 #include "headwise/analysis/report.hpp"
