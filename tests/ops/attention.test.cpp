@@ -256,6 +256,7 @@ TEMPLATE_TEST_CASE("grouped heads are repeated keys and values, and gradients su
     for_each_index(y.dv.shape(), [&](const Shape<4>& i) { summed.dv(of_group(i)) += y.dv(i); });
     CAPTURE(G);
     CHECK(disagreement(summed, expected, s) == "");
+    CHECK(disagreement(grouped, expected, s) == "");
     CHECK(same_bits(grouped.o, y.o));
     CHECK(same_bits(grouped.dq, y.dq));
   }

@@ -29,6 +29,7 @@ const std::vector<Terms> all_terms = {{"plain", false, 0, false, false, false, f
                                       {"bias", false, 0, false, false, false, true},
                                       {"causal", true, 0, false, false, false, false},
                                       {"causal window", true, 13, false, false, false, false},
+                                      {"causal window 80", true, 80, false, false, false, false},
                                       {"causal all", true, 80, true, true, true, true}};
 
 template <class T>

@@ -232,6 +232,29 @@ TEST_CASE("layer_norm names the argument that does not fit and writes nothing", 
   CHECK(bitwise_equal(y, before));
 }
 
+TEST_CASE("a row of layer_norm whose dy is 0 reaches no gradient, NaN and infinities too",
+          "[ops]") {
+  const auto x = normal<double>(Shape{3, 4}, 31), row = normal<double>(Shape{1, 4}, 32);
+  auto dy = normal<double>(Shape{3, 4}, 33);
+  fill<double, 2>(slice(dy, 0, 1, 1), 0.0);
+  const auto gradients_of = [&](const Tensor2<double>& input) {
+    Tensor2<double> y(x.shape()), all({5, 4});  // dx, dgamma, dbeta
+    Tensor1<double> mean(3), rstd(3);
+    const In<double, 1> gamma = select(row, 0);
+    layer_norm_forward(input, {gamma, {}}, 1e-5, y, {mean, rstd});
+    layer_norm_backward(In<double, 2>(dy), input, gamma, {mean, rstd}, slice(all, 0, 0, 3),
+                        {select(slice(all, 0, 3, 1), 0), select(slice(all, 0, 4, 1), 0)});
+    return all;
+  };
+  const auto clean = gradients_of(x);
+  for (const double poison :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    auto poisoned = x;
+    poisoned(1, 2) = poison;
+    CHECK(bitwise_equal(gradients_of(poisoned), clean));
+  }
+}
+
 TEST_CASE("the tallies of layer_norm are what it computes, with and without gamma and beta",
           "[ops]") {
   for (const auto& [N, D] : {Shape{1, 1}.extents, Shape{5, 7}.extents}) {
