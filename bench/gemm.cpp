@@ -68,6 +68,7 @@ void register_gemm() {
        {std::array<Index, 3>{2048, 768, 2304}, {2048, 768, 768}, {128, 256, 256}, {64, 64, 64}}) {
     for (auto* one :
          {benchmark::RegisterBenchmark(name_of<T>("gemm/forward").c_str(), gemm_forward<T>),
+          benchmark::RegisterBenchmark(name_of<T>("gemm/eigen").c_str(), gemm_eigen<T>),
           benchmark::RegisterBenchmark(name_of<T>("gemm/weight_gradient").c_str(),
                                        gemm_weight_gradient<T>)}) {
       one->ArgNames({"N", "I", "O", "threads"})->Args({N, I, O, num_threads()})->UseRealTime();
