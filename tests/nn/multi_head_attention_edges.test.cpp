@@ -4,6 +4,7 @@
 
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
+#include "support/module_call.hpp"
 #include "support/random_configuration.hpp"
 
 using namespace headwise_tests;
@@ -11,14 +12,6 @@ using namespace headwise_tests;
 namespace {
 
 using Options = MultiHeadAttentionOptions;
-
-template <class T>
-MultiHeadAttentionCall<T> call_of(Path path, const AttentionMask<T>& mask = {}) {
-  MultiHeadAttentionCall<T> call;
-  call.path = path;
-  call.mask = mask;
-  return call;
-}
 
 template <class T, int R>
 bool all_equal(const In<T, R>& x, T value) {

@@ -5,6 +5,7 @@
 #include "headwise/runtime/thread_pool.hpp"
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
+#include "support/module_call.hpp"
 #include "support/random_configuration.hpp"
 
 using namespace headwise_tests;
@@ -62,14 +63,6 @@ bool same_gradients(const MultiHeadAttentionGradients<T>& a,
     });
   });
   return same;
-}
-
-template <class T>
-MultiHeadAttentionCall<T> call_of(Path path, const AttentionMask<T>& mask = {}) {
-  MultiHeadAttentionCall<T> call;
-  call.path = path;
-  call.mask = mask;
-  return call;
 }
 
 }  // namespace

@@ -5,19 +5,12 @@
 #include "headwise/testing/close_to.hpp"
 #include "headwise/testing/gradient_check.hpp"
 #include "support/catch.hpp"
+#include "support/module_call.hpp"
 #include "support/random_configuration.hpp"
 
 using namespace headwise_tests;
 
 namespace {
-
-template <class T>
-MultiHeadAttentionCall<T> call_of(Path path, const AttentionMask<T>& mask = {}) {
-  MultiHeadAttentionCall<T> call;
-  call.path = path;
-  call.mask = mask;
-  return call;
-}
 
 template <class T, int R>
 bool all_finite(const In<T, R>& x) {

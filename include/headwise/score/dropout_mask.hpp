@@ -18,7 +18,8 @@ struct Dropout {
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
 
-  bool active() const { return rate > 0.0; }
+  /// Whether a mask of this rate drops anything: masks are drawn to 2^-16.
+  bool active() const { return rate >= 0x1p-17; }
 
   /// Throws ArgumentError unless the rate is in [0, 1].
   void require_valid(std::string_view function) const {

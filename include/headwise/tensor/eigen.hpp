@@ -11,19 +11,16 @@ namespace headwise::inline v0_1 {
 
 template <class T>
 using EigenMatrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-template <class T>
 using EigenStride = Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>;
 
 /// A [N, M] view as an Eigen matrix expression over the same storage, whatever its strides.
 template <class T>
-Eigen::Map<const EigenMatrix<T>, 0, EigenStride<T>> eigen_map(const In<T, 2>& view) {
-  return {view.data(), view.extent(0), view.extent(1),
-          EigenStride<T>(view.stride(0), view.stride(1))};
+Eigen::Map<const EigenMatrix<T>, 0, EigenStride> eigen_map(const In<T, 2>& view) {
+  return {view.data(), view.extent(0), view.extent(1), EigenStride(view.stride(0), view.stride(1))};
 }
 template <class T>
-Eigen::Map<EigenMatrix<T>, 0, EigenStride<T>> eigen_map(const Out<T, 2>& view) {
-  return {view.data(), view.extent(0), view.extent(1),
-          EigenStride<T>(view.stride(0), view.stride(1))};
+Eigen::Map<EigenMatrix<T>, 0, EigenStride> eigen_map(const Out<T, 2>& view) {
+  return {view.data(), view.extent(0), view.extent(1), EigenStride(view.stride(0), view.stride(1))};
 }
 template <class T>
 auto eigen_map(Tensor<T, 2>& tensor) {
