@@ -42,10 +42,20 @@
 #define HEADWISE_CONFIG_MATH strict
 #endif
 
-#define HEADWISE_CONFIG_JOIN(a, b, c) code_##a##_##b##_##c
-#define HEADWISE_CONFIG_EXPAND(a, b, c) HEADWISE_CONFIG_JOIN(a, b, c)
-#define HEADWISE_CODE \
-  HEADWISE_CONFIG_EXPAND(HEADWISE_CONFIG_VECTORS, HEADWISE_CONFIG_FMA, HEADWISE_CONFIG_MATH)
+// Without exceptions, errors go to a handler (tensor/error.hpp).
+#if defined(__cpp_exceptions)
+#define HEADWISE_HAS_EXCEPTIONS 1
+#define HEADWISE_CONFIG_ERRORS throws
+#else
+#define HEADWISE_HAS_EXCEPTIONS 0
+#define HEADWISE_CONFIG_ERRORS handler
+#endif
+
+#define HEADWISE_CONFIG_JOIN(a, b, c, d) code_##a##_##b##_##c##_##d
+#define HEADWISE_CONFIG_EXPAND(a, b, c, d) HEADWISE_CONFIG_JOIN(a, b, c, d)
+#define HEADWISE_CODE                                                                        \
+  HEADWISE_CONFIG_EXPAND(HEADWISE_CONFIG_VECTORS, HEADWISE_CONFIG_FMA, HEADWISE_CONFIG_MATH, \
+                         HEADWISE_CONFIG_ERRORS)
 
 #define HEADWISE_INLINE [[gnu::always_inline]] inline
 #define HEADWISE_ALWAYS_INLINE __attribute__((always_inline))  // behind a lambda's parameters
