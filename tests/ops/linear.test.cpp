@@ -248,7 +248,7 @@ TEST_CASE("a linear layer that gets no memory leaves its outputs as they were", 
   }
 }
 
-TEST_CASE("linear_forward does 2 N I O + N O operations, and its tally says so", "[ops]") {
+TEST_CASE("linear_forward does 2 N K O + N O operations, and its tally says so", "[ops]") {
   for (Index N : {1, 6, 7}) {
     for (Index I : {1, 5, 256}) {
       for (Index O : {1, 2, 8}) {

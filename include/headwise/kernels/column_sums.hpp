@@ -13,7 +13,7 @@ template <class T, class Term>
 void add_column_sums(Index rows, Index columns, Term term, T* out, Index step) {
   constexpr Index together = 64;
   for (Index n0 = 0; n0 < columns; n0 += together) {
-    const Index count = std::min(together, columns - n0);
+    const Index count = std::min<Index>(together, columns - n0);
     T sums[together] = {};
     for (Index i = 0; i < rows; ++i) {
       for (Index n = 0; n < count; ++n) sums[n] = sums[n] + term(i, n0 + n);

@@ -46,8 +46,8 @@ struct FlashBackwardScratch {
         packed_k_t(memory.take(packed_size<T, Isa>(d, Tile::keys))),
         packed_v_t(memory.take(packed_size<T, Isa>(dv_width, Tile::keys))),
         packed_queries(memory.take(packed_operand<T, Isa>(Tile::queries, d, dv_width))),
-        repacked(
-            memory.take(packed_operand<T, Isa>(std::max(Tile::queries, Tile::keys), d, dv_width))),
+        repacked(memory.take(
+            packed_operand<T, Isa>(std::max<Index>(Tile::queries, Tile::keys), d, dv_width))),
         dk(memory.take(Tile::keys * d)),
         dv(memory.take(Tile::keys * dv_width)) {}
 };
@@ -69,7 +69,7 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   constexpr Index together = 8;
   const Index dv = head.forward.dv;
   for (Index r0 = 0; r0 < rows; r0 += together) {
-    const Index count = std::min(together, rows - r0);
+    const Index count = std::min<Index>(together, rows - r0);
     T sums[together] = {};
     for (Index n = 0; n < dv; ++n) {
       for (Index r = 0; r < count; ++r) {
@@ -171,7 +171,7 @@ TileWork flash_backward_keys(HeadAt&& head_at, Index heads, Index j0, Index colu
   for (Index n = 0; n < heads; ++n) {
     const FlashHead<T> head = head_at(n);
     for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
-      const Index rows = std::min(queries, head.forward.L - i0);
+      const Index rows = std::min<Index>(queries, head.forward.L - i0);
       const KeyRange range = head.forward.visibility.range(i0, rows);
       if (range.end <= j0 || range.begin >= j0 + columns) continue;
       const TileWork tile =

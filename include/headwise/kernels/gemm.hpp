@@ -39,7 +39,7 @@ template <class T, class Isa, class Keep>
 void pack(Matrix<const T> b, Index K, Index N, T* packed, Keep keep) {
   constexpr Index columns = GemmTile<T, Isa>::columns;
   for (Index n0 = 0; n0 < N; n0 += columns) {
-    const Index width = std::min(columns, N - n0);
+    const Index width = std::min<Index>(columns, N - n0);
     for (Index k = 0; k < K; ++k, packed += columns) {
       const T* from = &b.data[k * b.row + n0 * b.column];
       const Index filled = keep(k) ? width : 0;
@@ -89,7 +89,7 @@ void store_tile(const T* sums, Index M, Matrix<T> c, Index count, const Epilogue
   const bool scaled = !(epilogue.alpha == T(1));
   const auto alpha = S::broadcast(epilogue.alpha);
   for (Index n = 0; n < count; n += width) {
-    const Index lanes = std::min(width, count - n);
+    const Index lanes = std::min<Index>(width, count - n);
     const bool whole = lanes == width && c.column == 1;
     T part[static_cast<std::size_t>(width)] = {};
     if (epilogue.bias != nullptr) {
@@ -168,7 +168,7 @@ void gemm_packed(Matrix<const T> a, const T* packed, Matrix<T> c, Extents size,
   const auto [M, N, K] = size;
   using Tile = GemmTile<T, Isa>;
   for (Index n = 0; n < N; n += Tile::columns, packed += K * Tile::columns) {
-    const Index count = std::min(Tile::columns, N - n);
+    const Index count = std::min<Index>(Tile::columns, N - n);
     Epilogue<T> here = epilogue;
     if (here.bias != nullptr) here.bias += n;
     for (Index m = 0; m < M; m += Tile::rows) {
@@ -186,9 +186,9 @@ void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Extents size,
   const auto [M, N, K] = size;
   using Tile = GemmTile<T, Isa>;
   for (Index n = 0; n < N; n += Tile::n_block) {
-    const Index n_count = std::min(Tile::n_block, N - n);
+    const Index n_count = std::min<Index>(Tile::n_block, N - n);
     for (Index k = 0; k == 0 || k < K; k += Tile::k_block) {
-      const Index k_count = std::min(Tile::k_block, K - k);
+      const Index k_count = std::min<Index>(Tile::k_block, K - k);
       pack<T, Isa>(b.from(k, n), k_count, n_count, scratch,
                    [&](Index row) { return keep(k + row); });
       Epilogue<T> here = epilogue;

@@ -10,7 +10,7 @@ namespace headwise::inline v0_1 {
 
 template <Scalar T>
 struct LinearParameters {
-  Tensor<T, 2> w;  // [I, O]
+  Tensor<T, 2> w;  // [K, O]
   Tensor<T, 1> b;  // [O], or absent
 
   /// f(name, view) for each that is there; `prefix` goes in front of the names. Views are writable
@@ -42,7 +42,7 @@ class Linear {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;  // [N, I]
+    In<T, 2> x;  // [N, K]
     bool filled = false;
   };
 
@@ -54,7 +54,7 @@ class Linear {
     init_weights<T>(parameters_.w, init, seed, 0);
   }
 
-  /// y [N, O] for x [N, I].
+  /// y [N, O] for x [N, K].
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     Tensor<T, 2> y({x.extent(0), parameters_.w.extent(1)}, context.memory);
     linear_forward(x, parameters_.w, parameters_.b, y, context);
@@ -66,7 +66,7 @@ class Linear {
     return y;
   }
 
-  /// dx [N, I]; the gradients of W and b are added to `gradients`.
+  /// dx [N, K]; the gradients of W and b are added to `gradients`.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
                         const Context& context = {}) const {
     require(cache.filled, "Linear::backward", "the cache is empty: pass it to forward first");

@@ -34,8 +34,8 @@ struct Shape {
 
   constexpr Shape() = default;
 
-  template <std::integral... I>
-  requires(sizeof...(I) == R) constexpr Shape(I... extent)
+  template <std::integral... Ints>
+  requires(sizeof...(Ints) == R) constexpr Shape(Ints... extent)
       : extents{static_cast<Index>(extent)...} {}
 
   constexpr Index operator[](int axis) const { return extents[static_cast<std::size_t>(axis)]; }
@@ -52,7 +52,7 @@ struct Shape {
     }
     if (none) return 0;
     for (Index extent : extents) {
-      if (count > std::numeric_limits<Index>::max() / extent) {
+      if (count > (std::numeric_limits<Index>::max)() / extent) {
         raise<ShapeError>("Shape: " + format() + " has more elements than can be counted");
       }
       count *= extent;
@@ -74,8 +74,8 @@ struct Shape {
   std::string format() const { return format_extents(extents); }
 };
 
-template <class... I>
-Shape(I...) -> Shape<static_cast<int>(sizeof...(I))>;
+template <class... Ints>
+Shape(Ints...) -> Shape<static_cast<int>(sizeof...(Ints))>;
 
 template <int R>
 std::ostream& operator<<(std::ostream& out, const Shape<R>& shape) {

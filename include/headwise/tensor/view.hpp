@@ -56,8 +56,8 @@ class In {
     return true;
   }
 
-  template <std::convertible_to<Index>... I>
-  requires(sizeof...(I) == R) constexpr const T& operator()(I... index) const {
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) constexpr const T& operator()(Ints... index) const {
     return data_[offset(Shape<R>(index...))];
   }
   constexpr const T& operator()(const Shape<R>& index) const { return data_[offset(index)]; }
@@ -98,8 +98,8 @@ class Out : public In<T, R> {
 
   constexpr T* data() const { return data_; }
 
-  template <std::convertible_to<Index>... I>
-  requires(sizeof...(I) == R) constexpr T& operator()(I... index) const {
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) constexpr T& operator()(Ints... index) const {
     return data_[this->offset(Shape<R>(index...))];
   }
   constexpr T& operator()(const Shape<R>& index) const { return data_[this->offset(index)]; }
