@@ -224,10 +224,12 @@ class LawTrial {
  public:
   LawTrial(const AttentionKernel<T>& kernel, const LawShape& shape, std::uint64_t seed,
            double slack = 1)
+      : LawTrial(kernel, detail::law_data<T>(shape, seed, kernel.takes_scale), seed, slack) {}
+  LawTrial(const AttentionKernel<T>& kernel, LawData<T> data, std::uint64_t seed, double slack = 1)
       : kernel_(kernel),
         seed_(seed),
         slack_(slack),
-        data_(detail::law_data<T>(shape, seed, kernel.takes_scale)),
+        data_(std::move(data)),
         oracle_(detail::law_oracle(data_)),
         answer_(forward(data_)) {}
 

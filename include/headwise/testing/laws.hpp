@@ -51,6 +51,11 @@ struct ScoreCard {
     raise<ArgumentError>("ScoreCard: no law is called " + std::string(law));
   }
 
+  /// Puts the rows of another card of the same kernel below its own.
+  void append(ScoreCard other) {
+    for (ScoreCardRow& row : other.rows) rows.push_back(std::move(row));
+  }
+
   /// A line a law: name, result, worst error and what it was held against, shapes, worst shape;
   /// below a law that fails, what it demands and the worst number.
   std::string format() const {
