@@ -33,7 +33,7 @@ void add_column_sums(Index rows, Index columns, Term term, T* out, Index step) {
   constexpr Index together = 64;
   if (rows == 0) return;
   for (Index n0 = 0; n0 < columns; n0 += together) {
-    const Index count = std::min(together, columns - n0);
+    const Index count = std::min<Index>(together, columns - n0);
     T sums[together];
     sum_columns(
         Index{0}, rows, count, [&](Index i, Index n) { return term(i, n0 + n); }, sums);

@@ -69,11 +69,12 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   constexpr Index together = 8;
   const Index dv = head.forward.dv;
   for (Index r0 = 0; r0 < rows; r0 += together) {
-    const Index count = std::min(together, rows - r0);
+    const Index count = std::min<Index>(together, rows - r0);
     T totals[together] = {};
     for (Index begin = 0; begin < dv; begin += GemmTile<T, Isa>::chain) {
       T sums[together] = {};
-      for (Index n = begin, end = std::min(dv, begin + GemmTile<T, Isa>::chain); n < end; ++n) {
+      for (Index n = begin, end = std::min<Index>(dv, begin + GemmTile<T, Isa>::chain); n < end;
+           ++n) {
         for (Index r = 0; r < count; ++r) {
           sums[r] = sums[r] + head.d_o(i0 + r0 + r, n) * head.o(i0 + r0 + r, n);
         }

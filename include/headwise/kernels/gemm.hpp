@@ -136,7 +136,7 @@ void tile_product(Matrix<const T> a, Index K, const T* panel, Matrix<T> c, Index
     simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
       simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
     });
-    for (Index k = begin, end = std::min(K, begin + Tile::chain); k < end; ++k) {
+    for (Index k = begin, end = std::min<Index>(K, begin + Tile::chain); k < end; ++k) {
       typename S::Vector b[std::size_t{vectors}];
       simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
         b[v] = S::load(panel + k * Tile::columns + v * width);

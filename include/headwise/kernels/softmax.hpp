@@ -18,7 +18,7 @@ T sum_visible(Index n, Visible visible, Term term) {
   for (Index j0 = 0; j0 < n; j0 += block) {
     T sum = T(0);
     bool any = false;
-    for (Index j = j0, end = std::min(n, j0 + block); j < end; ++j) {
+    for (Index j = j0, end = std::min<Index>(n, j0 + block); j < end; ++j) {
       if (!visible(j)) continue;
       sum = any ? sum + term(j) : term(j);
       any = true;
