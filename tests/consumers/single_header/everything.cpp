@@ -1,8 +1,8 @@
-// All that single_include/ has, in one file, twice and in an order of no help.
+// All that single_include/ has, in one file; the umbrella comes last and once more.
 #include <headwise/io/pytorch.hpp>
-#include <headwise/testing/laws.hpp>
 #include <headwise/io/safetensors.hpp>
-#include <headwise/headwise.hpp>
-#include <headwise/io/pytorch.hpp>
+#include <headwise/testing/laws.hpp>
 
-using Pytorch = decltype(headwise::SafetensorsFile::parse({}));
+#include <headwise/headwise.hpp>
+
+using File = decltype(headwise::SafetensorsFile::parse({}));
