@@ -41,6 +41,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <initializer_list>
@@ -105,10 +106,49 @@
 #define HEADWISE_CONFIG_MATH strict
 #endif
 
-#define HEADWISE_CONFIG_JOIN(a, b, c) code_##a##_##b##_##c
-#define HEADWISE_CONFIG_EXPAND(a, b, c) HEADWISE_CONFIG_JOIN(a, b, c)
-#define HEADWISE_CODE \
-  HEADWISE_CONFIG_EXPAND(HEADWISE_CONFIG_VECTORS, HEADWISE_CONFIG_FMA, HEADWISE_CONFIG_MATH)
+// Without exceptions, errors go to a handler (tensor/error.hpp).
+#if defined(__cpp_exceptions)
+#define HEADWISE_HAS_EXCEPTIONS 1
+#define HEADWISE_CONFIG_ERRORS throws
+#else
+#define HEADWISE_HAS_EXCEPTIONS 0
+#define HEADWISE_CONFIG_ERRORS handler
+#endif
+
+// Compiled as most programs are: what headwise::compiled was compiled for.
+#if defined(__AVX__) || defined(__FMA__) || defined(__FAST_MATH__) || __FINITE_MATH_ONLY__ || \
+    !HEADWISE_HAS_EXCEPTIONS
+#define HEADWISE_CONFIG_PLAIN 0
+#else
+#define HEADWISE_CONFIG_PLAIN 1
+#endif
+
+#if defined(HEADWISE_COMPILED)
+#define HEADWISE_USES_COMPILED HEADWISE_CONFIG_PLAIN
+#else
+#define HEADWISE_USES_COMPILED 0
+#endif
+
+#if defined(__x86_64__)
+#define HEADWISE_X86 1
+#else
+#define HEADWISE_X86 0
+#endif
+
+#if defined(__clang__)
+#define HEADWISE_COMPILER "clang++"
+#else
+#define HEADWISE_COMPILER "g++"
+#endif
+
+#define HEADWISE_CONFIG_JOIN(a, b, c, d) code_##a##_##b##_##c##_##d
+#define HEADWISE_CONFIG_EXPAND(a, b, c, d) HEADWISE_CONFIG_JOIN(a, b, c, d)
+#define HEADWISE_CODE                                                                        \
+  HEADWISE_CONFIG_EXPAND(HEADWISE_CONFIG_VECTORS, HEADWISE_CONFIG_FMA, HEADWISE_CONFIG_MATH, \
+                         HEADWISE_CONFIG_ERRORS)
+#define HEADWISE_CONFIG_QUOTE(name) #name
+#define HEADWISE_CONFIG_STRING(name) HEADWISE_CONFIG_QUOTE(name)
+#define HEADWISE_CODE_NAME HEADWISE_CONFIG_STRING(HEADWISE_CODE)
 
 #define HEADWISE_INLINE [[gnu::always_inline]] inline
 #define HEADWISE_ALWAYS_INLINE __attribute__((always_inline))  // behind a lambda's parameters
@@ -131,7 +171,8 @@
 
 // headwise/tensor/error.hpp
 // What a caller's mistake turns into. Every public function checks its arguments before it writes
-// anything, in release builds too; the sentence says what was given and what is expected.
+// anything, in release builds too; the sentence says what was given and what is expected. Where
+// exceptions are switched off it goes to a handler of the user's.
 
 namespace headwise::inline v0_1 {
 
@@ -153,10 +194,51 @@ class FileError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+namespace detail {
+
+inline std::atomic<void (*)(const char*)> error_handler = nullptr;
+
+}  // namespace detail
+
+/// What a program built with -fno-exceptions does about an error: it gets the sentence that would
+/// have been thrown, and must not return (the program ends if it does).
+using ErrorHandler = void (*)(const char* message);
+
+/// Sets the handler for -fno-exceptions and returns the one before; nullptr brings back the
+/// default, which prints to stderr and aborts. Code with exceptions throws and never asks it. A
+/// std::bad_alloc and what else the standard library throws does not come here.
+inline ErrorHandler set_error_handler(ErrorHandler handler) {
+  return detail::error_handler.exchange(handler);
+}
+
+inline namespace HEADWISE_CODE {  // what they do depends on a flag
+
+/// The message of the std::exception that `call` throws, or nothing. Without exceptions it only
+/// calls.
+template <class Call>
+std::optional<std::string> error_of(Call&& call) {
+#if HEADWISE_HAS_EXCEPTIONS
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+#else
+  call();
+#endif
+  return std::nullopt;
+}
+
 /// The one place where the library throws.
 template <class Error>
 [[noreturn, gnu::cold, gnu::noinline]] void raise(const std::string& message) {
+#if HEADWISE_HAS_EXCEPTIONS
   throw Error(message);
+#else
+  if (const ErrorHandler handler = detail::error_handler.load()) handler(message.c_str());
+  std::fprintf(stderr, "headwise: %s\n", message.c_str());
+  std::abort();
+#endif
 }
 
 /// Throws ArgumentError `function: message` unless `rule` holds. The message may be a callable, so
@@ -171,6 +253,8 @@ void require(bool rule, std::string_view function, Message&& message) {
     raise<ArgumentError>(std::string(function) + ": " + std::string(message));
   }
 }
+
+}  // namespace HEADWISE_CODE
 
 }  // namespace headwise::inline v0_1
 
@@ -200,8 +284,8 @@ struct Shape {
 
   constexpr Shape() = default;
 
-  template <std::integral... I>
-  requires(sizeof...(I) == R) constexpr Shape(I... extent)
+  template <std::integral... Ints>
+  requires(sizeof...(Ints) == R) constexpr Shape(Ints... extent)
       : extents{static_cast<Index>(extent)...} {}
 
   constexpr Index operator[](int axis) const { return extents[static_cast<std::size_t>(axis)]; }
@@ -218,7 +302,7 @@ struct Shape {
     }
     if (none) return 0;
     for (Index extent : extents) {
-      if (count > std::numeric_limits<Index>::max() / extent) {
+      if (count > (std::numeric_limits<Index>::max)() / extent) {
         raise<ShapeError>("Shape: " + format() + " has more elements than can be counted");
       }
       count *= extent;
@@ -240,8 +324,8 @@ struct Shape {
   std::string format() const { return format_extents(extents); }
 };
 
-template <class... I>
-Shape(I...) -> Shape<static_cast<int>(sizeof...(I))>;
+template <class... Ints>
+Shape(Ints...) -> Shape<static_cast<int>(sizeof...(Ints))>;
 
 template <int R>
 std::ostream& operator<<(std::ostream& out, const Shape<R>& shape) {
@@ -326,7 +410,7 @@ constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causa
   const std::int64_t offset = S - L;
   std::int64_t highest = keys;  // j - i is below the number of keys
   if (is_causal) highest = offset;
-  if (window != 0) highest = std::min(highest, offset + window - 1);
+  if (window != 0) highest = std::min<Index>(highest, offset + window - 1);
   std::int64_t pairs = detail::pairs_up_to(L, keys, highest);
   if (window != 0) pairs -= detail::pairs_up_to(L, keys, offset - window);
   return std::max<std::int64_t>(pairs, 0);
@@ -363,7 +447,7 @@ enum class Path {
 // headwise/analysis/count_flops.hpp
 // Floating-point operations in closed form, from shapes alone. A multiply-add is two; comparisons
 // and copies are none; e^x is one. Conventions, a pair being a visible (query, key) of one head:
-//   linear        2 N I O, and N O for a bias
+//   linear        2 N K O, and N O for a bias
 //   scores        2 d a pair            context  2 dv a pair
 //   softmax       5 a pair: scale, subtract the maximum, e^x, sum, divide
 
@@ -640,8 +724,8 @@ class In {
     return true;
   }
 
-  template <std::convertible_to<Index>... I>
-  requires(sizeof...(I) == R) constexpr const T& operator()(I... index) const {
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) constexpr const T& operator()(Ints... index) const {
     return data_[offset(Shape<R>(index...))];
   }
   constexpr const T& operator()(const Shape<R>& index) const { return data_[offset(index)]; }
@@ -682,8 +766,8 @@ class Out : public In<T, R> {
 
   constexpr T* data() const { return data_; }
 
-  template <std::convertible_to<Index>... I>
-  requires(sizeof...(I) == R) constexpr T& operator()(I... index) const {
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) constexpr T& operator()(Ints... index) const {
     return data_[this->offset(Shape<R>(index...))];
   }
   constexpr T& operator()(const Shape<R>& index) const { return data_[this->offset(index)]; }
@@ -889,12 +973,12 @@ class Tensor : public InOut<T, R>, public OwnsElements {
   T* data() { return InOut<T, R>::data(); }
   const T* data() const { return In<T, R>::data(); }
 
-  template <std::convertible_to<Index>... I>
-  requires(sizeof...(I) == R) T& operator()(I... index) {
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) T& operator()(Ints... index) {
     return InOut<T, R>::operator()(index...);
   }
-  template <std::convertible_to<Index>... I>
-  requires(sizeof...(I) == R) const T& operator()(I... index) const {
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) const T& operator()(Ints... index) const {
     return In<T, R>::operator()(index...);
   }
   T& operator()(const Shape<R>& index) { return InOut<T, R>::operator()(index); }
@@ -914,7 +998,7 @@ class Tensor : public InOut<T, R>, public OwnsElements {
   static T* allocate(const Shape<R>& shape, std::pmr::memory_resource* memory) {
     const Index count = shape.size();
     if (count == 0) return nullptr;
-    if (count > std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(T))) {
+    if (count > (std::numeric_limits<Index>::max)() / static_cast<Index>(sizeof(T))) {
       raise<ShapeError>("Tensor: " + shape.format() + " has more bytes than can be counted");
     }
     return static_cast<T*>(memory->allocate(storage_bytes<T>(count), storage_alignment));
@@ -972,7 +1056,7 @@ template <class T, class Isa, class Keep>
 void pack(Matrix<const T> b, Index K, Index N, T* packed, Keep keep) {
   constexpr Index columns = GemmTile<T, Isa>::columns;
   for (Index n0 = 0; n0 < N; n0 += columns) {
-    const Index width = std::min(columns, N - n0);
+    const Index width = std::min<Index>(columns, N - n0);
     for (Index k = 0; k < K; ++k, packed += columns) {
       const T* from = &b.data[k * b.row + n0 * b.column];
       const Index filled = keep(k) ? width : 0;
@@ -1022,7 +1106,7 @@ void store_tile(const T* sums, Index M, Matrix<T> c, Index count, const Epilogue
   const bool scaled = !(epilogue.alpha == T(1));
   const auto alpha = S::broadcast(epilogue.alpha);
   for (Index n = 0; n < count; n += width) {
-    const Index lanes = std::min(width, count - n);
+    const Index lanes = std::min<Index>(width, count - n);
     const bool whole = lanes == width && c.column == 1;
     T part[static_cast<std::size_t>(width)] = {};
     if (epilogue.bias != nullptr) {
@@ -1101,7 +1185,7 @@ void gemm_packed(Matrix<const T> a, const T* packed, Matrix<T> c, Extents size,
   const auto [M, N, K] = size;
   using Tile = GemmTile<T, Isa>;
   for (Index n = 0; n < N; n += Tile::columns, packed += K * Tile::columns) {
-    const Index count = std::min(Tile::columns, N - n);
+    const Index count = std::min<Index>(Tile::columns, N - n);
     Epilogue<T> here = epilogue;
     if (here.bias != nullptr) here.bias += n;
     for (Index m = 0; m < M; m += Tile::rows) {
@@ -1119,9 +1203,9 @@ void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Extents size,
   const auto [M, N, K] = size;
   using Tile = GemmTile<T, Isa>;
   for (Index n = 0; n < N; n += Tile::n_block) {
-    const Index n_count = std::min(Tile::n_block, N - n);
+    const Index n_count = std::min<Index>(Tile::n_block, N - n);
     for (Index k = 0; k == 0 || k < K; k += Tile::k_block) {
-      const Index k_count = std::min(Tile::k_block, K - k);
+      const Index k_count = std::min<Index>(Tile::k_block, K - k);
       pack<T, Isa>(b.from(k, n), k_count, n_count, scratch,
                    [&](Index row) { return keep(k + row); });
       Epilogue<T> here = epilogue;
@@ -1689,8 +1773,8 @@ class AttentionMask {
   void add(Window window) {
     require(window.size >= 1, "Mask::window",
             "size is " + std::to_string(window.size) + ", expected >= 1");
-    constexpr Index widest = std::numeric_limits<Index>::max() / 4;  // wider than any sequence
-    window_ = std::min(window_ == 0 ? widest : window_, window.size);
+    constexpr Index widest = (std::numeric_limits<Index>::max)() / 4;  // wider than any sequence
+    window_ = std::min<Index>(window_ == 0 ? widest : window_, window.size);
   }
   void add(KeyLengths keys) {
     require(!has_key_lengths_, "AttentionMask", "key lengths are given twice");
@@ -1831,20 +1915,20 @@ class HeadVisibility {
     const Index diagonal = i + offset_;
     Index begin = 0;
     Index end = keys_;
-    if (causal_) end = std::min(end, diagonal + 1);
+    if (causal_) end = std::min<Index>(end, diagonal + 1);
     if (window_ != 0) {
       begin = diagonal - window_ + 1;
-      end = std::min(end, diagonal + window_);
+      end = std::min<Index>(end, diagonal + window_);
     }
     begin = std::clamp(begin, Index{0}, keys_);
-    return {begin, std::max(end, begin)};
+    return {begin, std::max<Index>(end, begin)};
   }
 
   /// The keys that at least one of the queries first ... first + count - 1 has in its range.
   KeyRange range(Index first, Index count) const {
     const KeyRange low = range(first);
     const KeyRange high = range(first + count - 1);
-    return {low.begin, std::max(high.end, low.begin)};
+    return {low.begin, std::max<Index>(high.end, low.begin)};
   }
 
   /// Whether pairs within the range have to be asked for one by one.
@@ -2138,7 +2222,8 @@ HEADWISE_INLINE typename Simd<T, Isa>::Vector exp(typename Simd<T, Isa>::Vector 
         __builtin_bit_cast(Vector, (rest + C::exponent_bias) << C::mantissa_bits);
     Vector result = series * scale_half * scale_rest;
     result = S::select(x < C::underflow, S::zero(), result);
-    result = S::select(x > C::overflow, S::broadcast(std::numeric_limits<T>::max()) * T(2), result);
+    result =
+        S::select(x > C::overflow, S::broadcast((std::numeric_limits<T>::max)()) * T(2), result);
     return result;
   }
 }
@@ -2272,7 +2357,7 @@ void add_visible_product(Matrix<const T> a, Matrix<const T> b, const T* packed, 
 /// Elements of a packed operand of a tile: `rows` inner steps of a width that may be d or dv.
 template <class T, class Isa>
 constexpr Index packed_operand(Index rows, Index d, Index dv) {
-  return std::max(packed_size<T, Isa>(rows, d), packed_size<T, Isa>(rows, dv));
+  return std::max<Index>(packed_size<T, Isa>(rows, d), packed_size<T, Isa>(rows, dv));
 }
 
 HEADWISE_STRICT_MATH_END
@@ -2325,8 +2410,8 @@ struct FlashBackwardScratch {
         packed_k_t(memory.take(packed_size<T, Isa>(d, Tile::keys))),
         packed_v_t(memory.take(packed_size<T, Isa>(dv_width, Tile::keys))),
         packed_queries(memory.take(packed_operand<T, Isa>(Tile::queries, d, dv_width))),
-        repacked(
-            memory.take(packed_operand<T, Isa>(std::max(Tile::queries, Tile::keys), d, dv_width))),
+        repacked(memory.take(
+            packed_operand<T, Isa>(std::max<Index>(Tile::queries, Tile::keys), d, dv_width))),
         dk(memory.take(Tile::keys * d)),
         dv(memory.take(Tile::keys * dv_width)) {}
 };
@@ -2348,7 +2433,7 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   constexpr Index together = 8;
   const Index dv = head.forward.dv;
   for (Index r0 = 0; r0 < rows; r0 += together) {
-    const Index count = std::min(together, rows - r0);
+    const Index count = std::min<Index>(together, rows - r0);
     T sums[together] = {};
     for (Index n = 0; n < dv; ++n) {
       for (Index r = 0; r < count; ++r) {
@@ -2450,7 +2535,7 @@ TileWork flash_backward_keys(HeadAt&& head_at, Index heads, Index j0, Index colu
   for (Index n = 0; n < heads; ++n) {
     const FlashHead<T> head = head_at(n);
     for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
-      const Index rows = std::min(queries, head.forward.L - i0);
+      const Index rows = std::min<Index>(queries, head.forward.L - i0);
       const KeyRange range = head.forward.visibility.range(i0, rows);
       if (range.end <= j0 || range.begin >= j0 + columns) continue;
       const TileWork tile =
@@ -2604,7 +2689,7 @@ TileWork flash_forward_tile(const AttentionHead<T>& head, Index i0, Index rows, 
 
   const KeyRange range = head.visibility.range(i0, rows);
   for (Index j0 = range.begin / keys * keys; j0 < range.end; j0 += keys) {
-    const Index columns = std::min(keys, head.S - j0);
+    const Index columns = std::min<Index>(keys, head.S - j0);
     const TileBlock block{i0, rows, j0, columns};
     mask.fill(head.visibility, block);
     // 4a s = scale q k^T,  4b bias
@@ -2677,7 +2762,7 @@ struct MemoryCount {
 
   std::int64_t peak() const {
     std::int64_t most = 0;
-    for (const Stage& stage : stages) most = std::max(most, stage.live + stage.scratch);
+    for (const Stage& stage : stages) most = std::max<Index>(most, stage.live + stage.scratch);
     return most;
   }
 };
@@ -2719,9 +2804,9 @@ MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Inde
           detail::gemm_workspace_bytes<T>(workers, N, width) + (one_bias ? width * bytes : 0));
   } else {
     stage("q, k, v projections", N * s.q_width() + M * (s.k_width() + s.v_width()),
-          std::max({detail::gemm_workspace_bytes<T>(workers, N, s.q_width()),
-                    detail::gemm_workspace_bytes<T>(workers, M, s.k_width()),
-                    detail::gemm_workspace_bytes<T>(workers, M, s.v_width())}));
+          std::max<Index>({detail::gemm_workspace_bytes<T>(workers, N, s.q_width()),
+                           detail::gemm_workspace_bytes<T>(workers, M, s.k_width()),
+                           detail::gemm_workspace_bytes<T>(workers, M, s.v_width())}));
   }
   const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? 2 * s.num_heads * N : 0;
   const Index scratch =
@@ -2758,8 +2843,8 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
   stage("sums of gradients", parameters + inputs, 0);
   if (s.output_dropout) stage("dropout", N * D, 0);
   stage("o projection", N * cw,
-        std::max(detail::gemm_workspace_bytes<T>(workers, N, cw),
-                 detail::gemm_workspace_bytes<T>(workers, cw, N == 0 ? 0 : D)));
+        std::max<Index>(detail::gemm_workspace_bytes<T>(workers, N, cw),
+                        detail::gemm_workspace_bytes<T>(workers, cw, N == 0 ? 0 : D)));
   const Index scratch =
       flash ? kernels::flash_backward_scratch<T, Isa>(s.d(), s.dv())
             : kernels::attention_backward_scratch<T, Isa>(s.seq_len, s.S(), s.weight_dropout);
@@ -3173,7 +3258,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
   const auto [B, H, G, L, S, d, dv] = sizes;
   const Index g = h / sizes.group();
   const T scale = options.scale ? *options.scale
-                                : T(1) / T(sqrt(T(static_cast<double>(std::max(d, Index{1})))));
+                                : T(1) / T(sqrt(T(static_cast<double>(std::max<Index>(d, 1)))));
   return {kernels::matrix(q, b, h),
           kernels::matrix(k, b, g),
           kernels::matrix(v, b, g),
@@ -3723,7 +3808,7 @@ template <class T, class Term>
 void add_column_sums(Index rows, Index columns, Term term, T* out, Index step) {
   constexpr Index together = 64;
   for (Index n0 = 0; n0 < columns; n0 += together) {
-    const Index count = std::min(together, columns - n0);
+    const Index count = std::min<Index>(together, columns - n0);
     T sums[together] = {};
     for (Index i = 0; i < rows; ++i) {
       for (Index n = 0; n < count; ++n) sums[n] = sums[n] + term(i, n0 + n);
@@ -3761,7 +3846,7 @@ void run_gemm(const Context& context, Workspace<T>& workspace, kernels::Matrix<c
     const Index m = t * linear_task_rows;
     T* scratch = workspace.of(worker).take(kernels::GemmTile<T, Isa>::scratch);
     kernels::gemm<T, Isa>(a.from(m, 0), b, c.from(m, 0),
-                          {std::min(linear_task_rows, size.M - m), size.N, size.K}, epilogue,
+                          {std::min<Index>(linear_task_rows, size.M - m), size.N, size.K}, epilogue,
                           scratch);
   };
   context.executor.run((size.M + linear_task_rows - 1) / linear_task_rows, task);
@@ -3790,23 +3875,23 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// y = x w + b, row by row.
 ///
-/// x   [N, I]   in
-/// w   [I, O]   in
+/// x   [N, K]   in
+/// w   [K, O]   in
 /// b   [O]      in; {} for none
 /// y   [N, O]   out; must not overlap the inputs
 ///
 /// A row of y depends on that row of x alone, to the bit. Sums run in T.
-/// Work    2 N I O FLOPs, and N O for the bias; scratch that does not grow with N.
+/// Work    2 N K O FLOPs, and N O for the bias; scratch that does not grow with N.
 /// Throws  ShapeError before anything is written; std::bad_alloc.
 template <Scalar T>
 void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_identity_t<T>, 1> b,
                     Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
   using Isa = simd::Best;
-  const Index N = x.extent(0), I = x.extent(1), O = w.extent(1);
-  const auto from_x = [&] { return std::to_string(I) + " from x " + x.shape().format(); };
+  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
+  const auto from_x = [&] { return std::to_string(K) + " from x " + x.shape().format(); };
   require_countable("linear_forward", "x", x);
   require_countable("linear_forward", "w", w);
-  require_shape("linear_forward", "w", w, Shape{I, O}, from_x);
+  require_shape("linear_forward", "w", w, Shape{K, O}, from_x);
   if (!b.absent()) {
     require_shape("linear_forward", "b", b, Shape{O},
                   [&] { return std::to_string(O) + " from w " + w.shape().format(); });
@@ -3822,10 +3907,10 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
   }
   auto workspace = detail::gemm_workspace<T, Isa>(context, true);
   detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(x), kernels::matrix(w),
-                           kernels::matrix(y), {N, O, I}, {.bias = bias});
+                           kernels::matrix(y), {N, O, K}, {.bias = bias});
   const std::int64_t bias_flops = b.absent() ? 0 : std::int64_t{N} * O;
-  context.count_flops(std::int64_t{2} * N * I * O + bias_flops,
-                      kernels::executed_gemm_flops<T, Isa>(N, O, I) + bias_flops);
+  context.count_flops(std::int64_t{2} * N * K * O + bias_flops,
+                      kernels::executed_gemm_flops<T, Isa>(N, O, K) + bias_flops);
 }
 
 /// db += the column sums of dy: the gradient of a bias that was added to every row.
@@ -3846,15 +3931,15 @@ void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Cont
 /// The gradients of linear_forward.
 ///
 /// dy  [N, O]   in
-/// x   [N, I]   in; as in forward
-/// w   [I, O]   in; as in forward
-/// dx  [N, I]   out: dy w^T; {} for none
-/// dw  [I, O]   added to: x^T dy; {} for none
+/// x   [N, K]   in; as in forward
+/// w   [K, O]   in; as in forward
+/// dx  [N, K]   out: dy w^T; {} for none
+/// dw  [K, O]   added to: x^T dy; {} for none
 /// db  [O]      added to: the column sums of dy; {} for none
 ///
 /// A row of x whose dy is 0 adds nothing to dw, even if it holds NaN or infinity: so padding that
 /// attention hides does not reach the weights.
-/// Work    2 N I O FLOPs for each of dx and dw, N O for db.
+/// Work    2 N K O FLOPs for each of dx and dw, N O for db.
 /// Throws  ShapeError before anything is written; std::bad_alloc.
 template <Scalar T>
 void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
@@ -3862,14 +3947,14 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                      InOut<std::type_identity_t<T>, 2> dw, InOut<std::type_identity_t<T>, 1> db,
                      const Context& context = {}) {
   using Isa = simd::Best;
-  const Index N = x.extent(0), I = x.extent(1), O = w.extent(1);
+  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
   require_countable("linear_backward", "x", x);
   require_countable("linear_backward", "w", w);
-  require_shape("linear_backward", "w", w, Shape{I, O},
-                [&] { return std::to_string(I) + " from x " + x.shape().format(); });
+  require_shape("linear_backward", "w", w, Shape{K, O},
+                [&] { return std::to_string(K) + " from x " + x.shape().format(); });
   require_shape("linear_backward", "dy", dy, Shape{N, O}, "rows of x, columns of w");
-  if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, I}, "the shape of x");
-  if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{I, O}, "the shape of w");
+  if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
+  if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");
   if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
 
   const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
@@ -3879,13 +3964,13 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   const auto dy_matrix = kernels::matrix(dy);
   if (wants_dx) {
     detail::run_gemm<T, Isa>(context, workspace, dy_matrix, kernels::matrix(w).transposed(),
-                             kernels::matrix(dx), {N, I, O}, {});
-    context.count_flops(std::int64_t{2} * N * I * O, kernels::executed_gemm_flops<T, Isa>(N, I, O));
+                             kernels::matrix(dx), {N, K, O}, {});
+    context.count_flops(std::int64_t{2} * N * K * O, kernels::executed_gemm_flops<T, Isa>(N, K, O));
   }
   if (wants_dw) {
     detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(active).transposed(), dy_matrix,
-                             kernels::matrix(dw), {I, O, N}, {.accumulate = true});
-    context.count_flops(std::int64_t{2} * N * I * O, kernels::executed_gemm_flops<T, Isa>(I, O, N));
+                             kernels::matrix(dw), {K, O, N}, {.accumulate = true});
+    context.count_flops(std::int64_t{2} * N * K * O, kernels::executed_gemm_flops<T, Isa>(K, O, N));
   }
   if (!db.absent()) bias_backward(dy, db, context);
 }
@@ -4004,7 +4089,7 @@ void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_
   T factors[step];
   for (Index n = 0; n < x.extent(0); ++n) {
     for (Index m0 = 0; m0 < x.extent(1); m0 += step) {
-      const Index count = std::min(step, x.extent(1) - m0);
+      const Index count = std::min<Index>(step, x.extent(1) - m0);
       if (mask.active()) mask.row(0, 0, n, m0, count, factor, factors);
       for (Index m = 0; m < count; ++m) {
         const T value = x(n, m0 + m);
@@ -4084,9 +4169,9 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
     const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
     const auto head_lse =
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse, b, h);
-    const auto work = kernels::flash_forward_tile<T, Isa>(head, i0, std::min(queries, sizes.L - i0),
-                                                          kernels::matrix(o, b, h), head_lse,
-                                                          workspace.of(worker));
+    const auto work = kernels::flash_forward_tile<T, Isa>(
+        head, i0, std::min<Index>(queries, sizes.L - i0), kernels::matrix(o, b, h), head_lse,
+        workspace.of(worker));
     const std::int64_t extra = kernels::score_extras(head, 1);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
@@ -4149,8 +4234,8 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
     kernels::TileWork work;
     for (Index j0 = 0; j0 < sizes.S; j0 += keys) {
       const auto block = kernels::flash_backward_keys<T, Isa>(
-          head_at, sizes.group(), j0, std::min(keys, sizes.S - j0), kernels::matrix(dk, b, g),
-          kernels::matrix(dv, b, g), workspace.of(worker));
+          head_at, sizes.group(), j0, std::min<Index>(keys, sizes.S - j0),
+          kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), workspace.of(worker));
       work.pairs += block.pairs;
       work.executed_flops += block.executed_flops;
     }
@@ -4983,7 +5068,7 @@ namespace headwise::inline v0_1 {
 
 template <Scalar T>
 struct LinearParameters {
-  Tensor<T, 2> w;  // [I, O]
+  Tensor<T, 2> w;  // [K, O]
   Tensor<T, 1> b;  // [O], or absent
 
   /// f(name, view) for each that is there; `prefix` goes in front of the names. Views are writable
@@ -5015,7 +5100,7 @@ class Linear {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;  // [N, I]
+    In<T, 2> x;  // [N, K]
     bool filled = false;
   };
 
@@ -5027,7 +5112,7 @@ class Linear {
     init_weights<T>(parameters_.w, init, seed, 0);
   }
 
-  /// y [N, O] for x [N, I].
+  /// y [N, O] for x [N, K].
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     Tensor<T, 2> y({x.extent(0), parameters_.w.extent(1)}, context.memory);
     linear_forward(x, parameters_.w, parameters_.b, y, context);
@@ -5039,7 +5124,7 @@ class Linear {
     return y;
   }
 
-  /// dx [N, I]; the gradients of W and b are added to `gradients`.
+  /// dx [N, K]; the gradients of W and b are added to `gradients`.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
                         const Context& context = {}) const {
     require(cache.filled, "Linear::backward", "the cache is empty: pass it to forward first");
@@ -5141,6 +5226,91 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/runtime/processor.hpp
+// What the processor that runs the program can do.
+
+namespace headwise::inline v0_1 {
+
+/// The instruction sets that matter to kernels, by their usual names: "sse2 avx avx2 fma avx512f".
+/// Empty on other machines than x86-64.
+inline std::string processor_features() {
+  std::string names;
+#if HEADWISE_X86
+  const auto add = [&](bool has, const char* name) {
+    if (has) names += (names.empty() ? "" : " ") + std::string(name);
+  };
+  add(__builtin_cpu_supports("sse2"), "sse2");
+  add(__builtin_cpu_supports("avx"), "avx");
+  add(__builtin_cpu_supports("avx2"), "avx2");
+  add(__builtin_cpu_supports("fma"), "fma");
+  add(__builtin_cpu_supports("avx512f"), "avx512f");
+#endif
+  return names;
+}
+
+}  // namespace headwise::inline v0_1
+
+// headwise/version.hpp
+// The one place of the version: CMake reads it from here. While MAJOR is 0, another MINOR may
+// change the interface; the namespace headwise::v0_1 names both.
+
+#if defined(HEADWISE_VERSION_MAJOR)
+#error "two copies of headwise meet in one translation unit: look for two include paths to it"
+#endif
+
+#define HEADWISE_VERSION_MAJOR 0
+#define HEADWISE_VERSION_MINOR 1
+#define HEADWISE_VERSION_PATCH 0
+
+/// #if HEADWISE_VERSION_AT_LEAST(0, 1, 0)
+#define HEADWISE_VERSION_AT_LEAST(major, minor, patch) \
+  (HEADWISE_VERSION >= (major)*10000 + (minor)*100 + (patch))
+#define HEADWISE_VERSION \
+  (HEADWISE_VERSION_MAJOR * 10000 + HEADWISE_VERSION_MINOR * 100 + HEADWISE_VERSION_PATCH)
+
+// headwise/print_config.hpp
+// What a report of a fault should begin with: versions, flags, vectors, processor. It says what
+// this translation unit was compiled with, which may differ from others of the program.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// One line a fact, a word and what it is: "headwise    0.1.0".
+inline std::string format_config() {
+  const auto dotted = [](int major, int minor, int patch) {
+    return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
+  };
+  const auto line = [](std::string word, const std::string& text) {
+    word.resize(12, ' ');
+    return word + text + "\n";
+  };
+  const auto yes_or_no = [](bool yes) { return std::string(yes ? "yes" : "no"); };
+  std::string text;
+  text += line("headwise",
+               dotted(HEADWISE_VERSION_MAJOR, HEADWISE_VERSION_MINOR, HEADWISE_VERSION_PATCH));
+  text += line("compiler", std::string(HEADWISE_COMPILER) + " " + __VERSION__ + ", C++ " +
+                               std::to_string(__cplusplus));
+#if defined(EIGEN_PATCH_VERSION)  // from 5 on; the "world" stays 3 for ever
+  text += line("Eigen", dotted(EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION, EIGEN_PATCH_VERSION));
+#else
+  text += line("Eigen", dotted(EIGEN_WORLD_VERSION, EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION));
+#endif
+  text += line("flags", HEADWISE_CODE_NAME);
+  text += line("vectors", std::to_string(simd::Best::vector_bytes) + " bytes: " +
+                              std::to_string(simd::Simd<float, simd::Best>::width) + " float, " +
+                              std::to_string(simd::Simd<double, simd::Best>::width) + " double");
+  text += line("alignment", std::to_string(storage_alignment) + " bytes");
+  text += line("processor", processor_features());
+  text += line("threads", std::to_string(std::thread::hardware_concurrency()) + " in hardware");
+  text += line("exceptions", yes_or_no(HEADWISE_HAS_EXCEPTIONS));
+  text += line("compiled", yes_or_no(HEADWISE_USES_COMPILED));
+  return text;
+}
+
+/// Prints format_config() to stdout.
+inline void print_config() { std::fputs(format_config().c_str(), stdout); }
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/runtime/thread_pool.hpp
 // A plain thread pool: workers wait for a run, take task numbers from a counter, and wait again.
 
@@ -5154,31 +5324,25 @@ class ThreadPool {
   explicit ThreadPool(Index threads) {
     require(threads >= 1, "ThreadPool",
             "threads is " + std::to_string(threads) + ", expected >= 1");
-    threads_.reserve(static_cast<std::size_t>(threads - 1));
-    try {
-      for (Index worker = 1; worker < threads; ++worker) {
-        threads_.emplace_back([this, worker] { serve(worker); });
-      }
-    } catch (...) {
-      stop();
-      throw;
+    workers_.threads.reserve(static_cast<std::size_t>(threads - 1));
+    for (Index worker = 1; worker < threads; ++worker) {
+      workers_.threads.emplace_back([this, worker] { serve(worker); });
     }
   }
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
-  ~ThreadPool() { stop(); }
 
-  Index concurrency() const { return static_cast<Index>(threads_.size()) + 1; }
+  Index concurrency() const { return static_cast<Index>(workers_.threads.size()) + 1; }
 
   void run(Index tasks, TaskRef task) {
     const std::lock_guard one_run(run_mutex_);
-    if (threads_.empty() || tasks <= 1) return SerialExecutor().run(tasks, task);
+    if (workers_.threads.empty() || tasks <= 1) return SerialExecutor().run(tasks, task);
     {
       const std::lock_guard lock(mutex_);
       task_ = &task;
       tasks_ = tasks;
       next_.store(0);
-      busy_ = static_cast<Index>(threads_.size());
+      busy_ = static_cast<Index>(workers_.threads.size());
       ++generation_;
     }
     wake_.notify_all();
@@ -5188,14 +5352,20 @@ class ThreadPool {
   }
 
  private:
-  void stop() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
+  /// Sends its threads home when it goes, also out of a constructor that could not start them all.
+  struct Workers {
+    ThreadPool& pool;
+    std::vector<std::thread> threads;
+
+    ~Workers() {
+      {
+        const std::lock_guard lock(pool.mutex_);
+        pool.stop_ = true;
+      }
+      pool.wake_.notify_all();
+      for (std::thread& thread : threads) thread.join();
     }
-    wake_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  };
 
   void work(TaskRef task, Index tasks, Index worker) {
     for (Index t = next_.fetch_add(1); t < tasks; t = next_.fetch_add(1)) task(t, worker);
@@ -5227,7 +5397,7 @@ class ThreadPool {
   Index busy_ = 0;
   std::size_t generation_ = 0;
   bool stop_ = false;
-  std::vector<std::thread> threads_;
+  Workers workers_{*this, {}};  // the last: it goes first
 };
 
 }  // namespace headwise::inline v0_1
@@ -5370,7 +5540,7 @@ enum class NumberKind { finite, infinite, nan };
 
 /// The error that is reported where no difference can be formed. Not an infinity, so that it
 /// compares truthfully under any flag.
-inline constexpr double no_error_bound = std::numeric_limits<double>::max();
+inline constexpr double no_error_bound = (std::numeric_limits<double>::max)();
 
 inline namespace HEADWISE_CODE {
 
@@ -5650,7 +5820,7 @@ HEADWISE_STRICT_MATH_BEGIN
 /// |value|, or the largest finite value for what is not a number to compute with.
 template <class T>
 T magnitude(const T& value) {
-  return is_finite_number(value) ? std::abs(value) : std::numeric_limits<T>::max();
+  return is_finite_number(value) ? std::abs(value) : (std::numeric_limits<T>::max)();
 }
 
 /// Finds the worst of many comparisons.
@@ -5659,7 +5829,7 @@ class WorstGradient {
  public:
   void add(const T& analytic, const T& numeric, std::size_t where) {
     const T difference = magnitude<T>(analytic - numeric);
-    if (is_finite_number(numeric)) largest_ = std::max(largest_, std::abs(numeric));
+    if (is_finite_number(numeric)) largest_ = std::max<T>(largest_, std::abs(numeric));
     if (compared_++ == 0 || difference > difference_) {
       difference_ = difference;
       analytic_ = analytic;
@@ -5677,7 +5847,7 @@ class WorstGradient {
     result.numeric = numeric_;
     result.compared = compared_;
     const T scale = largest_ + static_cast<T>(1e-3) * static_cast<T>(max_dy);
-    if (difference_ == std::numeric_limits<T>::max()) {
+    if (difference_ == (std::numeric_limits<T>::max)()) {
       result.error = no_error_bound;
     } else if (difference_ > 0) {
       result.error = static_cast<double>(std::min<T>(no_error_bound, difference_ / scale));
@@ -5990,7 +6160,7 @@ GradientReport check_op(Forward&& forward, Backward&& backward, const In<T, R>& 
   static_assert(std::is_same_v<typename decltype(y)::value_type, T>,
                 "forward returns a tensor of the type of x");
 
-  if (std::max(x.size(), y.size()) <= options.full_below) {
+  if (std::max<Index>(x.size(), y.size()) <= options.full_below) {
     return {{detail::whole_jacobian(forward, backward, moved, y, options)},
             options.tolerance,
             options.seed};
@@ -6072,7 +6242,8 @@ template <class A, class E, int R>
   long double scale = options.floor;
   for_each_index(expected.shape(), [&](const Shape<R>& index) {
     const E& e = expected(index);
-    if (detail::is_finite_number(e)) scale = std::max(scale, std::abs(static_cast<long double>(e)));
+    if (detail::is_finite_number(e))
+      scale = std::max<long double>(scale, std::abs(static_cast<long double>(e)));
   });
 
   Closeness result;
@@ -6095,7 +6266,7 @@ template <class A, class E, int R>
       } else if (wide_a == wide_e) {
         error = 0;
       } else if (scale > 0) {
-        error = std::min(error, std::abs(wide_a - wide_e) / scale);
+        error = std::min<long double>(error, std::abs(wide_a - wide_e) / scale);
       }
     }
     if (error > static_cast<long double>(tolerance)) ++result.failures;
@@ -6137,14 +6308,79 @@ template <class T, int R>
 }  // namespace HEADWISE_CODE
 }  // namespace headwise::inline v0_1
 
-// headwise/version.hpp
-// The one place of the version: CMake reads it from here.
-
-#define HEADWISE_VERSION_MAJOR 0
-#define HEADWISE_VERSION_MINOR 1
-#define HEADWISE_VERSION_PATCH 0
-
 // headwise/headwise.hpp
 // Everything but io/, which needs nlohmann-json (headwise/io/safetensors.hpp, pytorch.hpp), and
 // testing/laws.hpp.
 
+#if defined(HEADWISE_COMPILED)  // by the target headwise::compiled
+
+// headwise/compiled.hpp
+// The operations and the module for float and double, declared as compiled elsewhere: the target
+// headwise::compiled holds them, and defines HEADWISE_COMPILED, by which headwise.hpp includes
+// this. A translation unit that is compiled with flags of its own (-mavx2, -ffast-math,
+// -fno-exceptions
+// ...) compiles what it uses itself, as it would without.
+
+#if !defined(HEADWISE_INSTANCE)
+#define HEADWISE_INSTANCE extern template  // src/compiled.cpp: template
+#endif
+
+#define HEADWISE_INSTANCES_OF_OPS(T)                                                               \
+  HEADWISE_INSTANCE void linear_forward<T>(In<T, 2>, In<T, 2>, In<T, 1>, Out<T, 2>,                \
+                                           const Context&);                                        \
+  HEADWISE_INSTANCE void linear_backward<T>(In<T, 2>, In<T, 2>, In<T, 2>, Out<T, 2>, InOut<T, 2>,  \
+                                            InOut<T, 1>, const Context&);                          \
+  HEADWISE_INSTANCE void softmax_forward<T>(In<T, 2>, Out<T, 2>, const Context&);                  \
+  HEADWISE_INSTANCE void softmax_backward<T>(In<T, 2>, In<T, 2>, Out<T, 2>, const Context&);       \
+  HEADWISE_INSTANCE void dropout_forward<T>(In<T, 2>, const Dropout&, Out<T, 2>, const Context&);  \
+  HEADWISE_INSTANCE void dropout_backward<T>(In<T, 2>, const Dropout&, Out<T, 2>, const Context&); \
+  HEADWISE_INSTANCE void layer_norm_forward<T>(In<T, 2>, const LayerNormAffine<T>&, T, Out<T, 2>,  \
+                                               const LayerNormMoments<Out<T, 1>>&,                 \
+                                               const Context&);                                    \
+  HEADWISE_INSTANCE void layer_norm_backward<T>(In<T, 2>, In<T, 2>, In<T, 1>,                      \
+                                                const LayerNormMoments<In<T, 1>>&, Out<T, 2>,      \
+                                                const LayerNormGradients<T>&, const Context&);     \
+  HEADWISE_INSTANCE void attention_forward<T>(In<T, 4>, In<T, 4>, In<T, 4>,                        \
+                                              const AttentionOptions<T>&, Out<T, 4>, Out<T, 4>,    \
+                                              const Context&);                                     \
+  HEADWISE_INSTANCE void attention_backward<T>(In<T, 4>, const AttentionInputs<T>&, In<T, 4>,      \
+                                               const AttentionOptions<T>&,                         \
+                                               const AttentionGradients<T>&, const Context&);      \
+  HEADWISE_INSTANCE void flash_attention_forward<T>(In<T, 4>, In<T, 4>, In<T, 4>,                  \
+                                                    const AttentionOptions<T>&, Out<T, 4>,         \
+                                                    Out<T, 4>, const Context&);                    \
+  HEADWISE_INSTANCE void flash_attention_backward<T>(                                              \
+      In<T, 4>, const AttentionInputs<T>&, In<T, 4>, In<T, 4>, const AttentionOptions<T>&,         \
+      const AttentionGradients<T>&, const Context&);
+
+#define HEADWISE_INSTANCES_OF_MODULE(T)                                                            \
+  HEADWISE_INSTANCE Tensor<T, 3> multi_head_attention_forward<T>(                                  \
+      const MultiHeadAttentionOptions&, const MultiHeadAttentionParameters<T>&,                    \
+      const ModuleInputs<T>&, const MultiHeadAttentionCall<T>&, MultiHeadAttentionCache<T>&, bool, \
+      const Context&);                                                                             \
+  HEADWISE_INSTANCE CrossAttentionGradients<T> multi_head_attention_backward<T>(                   \
+      std::string_view, const MultiHeadAttentionOptions&, const MultiHeadAttentionParameters<T>&,  \
+      In<T, 3>, const MultiHeadAttentionCache<T>&, MultiHeadAttentionGradients<T>&,                \
+      const Context&);
+
+#if HEADWISE_CONFIG_PLAIN
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_INSTANCES_OF_OPS(float)
+HEADWISE_INSTANCES_OF_OPS(double)
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_INSTANCES_OF_MODULE(float)
+HEADWISE_INSTANCES_OF_MODULE(double)
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+#endif
+
+#undef HEADWISE_INSTANCES_OF_OPS
+#undef HEADWISE_INSTANCES_OF_MODULE
+#undef HEADWISE_INSTANCE
+
+// headwise/headwise.hpp
+#endif

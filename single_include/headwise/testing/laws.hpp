@@ -29,7 +29,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <functional>
 #include <iomanip>
 #include <limits>
@@ -229,7 +228,7 @@ inline void add_term(LawSums& sums, const Shape<4>& at, long double term, long d
 
 inline double greatest_sum(const LawSums& sums) {
   long double greatest = 0;
-  for (const long double& sum : sums.absolute) greatest = std::max(greatest, sum);
+  for (const long double& sum : sums.absolute) greatest = std::max<long double>(greatest, sum);
   return static_cast<double>(greatest);
 }
 
@@ -260,8 +259,8 @@ void law_oracle_query(const LawData<T>& data, Index b, Index h, Index i, LawOrac
   for (Index j = 0; j < x.k.extent(2); ++j) {
     if (!x.sees(b, h, i, j)) continue;
     const auto s = law_dot(x.q, {b, h, i}, x.k, {b, g, j});
-    greatest = keys.empty() ? scale * s[0] : std::max(greatest, scale * s[0]);
-    y.condition = std::max(y.condition, static_cast<double>(std::abs(scale) * s[1]));
+    greatest = keys.empty() ? scale * s[0] : std::max<long double>(greatest, scale * s[0]);
+    y.condition = std::max<double>(y.condition, static_cast<double>(std::abs(scale) * s[1]));
     keys.push_back(j);
     p.push_back(scale * s[0]);
   }
@@ -322,7 +321,7 @@ LawData<T> law_data(const LawShape& x, std::uint64_t seed, bool takes_scale) {
                   law_normal<T>({x.B, x.H, x.L, x.dv}, seed, 3),
                   {},
                   x.causal};
-  const T width = static_cast<T>(std::max(x.d, Index{1}));
+  const T width = static_cast<T>(std::max<Index>(x.d, 1));
   data.scale = static_cast<T>(takes_scale ? 0.75 : 1) / std::sqrt(width);
   if (!x.masked) return data;
   data.keep = Tensor<bool, 4>(Shape{x.B, x.H, x.L, x.S});
@@ -369,10 +368,12 @@ class LawTrial {
  public:
   LawTrial(const AttentionKernel<T>& kernel, const LawShape& shape, std::uint64_t seed,
            double slack = 1)
+      : LawTrial(kernel, detail::law_data<T>(shape, seed, kernel.takes_scale), seed, slack) {}
+  LawTrial(const AttentionKernel<T>& kernel, LawData<T> data, std::uint64_t seed, double slack = 1)
       : kernel_(kernel),
         seed_(seed),
         slack_(slack),
-        data_(detail::law_data<T>(shape, seed, kernel.takes_scale)),
+        data_(std::move(data)),
         oracle_(detail::law_oracle(data_)),
         answer_(forward(data_)) {}
 
@@ -605,7 +606,7 @@ LawResult shift_law(const LawTrial<T>& trial) {
   for (Index b = 0; b < data.q.extent(0); ++b) {
     for (Index h = 0; h < data.q.extent(1); ++h) {
       for (Index i = 0; i < data.q.extent(2); ++i) {
-        greatest = std::max(greatest, std::abs(data.scale * data.q(b, h, i, 0)));
+        greatest = std::max<T>(greatest, std::abs(data.scale * data.q(b, h, i, 0)));
       }
     }
   }
@@ -1049,6 +1050,11 @@ struct ScoreCard {
     raise<ArgumentError>("ScoreCard: no law is called " + std::string(law));
   }
 
+  /// Puts the rows of another card of the same kernel below its own.
+  void append(ScoreCard other) {
+    for (ScoreCardRow& row : other.rows) rows.push_back(std::move(row));
+  }
+
   /// A line a law: name, result, worst error and what it was held against, shapes, worst shape;
   /// below a law that fails, what it demands and the worst number.
   std::string format() const {
@@ -1197,7 +1203,8 @@ ScoreCard run_laws(const AttentionKernel<T>& kernel, const ScoreCardOptions& opt
   ScoreCard card{kernel.name, {}};
   for (const AttentionLaw<T>& law : laws) card.rows.push_back({law.name, law.statement, {}, {}});
   for (const LawShape& shape : options.shapes) {
-    const Index least = std::min({shape.B, shape.H, shape.G, shape.L, shape.S, shape.d, shape.dv});
+    const Index least =
+        std::min<Index>({shape.B, shape.H, shape.G, shape.L, shape.S, shape.d, shape.dv});
     require(least >= 1 && shape.H % shape.G == 0, "run_laws", [&] {
       return "shape is " + shape.format() + ", expected extents >= 1 and G a divisor of H";
     });
@@ -1208,12 +1215,11 @@ ScoreCard run_laws(const AttentionKernel<T>& kernel, const ScoreCardOptions& opt
     std::optional<LawTrial<T>> trial;
     for (std::size_t n = 0; n < laws.size(); ++n) {
       LawResult result;
-      try {
+      const auto error = error_of([&] {
         if (!trial) trial.emplace(kernel, shape, options.seed, options.slack);
         result = laws[n].holds(*trial);
-      } catch (const std::exception& error) {
-        result = {LawStatus::fail, "", {}, error.what()};
-      }
+      });
+      if (error) result = {LawStatus::fail, "", {}, *error};
       if (result.status == LawStatus::not_applicable) continue;
       ScoreCardRow& row = card.rows[n];
       ++row.shapes;
