@@ -29,7 +29,11 @@ inline std::string format_config() {
                dotted(HEADWISE_VERSION_MAJOR, HEADWISE_VERSION_MINOR, HEADWISE_VERSION_PATCH));
   text += line("compiler", std::string(HEADWISE_COMPILER) + " " + __VERSION__ + ", C++ " +
                                std::to_string(__cplusplus));
+#if defined(EIGEN_PATCH_VERSION)  // from 5 on; the "world" stays 3 for ever
+  text += line("Eigen", dotted(EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION, EIGEN_PATCH_VERSION));
+#else
   text += line("Eigen", dotted(EIGEN_WORLD_VERSION, EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION));
+#endif
   text += line("flags", HEADWISE_CODE_NAME);
   text += line("vectors", std::to_string(simd::Best::vector_bytes) + " bytes: " +
                               std::to_string(simd::Simd<float, simd::Best>::width) + " float, " +
