@@ -13,6 +13,8 @@
 namespace headwise::inline v0_1 {
 
 /// What a call costs depends on these alone. Widths of 0 take the default that stands beside them.
+/// Every formula throws ArgumentError for a shape that no call can have, or whose cost is beyond
+/// what can be counted.
 struct AttentionShape {
   Index batch_size = 1;               // B
   Index seq_len = 0;                  // L

@@ -38,7 +38,8 @@ class MultiHeadAttention {
   /// Self-attention, inference: y [B, L, D] for x [B, L, D].
   ///
   /// call.mask must fit [B, H, L, L]. All of forward throws ShapeError or ArgumentError for inputs
-  /// and masks that do not fit, and std::bad_alloc. Work: count_flops of the shape.
+  /// and masks that do not fit, before anything is written or counted, and std::bad_alloc.
+  /// Work: count_flops of the shape.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call = {}, const Context& context = {}) const {
     return infer({x, x, x, true}, call, context);
   }
