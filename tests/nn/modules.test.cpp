@@ -1,4 +1,4 @@
-// Linear and LayerNorm as modules: they are their operations, and keep the rules of modules.
+// Linear and LayerNorm as modules: they are their operations.
 #include "headwise/headwise.hpp"
 #include "headwise/testing/close_to.hpp"
 #include "headwise/testing/gradient_check.hpp"
@@ -15,8 +15,6 @@ TEMPLATE_TEST_CASE("Linear is linear_forward and linear_backward", "[nn]", float
              dy = random_tensor<TestType>(Shape{5, 3}, 2);
   typename Linear<TestType>::Cache cache;
   LinearParameters<TestType> gradients = layer.zero_gradients(), expected = layer.zero_gradients();
-  CHECK_THROWS_WITH(layer.backward(dy, cache, gradients),
-                    "Linear::backward: the cache is empty: pass it to forward first");
   const auto y = layer.forward(x, cache);
   CHECK(bitwise_equal(y, layer.forward(x)));
   const auto dx = layer.backward(dy, cache, gradients);
@@ -32,8 +30,6 @@ TEMPLATE_TEST_CASE("Linear is linear_forward and linear_backward", "[nn]", float
   std::string names;
   p.for_each([&](const std::string& name, auto) { names += name + " "; }, "out.");
   CHECK(names == (bias ? "out.W out.b " : "out.W "));
-  CHECK_THROWS_WITH(layer.forward(dy),
-                    "linear_forward: w is [4, 3], expected [3, 3] (3 from x [5, 3])");
 }
 
 TEST_CASE("Linear starts by seed, with a bias of 0", "[nn]") {
@@ -45,7 +41,6 @@ TEST_CASE("Linear starts by seed, with a bias of 0", "[nn]") {
   const double ratio = d.parameters().w(3, 4) / a.parameters().w(3, 4);
   CHECK(ratio == Approx(std::sqrt(70.0 / 30)));
   for (const double bias : a.parameters().b) CHECK(bias == 0);
-  CHECK_THROWS_AS(Linear<double>(-1, 2), ShapeError);
 }
 
 TEST_CASE("the gradients of LayerNorm are its differences", "[nn]") {
@@ -59,8 +54,6 @@ TEST_CASE("the gradients of LayerNorm are its differences", "[nn]") {
   const auto dy = draw.tensor<double>(x.shape());
   LayerNorm<double>::Cache cache;
   LayerNormParameters<double> gradients = layer.zero_gradients();
-  CHECK_THROWS_WITH(layer.backward(dy, cache, gradients),
-                    "LayerNorm::backward: the cache is empty: pass it to forward first");
   CHECK(bitwise_equal(layer.forward(x, cache), layer.forward(x)));
   const auto dx = layer.backward(dy, cache, gradients);
   GradientCheck<double> check({.stencil = Stencil::five_point});

@@ -150,8 +150,6 @@ TEST_CASE("backward adds to the gradients, zero sets them back", "[nn]") {
   CHECK(same(bytes_of(gradients), once));
   gradients.add(gradients);
   CHECK(same(bytes_of(gradients), twice));
-  Gradients other = Module(8, 4).zero_gradients();
-  CHECK_THROWS_AS(other.add(gradients), ShapeError);
 }
 
 TEST_CASE("a call that runs out of memory leaves cache and gradients as they were, to the bit",

@@ -89,11 +89,6 @@ TEST_CASE("a thread pool runs every task once, on as many workers as it was give
   }
 }
 
-TEST_CASE("a thread pool refuses fewer than one thread", "[runtime]") {
-  CHECK_THROWS_AS(ThreadPool(0), ArgumentError);
-  CHECK_THROWS_WITH(ThreadPool(-3), "ThreadPool: threads is -3, expected >= 1");
-}
-
 TEST_CASE("what tasks write is visible when run returns, a thousand runs long", "[runtime]") {
   ThreadPool pool(3);
   Index wrong = 0;

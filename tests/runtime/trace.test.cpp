@@ -49,11 +49,3 @@ TEST_CASE("of two tensors of one name a trace gives the newest and keeps both", 
   trace.clear();
   CHECK(trace.entries().empty());
 }
-
-TEST_CASE("a trace that lacks a name lists those that it has", "[runtime]") {
-  const Trace trace = two_tensors();
-  CHECK_THROWS_AS(trace.at("scores"), ArgumentError);
-  CHECK_THROWS_WITH(trace.at("scores"), "Trace::at: no tensor named scores, there are: x b");
-  CHECK_THROWS_AS(trace.view<1>("x"), ShapeError);
-  CHECK_THROWS_WITH(trace.view<1>("x"), "Trace::view: x is [2, 3], expected 1 axes");
-}

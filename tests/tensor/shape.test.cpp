@@ -16,21 +16,11 @@ TEST_CASE("the size of a Shape is the product of its extents, 0 where one is 0",
   STATIC_REQUIRE(Shape{4, 5, 6, 7}.size() == 840);
 }
 
-TEST_CASE("a Shape refuses negative extents, also beside a 0", "[tensor]") {
-  CHECK_THROWS_AS((Shape{2, -1, 3}.size()), ShapeError);
-  CHECK_THROWS_WITH((Shape{2, -1, 3}.size()), "Shape: [2, -1, 3] has a negative extent");
-  CHECK_THROWS_WITH((Shape{0, -4}.size()), "Shape: [0, -4] has a negative extent");
-}
-
-TEST_CASE("a Shape refuses a size that Index cannot hold and takes the largest that it can",
-          "[tensor]") {
+TEST_CASE("a Shape takes the largest size that Index can hold", "[tensor]") {
   constexpr Index most = std::numeric_limits<Index>::max();
   CHECK(Shape{most}.size() == most);
   CHECK(Shape{1, most, 1}.size() == most);
   CHECK(Shape{Index{1} << 31, Index{1} << 31}.size() == Index{1} << 62);
-  CHECK_THROWS_AS((Shape{Index{1} << 32, Index{1} << 31}.size()), ShapeError);
-  CHECK_THROWS_WITH((Shape{most, 2}.size()),
-                    "Shape: [9223372036854775807, 2] has more elements than can be counted");
 }
 
 TEST_CASE("a Shape with a 0 has size 0, however large the others are", "[tensor]") {

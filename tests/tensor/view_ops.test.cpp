@@ -38,15 +38,6 @@ TEST_CASE("a slice is the elements begin to begin + count of one axis, in place"
   }
 }
 
-TEST_CASE("a slice outside its axis throws and says where it lies", "[tensor]") {
-  Tensor2<int> x = counted(Shape{3, 5});
-  CHECK_THROWS_AS(slice(x, 0, 2, 2), ShapeError);
-  CHECK_THROWS_WITH(slice(x, 0, 2, 2), "slice: [2, 4) of axis 0 is outside [3, 5]");
-  CHECK_THROWS_WITH(slice(x, 1, -1, 2), "slice: [-1, 1) of axis 1 is outside [3, 5]");
-  CHECK_THROWS_WITH(slice(x, 1, 3, -1), "slice: [3, 2) of axis 1 is outside [3, 5]");
-  CHECK_THROWS_AS(slice(x, 1, 6, 0), ShapeError);
-}
-
 TEST_CASE("select leaves the axes behind the first", "[tensor]") {
   const Tensor3<int> x = counted(Shape{3, 2, 4});
   for (Index b = 0; b < 3; ++b) {
@@ -89,13 +80,9 @@ TEST_CASE("merge_rows lines up the rows of all batch elements over the same stor
   });
 }
 
-TEST_CASE("merge_rows refuses rows without a common distance", "[tensor]") {
+TEST_CASE("merge_rows takes rows of one batch element, or of none, at any distance", "[tensor]") {
   Tensor3<int> x = counted(Shape{2, 5, 4});
   const View3<int> part = slice(x, 1, 1, 3);
-  CHECK_THROWS_AS(merge_rows(part), ShapeError);
-  CHECK_THROWS_WITH(merge_rows(part),
-                    "merge_rows: strides [20, 4, 1] of [2, 3, 4] have no common row distance; "
-                    "copy it first");
   CHECK(merge_rows(slice(part, 0, 1, 1)).shape() == Shape{3, 4});
   CHECK(merge_rows(slice(part, 1, 0, 0)).shape() == Shape{0, 4});
 }
@@ -143,21 +130,6 @@ TEST_CASE("merge_heads inverts split_heads on the same storage", "[tensor]") {
   }
 }
 
-TEST_CASE("split_heads and merge_heads refuse what is not heads side by side", "[tensor]") {
-  const Tensor3<int> x = counted(Shape{2, 3, 10});
-  CHECK_THROWS_AS(split_heads(x, 4), ShapeError);
-  CHECK_THROWS_WITH(split_heads(x, 4),
-                    "split_heads: x is [2, 3, 10], its width is not 4 heads of equal width");
-  CHECK_THROWS_WITH(split_heads(x, 0),
-                    "split_heads: x is [2, 3, 10], its width is not 0 heads of equal width");
-  CHECK_THROWS_AS(split_heads(x, -2), ShapeError);
-  const Tensor4<int> apart = counted(Shape{2, 3, 5, 4});  // each head's rows together
-  CHECK_THROWS_AS(merge_heads(apart), ShapeError);
-  CHECK_THROWS_WITH(merge_heads(apart),
-                    "merge_heads: strides [60, 20, 4, 1] of [2, 3, 5, 4] do not put the heads side "
-                    "by side; copy it into such a layout first");
-}
-
 TEST_CASE("copy and contiguous move elements by index, whatever the strides", "[tensor]") {
   const Tensor3<int> x = counted(Shape{3, 2, 4});
   const In<int, 3> turned = transpose(x, 0, 1);
@@ -168,14 +140,6 @@ TEST_CASE("copy and contiguous move elements by index, whatever the strides", "[
   Tensor3<int> to(Shape{3, 2, 4});
   copy(dense, transpose(to, 0, 1));
   CHECK(std::equal(to.begin(), to.end(), x.begin()));
-}
-
-TEST_CASE("copy refuses another shape and writes nothing", "[tensor]") {
-  const Tensor2<int> from = counted(Shape{2, 3});
-  Tensor2<int> to = counted(Shape{3, 2});
-  CHECK_THROWS_AS(copy(from, to), ShapeError);
-  CHECK_THROWS_WITH(copy(from, to), "copy: to is [3, 2], expected [2, 3] (from)");
-  for (int n = 0; n < 6; ++n) CHECK(to.data()[n] == n);
 }
 
 TEST_CASE("fill sets the elements of a view and no others", "[tensor]") {

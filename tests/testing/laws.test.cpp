@@ -102,7 +102,6 @@ TEST_CASE("a law that fails says the worst number, where and on which shape", "[
   CHECK(row.worst.worst.index == std::vector<Index>{0, 0, 0, 0});
   CHECK_THAT(row.worst.message(), ContainsSubstring("o[0, 0, 0, 0] is "));
   CHECK_THAT(row.worst.message(), ContainsSubstring(", expected 0, error "));
-  CHECK_THROWS_AS(card["no such law"], ArgumentError);
 }
 
 TEST_CASE("score_card prints a line a law and returns how many failed", "[testing]") {
@@ -170,12 +169,4 @@ TEST_CASE("a law of one's own is run beside others", "[testing]") {
        }}};
   const auto card = run_laws(flash_kernel<float>(), {.shapes = small_shapes()}, laws);
   CHECK(card.failed() == std::vector<std::string>{"o is never negative"});
-}
-
-TEST_CASE("run_laws refuses shapes without elements, heads that do not divide, no forward",
-          "[testing]") {
-  const auto kernel = flash_kernel<float>();
-  CHECK_THROWS_AS(run_laws(kernel, {.shapes = {{1, 1, 1, 0, 1, 1, 1}}}), ArgumentError);
-  CHECK_THROWS_AS(run_laws(kernel, {.shapes = {{1, 3, 2, 1, 1, 1, 1}}}), ArgumentError);
-  CHECK_THROWS_AS(run_laws(AttentionKernel<float>{}), ArgumentError);
 }

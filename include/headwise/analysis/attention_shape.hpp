@@ -5,12 +5,16 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include "headwise/tensor/shape.hpp"
 
 namespace headwise::inline v0_1 {
 
 /// What a call costs depends on these alone. Widths of 0 take the default that stands beside them.
+/// Every formula throws ArgumentError for a shape that no call can have, or whose cost is beyond
+/// what can be counted.
 struct AttentionShape {
   Index batch_size = 1;               // B
   Index seq_len = 0;                  // L
@@ -59,11 +63,71 @@ constexpr std::int64_t pairs_up_to(std::int64_t L, std::int64_t K, std::int64_t 
   return clamped_sum(L + t, K) - clamped_sum(t, K);
 }
 
+/// Throws ArgumentError unless a size is between its least value and 2^30.
+constexpr void require_size(std::string_view function, std::string_view argument, Index size,
+                            Index least) {
+  if (size >= least && size <= Index{1} << 30) return;
+  raise<ArgumentError>(std::string(function) + ": " + std::string(argument) + " is " +
+                       std::to_string(size) + ", expected " + std::to_string(least) + " to 2^30");
+}
+
+inline void require_key_lengths(std::string_view function, const AttentionShape& shape) {
+  const auto count = static_cast<Index>(shape.key_lengths.size());
+  require(count == 0 || count == shape.batch_size, function, [&] {
+    return "key_lengths has " + std::to_string(count) + " lengths, expected " +
+           std::to_string(shape.batch_size) + " (the batch size) or none";
+  });
+  for (const Index length : shape.key_lengths) {
+    require(length >= 0 && length <= shape.S(), function, [&] {
+      return "key_lengths holds " + std::to_string(length) + ", expected 0 to " +
+             std::to_string(shape.S()) + " (the number of keys)";
+    });
+  }
+}
+
+/// Throws ArgumentError unless there is a call of this shape whose cost, up to `times` the largest
+/// of its terms, can be counted.
+inline void require_shape_of_call(std::string_view function, const AttentionShape& s,
+                                  double times = 1) {
+  require_size(function, "batch_size", s.batch_size, 0);
+  require_size(function, "seq_len", s.seq_len, 0);
+  require_size(function, "key_len", s.S(), 0);
+  require_size(function, "d_model", s.d_model, 0);
+  require_size(function, "num_heads", s.num_heads, 1);
+  require_size(function, "num_kv_heads", s.num_kv_heads, 0);
+  require_size(function, "d_head", s.d_head, 0);
+  require_size(function, "d_value", s.d_value, 0);
+  require_size(function, "kdim", s.kdim, 0);
+  require_size(function, "vdim", s.vdim, 0);
+  require_size(function, "window", s.window, 0);
+  require_size(function, "mask_biases", s.mask_biases, 0);
+  require(s.num_heads % s.G() == 0, function, [&] {
+    return "num_kv_heads is " + std::to_string(s.num_kv_heads) +
+           ", expected a divisor of num_heads " + std::to_string(s.num_heads);
+  });
+  require(s.d_head != 0 || s.d_model % s.num_heads == 0, function, [&] {
+    return "num_heads is " + std::to_string(s.num_heads) + ", expected a divisor of d_model " +
+           std::to_string(s.d_model) + " (or give d_head)";
+  });
+  require_key_lengths(function, s);
+  const auto product = [](auto... sizes) { return (static_cast<double>(sizes) * ... * 1.0); };
+  const double B = product(s.batch_size), H = product(s.num_heads), L = product(s.seq_len),
+               S = product(s.S()), heads = H * product(s.d() + s.dv() + s.mask_biases + 1);
+  const double cost = B * L * S * heads +
+                      (B * L + B * S + 1) * product(s.d_model + s.k_in() + s.v_in() + 1) * heads;
+  require(64 * times * cost < 0x1p63, function,
+          "the cost of this shape is beyond 2^63, expected smaller sizes");
+}
+
 }  // namespace detail
 
 /// The pairs (i, j) of one head that causality, window and `keys` keys leave, in closed form:
 /// j - i between S - L - (window - 1) and S - L, or S - L + (window - 1) where not causal.
 constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causal, Index window) {
+  detail::require_size("visible_pairs", "L", L, 0);
+  detail::require_size("visible_pairs", "S", S, 0);
+  detail::require_size("visible_pairs", "keys", keys, 0);
+  detail::require_size("visible_pairs", "window", window, 0);
   const std::int64_t offset = S - L;
   std::int64_t highest = keys;  // j - i is below the number of keys
   if (is_causal) highest = offset;
@@ -75,6 +139,7 @@ constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causa
 
 /// The same for all heads and the whole batch.
 inline std::int64_t visible_pairs(const AttentionShape& shape) {
+  detail::require_shape_of_call("visible_pairs", shape);
   std::int64_t pairs = 0;
   if (shape.key_lengths.empty()) {
     pairs = shape.batch_size *

@@ -53,6 +53,7 @@ struct FlopCount {
 
 /// Forward, either path.
 inline FlopCount count_flops(const AttentionShape& s) {
+  detail::require_shape_of_call("count_flops", s);
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
   const std::int64_t pairs = visible_pairs(s);
   FlopCount count;
@@ -77,6 +78,7 @@ inline FlopCount count_flops(const AttentionShape& s) {
 /// of the logsumexp (2), e^x again, then subtract, multiply, scale, and 2 dv a query for
 /// rowsum(d_o o).
 inline FlopCount count_backward_flops(const AttentionShape& s, Path path) {
+  detail::require_shape_of_call("count_backward_flops", s);
   const bool flash = path == Path::flash;
   const FlopCount forward = count_flops(s);
   const std::int64_t N = s.query_rows(), D = s.d_model, pairs = visible_pairs(s);

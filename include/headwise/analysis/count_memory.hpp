@@ -21,6 +21,9 @@ enum class ScalarType : std::size_t { f32 = 4, f64 = 8 };
 /// flash attention keeps 2 B H L numbers in place of the weights; see count_memory.)
 inline std::int64_t count_memory_bytes(Index batch_size, Index seq_len, Index d_model,
                                        Index n_heads, ScalarType dtype) {
+  detail::require_shape_of_call(
+      "count_memory_bytes",
+      {.batch_size = batch_size, .seq_len = seq_len, .d_model = d_model, .num_heads = n_heads});
   const std::int64_t elements =
       5 * batch_size * seq_len * d_model + batch_size * n_heads * seq_len * seq_len;
   return elements * static_cast<std::int64_t>(dtype);
@@ -28,6 +31,7 @@ inline std::int64_t count_memory_bytes(Index batch_size, Index seq_len, Index d_
 
 /// Bytes of keys and values, B S G (d + dv) elements: smaller by H / G with grouped heads.
 inline std::int64_t count_kv_bytes(const AttentionShape& s, ScalarType dtype) {
+  detail::require_shape_of_call("count_kv_bytes", s);
   return s.key_rows() * (s.k_width() + s.v_width()) * static_cast<std::int64_t>(dtype);
 }
 
@@ -68,6 +72,8 @@ std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N) {
 /// The forward call of MultiHeadAttention: `training` fills a cache. Inputs are viewed.
 template <Scalar T>
 MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Index workers = 1) {
+  detail::require_size("count_memory", "workers", workers, 1);
+  detail::require_shape_of_call("count_memory", s, static_cast<double>(workers));
   const bool flash = path == Path::flash;
   using Isa = simd::Best;
   constexpr std::int64_t bytes = sizeof(T);
@@ -106,6 +112,8 @@ MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Inde
 /// The backward call, on top of what the forward call left.
 template <Scalar T>
 MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index workers = 1) {
+  detail::require_size("count_backward_memory", "workers", workers, 1);
+  detail::require_shape_of_call("count_backward_memory", s, static_cast<double>(workers));
   const bool flash = path == Path::flash;
   using Isa = simd::Best;
   constexpr std::int64_t bytes = sizeof(T);

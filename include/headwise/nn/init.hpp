@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "headwise/tensor/philox.hpp"
+#include "headwise/tensor/require.hpp"
 #include "headwise/tensor/scalar.hpp"
-#include "headwise/tensor/view.hpp"
 
 namespace headwise::inline v0_1 {
 
@@ -21,6 +21,9 @@ enum class Init {
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 inline double init_std(Init init, Index in, Index out) {
+  require(in >= 0, "init_std", [&] { return "in is " + std::to_string(in) + ", expected >= 0"; });
+  require(out >= 0, "init_std",
+          [&] { return "out is " + std::to_string(out) + ", expected >= 0"; });
   const double fan = static_cast<double>(init == Init::he_normal ? in : in + out);
   return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
 }
@@ -28,6 +31,7 @@ inline double init_std(Init init, Index in, Index out) {
 /// Fills w [in, out] with normal numbers; `parameter` keeps those of one seed apart.
 template <Scalar T>
 void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
+  require_countable("init_weights", "w", w);
   const double std_deviation = init_std(init, w.extent(0), w.extent(1));
   const auto key = philox_key(seed, 0x77000000u + parameter, 0);
   for (Index i = 0; i < w.extent(0); ++i) {

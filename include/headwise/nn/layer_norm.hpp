@@ -48,8 +48,14 @@ class LayerNorm {
     bool filled = false;
   };
 
-  /// gamma 1 and beta 0, or neither.
-  explicit LayerNorm(Index width, bool affine = true, double epsilon = 1e-5) : epsilon_(epsilon) {
+  /// gamma 1 and beta 0, or neither. Throws ArgumentError for a negative width or an epsilon that
+  /// is not above 0.
+  explicit LayerNorm(Index width, bool affine = true, double epsilon = 1e-5)
+      : width_(width), epsilon_(epsilon) {
+    require(width >= 0, "LayerNorm", "width is " + std::to_string(width) + ", expected >= 0");
+    require(is_finite_option(epsilon) && epsilon > 0, "LayerNorm", [&] {
+      return "epsilon is " + std::to_string(epsilon) + ", expected a finite number above 0";
+    });
     if (!affine) return;
     parameters_.gamma = Tensor<T, 1>({width});
     parameters_.beta = Tensor<T, 1>({width});
@@ -58,11 +64,13 @@ class LayerNorm {
 
   /// y [N, D] for x [N, D].
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
+    require_width("LayerNorm::forward", "x", x);
     Tensor<T, 2> y(x.shape(), context.memory);
     layer_norm_forward(x, {parameters_.gamma, parameters_.beta}, T(epsilon_), y, {{}, {}}, context);
     return y;
   }
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
+    require_width("LayerNorm::forward", "x", x);
     Tensor<T, 2> y(x.shape(), context.memory);
     Cache filled{x, Tensor<T, 1>({x.extent(0)}, context.memory),
                  Tensor<T, 1>({x.extent(0)}, context.memory), true};
@@ -76,6 +84,8 @@ class LayerNorm {
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LayerNormParameters<T>& gradients,
                         const Context& context = {}) const {
     require(cache.filled, "LayerNorm::backward", "the cache is empty: pass it to forward first");
+    require_width("LayerNorm::backward", "cache.x", cache.x);
+    require_shape("LayerNorm::backward", "dy", dy, cache.x.shape(), "the output");
     require_shape("LayerNorm::backward", "gradients.gamma", gradients.gamma,
                   parameters_.gamma.shape(), "zero_gradients()");
     require_shape("LayerNorm::backward", "gradients.beta", gradients.beta, parameters_.beta.shape(),
@@ -100,6 +110,12 @@ class LayerNorm {
   const LayerNormParameters<T>& parameters() const { return parameters_; }
 
  private:
+  void require_width(std::string_view function, std::string_view argument,
+                     const In<T, 2>& x) const {
+    require_shape(function, argument, x, Shape{x.extent(0), width_}, "the width of the module");
+  }
+
+  Index width_;
   double epsilon_;
   LayerNormParameters<T> parameters_;
 };

@@ -46,9 +46,11 @@ class Linear {
     bool filled = false;
   };
 
-  /// Weights by `init`, bias 0. Throws ShapeError for a negative width.
+  /// Weights by `init`, bias 0. Throws ArgumentError for a negative width.
   Linear(Index in, Index out, bool bias = true, Init init = Init::xavier_normal,
          std::uint64_t seed = 0) {
+    require(in >= 0, "Linear", "in is " + std::to_string(in) + ", expected >= 0");
+    require(out >= 0, "Linear", "out is " + std::to_string(out) + ", expected >= 0");
     parameters_.w = Tensor<T, 2>({in, out});
     if (bias) parameters_.b = Tensor<T, 1>({out});
     init_weights<T>(parameters_.w, init, seed, 0);
@@ -56,6 +58,8 @@ class Linear {
 
   /// y [N, O] for x [N, K].
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
+    require_shape("Linear::forward", "x", x, Shape{x.extent(0), parameters_.w.extent(0)},
+                  "the rows of W");
     Tensor<T, 2> y({x.extent(0), parameters_.w.extent(1)}, context.memory);
     linear_forward(x, parameters_.w, parameters_.b, y, context);
     return y;
@@ -69,7 +73,10 @@ class Linear {
   /// dx [N, K]; the gradients of W and b are added to `gradients`.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
                         const Context& context = {}) const {
+    const Index N = cache.x.extent(0), K = parameters_.w.extent(0), O = parameters_.w.extent(1);
     require(cache.filled, "Linear::backward", "the cache is empty: pass it to forward first");
+    require_shape("Linear::backward", "cache.x", cache.x, Shape{N, K}, "the rows of W");
+    require_shape("Linear::backward", "dy", dy, Shape{N, O}, "the output");
     require_shape("Linear::backward", "gradients.w", gradients.w, parameters_.w.shape(),
                   "zero_gradients()");
     require_shape("Linear::backward", "gradients.b", gradients.b, parameters_.b.shape(),

@@ -38,7 +38,8 @@ class MultiHeadAttention {
   /// Self-attention, inference: y [B, L, D] for x [B, L, D].
   ///
   /// call.mask must fit [B, H, L, L]. All of forward throws ShapeError or ArgumentError for inputs
-  /// and masks that do not fit, and std::bad_alloc. Work: count_flops of the shape.
+  /// and masks that do not fit, before anything is written or counted, and std::bad_alloc.
+  /// Work: count_flops of the shape.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call = {}, const Context& context = {}) const {
     return infer({x, x, x, true}, call, context);
   }
@@ -117,7 +118,17 @@ class MultiHeadAttention {
             self ? "the cache is of a call with separate keys and values: use backward_cross"
                  : "the cache is of self-attention: use backward");
     require(cache.module.same_shape(options_), function,
-            "the cache is of a module of another shape");
+            "the cache is of a module of another shape, expected one that this module filled");
+    const Index B = cache.query.extent(0), L = cache.query.extent(1), H = options_.num_heads;
+    const auto whence = "what forward left: a cache that was moved from is empty";
+    require_shape(function, "cache.context", cache.context, Shape{B, L, options_.context_width()},
+                  whence);
+    if (cache.call.path == Path::materialized) {
+      require_shape(function, "cache.weights", cache.weights, Shape{B, H, L, cache.key.extent(1)},
+                    whence);
+    } else {
+      require_shape(function, "cache.lse", cache.lse, Shape{B, H, L, 2}, whence);
+    }
   }
 
   MultiHeadAttentionOptions options_;

@@ -50,6 +50,7 @@ HEADWISE_STRICT_MATH_BEGIN
 template <Scalar T>
 Tensor<T, 3> average_heads(In<T, 4> weights,
                            std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+  require_countable("average_heads", "weights", weights);
   const Index B = weights.extent(0), H = weights.extent(1);
   Tensor<T, 3> mean({B, weights.extent(2), weights.extent(3)}, memory);
   for_each_index(mean.shape(), [&](const Shape<3>& at) {

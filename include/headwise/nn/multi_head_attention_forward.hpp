@@ -18,8 +18,10 @@ struct ModuleInputs {
   bool self_attention;
 };
 
+/// All rules of a call, before the first step of it is taken and counted.
 template <class T>
-void require_inputs(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inputs) {
+void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inputs,
+                  const MultiHeadAttentionCall<T>& call) {
   constexpr std::string_view function = "MultiHeadAttention::forward";
   const auto& [query, key, value, self] = inputs;
   const Index B = query.extent(0), L = query.extent(1), S = key.extent(1);
@@ -28,12 +30,15 @@ void require_inputs(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& i
   if (self) {
     require(o.fused(), function,
             "kdim or vdim differ from d_model, expected separate keys and values");
-    return;
+  } else {
+    require_shape(function, "key", key, Shape{B, S, o.kdim},
+                  "batch of query, kdim " + std::to_string(o.kdim));
+    require_shape(function, "value", value, Shape{B, S, o.vdim},
+                  "batch and length of key, vdim " + std::to_string(o.vdim));
   }
-  require_shape(function, "key", key, Shape{B, S, o.kdim},
-                "batch of query, kdim " + std::to_string(o.kdim));
-  require_shape(function, "value", value, Shape{B, S, o.vdim},
-                "batch and length of key, vdim " + std::to_string(o.vdim));
+  call.mask.require_fits(function, B, o.num_heads, L, S);
+  call.attention().require_in_range(function);
+  call.output_dropout.require_valid(function);
 }
 
 /// Step 2 of self-attention: one product with the fused matrix. Where only some of q, k and v have
@@ -115,8 +120,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
                                           const MultiHeadAttentionCall<T>& call,
                                           MultiHeadAttentionCache<T>& cache, bool training,
                                           const Context& context) {
-  require_inputs(o, inputs);
-  call.output_dropout.require_valid("MultiHeadAttention::forward");
+  require_call(o, inputs, call);
   const bool self = inputs.self_attention;
   cache.self_attention = self;
   cache.module = o;

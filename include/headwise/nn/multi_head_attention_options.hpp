@@ -33,11 +33,20 @@ struct MultiHeadAttentionOptions {
   MultiHeadAttentionOptions resolved() const {
     MultiHeadAttentionOptions full = *this;
     const auto name = "MultiHeadAttention";
-    require(d_model >= 1, name, "d_model is " + std::to_string(d_model) + ", expected >= 1");
-    require(num_heads >= 1, name, "num_heads is " + std::to_string(num_heads) + ", expected >= 1");
-    for (const Index width : {num_kv_heads, d_head, d_value, kdim, vdim}) {
-      require(width >= 0, name, "a width of " + std::to_string(width) + " is negative");
-    }
+    const auto require_width = [&](const char* option, Index width, Index least) {
+      constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
+      require(width >= least && width <= widest, name, [&] {
+        return std::string(option) + " is " + std::to_string(width) + ", expected " +
+               std::to_string(least) + " to 2^30";
+      });
+    };
+    require_width("d_model", d_model, 1);
+    require_width("num_heads", num_heads, 1);
+    require_width("num_kv_heads", num_kv_heads, 0);
+    require_width("d_head", d_head, 0);
+    require_width("d_value", d_value, 0);
+    require_width("kdim", kdim, 0);
+    require_width("vdim", vdim, 0);
     if (d_head == 0) {
       require(d_model % num_heads == 0, name,
               "num_heads is " + std::to_string(num_heads) + ", expected a divisor of d_model " +
@@ -51,13 +60,12 @@ struct MultiHeadAttentionOptions {
     if (d_value == 0) full.d_value = full.d_head;
     if (kdim == 0) full.kdim = d_model;
     if (vdim == 0) full.vdim = d_model;
-    require(layer_norm_epsilon > 0, name, "layer_norm_epsilon is not above 0");
-    constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
-    for (const Index width : {d_model, num_heads, full.d_head, full.d_value, kdim, vdim}) {
-      require(width <= widest, name, "a width of " + std::to_string(width) + " is beyond 2^30");
-    }
-    require(full.d_head <= widest / num_heads && full.d_value <= widest / num_heads, name,
-            "num_heads times the width of a head is beyond 2^30");
+    require(is_finite_option(layer_norm_epsilon) && layer_norm_epsilon > 0, name, [&] {
+      return "layer_norm_epsilon is " + std::to_string(layer_norm_epsilon) +
+             ", expected a finite number above 0";
+    });
+    require_width("num_heads times d_head", num_heads * full.d_head, 1);
+    require_width("num_heads times d_value", num_heads * full.d_value, 1);
     return full;
   }
 

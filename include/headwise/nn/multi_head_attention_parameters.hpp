@@ -162,17 +162,27 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// f(name, parameter, gradient) for each parameter: what an optimiser walks.
 ///   for_each_with_gradient(p, g, [](auto& name, auto w, auto dw) { w = w - 0.1 dw, elementwise });
 /// (The two may differ in scalar type: differences are taken in a wider one.)
+/// Throws ShapeError, before the first f, unless each parameter has a gradient of its shape.
 template <Scalar T, Scalar U, class F>
 void for_each_with_gradient(MultiHeadAttentionParameters<T>& parameters,
                             const MultiHeadAttentionGradients<U>& gradients, F&& f) {
-  parameters.for_each([&](const std::string& name, auto parameter) {
-    constexpr int rank = decltype(parameter)::rank;
-    gradients.for_each([&](const std::string& gradient_name, auto gradient) {
-      if constexpr (rank == decltype(gradient)::rank) {
-        if (gradient_name == "grad_" + name) f(name, parameter, gradient);
-      }
+  const auto for_each_pair = [&](auto&& g) {
+    parameters.for_each([&](const std::string& name, auto parameter) {
+      constexpr int rank = decltype(parameter)::rank;
+      In<U, rank> found;
+      gradients.for_each([&](const std::string& gradient_name, auto gradient) {
+        if constexpr (rank == decltype(gradient)::rank) {
+          if (gradient_name == "grad_" + name) found = gradient;
+        }
+      });
+      g(name, parameter, found);
     });
+  };
+  for_each_pair([](const std::string& name, auto parameter, auto gradient) {
+    require_shape("for_each_with_gradient", "grad_" + name, gradient, parameter.shape(),
+                  "the shape of " + name);
   });
+  for_each_pair(f);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

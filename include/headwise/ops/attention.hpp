@@ -18,7 +18,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// o        [B, H, L, dv]   out
 ///
 /// A query that sees no key has weights 0 and o 0. What a hidden pair holds, NaN or infinity, does
-/// not reach o. Any strides; outputs must not overlap inputs.
+/// not reach o. Any strides; outputs must not overlap inputs or each other.
 /// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Vaswani et al., "Attention Is All You Need", 2017, arXiv 1706.03762, equation 1.
@@ -33,6 +33,9 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   const auto [B, H, G, L, S, d, dv] = sizes;
   require_shape("attention_forward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
   require_shape("attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
+  require_apart("attention_forward", {"weights", weights}, {{"q", q}, {"k", k}, {"v", v}});
+  require_apart("attention_forward", {"o", o},
+                {{"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
 
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::attention_forward_scratch<T, Isa>(L, S, options.dropout.active()),
@@ -62,7 +65,8 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// dk       [B, G, S, d]    out; summed over the query heads of a group
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
-/// Nothing flows through a hidden pair, whatever it holds.
+/// Nothing flows through a hidden pair, whatever it holds. Outputs must not overlap inputs or each
+/// other.
 /// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 template <Scalar T>
@@ -81,6 +85,13 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   require_shape("attention_backward", "dq", dq, q.shape(), "the shape of q");
   require_shape("attention_backward", "dk", dk, k.shape(), "the shape of k");
   require_shape("attention_backward", "dv", dv, v.shape(), "the shape of v");
+  require_apart("attention_backward", {"dq", dq},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
+  require_apart("attention_backward", {"dk", dk},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}});
+  require_apart(
+      "attention_backward", {"dv", dv},
+      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}, {"dk", dk}});
 
   Workspace<T> workspace(
       context.executor.concurrency(),

@@ -7,6 +7,7 @@
 
 #include "headwise/kernels/attention_head.hpp"
 #include "headwise/runtime/context.hpp"
+#include "headwise/tensor/overlap.hpp"
 #include "headwise/tensor/require.hpp"
 
 namespace headwise::inline v0_1 {
@@ -17,6 +18,13 @@ struct AttentionOptions {
   AttentionMask<T> mask = {};
   std::optional<T> scale = {};  // what q k^T is multiplied by; 1 / sqrt(d) if not given
   Dropout dropout = {};         // of the weights
+
+  /// Throws ArgumentError unless scale and dropout are in range.
+  void require_in_range(std::string_view function) const {
+    require(!scale || is_finite_option(*scale), function,
+            "scale is not finite, expected a number, or none for 1 / sqrt(d)");
+    dropout.require_valid(function);
+  }
 };
 
 /// Queries [B, H, L, d], keys [B, G, S, d] and values [B, G, S, dv], as a backward call reads them.
@@ -62,7 +70,7 @@ AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, c
                       std::to_string(G) + ", expected a divisor of the former");
   }
   options.mask.require_fits(function, B, H, L, S);
-  options.dropout.require_valid(function);
+  options.require_in_range(function);
   return sizes;
 }
 

@@ -5,6 +5,7 @@
 
 #include "headwise/runtime/context.hpp"
 #include "headwise/score/dropout_mask.hpp"
+#include "headwise/tensor/overlap.hpp"
 #include "headwise/tensor/require.hpp"
 #include "headwise/tensor/scalar.hpp"
 
@@ -23,7 +24,10 @@ HEADWISE_STRICT_MATH_BEGIN
 template <Scalar T>
 void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_t<T>, 2> y,
                      const Context& context = {}) {
+  require_countable("dropout_forward", "x", x);
   require_shape("dropout_forward", "y", y, x.shape(), "the shape of x");
+  require_distinct("dropout_forward", {"y", y});
+  require_same_or_apart("dropout_forward", {"y", y}, {"x", x});
   dropout.require_valid("dropout_forward");
   const DropoutMask mask(dropout, DropoutStream::output);
   const T factor = T(mask.keep_factor());
@@ -54,7 +58,10 @@ void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_
 template <Scalar T>
 void dropout_backward(In<T, 2> dy, const Dropout& dropout, Out<std::type_identity_t<T>, 2> dx,
                       const Context& context = {}) {
+  require_countable("dropout_backward", "dy", dy);
   require_shape("dropout_backward", "dx", dx, dy.shape(), "the shape of dy");
+  require_distinct("dropout_backward", {"dx", dx});
+  require_same_or_apart("dropout_backward", {"dx", dx}, {"dy", dy});
   dropout.require_valid("dropout_backward");
   dropout_forward(dy, dropout, dx, context);
 }

@@ -23,8 +23,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// A query that sees no key has o 0 and lse -infinity. What a hidden pair holds, NaN or infinity,
 /// does not reach o. A query's bits depend on its own row and the keys alone: not on the batch, the
-/// other queries, or how many keys stand behind those it sees. Any strides.
-/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout; tiles without
+/// other queries, or how many keys stand behind those it sees. Any strides; outputs must not
+/// overlap inputs or each other. Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and
+/// one for dropout; tiles without
 ///         a visible pair are skipped. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
@@ -43,6 +44,8 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
     require_shape("flash_attention_forward", "lse", lse, Shape{B, H, L, 2},
                   "two numbers a query of q");
   }
+  require_apart("flash_attention_forward", {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
+  require_apart("flash_attention_forward", {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
 
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::flash_forward_scratch<T, Isa>(d, dv), context.memory);
@@ -72,7 +75,8 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// dk       [B, G, S, d]    out; summed over the query heads of a group
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
-/// Nothing flows through a hidden pair, whatever it holds.
+/// Nothing flows through a hidden pair, whatever it holds. Outputs must not overlap inputs or each
+/// other.
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
 ///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
@@ -95,6 +99,13 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
   require_shape(function, "dq", dq, q.shape(), "the shape of q");
   require_shape(function, "dk", dk, k.shape(), "the shape of k");
   require_shape(function, "dv", dv, v.shape(), "the shape of v");
+  require_apart(function, {"dq", dq},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}});
+  require_apart(function, {"dk", dk},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}});
+  require_apart(
+      function, {"dv", dv},
+      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
 
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::flash_backward_scratch<T, Isa>(d, width_v), context.memory);

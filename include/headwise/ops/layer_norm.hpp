@@ -6,7 +6,9 @@
 #include "headwise/kernels/column_sums.hpp"
 #include "headwise/kernels/layer_norm.hpp"
 #include "headwise/runtime/context.hpp"
+#include "headwise/tensor/overlap.hpp"
 #include "headwise/tensor/require.hpp"
+#include "headwise/tensor/scalar.hpp"
 
 namespace headwise::inline v0_1 {
 
@@ -58,6 +60,7 @@ HEADWISE_STRICT_MATH_BEGIN
 /// moments.mean      [N]      out; kept for backward, {} for inference
 /// moments.rstd      [N]      out; kept for backward, {} for inference
 ///
+/// Outputs must not overlap anything else.
 /// Work    6 D + 5 FLOPs a row, and D for each of gamma and beta.
 /// Throws  ShapeError or ArgumentError before anything is written.
 /// Source  Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv 1607.06450.
@@ -69,11 +72,20 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
   constexpr std::string_view function = "layer_norm_forward";
   const Index N = x.extent(0), D = x.extent(1);
   const auto& [mean, rstd] = moments;
+  require_countable(function, "x", x);
   detail::require_affine<T>(function, affine, D);
-  require(T(0) < epsilon, function, "epsilon is not above 0");
+  require(T(0) < epsilon && is_finite_option(epsilon), function,
+          "epsilon is not above 0, or not finite, expected a small number like 1e-5");
   require_shape(function, "y", y, x.shape(), "the shape of x");
   if (!mean.absent()) require_shape(function, "mean", mean, Shape{N}, "rows of x");
   if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
+  require_apart(function, {"y", y}, {{"gamma", affine.gamma}, {"beta", affine.beta}});
+  require_same_or_apart(function, {"y", y}, {"x", x});
+  require_apart(function, {"mean", mean},
+                {{"x", x}, {"gamma", affine.gamma}, {"beta", affine.beta}, {"y", y}});
+  require_apart(
+      function, {"rstd", rstd},
+      {{"x", x}, {"gamma", affine.gamma}, {"beta", affine.beta}, {"y", y}, {"mean", mean}});
   const auto x_rows = kernels::matrix(x);
   const auto y_rows = kernels::matrix(y);
   const auto gamma = kernels::row(affine.gamma), beta = kernels::row(affine.beta);
@@ -103,7 +115,7 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
 /// gradients.beta    [D]      added to: sum over rows of dy; {} for none
 ///
 /// An element whose dy is 0 adds nothing, and a row whose dy is 0 throughout has dx 0, whatever x
-/// holds.
+/// holds. Outputs must not overlap anything else.
 /// Work    11 D + 2 FLOPs a row, 2 D with gamma, 4 D and D for the gradients of gamma and beta.
 /// Throws  ShapeError before anything is written.
 template <Scalar T>
@@ -117,6 +129,7 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   const Index N = x.extent(0), D = x.extent(1);
   const auto& [mean, rstd] = moments;
   const auto& [dgamma, dbeta] = gradients;
+  require_countable(function, "x", x);
   detail::require_affine<T>(function, {gamma, {}}, D);
   require_shape(function, "dy", dy, x.shape(), "the shape of x");
   require_shape(function, "mean", mean, Shape{N}, "rows of x");
@@ -124,6 +137,19 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   require_shape(function, "dx", dx, x.shape(), "the shape of x");
   if (!dgamma.absent()) require_shape(function, "dgamma", dgamma, Shape{D}, "the width of x");
   if (!dbeta.absent()) require_shape(function, "dbeta", dbeta, Shape{D}, "the width of x");
+  require_apart(function, {"dx", dx}, {{"x", x}, {"gamma", gamma}, {"mean", mean}, {"rstd", rstd}});
+  require_same_or_apart(function, {"dx", dx}, {"dy", dy});
+  require_apart(
+      function, {"dgamma", dgamma},
+      {{"dy", dy}, {"x", x}, {"gamma", gamma}, {"mean", mean}, {"rstd", rstd}, {"dx", dx}});
+  require_apart(function, {"dbeta", dbeta},
+                {{"dy", dy},
+                 {"x", x},
+                 {"gamma", gamma},
+                 {"mean", mean},
+                 {"rstd", rstd},
+                 {"dx", dx},
+                 {"dgamma", dgamma}});
   if (N == 0 || D == 0) return;
   if (!dgamma.absent()) {
     const auto term = [&, &mean = mean, &rstd = rstd](Index i, Index n) {

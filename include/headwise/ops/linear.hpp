@@ -8,6 +8,7 @@
 #include "headwise/kernels/gemm.hpp"
 #include "headwise/runtime/context.hpp"
 #include "headwise/runtime/workspace.hpp"
+#include "headwise/tensor/overlap.hpp"
 #include "headwise/tensor/require.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
@@ -84,6 +85,7 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
                   [&] { return std::to_string(O) + " from w " + w.shape().format(); });
   }
   require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
+  require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
   if (N == 0 || O == 0) return;
 
   Tensor<T, 1> dense_bias;
@@ -103,13 +105,15 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
 /// db += the column sums of dy: the gradient of a bias that was added to every row.
 ///
 /// dy  [N, O]   in
-/// db  [O]      added to
+/// db  [O]      added to; must not overlap dy
 ///
 /// Work    N O FLOPs.
 /// Throws  ShapeError before anything is written.
 template <Scalar T>
 void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Context& context = {}) {
+  require_countable("bias_backward", "dy", dy);
   require_shape("bias_backward", "db", db, Shape{dy.extent(1)}, "columns of dy");
+  require_apart("bias_backward", {"db", db}, {{"dy", dy}});
   const auto term = [&](Index n, Index o) { return dy(n, o); };
   kernels::add_column_sums(dy.extent(0), dy.extent(1), term, db.data(), db.stride(0));
   context.count_flops(dy.size(), dy.size());
@@ -125,7 +129,8 @@ void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Cont
 /// db  [O]      added to: the column sums of dy; {} for none
 ///
 /// A row of x whose dy is 0 adds nothing to dw, even if it holds NaN or infinity: so padding that
-/// attention hides does not reach the weights.
+/// attention hides does not reach the weights. dx, dw and db must not overlap the inputs or each
+/// other.
 /// Work    2 N K O FLOPs for each of dx and dw, N O for db.
 /// Throws  ShapeError before anything is written; std::bad_alloc.
 template <Scalar T>
@@ -143,6 +148,10 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
   if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");
   if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
+  require_apart("linear_backward", {"dx", dx}, {{"dy", dy}, {"x", x}, {"w", w}});
+  require_apart("linear_backward", {"dw", dw}, {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}});
+  require_apart("linear_backward", {"db", db},
+                {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}, {"dw", dw}});
 
   const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
   Tensor<T, 2> storage;

@@ -5,6 +5,7 @@
 
 #include "headwise/kernels/softmax.hpp"
 #include "headwise/runtime/context.hpp"
+#include "headwise/tensor/overlap.hpp"
 #include "headwise/tensor/require.hpp"
 #include "headwise/tensor/tensor.hpp"
 
@@ -24,7 +25,10 @@ HEADWISE_STRICT_MATH_BEGIN
 /// 1990.
 template <Scalar T>
 void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Context& context = {}) {
+  require_countable("softmax_forward", "x", x);
   require_shape("softmax_forward", "p", p, x.shape(), "the shape of x");
+  require_distinct("softmax_forward", {"p", p});
+  require_same_or_apart("softmax_forward", {"p", p}, {"x", x});
   for (Index n = 0; n < x.extent(0); ++n) {
     for (Index m = 0; m < x.extent(1); ++m) p(n, m) = x(n, m);
     if (x.extent(1) == 0) continue;
@@ -38,15 +42,18 @@ void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Contex
 ///
 /// dp  [N, M]   in
 /// p   [N, M]   in; what softmax_forward returned
-/// dx  [N, M]   out; may be dp
+/// dx  [N, M]   out; may be dp, must not overlap p
 ///
 /// Work    4 N M FLOPs.
 /// Throws  ShapeError before anything is written.
 template <Scalar T>
 void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
                       Out<std::type_identity_t<T>, 2> dx, const Context& context = {}) {
+  require_countable("softmax_backward", "dp", dp);
   require_shape("softmax_backward", "p", p, dp.shape(), "the shape of dp");
   require_shape("softmax_backward", "dx", dx, dp.shape(), "the shape of dp");
+  require_apart("softmax_backward", {"dx", dx}, {{"p", p}});
+  require_same_or_apart("softmax_backward", {"dx", dx}, {"dp", dp});
   if (dp.extent(1) == 0) return;
   for (Index n = 0; n < dp.extent(0); ++n) {
     kernels::softmax_backward_row<T>(row(kernels::matrix(dp), n), row(kernels::matrix(p), n),
@@ -59,13 +66,15 @@ void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
 /// The Jacobian of softmax at its output p: J = diag(p) - p p^T, J(i, j) = dp_i / dx_j.
 ///
 /// p          [M]      in
-/// jacobian   [M, M]   out
+/// jacobian   [M, M]   out; must not overlap p
 ///
 /// softmax_backward is J^T dp without the M x M matrix. Throws ShapeError.
 template <Scalar T>
 void softmax_jacobian(In<T, 1> p, Out<std::type_identity_t<T>, 2> jacobian) {
   const Index M = p.extent(0);
+  require_countable("softmax_jacobian", "p", p);
   require_shape("softmax_jacobian", "jacobian", jacobian, Shape{M, M}, "the length of p, twice");
+  require_apart("softmax_jacobian", {"jacobian", jacobian}, {{"p", p}});
   for (Index i = 0; i < M; ++i) {
     for (Index j = 0; j < M; ++j) {
       jacobian(i, j) = i == j ? p(i) * (T(1) - p(j)) : T(0) - p(i) * p(j);

@@ -45,6 +45,7 @@ struct SerialExecutor {
 };
 
 /// Any executor, by reference. What it refers to must outlive it. By default, a serial one.
+/// Throws ArgumentError for an executor without workers.
 class ExecutorRef {
  public:
   ExecutorRef() = default;
@@ -53,7 +54,11 @@ class ExecutorRef {
   requires(!std::same_as<E, ExecutorRef>) ExecutorRef(E& executor)
       : executor_(std::addressof(executor)),
         concurrency_([](void* e) { return Index{static_cast<E*>(e)->concurrency()}; }),
-        run_([](void* e, Index tasks, TaskRef task) { static_cast<E*>(e)->run(tasks, task); }) {}
+        run_([](void* e, Index tasks, TaskRef task) { static_cast<E*>(e)->run(tasks, task); }) {
+    require(concurrency() >= 1, "ExecutorRef", [&] {
+      return "concurrency of the executor is " + std::to_string(concurrency()) + ", expected >= 1";
+    });
+  }
 
   Index concurrency() const { return executor_ == nullptr ? 1 : concurrency_(executor_); }
   void run(Index tasks, TaskRef task) const {

@@ -32,7 +32,9 @@ struct FlopTally {
 class MemoryTally : public std::pmr::memory_resource {
  public:
   explicit MemoryTally(std::pmr::memory_resource* upstream = std::pmr::get_default_resource())
-      : upstream_(upstream) {}
+      : upstream_(upstream) {
+    require(upstream != nullptr, "MemoryTally", "upstream is null, expected a memory resource");
+  }
 
   /// Bytes given out and not yet returned.
   std::int64_t live() const { return live_.load(); }

@@ -15,10 +15,11 @@ namespace headwise::inline v0_1 {
 /// A task must not call run on the pool that runs it: it would wait for itself.
 class ThreadPool {
  public:
-  /// Throws ArgumentError for fewer than one thread, std::system_error if one cannot be started.
+  /// Throws ArgumentError for fewer than 1 thread or more than 65536, std::system_error if one
+  /// cannot be started.
   explicit ThreadPool(Index threads) {
-    require(threads >= 1, "ThreadPool",
-            "threads is " + std::to_string(threads) + ", expected >= 1");
+    require(threads >= 1 && threads <= 65536, "ThreadPool",
+            "threads is " + std::to_string(threads) + ", expected 1 to 65536");
     workers_.threads.reserve(static_cast<std::size_t>(threads - 1));
     for (Index worker = 1; worker < threads; ++worker) {
       workers_.threads.emplace_back([this, worker] { serve(worker); });

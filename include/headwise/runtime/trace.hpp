@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "headwise/tensor/view.hpp"
+#include "headwise/tensor/require.hpp"
 
 namespace headwise::inline v0_1 {
 
@@ -21,6 +21,7 @@ class Trace {
 
   template <class T, int R>
   void record(std::string_view name, const In<T, R>& tensor) {
+    require_countable("Trace::record", "tensor", tensor);
     Entry entry{
         std::string(name), {tensor.shape().extents.begin(), tensor.shape().extents.end()}, {}};
     entry.values.reserve(static_cast<std::size_t>(tensor.size()));
@@ -40,8 +41,7 @@ class Trace {
     if (const Entry* entry = find(name)) return *entry;
     std::string names;
     for (const Entry& entry : entries_) names += " " + entry.name;
-    raise<ArgumentError>("Trace::at: no tensor named " + std::string(name) +
-                         ", there are:" + names);
+    raise<ArgumentError>("Trace::at: name is " + std::string(name) + ", expected one of:" + names);
   }
 
   /// The newest tensor of this name as a view of rank R. Throws ArgumentError or ShapeError.

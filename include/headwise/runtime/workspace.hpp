@@ -44,6 +44,7 @@ class Workspace {
   Workspace(Index workers, Index elements, std::pmr::memory_resource* memory)
       : elements_(padded<T>(elements)), count_(workers * elements_), memory_(memory) {
     if (count_ == 0) return;
+    require(memory_ != nullptr, "Workspace", "memory is null, expected a memory resource");
     block_ = static_cast<T*>(memory_->allocate(storage_bytes<T>(count_), storage_alignment));
     std::uninitialized_default_construct_n(block_, count_);
   }

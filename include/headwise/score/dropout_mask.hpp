@@ -11,6 +11,8 @@
 
 namespace headwise::inline v0_1 {
 
+HEADWISE_STRICT_MATH_BEGIN
+
 /// Elements are zeroed with probability `rate` and the others multiplied by 1 / (1 - rate).
 /// Rate 0, the default, is inference. `step` is what changes from one training step to the next.
 struct Dropout {
@@ -27,6 +29,8 @@ struct Dropout {
             [&] { return "dropout rate is " + std::to_string(rate) + ", expected 0 to 1"; });
   }
 };
+
+HEADWISE_STRICT_MATH_END
 
 /// What a dropout is applied to. The same seed draws unrelated masks for each.
 enum class DropoutStream : std::uint32_t { weights = 1, output = 2 };

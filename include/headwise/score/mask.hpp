@@ -118,16 +118,18 @@ class AttentionMask {
     window_ = std::min<Index>(window_ == 0 ? widest : window_, window.size);
   }
   void add(KeyLengths keys) {
-    require(!has_key_lengths_, "AttentionMask", "key lengths are given twice");
+    require(!has_key_lengths_, "AttentionMask", "key lengths are given twice, expected once");
     key_lengths_ = keys.lengths;
     has_key_lengths_ = true;
   }
   void add(const PairMask& mask) {
-    require(pair_count_ < most, "AttentionMask", "more than 4 keep and drop masks");
+    require(pair_count_ < most, "AttentionMask",
+            "keep and drop masks are 5, expected at most 4 (combine some into one tensor)");
     pairs_[static_cast<std::size_t>(pair_count_++)] = mask;
   }
   void add(const BiasMask<T>& mask) {
-    require(bias_count_ < most, "AttentionMask", "more than 4 biases");
+    require(bias_count_ < most, "AttentionMask",
+            "biases are 5, expected at most 4 (add some up into one tensor)");
     biases_[static_cast<std::size_t>(bias_count_++)] = mask;
   }
   /// All terms of another mask, or, where they do not go together, an error and none.
@@ -155,11 +157,11 @@ class AttentionMask {
   /// Throws unless every term fits scores [B, H, L, S].
   void require_fits(std::string_view function, Index B, Index H, Index L, Index S) const {
     for (const PairMask& mask : pair_masks()) {
-      require_broadcast(function, mask.keep ? "Mask::keep" : "Mask::drop", mask.pairs.shape(),
+      require_broadcast(function, mask.keep ? "Mask::keep" : "Mask::drop", mask.pairs,
                         Shape{B, H, L, S});
     }
     for (const BiasMask<T>& mask : biases()) {
-      require_broadcast(function, "Mask::bias", mask.values.shape(), Shape{B, H, L, S});
+      require_broadcast(function, "Mask::bias", mask.values, Shape{B, H, L, S});
     }
     if (!has_key_lengths_) return;
     require(static_cast<Index>(key_lengths_.size()) == B, function, [&] {
@@ -175,8 +177,11 @@ class AttentionMask {
   }
 
  private:
+  template <class V>
   static void require_broadcast(std::string_view function, std::string_view argument,
-                                const Shape<4>& got, const Shape<4>& wanted) {
+                                const In<V, 4>& mask, const Shape<4>& wanted) {
+    const Shape<4>& got = mask.shape();
+    require_countable(function, argument, mask);
     for (int r = 0; r < 4; ++r) {
       if (got[r] == wanted[r] || got[r] == 1) continue;
       raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +

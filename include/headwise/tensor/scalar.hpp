@@ -35,4 +35,16 @@ T negative_infinity() {
   }
 }
 
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Whether an option is a number to compute with: neither NaN nor infinite. By comparisons, for a
+/// scalar type that counts its operations; strict, so that -ffast-math does not decide it unseen.
+template <Scalar T>
+bool is_finite_option(const T& value) {
+  const T most = (std::numeric_limits<T>::max)(), least = std::numeric_limits<T>::lowest();
+  return !(value < least) && !(most < value) && (value < most || least < value);
+}
+
+HEADWISE_STRICT_MATH_END
+
 }  // namespace headwise::inline v0_1

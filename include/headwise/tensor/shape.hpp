@@ -47,13 +47,13 @@ struct Shape {
     Index count = 1;
     bool none = false;
     for (Index extent : extents) {
-      if (extent < 0) raise<ShapeError>("Shape: " + format() + " has a negative extent");
+      if (extent < 0) raise<ShapeError>("Shape: extents are " + format() + ", expected 0 or more");
       if (extent == 0) none = true;
     }
     if (none) return 0;
     for (Index extent : extents) {
       if (count > (std::numeric_limits<Index>::max)() / extent) {
-        raise<ShapeError>("Shape: " + format() + " has more elements than can be counted");
+        raise<ShapeError>("Shape: extents are " + format() + ", expected a product below 2^63");
       }
       count *= extent;
     }

@@ -3,6 +3,8 @@
 
 #include <type_traits>
 
+#include "headwise/tensor/overlap.hpp"
+#include "headwise/tensor/require.hpp"
 #include "headwise/tensor/tensor.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
@@ -45,8 +47,9 @@ view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
   const auto view = as_view(tensor);
   detail::require_axis("slice", axis, view.rank);
   if (begin < 0 || count < 0 || begin > view.extent(axis) - count) {
-    raise<ShapeError>("slice: [" + std::to_string(begin) + ", " + std::to_string(begin + count) +
-                      ") of axis " + std::to_string(axis) + " is outside " + view.shape().format());
+    raise<ShapeError>("slice: begin is " + std::to_string(begin) + " and count " +
+                      std::to_string(count) + ", expected a part of axis " + std::to_string(axis) +
+                      " of " + view.shape().format());
   }
   auto shape = view.shape();
   shape[axis] = count;
@@ -61,7 +64,7 @@ auto select(V&& tensor, Index index) {
   using View = std::remove_const_t<decltype(view)>;
   constexpr int rank = View::rank - 1;
   if (index < 0 || index >= view.extent(0)) {
-    raise<ShapeError>("select: " + std::to_string(index) + " on axis 0 is outside " +
+    raise<ShapeError>("select: index is " + std::to_string(index) + ", expected one of axis 0 of " +
                       view.shape().format());
   }
   Shape<rank> shape, strides;
@@ -96,9 +99,11 @@ bool rows_are_uniform(const V& tensor) {
 template <Viewable V>
 auto merge_rows(V&& tensor) {
   const auto view = as_view(tensor);
+  require_countable("merge_rows", "x", view);
   if (!rows_are_uniform(view)) {
-    raise<ShapeError>("merge_rows: strides " + view.strides().format() + " of " +
-                      view.shape().format() + " have no common row distance; copy it first");
+    raise<ShapeError>("merge_rows: strides of x " + view.shape().format() + " are " +
+                      view.strides().format() +
+                      ", expected rows at one common distance; copy it first");
   }
   return view_of_rank<V&, 2>(view.data(), Shape{view.extent(0) * view.extent(1), view.extent(2)},
                              Shape{view.stride(view.extent(1) == 1 ? 0 : 1), view.stride(2)});
@@ -111,9 +116,10 @@ auto merge_rows(V&& tensor) {
 template <Viewable V>
 auto split_heads(V&& tensor, Index num_heads) {
   const auto view = as_view(tensor);
+  require_countable("split_heads", "x", view);
   if (num_heads <= 0 || view.extent(2) % num_heads != 0) {
-    raise<ShapeError>("split_heads: x is " + view.shape().format() + ", its width is not " +
-                      std::to_string(num_heads) + " heads of equal width");
+    raise<ShapeError>("split_heads: x is " + view.shape().format() + ", expected a width of " +
+                      std::to_string(num_heads) + " equal heads, at least 1");
   }
   const Index width = view.extent(2) / num_heads;
   return view_of_rank<V&, 4>(
@@ -126,23 +132,25 @@ auto split_heads(V&& tensor, Index num_heads) {
 template <Viewable V>
 auto merge_heads(V&& tensor) {
   const auto view = as_view(tensor);
+  require_countable("merge_heads", "x", view);
   if (view.extent(1) > 1 && view.stride(1) != view.extent(3) * view.stride(3)) {
-    raise<ShapeError>("merge_heads: strides " + view.strides().format() + " of " +
-                      view.shape().format() +
-                      " do not put the heads side by side; copy it into such a layout first");
+    raise<ShapeError>("merge_heads: strides of x " + view.shape().format() + " are " +
+                      view.strides().format() +
+                      ", expected heads side by side; copy it into such a layout first");
   }
   return view_of_rank<V&, 3>(view.data(),
                              Shape{view.extent(0), view.extent(2), view.extent(1) * view.extent(3)},
                              Shape{view.stride(0), view.stride(2), view.stride(3)});
 }
 
-/// to = from, element by element. Throws ShapeError unless the shapes are equal.
+/// to = from, element by element. Throws ShapeError unless the shapes are equal and the two are one
+/// tensor or lie apart.
 template <class T, int R>
 void copy(In<T, R> from, Out<std::type_identity_t<T>, R> to) {
-  if (from.shape() != to.shape()) {
-    raise<ShapeError>("copy: to is " + to.shape().format() + ", expected " + from.shape().format() +
-                      " (from)");
-  }
+  require_countable("copy", "from", from);
+  require_shape("copy", "to", to, from.shape(), "from");
+  require_distinct("copy", {"to", to});
+  require_same_or_apart("copy", {"to", to}, {"from", from});
   for_each_index(from.shape(), [&](const Shape<R>& index) { to(index) = from(index); });
 }
 
@@ -158,12 +166,14 @@ Tensor<T, R> contiguous(In<T, R> from,
 /// Every element = value.
 template <class T, int R>
 void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
+  require_countable("fill", "tensor", tensor);
   for_each_index(tensor.shape(), [&](const Shape<R>& index) { tensor(index) = value; });
 }
 
 /// The same values in another scalar type.
 template <class To, class From, int R>
 Tensor<To, R> convert(In<From, R> from) {
+  require_countable("convert", "from", from);
   Tensor<To, R> result(from.shape());
   for_each_index(from.shape(),
                  [&](const Shape<R>& index) { result(index) = static_cast<To>(from(index)); });

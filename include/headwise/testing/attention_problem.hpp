@@ -99,6 +99,7 @@ AttentionArrays<T> attention_arrays(const AttentionProblem<T>& x) {
 template <class T>
 AttentionKernel<T> attention_kernel(std::string name, AttentionForwardFunction<T> forward,
                                     AttentionBackwardFunction<T> backward = nullptr) {
+  require(forward != nullptr, "attention_kernel", "forward is null, expected a function");
   AttentionKernel<T> kernel{std::move(name), {}};
   kernel.forward = [forward](const AttentionProblem<T>& x, const AttentionAnswer<T>& y) {
     const auto arrays = attention_arrays(x);

@@ -64,10 +64,12 @@ template <class A, class E, int R>
 [[nodiscard]] Closeness close_to(const In<A, R>& actual, const In<E, R>& expected, double tolerance,
                                  const CloseToOptions& options = {}) {
   require_shape("close_to", "actual", actual, expected.shape(), "the shape of expected");
-  require(detail::is_finite_number(tolerance) && tolerance >= 0, "close_to",
-          "tolerance must be a finite number >= 0");
-  require(detail::is_finite_number(options.floor) && options.floor >= 0, "close_to",
-          "floor must be a finite number >= 0");
+  require(detail::is_finite_number(tolerance) && tolerance >= 0, "close_to", [&] {
+    return "tolerance is " + detail::format_number(tolerance) + ", expected a finite number >= 0";
+  });
+  require(detail::is_finite_number(options.floor) && options.floor >= 0, "close_to", [&] {
+    return "floor is " + detail::format_number(options.floor) + ", expected a finite number >= 0";
+  });
 
   long double scale = options.floor;
   for_each_index(expected.shape(), [&](const Shape<R>& index) {

@@ -16,22 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "headwise/tensor/overlap.hpp"
 #include "headwise/tensor/philox.hpp"
 #include "headwise/tensor/require.hpp"
+#include "headwise/testing/gradient_check_options.hpp"
 #include "headwise/testing/gradient_report.hpp"
-#include "headwise/testing/stencil.hpp"
 
 namespace headwise::inline v0_1 {
-
-struct GradientCheckOptions {
-  double tolerance = 1e-8;  // of GradientError::error
-  Stencil stencil = Stencil::central;
-  double step = 0;         // > 0, in units of the inputs; 0: default_step
-  std::uint64_t seed = 1;  // of the random directions
-  int directions = 8;      // random directions for each input that is large
-  Index full_below = 400;  // inputs of at most so many scalars: every element
-  double max_dy = 1;       // the largest |dy| of the upstream gradient
-};
 
 namespace detail {
 inline namespace HEADWISE_CODE {
@@ -120,19 +111,6 @@ inline std::vector<Index> unflatten(const std::vector<Index>& shape, std::size_t
   return index;
 }
 
-inline void require_valid(const GradientCheckOptions& options, std::string_view function) {
-  require(options.tolerance > 0, function, "tolerance must be > 0");
-  require(options.step >= 0, function, "step must be >= 0");
-  require(options.directions >= 1, function, "directions must be >= 1");
-  require(options.full_below >= 0, function, "full_below must be >= 0");
-  require(options.max_dy >= 0, function, "max_dy must be >= 0");
-}
-
-template <class T>
-T chosen_step(const GradientCheckOptions& options) {
-  return options.step > 0 ? static_cast<T>(options.step) : default_step<T>(options.stencil);
-}
-
 }  // namespace HEADWISE_CODE
 }  // namespace detail
 
@@ -183,6 +161,8 @@ class GradientCheck {
   void input(std::string name, Out<X, R> x, const In<A, R>& dx) {
     static_assert(std::is_same_v<X, T>,
                   "GradientCheck<T> moves inputs of type T: name the type of this input there");
+    require_countable("GradientCheck", name, x);
+    require_distinct("GradientCheck", {name, x});
     require_shape("GradientCheck", "d" + name, dx, x.shape(), "the shape of " + name);
     Input added{std::move(name), detail::index_of(x.shape()), {}, {}};
     for_each_index(x.shape(), [&](const Shape<R>& index) {
@@ -198,7 +178,7 @@ class GradientCheck {
   GradientReport run(Loss&& loss) const {
     static_assert(std::is_same_v<std::invoke_result_t<Loss&>, T>,
                   "the loss of GradientCheck<T> returns a T: sum it in the type of its inputs");
-    require(!inputs_.empty(), "GradientCheck", "run without an input checks nothing");
+    require(!inputs_.empty(), "GradientCheck", "inputs are 0, expected at least one before run");
     const Losses losses = [&loss] { return std::vector<T>{loss()}; };
     GradientReport report{{}, options_.tolerance, options_.seed};
     for (std::size_t i = 0; i < inputs_.size(); ++i) {

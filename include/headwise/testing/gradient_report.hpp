@@ -48,7 +48,8 @@ struct GradientReport {
 
   /// The input with the largest error. Throws ArgumentError where nothing was checked.
   const GradientError& worst() const {
-    require(!inputs.empty(), "GradientReport", "no input was checked");
+    require(!inputs.empty(), "GradientReport",
+            "inputs are 0, expected at least one that was checked");
     return *std::max_element(inputs.begin(), inputs.end(),
                              [](const auto& a, const auto& b) { return a.error < b.error; });
   }

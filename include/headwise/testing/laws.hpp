@@ -48,7 +48,7 @@ struct ScoreCard {
     for (const ScoreCardRow& row : rows) {
       if (row.law == law) return row;
     }
-    raise<ArgumentError>("ScoreCard: no law is called " + std::string(law));
+    raise<ArgumentError>("ScoreCard: law is " + std::string(law) + ", expected one of its rows");
   }
 
   /// Puts the rows of another card of the same kernel below its own.
@@ -195,12 +195,19 @@ inline namespace HEADWISE_CODE {
 /// options  shapes, seed, slack
 /// laws     attention_laws(), some of them, or more
 ///
-/// Throws ArgumentError for a shape with an extent below 1, with heads that do not divide, or for
-/// a kernel without forward.
+/// Throws ArgumentError for a shape with an extent below 1, with heads that do not divide, for a
+/// kernel without forward, no shapes, no laws, or a slack that is not above 0.
 template <class T>
 ScoreCard run_laws(const AttentionKernel<T>& kernel, const ScoreCardOptions& options = {},
                    const std::vector<AttentionLaw<T>>& laws = attention_laws<T>()) {
-  require(static_cast<bool>(kernel.forward), "run_laws", "the kernel has no forward");
+  require(static_cast<bool>(kernel.forward), "run_laws",
+          "kernel.forward is empty, expected a function");
+  require(!options.shapes.empty(), "run_laws", "shapes are 0, expected at least one");
+  require(detail::is_finite_number(options.slack) && options.slack > 0, "run_laws", [&] {
+    return "slack is " + detail::format_number(options.slack) +
+           ", expected a finite number above 0";
+  });
+  require(!laws.empty(), "run_laws", "laws are 0, expected at least one");
   ScoreCard card{kernel.name, {}};
   for (const AttentionLaw<T>& law : laws) card.rows.push_back({law.name, law.statement, {}, {}});
   for (const LawShape& shape : options.shapes) {
@@ -209,6 +216,8 @@ ScoreCard run_laws(const AttentionKernel<T>& kernel, const ScoreCardOptions& opt
     require(least >= 1 && shape.H % shape.G == 0, "run_laws", [&] {
       return "shape is " + shape.format() + ", expected extents >= 1 and G a divisor of H";
     });
+  }
+  for (const LawShape& shape : options.shapes) {
     if ((shape.causal && !kernel.takes_causal) || (shape.masked && !kernel.takes_keep) ||
         (shape.G != shape.H && !kernel.takes_groups)) {
       continue;

@@ -1,0 +1,193 @@
+// Whether two views share an element, decided from addresses, extents and strides alone: heads that
+// lie between each other in one row are apart, though their ranges of memory are not.
+//   require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}})
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "headwise/tensor/view.hpp"
+
+namespace headwise::inline v0_1::detail {
+
+/// A view without its types: where its elements lie, under the name that an error calls it by.
+struct Footprint {
+  std::string_view name;
+  std::uintptr_t address = 0;
+  std::uintptr_t low = 0, high = 0;  // of the first bytes of elements
+  Index element_bytes = 1;
+  int axes = 0;                           // those with more than one index
+  std::array<Index, 8> extents, strides;  // of those; what is behind them is not set
+  bool empty = false;
+
+  template <class T, int R>
+  Footprint(std::string_view argument, const In<T, R>& view)
+      : name(argument),
+        address(reinterpret_cast<std::uintptr_t>(view.data())),
+        low(address),
+        high(address),
+        element_bytes(static_cast<Index>(sizeof(T))) {
+    static_assert(R <= 8);
+    empty = view.data() == nullptr;
+    for (int r = 0; r < R; ++r) {
+      if (view.extent(r) <= 0) empty = true;
+      if (view.extent(r) <= 1) continue;
+      extents[static_cast<std::size_t>(axes)] = view.extent(r);
+      strides[static_cast<std::size_t>(axes++)] = view.stride(r);
+      const auto reach = static_cast<std::uintptr_t>(view.stride(r)) *
+                         static_cast<std::uintptr_t>(view.extent(r) - 1) * sizeof(T);
+      (view.stride(r) < 0 ? low : high) += reach;
+    }
+  }
+};
+
+/// sum of step x over x in [0, most], one of several: all steps are above 0.
+struct StepSum {
+  Index step, most;
+};
+
+/// How many of up to `wanted` ways there are to reach the target, the steps falling. It looks at no
+/// more than `budget` cases and says 0 beyond them; nested strides need one or two an axis.
+inline int count_ways(std::span<const StepSum> sums, Index target, int wanted, int& budget) {
+  if (target < 0) return 0;
+  if (sums.empty()) return target == 0 ? 1 : 0;
+  Index rest = 0;
+  for (const StepSum& inner : sums.subspan(1)) rest += inner.step * inner.most;
+  const auto [step, most] = sums.front();
+  const Index low = target <= rest ? 0 : (target - rest + step - 1) / step;
+  const Index high = target / step < most ? target / step : most;
+  int ways = 0;
+  for (Index x = low; x <= high && ways < wanted && --budget > 0; ++x) {
+    ways += count_ways(sums.subspan(1), target - x * step, wanted - ways, budget);
+  }
+  return ways;
+}
+
+/// The equation that two elements lie at one address: a sum over the axes of both views.
+class Meeting {
+ public:
+  explicit Meeting(Index distance) : target_(distance) {}
+
+  /// Adds stride x for x in [0, most].
+  void add(Index stride, Index most) {
+    constexpr Index far = Index{1} << 58;  // beyond any memory: nothing is decided there
+    if (stride == 0 || most == 0) return;
+    if (stride > far / most || stride < -(far / most)) undecided_ = true;
+    if (undecided_) return;
+    if (stride < 0) target_ -= stride * most;
+    const StepSum sum{stride < 0 ? -stride : stride, most};
+    for (std::size_t n = 0; n < count_; ++n) {
+      if (sums_[n].step == sum.step) return void(sums_[n].most += most);
+    }
+    sums_[count_++] = sum;
+  }
+
+  bool has_solutions(int wanted) {
+    if (undecided_) return false;
+    std::sort(sums_.begin(), sums_.begin() + static_cast<std::ptrdiff_t>(count_),
+              [](const StepSum& a, const StepSum& b) { return a.step > b.step; });
+    int budget = 4096;
+    return count_ways({sums_.data(), count_}, target_, wanted, budget) >= wanted;
+  }
+
+ private:
+  Index target_;
+  bool undecided_ = false;
+  std::size_t count_ = 0;
+  std::array<StepSum, 16> sums_{};
+};
+
+/// Whether the two share an element. Views whose layout would take too long to decide count as
+/// apart, and so do views of unequal element size.
+inline bool overlap(const Footprint& a, const Footprint& b) {
+  if (a.empty || b.empty || a.element_bytes != b.element_bytes) return false;
+  if (a.high < b.low || b.high < a.low) return false;
+  const auto bytes = static_cast<std::intptr_t>(b.address - a.address);
+  if (bytes % a.element_bytes != 0) return false;
+  Meeting meeting(static_cast<Index>(bytes) / a.element_bytes);
+  for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
+    meeting.add(a.strides[r], a.extents[r] - 1);
+  }
+  for (std::size_t r = 0; r < static_cast<std::size_t>(b.axes); ++r) {
+    meeting.add(-b.strides[r], b.extents[r] - 1);
+  }
+  return meeting.has_solutions(1);
+}
+
+/// Whether two indices of one view name the same element.
+inline bool repeats_elements(const Footprint& a) {
+  if (a.empty) return false;
+  const std::uintptr_t element = static_cast<std::uintptr_t>(a.element_bytes);
+  std::uintptr_t inner = 0;  // how far the axes behind reach: a longer stride leads beyond them
+  int nested = a.axes;
+  for (; nested > 0; --nested) {
+    const auto r = static_cast<std::size_t>(nested - 1);
+    if (a.strides[r] <= 0 || static_cast<std::uintptr_t>(a.strides[r]) * element <= inner) break;
+    inner += static_cast<std::uintptr_t>(a.strides[r]) *
+             static_cast<std::uintptr_t>(a.extents[r] - 1) * element;
+  }
+  if (nested == 0) return false;
+  Index middle = 0;  // every x at half of its range: the indices are equal
+  for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
+    const Index step = a.strides[r] < 0 ? -a.strides[r] : a.strides[r];
+    if (step == 0) return true;
+    if (step > (Index{1} << 56) / a.extents[r]) return false;
+    middle += step * (a.extents[r] - 1);
+    for (std::size_t s = 0; s < r; ++s) {
+      if (a.strides[s] == a.strides[r] || a.strides[s] == -a.strides[r]) return true;
+    }
+  }
+  Meeting meeting(middle);
+  for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
+    meeting.add(a.strides[r] < 0 ? -a.strides[r] : a.strides[r], 2 * (a.extents[r] - 1));
+  }
+  return meeting.has_solutions(2);
+}
+
+/// Whether they are the same elements in the same order.
+inline bool same_elements(const Footprint& a, const Footprint& b) {
+  return a.address == b.address && a.element_bytes == b.element_bytes && a.axes == b.axes &&
+         std::equal(a.extents.begin(), a.extents.begin() + a.axes, b.extents.begin()) &&
+         std::equal(a.strides.begin(), a.strides.begin() + a.axes, b.strides.begin());
+}
+
+}  // namespace headwise::inline v0_1::detail
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Throws ShapeError unless every index of `out` names an element of its own.
+inline void require_distinct(std::string_view function, const detail::Footprint& out) {
+  if (!detail::repeats_elements(out)) [[likely]]
+    return;
+  raise<ShapeError>(std::string(function) + ": " + std::string(out.name) +
+                    " holds one element at two indices, expected elements of their own");
+}
+
+/// Throws ShapeError unless `out` shares no element with any of the others, nor any with itself.
+inline void require_apart(std::string_view function, const detail::Footprint& out,
+                          std::initializer_list<detail::Footprint> others) {
+  require_distinct(function, out);
+  for (const detail::Footprint& other : others) {
+    if (!detail::overlap(out, other)) [[likely]]
+      continue;
+    raise<ShapeError>(std::string(function) + ": " + std::string(out.name) + " overlaps " +
+                      std::string(other.name) + ", expected memory of its own");
+  }
+}
+
+/// Throws ShapeError unless `out` is `in`, element for element, or shares none with it.
+inline void require_same_or_apart(std::string_view function, const detail::Footprint& out,
+                                  const detail::Footprint& in) {
+  if (detail::same_elements(out, in) || !detail::overlap(out, in)) [[likely]]
+    return;
+  raise<ShapeError>(std::string(function) + ": " + std::string(out.name) + " overlaps " +
+                    std::string(in.name) + " shifted, expected " + std::string(in.name) +
+                    " itself or memory of its own");
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

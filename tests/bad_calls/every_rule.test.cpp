@@ -1,0 +1,118 @@
+// Every rule of the headers has a call in the catalogue: no require and no raise whose message no
+// table of this program holds. (The tables' own tests show that the calls are refused so.)
+#include <filesystem>
+
+#include "bad_calls/rule_sites.hpp"
+#include "support/refusal.hpp"
+
+using namespace headwise_tests;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Rules without a call, by their form, each with its reason. None may stand here in vain.
+struct Exception {
+  std::string form, reason;
+};
+std::vector<Exception> exceptions() {
+  std::vector<Exception> all = {
+      {"Trace: *", "traced_scores looks at heads that forward has checked under its own name"},
+      {"layer_norm_backward: beta is *", "backward takes no beta"},
+      {"MultiHeadAttention::backward: the cache is of self-attention: use backward",
+       "that cache is the right one"},
+      {"MultiHeadAttention::backward_cross: the cache is of a call with separate keys and values: "
+       "use backward_cross",
+       "that cache is the right one"},
+  };
+  for (const std::string field :
+       {"key_len", "num_kv_heads", "d_head", "d_value", "kdim", "vdim", "window", "mask_biases"}) {
+    all.push_back({"count_memory_bytes: " + field + " is *", "it takes none of these"});
+  }
+  all.push_back({"count_memory_bytes: key_lengths *", "it takes none of these"});
+  return all;
+}
+
+bool has_call(const Rule& rule, const std::vector<std::string>& messages) {
+  for (const std::string& form : rule.forms) {
+    for (const std::string& message : messages) {
+      if (is_of_form(message, form)) return true;
+    }
+  }
+  return false;
+}
+
+std::vector<Rule> rules_of_headers() {
+  const fs::path root = HEADWISE_INCLUDE_DIR;
+  RuleReader reader;
+  std::vector<fs::path> headers;
+  for (const auto& entry : fs::recursive_directory_iterator(root)) {
+    const fs::path& path = entry.path();
+    if (path.extension() != ".hpp") continue;
+    if (path.parent_path().filename() == "io") continue;  // files: tests/io
+    if (path.filename() == "error.hpp") continue;         // what require and raise are
+    headers.push_back(path);
+  }
+  std::sort(headers.begin(), headers.end());
+  for (const fs::path& header : headers) reader.read(root, header);
+  std::vector<Rule> rules;  // each once, however many ways lead to it
+  for (const Rule& rule : reader.rules()) {
+    const auto same = [&](const Rule& r) { return r.where == rule.where && r.forms == rule.forms; };
+    if (std::none_of(rules.begin(), rules.end(), same)) rules.push_back(rule);
+  }
+  return rules;
+}
+
+}  // namespace
+
+TEST_CASE("every rule of the headers has a bad call that shows it", "[bad_calls]") {
+  const auto rules = rules_of_headers();
+  const std::vector<Exception> exempt = exceptions();
+  std::vector<bool> needed(exempt.size(), false);
+  for (const Rule& rule : rules) {
+    CAPTURE(rule.where);
+    REQUIRE_FALSE(rule.forms.empty());  // else the reader has to learn a form
+    if (has_call(rule, catalogued_messages())) continue;
+    bool excepted = false;
+    for (std::size_t n = 0; n < exempt.size(); ++n) {
+      if (!is_of_form(rule.forms[0], exempt[n].form)) continue;
+      excepted = needed[n] = true;
+    }
+    INFO("no call shows \"" << rule.forms[0] << '"');
+    CHECK(excepted);
+  }
+  for (std::size_t n = 0; n < exempt.size(); ++n) {
+    CAPTURE(exempt[n].form);
+    CHECK(needed[n]);
+  }
+  WARN(catalogued_messages().size() << " bad calls for " << rules.size() << " rules");
+  CHECK(rules.size() >= 500);
+  CHECK(catalogued_messages().size() >= 1000);
+}
+
+TEST_CASE("a rule without a call is found, whichever way it is written", "[bad_calls]") {
+  RuleReader reader;
+  reader.read_text("a.hpp", R"(
+    inline void helper(std::string_view function, Index n) {
+      require(n > 0, function, [&] { return "n is " + std::to_string(n) + ", expected > 0"; });
+    }
+    void f(Index n, bool b, In<double, 1> x) {
+      helper("f", n);
+      require_shape("f", b ? "x" : "y", x, Shape{n}, "the count");  // not "z"
+      require_apart("f", {"x", x}, {{"y", y}});
+    }
+    void g(Index n) {
+      constexpr std::string_view function = "g";
+      helper(function, n);
+      if (n > 9) raise<ShapeError>("g: n is " + std::to_string(n));
+    })");
+  std::vector<std::string> forms;
+  for (const Rule& rule : reader.rules()) forms.push_back(rule.forms[0]);
+  CHECK(forms == std::vector<std::string>{
+                     "f: n is *, expected > 0", "g: n is *, expected > 0",
+                     "f: x is *, expected * (the count)", "f: y is *, expected * (the count)",
+                     "f: x holds one element*", "f: x overlaps y, *", "g: n is *"});
+  CHECK(has_call({"", {"f: n is *, expected > 0"}}, {"f: n is -1, expected > 0"}));
+  CHECK_FALSE(has_call({"", {"f: n is *, expected > 0"}},
+                       {"g: n is -1, expected > 0", "f: n is -1", "f: n is -1, expected > 0!"}));
+}
