@@ -33,8 +33,10 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
   ~ThreadPool() { stop(); }
 
+  /// Workers, the calling thread among them.
   Index concurrency() const { return static_cast<Index>(threads_.size()) + 1; }
 
+  /// As the Executor concept says: returns when every task is done.
   void run(Index tasks, TaskRef task) {
     const std::lock_guard one_run(run_mutex_);
     if (threads_.empty() || tasks <= 1) return SerialExecutor().run(tasks, task);

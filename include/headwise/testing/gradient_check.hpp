@@ -23,14 +23,15 @@
 
 namespace headwise::inline v0_1 {
 
+/// How gradients are differenced and what they are held against.
 struct GradientCheckOptions {
-  double tolerance = 1e-8;  // of GradientError::error
-  Stencil stencil = Stencil::central;
-  double step = 0;         // > 0, in units of the inputs; 0: default_step
-  std::uint64_t seed = 1;  // of the random directions
-  int directions = 8;      // random directions for each input that is large
-  Index full_below = 400;  // inputs of at most so many scalars: every element
-  double max_dy = 1;       // the largest |dy| of the upstream gradient
+  double tolerance = 1e-8;             // of GradientError::error
+  Stencil stencil = Stencil::central;  // how a slope is formed
+  double step = 0;                     // > 0, in units of the inputs; 0: default_step
+  std::uint64_t seed = 1;              // of the random directions
+  int directions = 8;                  // random directions for each input that is large
+  Index full_below = 400;              // inputs of at most so many scalars: every element
+  double max_dy = 1;                   // the largest |dy| of the upstream gradient
 };
 
 namespace detail {
@@ -138,7 +139,8 @@ T chosen_step(const GradientCheckOptions& options) {
 
 inline namespace HEADWISE_CODE {
 
-/// sum(dy y): the loss whose gradient is the vector-Jacobian product of dy. Summed in T.
+/// sum(dy y): the loss whose gradient is the vector-Jacobian product of dy. Summed in T. Throws
+/// ShapeError unless dy has the shape of y.
 template <class D, class T, int R>
 T weighted_sum(const In<D, R>& dy, const In<T, R>& y) {
   require_shape("weighted_sum", "dy", dy, y.shape(), "the shape of y");
@@ -168,6 +170,7 @@ class GradientCheck {
                 "float results against double ones");
 
  public:
+  /// Throws ArgumentError for options out of range.
   explicit GradientCheck(const GradientCheckOptions& options = {}) : options_(options) {
     detail::require_valid(options, "GradientCheck");
   }
