@@ -45,6 +45,7 @@ TEST_CASE("every block of the pages is built, or says why not") {
 TEST_CASE("every command that a page names exists") {
   CHECK(dev_commands(root()).contains("test"));
   hold_all([](const Page& page) { return command_faults(page, root()); });
+  hold_all([](const Page& page) { return filter_faults(page, root()); });
 }
 
 TEST_CASE("every link of a page leads to a file") {
@@ -95,6 +96,13 @@ TEST_CASE("a planted command, link or test that is not there is found") {
   CHECK(commands("```sh\nmake world\n```\n") == 1);
   CHECK(commands("`./headwise_tests_ops` and `./headwise_tests_layering`\n") == 0);
   CHECK(commands("`./headwise_tests_none`\n") == 1);
+
+  const auto filters = [](const std::string& text) {
+    return filter_faults(page_of(text), root()).size();
+  };
+  CHECK(filters("`./headwise_tests_ops \"*NaN*,*bits*\"` and `./headwise_tests_ops \"[ops]\"`") ==
+        0);
+  CHECK(filters("`./headwise_tests_ops \"*NaN*,*unicorns*\"`") == 1);
 
   const auto links = [](const std::string& text) {
     return link_faults(page_of(text), root()).size();

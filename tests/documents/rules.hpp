@@ -96,6 +96,44 @@ inline std::set<std::string> dev_commands(const fs::path& root) {
   return commands;
 }
 
+/// The names and tags of the test cases of a layer, in small letters.
+inline std::string test_names(const fs::path& root, const std::string& layer) {
+  std::string names;
+  const std::regex test_case("TEST_CASE\\(\\s*((?:\"[^\"]*\"[\\s,]*)+)");
+  const auto add = [&](const fs::path& file) {
+    const std::string source = read_text(file);
+    for (std::sregex_iterator m(source.begin(), source.end(), test_case), end; m != end; ++m) {
+      names += (*m)[1].str() + '\n';
+    }
+  };
+  if (!fs::exists(root / "tests" / layer)) return names;
+  for (const auto& entry : fs::directory_iterator(root / "tests" / layer)) {
+    if (entry.path().string().ends_with(".test.cpp")) add(entry.path());
+  }
+  std::transform(names.begin(), names.end(), names.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return names;
+}
+
+/// `headwise_tests_ops "*bits*,*NaN*"` runs something, each part of it.
+inline Faults filter_faults(const Page& page, const fs::path& root) {
+  Faults faults;
+  const std::regex call("headwise_tests_([a-z_]+) \"([^\"]+)\"");
+  for (std::sregex_iterator m(page.text.begin(), page.text.end(), call), end; m != end; ++m) {
+    const std::string names = test_names(root, (*m)[1]);
+    std::istringstream parts((*m)[2].str());
+    for (std::string part; std::getline(parts, part, ',');) {
+      std::string wanted;
+      for (const char c : part) {
+        if (c != '*') wanted += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      }
+      if (names.find(wanted) != std::string::npos) continue;
+      faults.push_back(page.name + ": headwise_tests_" + (*m)[1].str() + " has no " + part);
+    }
+  }
+  return faults;
+}
+
 /// Every program that a page tells its reader to run exists.
 inline Faults command_faults(const Page& page, const fs::path& root) {
   const auto commands = dev_commands(root);
