@@ -6,6 +6,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -23,6 +24,8 @@ const std::map<std::string, int, std::less<>> ranks = {
 
 // Paths are relative to include/headwise: "ops/linear.hpp".
 constexpr std::string_view umbrella = "headwise.hpp";
+const std::set<std::string, std::less<>> tops = {"headwise.hpp", "compiled.hpp",
+                                                 "print_config.hpp"};  // above all folders
 constexpr std::string_view version = "version.hpp";
 
 std::string folder_of(std::string_view path) {
@@ -51,9 +54,9 @@ std::optional<std::string> include_operand(std::string_view line) {
 /// One complaint about one arrow, or nothing: `from` and `to` are relative to include/headwise.
 std::optional<std::string> arrow_fault(const std::string& from, const std::string& to) {
   if (to == version) return std::nullopt;
-  if (from == umbrella) {
-    if (folder_of(to) == "io")
-      return "the umbrella includes " + to + ", which needs more than Eigen";
+  if (tops.contains(from)) {
+    if (folder_of(to) == "io") return from + " includes " + to + ", which needs more than Eigen";
+    if (from != umbrella && to == umbrella) return "includes the umbrella";
     return std::nullopt;
   }
   if (to == umbrella) return "includes the umbrella";
@@ -69,7 +72,7 @@ std::optional<std::string> arrow_fault(const std::string& from, const std::strin
 /// Every complaint about the #include lines of one file.
 std::vector<std::string> include_faults(const std::string& path, const std::string& text) {
   std::vector<std::string> faults;
-  if (path != umbrella && path != version && !ranks.contains(folder_of(path))) {
+  if (!tops.contains(path) && path != version && !ranks.contains(folder_of(path))) {
     faults.push_back(path + ": is in no known layer");
   }
   std::istringstream lines(text);

@@ -1,102 +1,31 @@
-// A reference case, inputs and what PyTorch made of them in one safetensors file: read, run on
-// either path and in either precision, and held against what it expects. The metadata says how it
-// is to be run; what this library does not compute yet is refused by name.
+// A reference case run on either path and in either precision, and held against what it expects.
+// What this library does not compute yet is refused by name.
 #pragma once
 
-#include <filesystem>
-#include <locale>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "headwise/io/pytorch.hpp"
+#include "headwise/io/reference_case.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/flash_attention.hpp"
 #include "headwise/testing/close_to.hpp"
 
 namespace headwise::examples {
 
-/// What is run: a whole module (PyTorch's nn.MultiheadAttention), or attention alone.
-enum class CaseKind { mha, sdpa };
-
-struct ReferenceCase {
-  std::string name = {};  // in messages
-  SafetensorsFile file = {};
-  CaseKind kind = CaseKind::sdpa;
-  Index num_heads = 0;
-  Index num_kv_heads = 0;
-  bool causal = false;
-  Index window = 0;                  // 0: none
-  std::optional<double> scale = {};  // 1 / sqrt(d)
-};
-
-[[noreturn]] inline void refuse_case(const std::string& name, const std::string& message) {
-  raise<FileError>(name + ": " + message);
-}
-
-/// A number of the metadata. Throws FileError where it is there and is not wholly a number.
-template <class Number>
-std::optional<Number> metadata_number(const SafetensorsFile& file, const std::string& name,
-                                      const std::string& key) {
-  const auto found = file.metadata().find(key);
-  if (found == file.metadata().end()) return std::nullopt;
-  std::istringstream text(found->second);
-  text.imbue(std::locale::classic());
-  Number number{};
-  text >> std::noskipws >> number;
-  if (!text || text.peek() != std::istringstream::traits_type::eof()) {
-    refuse_case(name,
-                "metadata " + key + " is " + detail::quote(found->second) + ", expected a number");
-  }
-  return number;
-}
-
-inline CaseKind case_kind(const SafetensorsFile& file, const std::string& name) {
-  const auto found = file.metadata().find("kind");
-  if (found == file.metadata().end()) refuse_case(name, "no metadata kind: not a reference case");
-  if (found->second == "mha") return CaseKind::mha;
-  if (found->second == "sdpa") return CaseKind::sdpa;
-  if (found->second == "encoder_layer") {
-    refuse_case(name, "kind encoder_layer is not supported yet");
-  }
-  refuse_case(name, "kind is " + detail::quote(found->second) + ", expected mha or sdpa");
-}
-
-/// Reads how a case is to be run. Throws FileError `name: what is wrong or not supported yet`.
-inline ReferenceCase read_reference_case(SafetensorsFile file, std::string name) {
-  ReferenceCase c;
-  c.kind = case_kind(file, name);
-  for (const char* key : {"softcap", "alibi", "rope_theta"}) {
-    if (metadata_number<double>(file, name, key).value_or(0) == 0) continue;
-    refuse_case(name, std::string(key) + " is not supported yet");
-  }
-  const auto integer = [&](const char* key, Index otherwise, Index least) {
-    const Index value = metadata_number<Index>(file, name, key).value_or(otherwise);
-    if (value < least) {
-      refuse_case(name, "metadata " + std::string(key) + " is " + std::to_string(value) +
-                            ", expected >= " + std::to_string(least));
-    }
-    return value;
+/// Throws FileError for a case that asks for what this library does not compute yet.
+inline void require_supported(const ReferenceCase& c) {
+  const auto refuse = [&](const char* what) {
+    detail::refuse_case(c.name, std::string(what) + " is not supported yet");
   };
-  c.num_heads = integer("num_heads", 0, 1);
-  c.num_kv_heads = integer("num_kv_heads", c.num_heads, 1);
-  c.window = integer("window", 0, 0);
-  const Index causal_flag = integer("causal", 0, 0);
-  if (causal_flag > 1) refuse_case(name, "metadata causal is neither 0 nor 1");
-  c.causal = causal_flag == 1;
-  c.scale = metadata_number<double>(file, name, "scale");
+  if (c.softcap != 0) refuse("softcap");
+  if (c.alibi) refuse("alibi");
+  if (c.rope_theta != 0) refuse("rope_theta");
   if (c.kind == CaseKind::mha && c.num_kv_heads != c.num_heads) {
-    refuse_case(name, "num_kv_heads other than num_heads in kind mha is not supported");
+    refuse("num_kv_heads other than num_heads in kind mha");
   }
-  c.name = std::move(name);
-  c.file = std::move(file);
-  return c;
-}
-inline ReferenceCase read_reference_case(const std::filesystem::path& path) {
-  return read_reference_case(SafetensorsFile::read(path), path.string());
 }
 
 /// The masks of a case, and the tensors that they view.
@@ -122,8 +51,8 @@ class CaseMasks {
     const std::size_t rank = c.file.shape("attn_mask").size();
     const bool drops = c.file.dtype("attn_mask") == DType::boolean;
     if (rank != 2 && rank != 4) {
-      refuse_case(c.name, "attn_mask is " + format_extents(c.file.shape("attn_mask")) +
-                              ", expected [L, S] or [B, H, L, S]");
+      detail::refuse_case(c.name, "attn_mask is " + format_extents(c.file.shape("attn_mask")) +
+                                      ", expected [L, S] or [B, H, L, S]");
     }
     if (drops && rank == 2) mask_.add(Mask::drop(drop2_ = c.file.get<bool, 2>("attn_mask")));
     if (drops && rank == 4) mask_.add(Mask::drop(drop4_ = c.file.get<bool, 4>("attn_mask")));
@@ -175,9 +104,10 @@ void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
   const auto v = c.file.get<T, 4>("value");          // [B, G, S, dv]
   const auto d_o = c.file.get<T, 4>("grad_output");  // [B, H, L, dv]
   if (q.extent(1) != c.num_heads || k.extent(1) != c.num_kv_heads) {
-    refuse_case(c.name, "query is " + q.shape().format() + ", key is " + k.shape().format() +
-                            ", expected num_heads " + std::to_string(c.num_heads) +
-                            " and num_kv_heads " + std::to_string(c.num_kv_heads) + " on axis 1");
+    detail::refuse_case(c.name, "query is " + q.shape().format() + ", key is " +
+                                    k.shape().format() + ", expected num_heads " +
+                                    std::to_string(c.num_heads) + " and num_kv_heads " +
+                                    std::to_string(c.num_kv_heads) + " on axis 1");
   }
   const CaseMasks<T> masks(c);
   AttentionOptions<T> options{.mask = masks.mask()};
@@ -212,6 +142,7 @@ void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
 template <class T>
 SafetensorsWriter run_reference_case(const ReferenceCase& c, Path path,
                                      const Context& context = {}) {
+  require_supported(c);
   SafetensorsWriter results;
   if (c.kind == CaseKind::mha) {
     run_mha<T>(c, path, context, results);

@@ -18,9 +18,14 @@
 #include "headwise/ops/layer_norm.hpp"
 #include "headwise/ops/linear.hpp"
 #include "headwise/ops/softmax.hpp"
+#include "headwise/print_config.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "headwise/tensor/eigen.hpp"
 #include "headwise/tensor/print.hpp"
 #include "headwise/testing/check_op.hpp"
 #include "headwise/testing/close_to.hpp"
 #include "headwise/version.hpp"
+
+#if defined(HEADWISE_COMPILED)  // by the target headwise::compiled
+#include "headwise/compiled.hpp"
+#endif

@@ -7,7 +7,7 @@ namespace {
 
 using Named = std::map<std::string, Numbers>;
 
-/// x [N, I] w [I, O] + b, where there is a b.
+/// x [N, K] w [K, O] + b, where there is a b.
 Numbers project(const Numbers& x, Index I, const Numbers& w, const Named& p, const char* bias) {
   const Index N = static_cast<Index>(x.size()) / I, O = static_cast<Index>(w.size()) / I;
   Numbers y(static_cast<std::size_t>(N * O));

@@ -80,7 +80,7 @@ constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causa
   const std::int64_t offset = S - L;
   std::int64_t highest = keys;  // j - i is below the number of keys
   if (is_causal) highest = offset;
-  if (window != 0) highest = std::min(highest, offset + window - 1);
+  if (window != 0) highest = std::min<Index>(highest, offset + window - 1);
   std::int64_t pairs = detail::pairs_up_to(L, keys, highest);
   if (window != 0) pairs -= detail::pairs_up_to(L, keys, offset - window);
   return std::max<std::int64_t>(pairs, 0);

@@ -1,6 +1,6 @@
 // Floating-point operations in closed form, from shapes alone. A multiply-add is two; comparisons
 // and copies are none; e^x is one. Conventions, a pair being a visible (query, key) of one head:
-//   linear        2 N I O, and N O for a bias
+//   linear        2 N K O, and N O for a bias
 //   scores        2 d a pair            context  2 dv a pair
 //   softmax       5 a pair: scale, subtract the maximum, e^x, sum, divide
 #pragma once

@@ -46,7 +46,7 @@ struct MemoryCount {
   /// The most that is live at once, scratch included.
   std::int64_t peak() const {
     std::int64_t most = 0;
-    for (const Stage& stage : stages) most = std::max(most, stage.live + stage.scratch);
+    for (const Stage& stage : stages) most = std::max<Index>(most, stage.live + stage.scratch);
     return most;
   }
 };
@@ -88,9 +88,9 @@ MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Inde
           detail::gemm_workspace_bytes<T>(workers, N, width) + (one_bias ? width * bytes : 0));
   } else {
     stage("q, k, v projections", N * s.q_width() + M * (s.k_width() + s.v_width()),
-          std::max({detail::gemm_workspace_bytes<T>(workers, N, s.q_width()),
-                    detail::gemm_workspace_bytes<T>(workers, M, s.k_width()),
-                    detail::gemm_workspace_bytes<T>(workers, M, s.v_width())}));
+          std::max<Index>({detail::gemm_workspace_bytes<T>(workers, N, s.q_width()),
+                           detail::gemm_workspace_bytes<T>(workers, M, s.k_width()),
+                           detail::gemm_workspace_bytes<T>(workers, M, s.v_width())}));
   }
   const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? 2 * s.num_heads * N : 0;
   const Index scratch =
@@ -127,8 +127,8 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
   stage("sums of gradients", parameters + inputs, 0);
   if (s.output_dropout) stage("dropout", N * D, 0);
   stage("o projection", N * cw,
-        std::max(detail::gemm_workspace_bytes<T>(workers, N, cw),
-                 detail::gemm_workspace_bytes<T>(workers, cw, N == 0 ? 0 : D)));
+        std::max<Index>(detail::gemm_workspace_bytes<T>(workers, N, cw),
+                        detail::gemm_workspace_bytes<T>(workers, cw, N == 0 ? 0 : D)));
   const Index scratch =
       flash ? kernels::flash_backward_scratch<T, Isa>(s.d(), s.dv())
             : kernels::attention_backward_scratch<T, Isa>(s.seq_len, s.S(), s.weight_dropout);

@@ -46,8 +46,8 @@ struct FlashBackwardScratch {
         packed_k_t(memory.take(packed_size<T, Isa>(d, Tile::keys))),
         packed_v_t(memory.take(packed_size<T, Isa>(dv_width, Tile::keys))),
         packed_queries(memory.take(packed_operand<T, Isa>(Tile::queries, d, dv_width))),
-        repacked(
-            memory.take(packed_operand<T, Isa>(std::max(Tile::queries, Tile::keys), d, dv_width))),
+        repacked(memory.take(
+            packed_operand<T, Isa>(std::max<Index>(Tile::queries, Tile::keys), d, dv_width))),
         dk(memory.take(Tile::keys * d)),
         dv(memory.take(Tile::keys * dv_width)) {}
 };
@@ -60,23 +60,28 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
-/// delta_r = rowsum(d_o * o) for `rows` queries from i0 on: one ordered chain each, the same that
-/// gemm forms d_o v^T by, so that dp - delta is exactly 0 where o is one of the values. (Summed in
-/// another order the difference is rounding noise, which large keys blow up: 3,000 times the error
-/// of plain loops in dW_Q for scores in the thousands.) Eight chains at a time hide their latency.
-template <class T>
+/// delta_r = rowsum(d_o * o) for `rows` queries from i0 on, by the chains that gemm forms d_o v^T
+/// by, so that dp - delta is exactly 0 where o is one of the values. (Summed in another order the
+/// difference is rounding noise, which large keys blow up: 3,000 times the error of plain loops in
+/// dW_Q for scores in the thousands.) Eight chains at a time hide their latency.
+template <class T, class Isa>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   constexpr Index together = 8;
   const Index dv = head.forward.dv;
   for (Index r0 = 0; r0 < rows; r0 += together) {
-    const Index count = std::min(together, rows - r0);
-    T sums[together] = {};
-    for (Index n = 0; n < dv; ++n) {
-      for (Index r = 0; r < count; ++r) {
-        sums[r] = sums[r] + head.d_o(i0 + r0 + r, n) * head.o(i0 + r0 + r, n);
+    const Index count = std::min<Index>(together, rows - r0);
+    T totals[together] = {};
+    for (Index begin = 0; begin < dv; begin += GemmTile<T, Isa>::chain) {
+      T sums[together] = {};
+      for (Index n = begin, end = std::min<Index>(dv, begin + GemmTile<T, Isa>::chain); n < end;
+           ++n) {
+        for (Index r = 0; r < count; ++r) {
+          sums[r] = sums[r] + head.d_o(i0 + r0 + r, n) * head.o(i0 + r0 + r, n);
+        }
       }
+      for (Index r = 0; r < count; ++r) totals[r] = begin == 0 ? sums[r] : totals[r] + sums[r];
     }
-    for (Index r = 0; r < count; ++r) delta[r0 + r] = sums[r];
+    for (Index r = 0; r < count; ++r) delta[r0 + r] = totals[r];
   }
 }
 
@@ -131,7 +136,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, const TileBlock& block,
   add_bias<T, Isa>(head.forward, mask, block, buffers.p);
   gemm_packed<T, Isa>(d_o, buffers.packed_v_t, {buffers.ds, keys, 1}, {rows, columns, dv}, {});
   T delta[FlashTile<T, Isa>::queries];
-  row_deltas(head, i0, rows, delta);
+  row_deltas<T, Isa>(head, i0, rows, delta);
   for (Index r = 0; r < rows; ++r) {
     flash_backward_row<T, Isa>(head, block, r, delta[r], buffers, mask);
   }
@@ -175,7 +180,7 @@ TileWork flash_backward_keys(HeadAt&& head_at, Index heads, Index j0, Index colu
   for (Index n = 0; n < heads; ++n) {
     const FlashHead<T> head = head_at(n);
     for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
-      const Index rows = std::min(queries, head.forward.L - i0);
+      const Index rows = std::min<Index>(queries, head.forward.L - i0);
       const KeyRange range = head.forward.visibility.range(i0, rows);
       if (range.end <= j0 || range.begin >= j0 + columns) continue;
       const TileWork tile =

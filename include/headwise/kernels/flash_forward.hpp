@@ -134,7 +134,7 @@ TileWork flash_forward_tile(const AttentionHead<T>& head, Index i0, Index rows, 
 
   const KeyRange range = head.visibility.range(i0, rows);
   for (Index j0 = range.begin / keys * keys; j0 < range.end; j0 += keys) {
-    const Index columns = std::min(keys, head.S - j0);
+    const Index columns = std::min<Index>(keys, head.S - j0);
     const TileBlock block{i0, rows, j0, columns};
     mask.fill(head.visibility, block);
     // 4a s = scale q k^T,  4b bias

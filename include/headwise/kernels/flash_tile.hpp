@@ -128,7 +128,7 @@ void add_visible_product(Matrix<const T> a, Matrix<const T> b, const T* packed, 
 /// Elements of a packed operand of a tile: `rows` inner steps of a width that may be d or dv.
 template <class T, class Isa>
 constexpr Index packed_operand(Index rows, Index d, Index dv) {
-  return std::max(packed_size<T, Isa>(rows, d), packed_size<T, Isa>(rows, dv));
+  return std::max<Index>(packed_size<T, Isa>(rows, d), packed_size<T, Isa>(rows, dv));
 }
 
 HEADWISE_STRICT_MATH_END

@@ -11,7 +11,7 @@ namespace headwise::inline v0_1 {
 /// What a Linear learns; its gradients have the same form.
 template <Scalar T>
 struct LinearParameters {
-  Tensor<T, 2> w;  // [I, O]
+  Tensor<T, 2> w;  // [K, O]
   Tensor<T, 1> b;  // [O], or absent
 
   /// f(name, view) for each that is there; `prefix` goes in front of the names. Views are writable
@@ -44,8 +44,8 @@ class Linear {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;           // [N, I]
-    bool filled = false;  // whether forward has been called with it
+    In<T, 2> x;  // [N, K]
+    bool filled = false;
   };
 
   /// Weights by `init`, bias 0. Throws ShapeError for a negative width.
@@ -56,7 +56,7 @@ class Linear {
     init_weights<T>(parameters_.w, init, seed, 0);
   }
 
-  /// y [N, O] for x [N, I]: inference. Throws and works as linear_forward does.
+  /// y [N, O] for x [N, K]: inference. Throws and works as linear_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     Tensor<T, 2> y({x.extent(0), parameters_.w.extent(1)}, context.memory);
     linear_forward(x, parameters_.w, parameters_.b, y, context);
@@ -69,7 +69,7 @@ class Linear {
     return y;
   }
 
-  /// dx [N, I] for dy [N, O]; the gradients of W and b are added to `gradients`.
+  /// dx [N, K] for dy [N, O]; the gradients of W and b are added to `gradients`.
   ///
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,

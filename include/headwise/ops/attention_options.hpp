@@ -76,7 +76,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
   const auto [B, H, G, L, S, d, dv] = sizes;
   const Index g = h / sizes.group();
   const T scale = options.scale ? *options.scale
-                                : T(1) / T(sqrt(T(static_cast<double>(std::max(d, Index{1})))));
+                                : T(1) / T(sqrt(T(static_cast<double>(std::max<Index>(d, 1)))));
   return {kernels::matrix(q, b, h),
           kernels::matrix(k, b, g),
           kernels::matrix(v, b, g),

@@ -32,7 +32,7 @@ void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_
   T factors[step];
   for (Index n = 0; n < x.extent(0); ++n) {
     for (Index m0 = 0; m0 < x.extent(1); m0 += step) {
-      const Index count = std::min(step, x.extent(1) - m0);
+      const Index count = std::min<Index>(step, x.extent(1) - m0);
       if (mask.active()) mask.row(0, 0, n, m0, count, factor, factors);
       for (Index m = 0; m < count; ++m) {
         const T value = x(n, m0 + m);

@@ -52,9 +52,9 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
     const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
     const auto head_lse =
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse, b, h);
-    const auto work = kernels::flash_forward_tile<T, Isa>(head, i0, std::min(queries, sizes.L - i0),
-                                                          kernels::matrix(o, b, h), head_lse,
-                                                          workspace.of(worker));
+    const auto work = kernels::flash_forward_tile<T, Isa>(
+        head, i0, std::min<Index>(queries, sizes.L - i0), kernels::matrix(o, b, h), head_lse,
+        workspace.of(worker));
     const std::int64_t extra = kernels::score_extras(head, 1);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
@@ -118,8 +118,8 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
     kernels::TileWork work;
     for (Index j0 = 0; j0 < sizes.S; j0 += keys) {
       const auto block = kernels::flash_backward_keys<T, Isa>(
-          head_at, sizes.group(), j0, std::min(keys, sizes.S - j0), kernels::matrix(dk, b, g),
-          kernels::matrix(dv, b, g), workspace.of(worker));
+          head_at, sizes.group(), j0, std::min<Index>(keys, sizes.S - j0),
+          kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), workspace.of(worker));
       work.pairs += block.pairs;
       work.executed_flops += block.executed_flops;
     }

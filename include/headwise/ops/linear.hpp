@@ -33,7 +33,7 @@ void run_gemm(const Context& context, Workspace<T>& workspace, kernels::Matrix<c
     const Index m = t * linear_task_rows;
     T* scratch = workspace.of(worker).take(kernels::GemmTile<T, Isa>::scratch);
     kernels::gemm<T, Isa>(a.from(m, 0), b, c.from(m, 0),
-                          {std::min(linear_task_rows, size.M - m), size.N, size.K}, epilogue,
+                          {std::min<Index>(linear_task_rows, size.M - m), size.N, size.K}, epilogue,
                           scratch);
   };
   context.executor.run((size.M + linear_task_rows - 1) / linear_task_rows, task);
@@ -62,23 +62,23 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// y = x w + b, row by row.
 ///
-/// x   [N, I]   in
-/// w   [I, O]   in
+/// x   [N, K]   in
+/// w   [K, O]   in
 /// b   [O]      in; {} for none
 /// y   [N, O]   out; must not overlap the inputs
 ///
 /// A row of y depends on that row of x alone, to the bit. Sums run in T.
-/// Work    2 N I O FLOPs, and N O for the bias; scratch that does not grow with N.
+/// Work    2 N K O FLOPs, and N O for the bias; scratch that does not grow with N.
 /// Throws  ShapeError before anything is written; std::bad_alloc.
 template <Scalar T>
 void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_identity_t<T>, 1> b,
                     Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
   using Isa = simd::Best;
-  const Index N = x.extent(0), I = x.extent(1), O = w.extent(1);
-  const auto from_x = [&] { return std::to_string(I) + " from x " + x.shape().format(); };
+  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
+  const auto from_x = [&] { return std::to_string(K) + " from x " + x.shape().format(); };
   require_countable("linear_forward", "x", x);
   require_countable("linear_forward", "w", w);
-  require_shape("linear_forward", "w", w, Shape{I, O}, from_x);
+  require_shape("linear_forward", "w", w, Shape{K, O}, from_x);
   if (!b.absent()) {
     require_shape("linear_forward", "b", b, Shape{O},
                   [&] { return std::to_string(O) + " from w " + w.shape().format(); });
@@ -94,10 +94,10 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
   }
   auto workspace = detail::gemm_workspace<T, Isa>(context, true);
   detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(x), kernels::matrix(w),
-                           kernels::matrix(y), {N, O, I}, {.bias = bias});
+                           kernels::matrix(y), {N, O, K}, {.bias = bias});
   const std::int64_t bias_flops = b.absent() ? 0 : std::int64_t{N} * O;
-  context.count_flops(std::int64_t{2} * N * I * O + bias_flops,
-                      kernels::executed_gemm_flops<T, Isa>(N, O, I) + bias_flops);
+  context.count_flops(std::int64_t{2} * N * K * O + bias_flops,
+                      kernels::executed_gemm_flops<T, Isa>(N, O, K) + bias_flops);
 }
 
 /// db += the column sums of dy: the gradient of a bias that was added to every row.
@@ -118,15 +118,15 @@ void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Cont
 /// The gradients of linear_forward.
 ///
 /// dy  [N, O]   in
-/// x   [N, I]   in; as in forward
-/// w   [I, O]   in; as in forward
-/// dx  [N, I]   out: dy w^T; {} for none
-/// dw  [I, O]   added to: x^T dy; {} for none
+/// x   [N, K]   in; as in forward
+/// w   [K, O]   in; as in forward
+/// dx  [N, K]   out: dy w^T; {} for none
+/// dw  [K, O]   added to: x^T dy; {} for none
 /// db  [O]      added to: the column sums of dy; {} for none
 ///
 /// A row of x whose dy is 0 adds nothing to dw, even if it holds NaN or infinity: so padding that
 /// attention hides does not reach the weights.
-/// Work    2 N I O FLOPs for each of dx and dw, N O for db.
+/// Work    2 N K O FLOPs for each of dx and dw, N O for db.
 /// Throws  ShapeError before anything is written; std::bad_alloc.
 /// Source  docs/derivations/attention_backward.md, step 6.
 template <Scalar T>
@@ -135,14 +135,14 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                      InOut<std::type_identity_t<T>, 2> dw, InOut<std::type_identity_t<T>, 1> db,
                      const Context& context = {}) {
   using Isa = simd::Best;
-  const Index N = x.extent(0), I = x.extent(1), O = w.extent(1);
+  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
   require_countable("linear_backward", "x", x);
   require_countable("linear_backward", "w", w);
-  require_shape("linear_backward", "w", w, Shape{I, O},
-                [&] { return std::to_string(I) + " from x " + x.shape().format(); });
+  require_shape("linear_backward", "w", w, Shape{K, O},
+                [&] { return std::to_string(K) + " from x " + x.shape().format(); });
   require_shape("linear_backward", "dy", dy, Shape{N, O}, "rows of x, columns of w");
-  if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, I}, "the shape of x");
-  if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{I, O}, "the shape of w");
+  if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
+  if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");
   if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
 
   const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
@@ -152,13 +152,13 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   const auto dy_matrix = kernels::matrix(dy);
   if (wants_dx) {
     detail::run_gemm<T, Isa>(context, workspace, dy_matrix, kernels::matrix(w).transposed(),
-                             kernels::matrix(dx), {N, I, O}, {});
-    context.count_flops(std::int64_t{2} * N * I * O, kernels::executed_gemm_flops<T, Isa>(N, I, O));
+                             kernels::matrix(dx), {N, K, O}, {});
+    context.count_flops(std::int64_t{2} * N * K * O, kernels::executed_gemm_flops<T, Isa>(N, K, O));
   }
   if (wants_dw) {
     detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(active).transposed(), dy_matrix,
-                             kernels::matrix(dw), {I, O, N}, {.accumulate = true});
-    context.count_flops(std::int64_t{2} * N * I * O, kernels::executed_gemm_flops<T, Isa>(I, O, N));
+                             kernels::matrix(dw), {K, O, N}, {.accumulate = true});
+    context.count_flops(std::int64_t{2} * N * K * O, kernels::executed_gemm_flops<T, Isa>(K, O, N));
   }
   if (!db.absent()) bias_backward(dy, db, context);
 }

@@ -19,33 +19,27 @@ class ThreadPool {
   explicit ThreadPool(Index threads) {
     require(threads >= 1, "ThreadPool",
             "threads is " + std::to_string(threads) + ", expected >= 1");
-    threads_.reserve(static_cast<std::size_t>(threads - 1));
-    try {
-      for (Index worker = 1; worker < threads; ++worker) {
-        threads_.emplace_back([this, worker] { serve(worker); });
-      }
-    } catch (...) {
-      stop();
-      throw;
+    workers_.threads.reserve(static_cast<std::size_t>(threads - 1));
+    for (Index worker = 1; worker < threads; ++worker) {
+      workers_.threads.emplace_back([this, worker] { serve(worker); });
     }
   }
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
-  ~ThreadPool() { stop(); }
 
   /// Workers, the calling thread among them.
-  Index concurrency() const { return static_cast<Index>(threads_.size()) + 1; }
+  Index concurrency() const { return static_cast<Index>(workers_.threads.size()) + 1; }
 
   /// As the Executor concept says: returns when every task is done.
   void run(Index tasks, TaskRef task) {
     const std::lock_guard one_run(run_mutex_);
-    if (threads_.empty() || tasks <= 1) return SerialExecutor().run(tasks, task);
+    if (workers_.threads.empty() || tasks <= 1) return SerialExecutor().run(tasks, task);
     {
       const std::lock_guard lock(mutex_);
       task_ = &task;
       tasks_ = tasks;
       next_.store(0);
-      busy_ = static_cast<Index>(threads_.size());
+      busy_ = static_cast<Index>(workers_.threads.size());
       ++generation_;
     }
     wake_.notify_all();
@@ -55,14 +49,20 @@ class ThreadPool {
   }
 
  private:
-  void stop() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
+  /// Sends its threads home when it goes, also out of a constructor that could not start them all.
+  struct Workers {
+    ThreadPool& pool;
+    std::vector<std::thread> threads;
+
+    ~Workers() {
+      {
+        const std::lock_guard lock(pool.mutex_);
+        pool.stop_ = true;
+      }
+      pool.wake_.notify_all();
+      for (std::thread& thread : threads) thread.join();
     }
-    wake_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  };
 
   void work(TaskRef task, Index tasks, Index worker) {
     for (Index t = next_.fetch_add(1); t < tasks; t = next_.fetch_add(1)) task(t, worker);
@@ -94,7 +94,7 @@ class ThreadPool {
   Index busy_ = 0;
   std::size_t generation_ = 0;
   bool stop_ = false;
-  std::vector<std::thread> threads_;
+  Workers workers_{*this, {}};  // the last: it goes first
 };
 
 }  // namespace headwise::inline v0_1

@@ -124,8 +124,8 @@ class AttentionMask {
   void add(Window window) {
     require(window.size >= 1, "Mask::window",
             "size is " + std::to_string(window.size) + ", expected >= 1");
-    constexpr Index widest = std::numeric_limits<Index>::max() / 4;  // wider than any sequence
-    window_ = std::min(window_ == 0 ? widest : window_, window.size);
+    constexpr Index widest = (std::numeric_limits<Index>::max)() / 4;  // wider than any sequence
+    window_ = std::min<Index>(window_ == 0 ? widest : window_, window.size);
   }
   /// Throws ArgumentError where there are key lengths already.
   void add(KeyLengths keys) {

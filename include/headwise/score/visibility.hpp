@@ -49,20 +49,20 @@ class HeadVisibility {
     const Index diagonal = i + offset_;
     Index begin = 0;
     Index end = keys_;
-    if (causal_) end = std::min(end, diagonal + 1);
+    if (causal_) end = std::min<Index>(end, diagonal + 1);
     if (window_ != 0) {
       begin = diagonal - window_ + 1;
-      end = std::min(end, diagonal + window_);
+      end = std::min<Index>(end, diagonal + window_);
     }
     begin = std::clamp(begin, Index{0}, keys_);
-    return {begin, std::max(end, begin)};
+    return {begin, std::max<Index>(end, begin)};
   }
 
   /// The keys that at least one of the queries first ... first + count - 1 has in its range.
   KeyRange range(Index first, Index count) const {
     const KeyRange low = range(first);
     const KeyRange high = range(first + count - 1);
-    return {low.begin, std::max(high.end, low.begin)};
+    return {low.begin, std::max<Index>(high.end, low.begin)};
   }
 
   /// Whether pairs within the range have to be asked for one by one.

@@ -88,7 +88,8 @@ HEADWISE_INLINE typename Simd<T, Isa>::Vector exp(typename Simd<T, Isa>::Vector 
         __builtin_bit_cast(Vector, (rest + C::exponent_bias) << C::mantissa_bits);
     Vector result = series * scale_half * scale_rest;
     result = S::select(x < C::underflow, S::zero(), result);
-    result = S::select(x > C::overflow, S::broadcast(std::numeric_limits<T>::max()) * T(2), result);
+    result =
+        S::select(x > C::overflow, S::broadcast((std::numeric_limits<T>::max)()) * T(2), result);
     return result;
   }
 }

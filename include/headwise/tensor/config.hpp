@@ -42,10 +42,49 @@
 #define HEADWISE_CONFIG_MATH strict
 #endif
 
-#define HEADWISE_CONFIG_JOIN(a, b, c) code_##a##_##b##_##c
-#define HEADWISE_CONFIG_EXPAND(a, b, c) HEADWISE_CONFIG_JOIN(a, b, c)
-#define HEADWISE_CODE \
-  HEADWISE_CONFIG_EXPAND(HEADWISE_CONFIG_VECTORS, HEADWISE_CONFIG_FMA, HEADWISE_CONFIG_MATH)
+// Without exceptions, errors go to a handler (tensor/error.hpp).
+#if defined(__cpp_exceptions)
+#define HEADWISE_HAS_EXCEPTIONS 1
+#define HEADWISE_CONFIG_ERRORS throws
+#else
+#define HEADWISE_HAS_EXCEPTIONS 0
+#define HEADWISE_CONFIG_ERRORS handler
+#endif
+
+// Compiled as most programs are: what headwise::compiled was compiled for.
+#if defined(__AVX__) || defined(__FMA__) || defined(__FAST_MATH__) || __FINITE_MATH_ONLY__ || \
+    !HEADWISE_HAS_EXCEPTIONS
+#define HEADWISE_CONFIG_PLAIN 0
+#else
+#define HEADWISE_CONFIG_PLAIN 1
+#endif
+
+#if defined(HEADWISE_COMPILED)
+#define HEADWISE_USES_COMPILED HEADWISE_CONFIG_PLAIN
+#else
+#define HEADWISE_USES_COMPILED 0
+#endif
+
+#if defined(__x86_64__)
+#define HEADWISE_X86 1
+#else
+#define HEADWISE_X86 0
+#endif
+
+#if defined(__clang__)
+#define HEADWISE_COMPILER "clang++"
+#else
+#define HEADWISE_COMPILER "g++"
+#endif
+
+#define HEADWISE_CONFIG_JOIN(a, b, c, d) code_##a##_##b##_##c##_##d
+#define HEADWISE_CONFIG_EXPAND(a, b, c, d) HEADWISE_CONFIG_JOIN(a, b, c, d)
+#define HEADWISE_CODE                                                                        \
+  HEADWISE_CONFIG_EXPAND(HEADWISE_CONFIG_VECTORS, HEADWISE_CONFIG_FMA, HEADWISE_CONFIG_MATH, \
+                         HEADWISE_CONFIG_ERRORS)
+#define HEADWISE_CONFIG_QUOTE(name) #name
+#define HEADWISE_CONFIG_STRING(name) HEADWISE_CONFIG_QUOTE(name)
+#define HEADWISE_CODE_NAME HEADWISE_CONFIG_STRING(HEADWISE_CODE)
 
 #define HEADWISE_INLINE [[gnu::always_inline]] inline
 #define HEADWISE_ALWAYS_INLINE __attribute__((always_inline))  // behind a lambda's parameters

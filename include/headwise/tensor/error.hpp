@@ -1,7 +1,12 @@
 // What a caller's mistake turns into. Every public function checks its arguments before it writes
-// anything, in release builds too; the sentence says what was given and what is expected.
+// anything, in release builds too; the sentence says what was given and what is expected. Where
+// exceptions are switched off it goes to a handler of the user's.
 #pragma once
 
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -29,10 +34,51 @@ class FileError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+namespace detail {
+
+inline std::atomic<void (*)(const char*)> error_handler = nullptr;
+
+}  // namespace detail
+
+/// What a program built with -fno-exceptions does about an error: it gets the sentence that would
+/// have been thrown, and must not return (the program ends if it does).
+using ErrorHandler = void (*)(const char* message);
+
+/// Sets the handler for -fno-exceptions and returns the one before; nullptr brings back the
+/// default, which prints to stderr and aborts. Code with exceptions throws and never asks it. A
+/// std::bad_alloc and what else the standard library throws does not come here.
+inline ErrorHandler set_error_handler(ErrorHandler handler) {
+  return detail::error_handler.exchange(handler);
+}
+
+inline namespace HEADWISE_CODE {  // what they do depends on a flag
+
+/// The message of the std::exception that `call` throws, or nothing. Without exceptions it only
+/// calls.
+template <class Call>
+std::optional<std::string> error_of(Call&& call) {
+#if HEADWISE_HAS_EXCEPTIONS
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+#else
+  call();
+#endif
+  return std::nullopt;
+}
+
 /// The one place where the library throws.
 template <class Error>
 [[noreturn, gnu::cold, gnu::noinline]] void raise(const std::string& message) {
+#if HEADWISE_HAS_EXCEPTIONS
   throw Error(message);
+#else
+  if (const ErrorHandler handler = detail::error_handler.load()) handler(message.c_str());
+  std::fprintf(stderr, "headwise: %s\n", message.c_str());
+  std::abort();
+#endif
 }
 
 /// Throws ArgumentError `function: message` unless `rule` holds. The message may be a callable, so
@@ -47,5 +93,7 @@ void require(bool rule, std::string_view function, Message&& message) {
     raise<ArgumentError>(std::string(function) + ": " + std::string(message));
   }
 }
+
+}  // namespace HEADWISE_CODE
 
 }  // namespace headwise::inline v0_1

@@ -36,8 +36,8 @@ struct Shape {
   constexpr Shape() = default;
 
   /// As many extents as there are axes.
-  template <std::integral... I>
-  requires(sizeof...(I) == R) constexpr Shape(I... extent)
+  template <std::integral... Ints>
+  requires(sizeof...(Ints) == R) constexpr Shape(Ints... extent)
       : extents{static_cast<Index>(extent)...} {}
 
   /// The extent of one axis, 0 to R - 1.
@@ -56,7 +56,7 @@ struct Shape {
     }
     if (none) return 0;
     for (Index extent : extents) {
-      if (count > std::numeric_limits<Index>::max() / extent) {
+      if (count > (std::numeric_limits<Index>::max)() / extent) {
         raise<ShapeError>("Shape: " + format() + " has more elements than can be counted");
       }
       count *= extent;
@@ -80,8 +80,8 @@ struct Shape {
 };
 
 /// `Shape{2, 3}` is a Shape<2>.
-template <class... I>
-Shape(I...) -> Shape<static_cast<int>(sizeof...(I))>;
+template <class... Ints>
+Shape(Ints...) -> Shape<static_cast<int>(sizeof...(Ints))>;
 
 /// Prints `[2, 3, 4]`.
 template <int R>

@@ -87,13 +87,13 @@ class Tensor : public InOut<T, R>, public OwnsElements {
   const T* data() const { return In<T, R>::data(); }
 
   /// Element (i, j, ...).
-  template <std::convertible_to<Index>... I>
-  requires(sizeof...(I) == R) T& operator()(I... index) {
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) T& operator()(Ints... index) {
     return InOut<T, R>::operator()(index...);
   }
   /// The same, to be read.
-  template <std::convertible_to<Index>... I>
-  requires(sizeof...(I) == R) const T& operator()(I... index) const {
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) const T& operator()(Ints... index) const {
     return In<T, R>::operator()(index...);
   }
   /// Element `index`.
@@ -119,7 +119,7 @@ class Tensor : public InOut<T, R>, public OwnsElements {
   static T* allocate(const Shape<R>& shape, std::pmr::memory_resource* memory) {
     const Index count = shape.size();
     if (count == 0) return nullptr;
-    if (count > std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(T))) {
+    if (count > (std::numeric_limits<Index>::max)() / static_cast<Index>(sizeof(T))) {
       raise<ShapeError>("Tensor: " + shape.format() + " has more bytes than can be counted");
     }
     return static_cast<T*>(memory->allocate(storage_bytes<T>(count), storage_alignment));

@@ -68,8 +68,8 @@ class In {
   }
 
   /// Element (i, j, ...); its bounds are an assertion.
-  template <std::convertible_to<Index>... I>
-  requires(sizeof...(I) == R) constexpr const T& operator()(I... index) const {
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) constexpr const T& operator()(Ints... index) const {
     return data_[offset(Shape<R>(index...))];
   }
   /// Element `index`.
@@ -119,8 +119,8 @@ class Out : public In<T, R> {
   constexpr T* data() const { return data_; }
 
   /// Element (i, j, ...); its bounds are an assertion.
-  template <std::convertible_to<Index>... I>
-  requires(sizeof...(I) == R) constexpr T& operator()(I... index) const {
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) constexpr T& operator()(Ints... index) const {
     return data_[this->offset(Shape<R>(index...))];
   }
   /// Element `index`.

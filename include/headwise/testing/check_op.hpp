@@ -101,7 +101,7 @@ GradientReport check_op(Forward&& forward, Backward&& backward, const In<T, R>& 
   static_assert(std::is_same_v<typename decltype(y)::value_type, T>,
                 "forward returns a tensor of the type of x");
 
-  if (std::max(x.size(), y.size()) <= options.full_below) {
+  if (std::max<Index>(x.size(), y.size()) <= options.full_below) {
     return {{detail::whole_jacobian(forward, backward, moved, y, options)},
             options.tolerance,
             options.seed};

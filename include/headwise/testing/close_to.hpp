@@ -74,7 +74,8 @@ template <class A, class E, int R>
   long double scale = options.floor;
   for_each_index(expected.shape(), [&](const Shape<R>& index) {
     const E& e = expected(index);
-    if (detail::is_finite_number(e)) scale = std::max(scale, std::abs(static_cast<long double>(e)));
+    if (detail::is_finite_number(e))
+      scale = std::max<long double>(scale, std::abs(static_cast<long double>(e)));
   });
 
   Closeness result;
@@ -97,7 +98,7 @@ template <class A, class E, int R>
       } else if (wide_a == wide_e) {
         error = 0;
       } else if (scale > 0) {
-        error = std::min(error, std::abs(wide_a - wide_e) / scale);
+        error = std::min<long double>(error, std::abs(wide_a - wide_e) / scale);
       }
     }
     if (error > static_cast<long double>(tolerance)) ++result.failures;

@@ -84,7 +84,7 @@ LawResult shift_law(const LawTrial<T>& trial) {
   for (Index b = 0; b < data.q.extent(0); ++b) {
     for (Index h = 0; h < data.q.extent(1); ++h) {
       for (Index i = 0; i < data.q.extent(2); ++i) {
-        greatest = std::max(greatest, std::abs(data.scale * data.q(b, h, i, 0)));
+        greatest = std::max<T>(greatest, std::abs(data.scale * data.q(b, h, i, 0)));
       }
     }
   }

@@ -42,7 +42,7 @@ HEADWISE_STRICT_MATH_BEGIN
 /// |value|, or the largest finite value for what is not a number to compute with.
 template <class T>
 T magnitude(const T& value) {
-  return is_finite_number(value) ? std::abs(value) : std::numeric_limits<T>::max();
+  return is_finite_number(value) ? std::abs(value) : (std::numeric_limits<T>::max)();
 }
 
 /// Finds the worst of many comparisons.
@@ -51,7 +51,7 @@ class WorstGradient {
  public:
   void add(const T& analytic, const T& numeric, std::size_t where) {
     const T difference = magnitude<T>(analytic - numeric);
-    if (is_finite_number(numeric)) largest_ = std::max(largest_, std::abs(numeric));
+    if (is_finite_number(numeric)) largest_ = std::max<T>(largest_, std::abs(numeric));
     if (compared_++ == 0 || difference > difference_) {
       difference_ = difference;
       analytic_ = analytic;
@@ -69,7 +69,7 @@ class WorstGradient {
     result.numeric = numeric_;
     result.compared = compared_;
     const T scale = largest_ + static_cast<T>(1e-3) * static_cast<T>(max_dy);
-    if (difference_ == std::numeric_limits<T>::max()) {
+    if (difference_ == (std::numeric_limits<T>::max)()) {
       result.error = no_error_bound;
     } else if (difference_ > 0) {
       result.error = static_cast<double>(std::min<T>(no_error_bound, difference_ / scale));

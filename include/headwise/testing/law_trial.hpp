@@ -86,7 +86,7 @@ inline void add_term(LawSums& sums, const Shape<4>& at, long double term, long d
 
 inline double greatest_sum(const LawSums& sums) {
   long double greatest = 0;
-  for (const long double& sum : sums.absolute) greatest = std::max(greatest, sum);
+  for (const long double& sum : sums.absolute) greatest = std::max<long double>(greatest, sum);
   return static_cast<double>(greatest);
 }
 
@@ -117,8 +117,8 @@ void law_oracle_query(const LawData<T>& data, Index b, Index h, Index i, LawOrac
   for (Index j = 0; j < x.k.extent(2); ++j) {
     if (!x.sees(b, h, i, j)) continue;
     const auto s = law_dot(x.q, {b, h, i}, x.k, {b, g, j});
-    greatest = keys.empty() ? scale * s[0] : std::max(greatest, scale * s[0]);
-    y.condition = std::max(y.condition, static_cast<double>(std::abs(scale) * s[1]));
+    greatest = keys.empty() ? scale * s[0] : std::max<long double>(greatest, scale * s[0]);
+    y.condition = std::max<double>(y.condition, static_cast<double>(std::abs(scale) * s[1]));
     keys.push_back(j);
     p.push_back(scale * s[0]);
   }
@@ -179,7 +179,7 @@ LawData<T> law_data(const LawShape& x, std::uint64_t seed, bool takes_scale) {
                   law_normal<T>({x.B, x.H, x.L, x.dv}, seed, 3),
                   {},
                   x.causal};
-  const T width = static_cast<T>(std::max(x.d, Index{1}));
+  const T width = static_cast<T>(std::max<Index>(x.d, 1));
   data.scale = static_cast<T>(takes_scale ? 0.75 : 1) / std::sqrt(width);
   if (!x.masked) return data;
   data.keep = Tensor<bool, 4>(Shape{x.B, x.H, x.L, x.S});
@@ -227,10 +227,12 @@ class LawTrial {
   /// Draws numbers by `seed` and runs the forward; `slack` multiplies tolerances.
   LawTrial(const AttentionKernel<T>& kernel, const LawShape& shape, std::uint64_t seed,
            double slack = 1)
+      : LawTrial(kernel, detail::law_data<T>(shape, seed, kernel.takes_scale), seed, slack) {}
+  LawTrial(const AttentionKernel<T>& kernel, LawData<T> data, std::uint64_t seed, double slack = 1)
       : kernel_(kernel),
         seed_(seed),
         slack_(slack),
-        data_(detail::law_data<T>(shape, seed, kernel.takes_scale)),
+        data_(std::move(data)),
         oracle_(detail::law_oracle(data_)),
         answer_(forward(data_)) {}
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <exception>
 #include <iomanip>
 #include <optional>
 #include <ostream>
@@ -51,6 +50,11 @@ struct ScoreCard {
       if (row.law == law) return row;
     }
     raise<ArgumentError>("ScoreCard: no law is called " + std::string(law));
+  }
+
+  /// Puts the rows of another card of the same kernel below its own.
+  void append(ScoreCard other) {
+    for (ScoreCardRow& row : other.rows) rows.push_back(std::move(row));
   }
 
   /// A line a law: name, result, worst error and what it was held against, shapes, worst shape;
@@ -202,7 +206,8 @@ ScoreCard run_laws(const AttentionKernel<T>& kernel, const ScoreCardOptions& opt
   ScoreCard card{kernel.name, {}};
   for (const AttentionLaw<T>& law : laws) card.rows.push_back({law.name, law.statement, {}, {}});
   for (const LawShape& shape : options.shapes) {
-    const Index least = std::min({shape.B, shape.H, shape.G, shape.L, shape.S, shape.d, shape.dv});
+    const Index least =
+        std::min<Index>({shape.B, shape.H, shape.G, shape.L, shape.S, shape.d, shape.dv});
     require(least >= 1 && shape.H % shape.G == 0, "run_laws", [&] {
       return "shape is " + shape.format() + ", expected extents >= 1 and G a divisor of H";
     });
@@ -213,12 +218,11 @@ ScoreCard run_laws(const AttentionKernel<T>& kernel, const ScoreCardOptions& opt
     std::optional<LawTrial<T>> trial;
     for (std::size_t n = 0; n < laws.size(); ++n) {
       LawResult result;
-      try {
+      const auto error = error_of([&] {
         if (!trial) trial.emplace(kernel, shape, options.seed, options.slack);
         result = laws[n].holds(*trial);
-      } catch (const std::exception& error) {
-        result = {LawStatus::fail, "", {}, error.what()};
-      }
+      });
+      if (error) result = {LawStatus::fail, "", {}, *error};
       if (result.status == LawStatus::not_applicable) continue;
       ScoreCardRow& row = card.rows[n];
       ++row.shapes;

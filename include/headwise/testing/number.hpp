@@ -20,7 +20,7 @@ enum class NumberKind { finite, infinite, nan };
 
 /// The error that is reported where no difference can be formed. Not an infinity, so that it
 /// compares truthfully under any flag.
-inline constexpr double no_error_bound = std::numeric_limits<double>::max();
+inline constexpr double no_error_bound = (std::numeric_limits<double>::max)();
 
 inline namespace HEADWISE_CODE {
 

@@ -1,0 +1,124 @@
+// A reference case: inputs, and what PyTorch made of them, in one safetensors file whose metadata
+// says what is computed. Reading alone: nothing is run here.
+//
+// Tensors of kind sdpa: query [B, H, L, d], key [B, G, S, d], value [B, G, S, dv], grad_output
+// [B, H, L, dv], perhaps attn_mask; under "expected." output, weights [B, H, L, S], logsumexp
+// [B, H, L] and grad.query, grad.key, grad.value. Of kind mha: a whole nn.MultiheadAttention.
+#pragma once
+
+#include <algorithm>
+#include <filesystem>
+#include <locale>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "headwise/io/safetensors_reader.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// What a case computes: a whole module (PyTorch's nn.MultiheadAttention), or attention alone.
+enum class CaseKind { mha, sdpa };
+
+/// A file, and what its metadata says.
+struct ReferenceCase {
+  std::string name = {};  // in messages
+  SafetensorsFile file = {};
+  CaseKind kind = CaseKind::sdpa;
+  Index num_heads = 0;
+  Index num_kv_heads = 0;
+  bool causal = false;
+  Index window = 0;                  // 0: none
+  std::optional<double> scale = {};  // 1 / sqrt(d)
+  double softcap = 0;                // 0: none
+  bool alibi = false;
+  double rope_theta = 0;  // 0: no rotary positions
+};
+
+namespace detail {
+
+[[noreturn]] inline void refuse_case(const std::string& name, const std::string& message) {
+  raise<FileError>(name + ": " + message);
+}
+
+/// A number of the metadata. Throws FileError where it is there and is not wholly a number.
+template <class Number>
+std::optional<Number> metadata_number(const SafetensorsFile& file, const std::string& name,
+                                      const std::string& key) {
+  const auto found = file.metadata().find(key);
+  if (found == file.metadata().end()) return std::nullopt;
+  std::istringstream text(found->second);
+  text.imbue(std::locale::classic());
+  Number number{};
+  text >> std::noskipws >> number;
+  if (!text || text.peek() != std::istringstream::traits_type::eof()) {
+    refuse_case(name, "metadata " + key + " is " + quote(found->second) + ", expected a number");
+  }
+  return number;
+}
+
+inline CaseKind case_kind(const SafetensorsFile& file, const std::string& name) {
+  const auto found = file.metadata().find("kind");
+  if (found == file.metadata().end()) refuse_case(name, "no metadata kind: not a reference case");
+  if (found->second == "mha") return CaseKind::mha;
+  if (found->second == "sdpa") return CaseKind::sdpa;
+  if (found->second == "encoder_layer") {
+    refuse_case(name, "kind encoder_layer is not supported yet");
+  }
+  refuse_case(name, "kind is " + quote(found->second) + ", expected mha or sdpa");
+}
+
+}  // namespace detail
+
+/// Reads what a case computes. Throws FileError `name: what is wrong`.
+inline ReferenceCase read_reference_case(SafetensorsFile file, std::string name) {
+  ReferenceCase c;
+  c.kind = detail::case_kind(file, name);
+  const auto integer = [&](const char* key, Index otherwise, Index least, Index most) {
+    const Index value = detail::metadata_number<Index>(file, name, key).value_or(otherwise);
+    if (value < least || value > most) {
+      detail::refuse_case(name, "metadata " + std::string(key) + " is " + std::to_string(value) +
+                                    ", expected " +
+                                    (most == 1 ? "0 or 1" : ">= " + std::to_string(least)));
+    }
+    return value;
+  };
+  constexpr Index any = (std::numeric_limits<Index>::max)();
+  c.num_heads = integer("num_heads", 0, 1, any);
+  c.num_kv_heads = integer("num_kv_heads", c.num_heads, 1, any);
+  c.window = integer("window", 0, 0, any);
+  c.causal = integer("causal", 0, 0, 1) == 1;
+  c.alibi = integer("alibi", 0, 0, 1) == 1;
+  c.scale = detail::metadata_number<double>(file, name, "scale");
+  c.softcap = detail::metadata_number<double>(file, name, "softcap").value_or(0);
+  c.rope_theta = detail::metadata_number<double>(file, name, "rope_theta").value_or(0);
+  c.name = std::move(name);
+  c.file = std::move(file);
+  return c;
+}
+inline ReferenceCase read_reference_case(const std::filesystem::path& path) {
+  return read_reference_case(SafetensorsFile::read(path), path.string());
+}
+
+/// Every case of kind sdpa in a folder (its files *.safetensors), by name. Throws FileError for a
+/// file that is no case.
+inline std::vector<ReferenceCase> read_attention_cases(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::vector<std::filesystem::path> paths;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error)) {
+    if (at->path().extension() == ".safetensors") paths.push_back(at->path());
+  }
+  if (error) raise<FileError>(folder.string() + ": cannot be listed: " + error.message());
+  std::sort(paths.begin(), paths.end());
+  std::vector<ReferenceCase> cases;
+  for (const auto& path : paths) {
+    ReferenceCase c = read_reference_case(path);
+    if (c.kind == CaseKind::sdpa) cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+}  // namespace headwise::inline v0_1

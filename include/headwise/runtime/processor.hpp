@@ -1,0 +1,27 @@
+// What the processor that runs the program can do.
+#pragma once
+
+#include <string>
+
+#include "headwise/tensor/config.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// The instruction sets that matter to kernels, by their usual names: "sse2 avx avx2 fma avx512f".
+/// Empty on other machines than x86-64.
+inline std::string processor_features() {
+  std::string names;
+#if HEADWISE_X86
+  const auto add = [&](bool has, const char* name) {
+    if (has) names += (names.empty() ? "" : " ") + std::string(name);
+  };
+  add(__builtin_cpu_supports("sse2"), "sse2");
+  add(__builtin_cpu_supports("avx"), "avx");
+  add(__builtin_cpu_supports("avx2"), "avx2");
+  add(__builtin_cpu_supports("fma"), "fma");
+  add(__builtin_cpu_supports("avx512f"), "avx512f");
+#endif
+  return names;
+}
+
+}  // namespace headwise::inline v0_1

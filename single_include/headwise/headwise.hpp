@@ -1,0 +1,6386 @@
+// headwise 0.1.0: headwise/headwise.hpp and the headers below it in one file, made from include/ by
+// tools/amalgamate. It is not for editing.
+//
+// MIT License
+//
+// Copyright (c) 2026 The headwise authors
+//
+// Permission is hereby granted, free of charge, to any person obtaining a copy
+// of this software and associated documentation files (the "Software"), to deal
+// in the Software without restriction, including without limitation the rights
+// to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+// copies of the Software, and to permit persons to whom the Software is
+// furnished to do so, subject to the following conditions:
+//
+// The above copyright notice and this permission notice shall be included in all
+// copies or substantial portions of the Software.
+//
+// THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+// IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+// FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+// AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+// LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+// OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+// SOFTWARE.
+#pragma once
+
+#ifdef HEADWISE_CODE
+#error "headwise is included twice in this file: from include/, and as a single header"
+#endif
+
+#include <Eigen/Core>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cassert>
+#include <cmath>
+#include <concepts>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <initializer_list>
+#include <iomanip>
+#include <limits>
+#include <memory>
+#include <memory_resource>
+#include <mutex>
+#include <numbers>
+#include <optional>
+#include <ostream>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+// headwise/tensor/config.hpp
+// What the compiler is and how it was called. The only header that asks.
+//
+// Data types live in `headwise::v0_1`, whose layout no flag changes. Functions and modules live one
+// namespace deeper, in one that is named after the flags that change what a function compiles to,
+// so that two translation units with different -m or fast-math flags do not share their bodies.
+// (What is shared: the small members of data types.)
+
+#if defined(_MSC_VER)
+#error "headwise needs g++ >= 12 or clang >= 14: its kernels are written in their vector extensions"
+#elif defined(__clang__)
+#if __clang_major__ < 14
+#error "headwise needs clang >= 14"
+#endif
+#elif !defined(__GNUC__) || __GNUC__ < 12
+#error "headwise needs g++ >= 12 or clang >= 14"
+#endif
+
+#if __cplusplus < 202002L
+#error "headwise needs C++20: add -std=c++20"
+#endif
+
+#if defined(__AVX512F__)
+#define HEADWISE_CONFIG_VECTORS avx512
+#elif defined(__AVX2__)
+#define HEADWISE_CONFIG_VECTORS avx2
+#elif defined(__AVX__)
+#define HEADWISE_CONFIG_VECTORS avx
+#else
+#define HEADWISE_CONFIG_VECTORS base
+#endif
+
+#if defined(__FMA__)
+#define HEADWISE_CONFIG_FMA fma
+#else
+#define HEADWISE_CONFIG_FMA nofma
+#endif
+
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#define HEADWISE_CONFIG_MATH fast
+#else
+#define HEADWISE_CONFIG_MATH strict
+#endif
+
+// Without exceptions, errors go to a handler (tensor/error.hpp).
+#if defined(__cpp_exceptions)
+#define HEADWISE_HAS_EXCEPTIONS 1
+#define HEADWISE_CONFIG_ERRORS throws
+#else
+#define HEADWISE_HAS_EXCEPTIONS 0
+#define HEADWISE_CONFIG_ERRORS handler
+#endif
+
+// Compiled as most programs are: what headwise::compiled was compiled for.
+#if defined(__AVX__) || defined(__FMA__) || defined(__FAST_MATH__) || __FINITE_MATH_ONLY__ || \
+    !HEADWISE_HAS_EXCEPTIONS
+#define HEADWISE_CONFIG_PLAIN 0
+#else
+#define HEADWISE_CONFIG_PLAIN 1
+#endif
+
+#if defined(HEADWISE_COMPILED)
+#define HEADWISE_USES_COMPILED HEADWISE_CONFIG_PLAIN
+#else
+#define HEADWISE_USES_COMPILED 0
+#endif
+
+#if defined(__x86_64__)
+#define HEADWISE_X86 1
+#else
+#define HEADWISE_X86 0
+#endif
+
+#if defined(__clang__)
+#define HEADWISE_COMPILER "clang++"
+#else
+#define HEADWISE_COMPILER "g++"
+#endif
+
+#define HEADWISE_CONFIG_JOIN(a, b, c, d) code_##a##_##b##_##c##_##d
+#define HEADWISE_CONFIG_EXPAND(a, b, c, d) HEADWISE_CONFIG_JOIN(a, b, c, d)
+#define HEADWISE_CODE                                                                        \
+  HEADWISE_CONFIG_EXPAND(HEADWISE_CONFIG_VECTORS, HEADWISE_CONFIG_FMA, HEADWISE_CONFIG_MATH, \
+                         HEADWISE_CONFIG_ERRORS)
+#define HEADWISE_CONFIG_QUOTE(name) #name
+#define HEADWISE_CONFIG_STRING(name) HEADWISE_CONFIG_QUOTE(name)
+#define HEADWISE_CODE_NAME HEADWISE_CONFIG_STRING(HEADWISE_CODE)
+
+#define HEADWISE_INLINE [[gnu::always_inline]] inline
+#define HEADWISE_ALWAYS_INLINE __attribute__((always_inline))  // behind a lambda's parameters
+
+// Arithmetic stands between these two: whatever the user's flags, no reassociation, no assumption
+// that numbers are finite, and no fusing of a product and a sum where it was not written, which
+// would make bits depend on which of two loops the compiler fused. (Each compiler honours its own
+// form: g++ 12, clang 14 and 19. But clang with -ffast-math and FMA fuses all the same unless
+// -ffp-contract=on stands beside it: results stay right, bits differ from a build without.)
+#if defined(__clang__)
+#define HEADWISE_STRICT_MATH_BEGIN                                     \
+  _Pragma("float_control(push)") _Pragma("float_control(precise, on)") \
+      _Pragma("clang fp contract(off)")
+#define HEADWISE_STRICT_MATH_END _Pragma("float_control(pop)")
+#else
+#define HEADWISE_STRICT_MATH_BEGIN \
+  _Pragma("GCC push_options") _Pragma("GCC optimize(\"no-fast-math\", \"fp-contract=off\")")
+#define HEADWISE_STRICT_MATH_END _Pragma("GCC pop_options")
+#endif
+
+// headwise/tensor/error.hpp
+// What a caller's mistake turns into. Every public function checks its arguments before it writes
+// anything, in release builds too; the sentence says what was given and what is expected. Where
+// exceptions are switched off it goes to a handler of the user's.
+
+namespace headwise::inline v0_1 {
+
+/// A tensor has another shape or layout than the call needs.
+class ShapeError : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+/// An option, an index or a state does not fit the call.
+class ArgumentError : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+/// A file cannot be read or written, or is not what its format says.
+class FileError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+namespace detail {
+
+inline std::atomic<void (*)(const char*)> error_handler = nullptr;
+
+}  // namespace detail
+
+/// What a program built with -fno-exceptions does about an error: it gets the sentence that would
+/// have been thrown, and must not return (the program ends if it does).
+using ErrorHandler = void (*)(const char* message);
+
+/// Sets the handler for -fno-exceptions and returns the one before; nullptr brings back the
+/// default, which prints to stderr and aborts. Code with exceptions throws and never asks it. A
+/// std::bad_alloc and what else the standard library throws does not come here.
+inline ErrorHandler set_error_handler(ErrorHandler handler) {
+  return detail::error_handler.exchange(handler);
+}
+
+inline namespace HEADWISE_CODE {  // what they do depends on a flag
+
+/// The message of the std::exception that `call` throws, or nothing. Without exceptions it only
+/// calls.
+template <class Call>
+std::optional<std::string> error_of(Call&& call) {
+#if HEADWISE_HAS_EXCEPTIONS
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+#else
+  call();
+#endif
+  return std::nullopt;
+}
+
+/// The one place where the library throws.
+template <class Error>
+[[noreturn, gnu::cold, gnu::noinline]] void raise(const std::string& message) {
+#if HEADWISE_HAS_EXCEPTIONS
+  throw Error(message);
+#else
+  if (const ErrorHandler handler = detail::error_handler.load()) handler(message.c_str());
+  std::fprintf(stderr, "headwise: %s\n", message.c_str());
+  std::abort();
+#endif
+}
+
+/// Throws ArgumentError `function: message` unless `rule` holds. The message may be a callable, so
+/// that a call that is right builds no text.
+template <class Message>
+void require(bool rule, std::string_view function, Message&& message) {
+  if (rule) [[likely]]
+    return;
+  if constexpr (std::is_invocable_v<Message>) {
+    raise<ArgumentError>(std::string(function) + ": " + std::string(message()));
+  } else {
+    raise<ArgumentError>(std::string(function) + ": " + std::string(message));
+  }
+}
+
+}  // namespace HEADWISE_CODE
+
+}  // namespace headwise::inline v0_1
+
+// headwise/tensor/shape.hpp
+// Extents of a tensor, and the strides that go with them.
+
+namespace headwise::inline v0_1 {
+
+/// Counts and offsets, in elements. Signed, so that differences are numbers.
+using Index = std::ptrdiff_t;
+
+/// `[2, 3, 4]`
+inline std::string format_extents(std::span<const Index> extents) {
+  std::string text = "[";
+  for (std::size_t r = 0; r < extents.size(); ++r) {
+    if (r != 0) text += ", ";
+    text += std::to_string(extents[r]);
+  }
+  return text + "]";
+}
+
+/// The extents of R axes, outermost first: `Shape{B, H, L, d}`. Any of them may be 0.
+template <int R>
+struct Shape {
+  static_assert(R >= 1, "a shape has at least one axis");
+  std::array<Index, static_cast<std::size_t>(R)> extents{};
+
+  constexpr Shape() = default;
+
+  template <std::integral... Ints>
+  requires(sizeof...(Ints) == R) constexpr Shape(Ints... extent)
+      : extents{static_cast<Index>(extent)...} {}
+
+  constexpr Index operator[](int axis) const { return extents[static_cast<std::size_t>(axis)]; }
+  constexpr Index& operator[](int axis) { return extents[static_cast<std::size_t>(axis)]; }
+  friend constexpr bool operator==(const Shape&, const Shape&) = default;
+
+  /// The number of elements. Throws ShapeError for a negative extent or one more than Index holds.
+  constexpr Index size() const {
+    Index count = 1;
+    bool none = false;
+    for (Index extent : extents) {
+      if (extent < 0) raise<ShapeError>("Shape: " + format() + " has a negative extent");
+      if (extent == 0) none = true;
+    }
+    if (none) return 0;
+    for (Index extent : extents) {
+      if (count > (std::numeric_limits<Index>::max)() / extent) {
+        raise<ShapeError>("Shape: " + format() + " has more elements than can be counted");
+      }
+      count *= extent;
+    }
+    return count;
+  }
+
+  /// How far apart neighbours along each axis lie in dense row-major storage.
+  constexpr Shape row_major_strides() const {
+    Shape strides;
+    std::size_t step = 1;  // unsigned: beside an extent of 0 the others may be of any size
+    for (int r = R - 1; r >= 0; --r) {
+      strides[r] = static_cast<Index>(step);
+      step *= static_cast<std::size_t>((*this)[r]);
+    }
+    return strides;
+  }
+
+  std::string format() const { return format_extents(extents); }
+};
+
+template <class... Ints>
+Shape(Ints...) -> Shape<static_cast<int>(sizeof...(Ints))>;
+
+template <int R>
+std::ostream& operator<<(std::ostream& out, const Shape<R>& shape) {
+  return out << shape.format();
+}
+
+/// Calls f(Shape<R>) for every index of a tensor of this shape, last axis fastest.
+template <int R, class F>
+void for_each_index(const Shape<R>& shape, F&& f) {
+  const Index count = shape.size();
+  Shape<R> index;
+  for (Index n = 0; n < count; ++n) {
+    f(index);
+    for (int r = R - 1; r >= 0; --r) {
+      if (++index[r] < shape[r]) break;
+      index[r] = 0;
+    }
+  }
+}
+
+}  // namespace headwise::inline v0_1
+
+// headwise/analysis/attention_shape.hpp
+// The shape of a multi-head attention as far as its cost goes, and how many pairs it sees.
+
+namespace headwise::inline v0_1 {
+
+/// What a call costs depends on these alone. Widths of 0 take the default that stands beside them.
+struct AttentionShape {
+  Index batch_size = 1;               // B
+  Index seq_len = 0;                  // L
+  std::optional<Index> key_len = {};  // S; none: self-attention, S = L
+  Index d_model = 0;                  // D
+  Index num_heads = 1;                // H
+  Index num_kv_heads = 0;             // G; H
+  Index d_head = 0;                   // d; D / H
+  Index d_value = 0;                  // dv; d
+  Index kdim = 0;                     // D
+  Index vdim = 0;                     // D
+  bool causal = false;
+  Index window = 0;                         // 0: none
+  std::span<const Index> key_lengths = {};  // [B]; empty: all S
+  Index mask_biases = 0;                    // how many Mask::bias are added to the scores
+  bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;
+  bool layer_norm = false, layer_norm_affine = false;
+  bool weight_dropout = false, output_dropout = false;
+
+  bool self_attention() const { return !key_len; }
+  Index S() const { return key_len.value_or(seq_len); }
+  Index G() const { return num_kv_heads == 0 ? num_heads : num_kv_heads; }
+  Index d() const { return d_head == 0 ? d_model / num_heads : d_head; }
+  Index dv() const { return d_value == 0 ? d() : d_value; }
+  Index k_in() const { return kdim == 0 ? d_model : kdim; }
+  Index v_in() const { return vdim == 0 ? d_model : vdim; }
+  Index q_width() const { return num_heads * d(); }
+  Index k_width() const { return G() * d(); }
+  Index v_width() const { return G() * dv(); }
+  Index context_width() const { return num_heads * dv(); }
+  Index query_rows() const { return batch_size * seq_len; }
+  Index key_rows() const { return batch_size * S(); }
+};
+
+namespace detail {
+
+/// The sum of clamp(m, 0, K) over all m <= n.
+constexpr std::int64_t clamped_sum(std::int64_t n, std::int64_t K) {
+  if (n <= 0) return 0;
+  if (n <= K) return n * (n + 1) / 2;
+  return K * (K + 1) / 2 + (n - K) * K;
+}
+
+/// Pairs 0 <= i < L, 0 <= j < K with j - i <= t.
+constexpr std::int64_t pairs_up_to(std::int64_t L, std::int64_t K, std::int64_t t) {
+  return clamped_sum(L + t, K) - clamped_sum(t, K);
+}
+
+}  // namespace detail
+
+/// The pairs (i, j) of one head that causality, window and `keys` keys leave, in closed form:
+/// j - i between S - L - (window - 1) and S - L, or S - L + (window - 1) where not causal.
+constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causal, Index window) {
+  const std::int64_t offset = S - L;
+  std::int64_t highest = keys;  // j - i is below the number of keys
+  if (is_causal) highest = offset;
+  if (window != 0) highest = std::min<Index>(highest, offset + window - 1);
+  std::int64_t pairs = detail::pairs_up_to(L, keys, highest);
+  if (window != 0) pairs -= detail::pairs_up_to(L, keys, offset - window);
+  return std::max<std::int64_t>(pairs, 0);
+}
+
+/// The same for all heads and the whole batch.
+inline std::int64_t visible_pairs(const AttentionShape& shape) {
+  std::int64_t pairs = 0;
+  if (shape.key_lengths.empty()) {
+    pairs = shape.batch_size *
+            visible_pairs(shape.seq_len, shape.S(), shape.S(), shape.causal, shape.window);
+  }
+  for (const Index keys : shape.key_lengths) {
+    pairs += visible_pairs(shape.seq_len, shape.S(), keys, shape.causal, shape.window);
+  }
+  return shape.num_heads * pairs;
+}
+
+}  // namespace headwise::inline v0_1
+
+// headwise/runtime/path.hpp
+// The two ways in which attention is computed.
+
+namespace headwise::inline v0_1 {
+
+/// Both give the same function.
+enum class Path {
+  flash,         ///< in tiles: nothing of size L x S
+  materialized,  ///< with the weights [B, H, L, S] kept
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/analysis/count_flops.hpp
+// Floating-point operations in closed form, from shapes alone. A multiply-add is two; comparisons
+// and copies are none; e^x is one. Conventions, a pair being a visible (query, key) of one head:
+//   linear        2 N K O, and N O for a bias
+//   scores        2 d a pair            context  2 dv a pair
+//   softmax       5 a pair: scale, subtract the maximum, e^x, sum, divide
+
+namespace headwise::inline v0_1 {
+
+/// FLOPs by step, in the order of the computation.
+struct FlopCount {
+  std::int64_t layer_norm = 0;
+  std::int64_t q_projection = 0;
+  std::int64_t k_projection = 0;
+  std::int64_t v_projection = 0;
+  std::int64_t scores = 0;
+  std::int64_t softmax = 0;
+  std::int64_t context = 0;
+  std::int64_t o_projection = 0;
+  std::int64_t biases = 0;  // of the projections, and of masks
+  std::int64_t dropout = 0;
+
+  std::int64_t projections() const {
+    return q_projection + k_projection + v_projection + o_projection;
+  }
+  /// Matrix products alone.
+  std::int64_t products() const { return projections() + scores + context; }
+  std::int64_t total() const { return products() + softmax + layer_norm + biases + dropout; }
+
+  struct Step {
+    std::string_view name;
+    std::int64_t flops;
+  };
+  std::array<Step, 10> steps() const {
+    return {{{"layer_norm", layer_norm},
+             {"q projection", q_projection},
+             {"k projection", k_projection},
+             {"v projection", v_projection},
+             {"scores", scores},
+             {"softmax", softmax},
+             {"context", context},
+             {"o projection", o_projection},
+             {"biases", biases},
+             {"dropout", dropout}}};
+  }
+};
+
+/// Forward, either path.
+inline FlopCount count_flops(const AttentionShape& s) {
+  const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
+  const std::int64_t pairs = visible_pairs(s);
+  FlopCount count;
+  if (s.layer_norm) count.layer_norm = N * ((s.layer_norm_affine ? 8 : 6) * D + 5);
+  count.q_projection = 2 * N * D * s.q_width();
+  count.k_projection = 2 * M * s.k_in() * s.k_width();
+  count.v_projection = 2 * M * s.v_in() * s.v_width();
+  count.scores = 2 * s.d() * pairs;
+  count.softmax = 5 * pairs;
+  count.context = 2 * s.dv() * pairs;
+  count.o_projection = 2 * N * s.context_width() * D;
+  count.biases = (s.q_bias ? N * s.q_width() : 0) + (s.k_bias ? M * s.k_width() : 0) +
+                 (s.v_bias ? M * s.v_width() : 0) + (s.o_bias ? N * D : 0) + s.mask_biases * pairs;
+  count.dropout = (s.weight_dropout ? pairs : 0) + (s.output_dropout ? N * D : 0);
+  return count;
+}
+
+/// Backward. Products cost twice the forward's: one for each operand's gradient. Flash computes
+/// scores again: `scores` is 6 d a pair, against 4 d with kept weights.
+///
+/// softmax, a pair: dp p summed (2), subtract, multiply, scale; flash: scale, subtract both parts
+/// of the logsumexp (2), e^x again, then subtract, multiply, scale, and 2 dv a query for
+/// rowsum(d_o o).
+inline FlopCount count_backward_flops(const AttentionShape& s, Path path) {
+  const bool flash = path == Path::flash;
+  const FlopCount forward = count_flops(s);
+  const std::int64_t N = s.query_rows(), D = s.d_model, pairs = visible_pairs(s);
+  FlopCount count;
+  if (s.layer_norm) count.layer_norm = N * ((s.layer_norm_affine ? 18 : 11) * D + 2);
+  count.q_projection = 2 * forward.q_projection;
+  count.k_projection = 2 * forward.k_projection;
+  count.v_projection = 2 * forward.v_projection;
+  count.o_projection = 2 * forward.o_projection;
+  count.scores = (flash ? 6 : 4) * s.d() * pairs;
+  count.context = 4 * s.dv() * pairs;
+  count.softmax = flash ? 7 * pairs + 2 * s.dv() * s.num_heads * s.query_rows() : 5 * pairs;
+  count.biases = forward.biases - (flash ? 0 : s.mask_biases * pairs);
+  count.dropout = (s.weight_dropout ? 2 * pairs : 0) + (s.output_dropout ? N * D : 0);
+  return count;
+}
+
+/// Forward FLOPs of plain self-attention: 8 B L D^2 + 4 B L^2 D + 5 B H L^2.
+inline std::int64_t count_flops(Index batch_size, Index seq_len, Index d_model, Index n_heads) {
+  return count_flops(AttentionShape{.batch_size = batch_size,
+                                    .seq_len = seq_len,
+                                    .d_model = d_model,
+                                    .num_heads = n_heads})
+      .total();
+}
+
+}  // namespace headwise::inline v0_1
+
+// headwise/tensor/scalar.hpp
+// Which types numbers may have. float and double run vectorised; long double, or a type of one's
+// own that counts or differentiates, runs the same source one element at a time.
+
+namespace headwise::inline v0_1 {
+
+/// Arithmetic, order, std::numeric_limits, conversion from double, and exp, log and sqrt found by
+/// argument-dependent lookup or in std.
+template <class T>
+concept Scalar = std::numeric_limits<T>::is_specialized && !std::same_as<T, bool> &&
+                 std::constructible_from<T, double> && requires(T a, T b) {
+  a + b;
+  a - b;
+  a* b;
+  a / b;
+  a < b;
+};
+
+/// -infinity, written by its bits: the literal is refused by some compilers under -ffast-math.
+/// It is stored in results, never computed with.
+template <Scalar T>
+T negative_infinity() {
+  if constexpr (std::same_as<T, float>) {
+    return std::bit_cast<float>(std::uint32_t{0xFF800000u});
+  } else {
+    return T(std::bit_cast<double>(std::uint64_t{0xFFF0000000000000u}));
+  }
+}
+
+}  // namespace headwise::inline v0_1
+
+// headwise/simd/vector.hpp
+// Vectors of float and double on the compilers' vector extensions, and of every other scalar at
+// width 1, so that a kernel is written once.
+//
+// No vector crosses a function that is not always inlined: at -O0 g++ would pass it wrongly.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// What every machine has: 16-byte vectors.
+struct Generic {
+  static constexpr int vector_bytes = 16;
+};
+
+/// The instruction set that operations use.
+using Best = Generic;
+
+template <class T>
+inline constexpr bool vectorised = std::same_as<T, float> || std::same_as<T, double>;
+
+/// Vectors of T: width, load, store and lane-wise functions. This one has width 1.
+template <Scalar T, class Isa>
+struct Simd {
+  using Vector = T;
+  static constexpr int width = 1;
+
+  HEADWISE_INLINE static Vector zero() { return T(0); }
+  HEADWISE_INLINE static Vector broadcast(const T& x) { return x; }
+  HEADWISE_INLINE static Vector load(const T* from) { return *from; }
+  HEADWISE_INLINE static void store(const Vector& x, T* to) { *to = x; }
+  HEADWISE_INLINE static Vector max(const Vector& a, const Vector& b) { return a < b ? b : a; }
+  HEADWISE_INLINE static T lane(const Vector& x, int) { return x; }
+};
+
+template <Scalar T, class Isa>
+requires vectorised<T>
+struct Simd<T, Isa> {
+  static constexpr int width = Isa::vector_bytes / static_cast<int>(sizeof(T));
+  typedef T Vector __attribute__((vector_size(Isa::vector_bytes)));
+  using Int = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+  typedef Int IntVector __attribute__((vector_size(Isa::vector_bytes)));
+  using Bits = std::make_unsigned_t<Int>;
+  typedef Bits BitVector __attribute__((vector_size(Isa::vector_bytes)));
+
+  HEADWISE_INLINE static Vector zero() { return Vector{}; }
+  HEADWISE_INLINE static Vector broadcast(T x) { return x - Vector{}; }  // folds to one shuffle
+  HEADWISE_INLINE static Vector load(const T* from) {
+    Vector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  HEADWISE_INLINE static void store(Vector x, T* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static Vector max(Vector a, Vector b) { return a < b ? b : a; }
+  HEADWISE_INLINE static T lane(Vector x, int i) { return x[i]; }
+  HEADWISE_INLINE static Vector select(IntVector condition, Vector yes, Vector no) {
+    return condition ? yes : no;
+  }
+};
+
+/// f(0) f(1) ... f(count - 1), written out, so that an array of vectors stays in registers whatever
+/// the level of optimisation. (g++ -O2 leaves the loop, and the sums in memory: half the speed.)
+template <int count, class F>
+HEADWISE_INLINE void unrolled(F&& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) HEADWISE_ALWAYS_INLINE { (f(i), ...); }
+  (std::make_integer_sequence<int, count>());
+}
+
+/// The sum of all lanes, pairwise.
+template <Scalar T, class Isa>
+HEADWISE_INLINE T sum_lanes(typename Simd<T, Isa>::Vector x) {
+  using S = Simd<T, Isa>;
+  T lanes[S::width];
+  S::store(x, lanes);
+  for (int half = S::width / 2; half >= 1; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
+  }
+  return lanes[0];
+}
+
+/// The greatest lane. NaN lanes may be passed over.
+template <Scalar T, class Isa>
+HEADWISE_INLINE T max_lanes(typename Simd<T, Isa>::Vector x) {
+  using S = Simd<T, Isa>;
+  T greatest = S::lane(x, 0);
+  for (int i = 1; i < S::width; ++i) {
+    const T other = S::lane(x, i);
+    if (greatest < other) greatest = other;
+  }
+  return greatest;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd
+
+// headwise/tensor/view.hpp
+// Strided views: a pointer, extents, strides. They own nothing and copy nothing.
+//
+// A function's signature says what it does with each: In is read, Out is overwritten, InOut is
+// added to. TensorView and Tensor pass to all three with the scalar type deduced, because the
+// three are their bases. Const flows inward: a const Tensor passes only as In.
+
+namespace headwise::inline v0_1 {
+
+/// What owns its elements is derived from this; see Tensor.
+struct OwnsElements {};
+
+template <class U>
+concept OwnsItsElements = std::derived_from<std::remove_const_t<U>, OwnsElements>;
+
+/// A tensor that is read. `{}` is an absent one.
+template <class T, int R>
+class In {
+ public:
+  using value_type = T;
+  static constexpr int rank = R;
+  template <int Q>
+  using with_rank = In<T, Q>;
+
+  constexpr In() = default;
+
+  /// Dense row-major storage of this shape.
+  constexpr In(const T* data, const Shape<R>& shape) : In(data, shape, shape.row_major_strides()) {}
+
+  /// Element (i, j, ...) is data[i strides[0] + j strides[1] + ...].
+  constexpr In(const T* data, const Shape<R>& shape, const Shape<R>& strides)
+      : data_(data), shape_(shape), strides_(strides) {}
+
+  constexpr const T* data() const { return data_; }
+  constexpr const Shape<R>& shape() const { return shape_; }
+  constexpr const Shape<R>& strides() const { return strides_; }
+  constexpr Index extent(int axis) const { return shape_[axis]; }
+  constexpr Index stride(int axis) const { return strides_[axis]; }
+  constexpr Index size() const { return shape_.size(); }
+  constexpr bool absent() const { return data_ == nullptr && shape_ == Shape<R>(); }
+
+  /// Whether the elements lie one behind the other in row-major order.
+  constexpr bool dense() const {
+    if (size() == 0) return true;
+    Index step = 1;
+    for (int r = R - 1; r >= 0; --r) {
+      if (shape_[r] != 1 && strides_[r] != step) return false;
+      step *= shape_[r];
+    }
+    return true;
+  }
+
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) constexpr const T& operator()(Ints... index) const {
+    return data_[offset(Shape<R>(index...))];
+  }
+  constexpr const T& operator()(const Shape<R>& index) const { return data_[offset(index)]; }
+
+  constexpr Index offset(const Shape<R>& index) const {
+    Index sum = 0;
+    for (int r = 0; r < R; ++r) {
+      assert(index[r] >= 0 && index[r] < shape_[r]);
+      sum += index[r] * strides_[r];
+    }
+    return sum;
+  }
+
+ private:
+  const T* data_ = nullptr;
+  Shape<R> shape_;
+  Shape<R> strides_;
+};
+
+/// A tensor that is overwritten. What it held before is never read.
+template <class T, int R>
+class Out : public In<T, R> {
+ public:
+  template <int Q>
+  using with_rank = Out<T, Q>;
+
+  constexpr Out() = default;
+  constexpr Out(T* data, const Shape<R>& shape) : In<T, R>(data, shape), data_(data) {}
+  constexpr Out(T* data, const Shape<R>& shape, const Shape<R>& strides)
+      : In<T, R>(data, shape, strides), data_(data) {}
+
+  template <OwnsItsElements U>
+  requires(!std::is_const_v<U> && std::derived_from<U, Out<T, R>>) constexpr Out(U& tensor)
+      : Out(tensor.data(), tensor.shape(), tensor.strides()) {}
+  template <OwnsItsElements U>
+  requires std::derived_from<U, Out<T, R>> Out(const U& tensor)
+  = delete;  // a const Tensor is not written to
+
+  constexpr T* data() const { return data_; }
+
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) constexpr T& operator()(Ints... index) const {
+    return data_[this->offset(Shape<R>(index...))];
+  }
+  constexpr T& operator()(const Shape<R>& index) const { return data_[this->offset(index)]; }
+
+ private:
+  T* data_ = nullptr;
+};
+
+/// A tensor that is added to: what it holds before the call is kept.
+template <class T, int R>
+class InOut : public Out<T, R> {
+ public:
+  template <int Q>
+  using with_rank = InOut<T, Q>;
+  using Out<T, R>::Out;
+  constexpr InOut() = default;
+  explicit constexpr InOut(const Out<T, R>& out) : Out<T, R>(out) {}
+};
+
+/// A view for keeping: what users build over their own memory.
+template <class T, int R>
+class TensorView : public InOut<T, R> {
+ public:
+  template <int Q>
+  using with_rank = TensorView<T, Q>;
+  using InOut<T, R>::InOut;
+  constexpr TensorView() = default;
+};
+
+template <class T, int R>
+class TensorView<const T, R> : public In<T, R> {
+ public:
+  template <int Q>
+  using with_rank = TensorView<const T, Q>;
+  using In<T, R>::In;
+  constexpr TensorView() = default;
+  constexpr TensorView(const In<T, R>& view) : In<T, R>(view) {}
+};
+
+template <class T>
+using View1 = TensorView<T, 1>;
+template <class T>
+using View2 = TensorView<T, 2>;
+template <class T>
+using View3 = TensorView<T, 3>;
+template <class T>
+using View4 = TensorView<T, 4>;
+
+}  // namespace headwise::inline v0_1
+
+// headwise/kernels/matrix.hpp
+// What a kernel sees of a matrix: a pointer and two strides. No shapes, no ownership, no checks.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Element (i, j) is data[i row + j column].
+template <class T>
+struct Matrix {
+  T* data;
+  Index row;
+  Index column;
+
+  T& operator()(Index i, Index j) const { return data[i * row + j * column]; }
+  Matrix transposed() const { return {data, column, row}; }
+  Matrix from(Index i, Index j) const { return {data + i * row + j * column, row, column}; }
+  operator Matrix<const T>() const { return {data, row, column}; }
+};
+
+/// Element n is data[n step]. Null where there is none.
+template <class T>
+struct Row {
+  T* data;
+  Index step;
+
+  T& operator[](Index n) const { return data[n * step]; }
+  operator Row<const T>() const { return {data, step}; }
+};
+
+template <class T>
+Row<const T> row(const In<T, 1>& view) {
+  return {view.absent() ? nullptr : view.data(), view.stride(0)};
+}
+/// Row i of a matrix.
+template <class T>
+Row<T> row(const Matrix<T>& matrix, Index i) {
+  return {matrix.data + i * matrix.row, matrix.column};
+}
+
+template <class T>
+Matrix<const T> matrix(const In<T, 2>& view) {
+  return {view.data(), view.stride(0), view.stride(1)};
+}
+template <class T>
+Matrix<T> matrix(const Out<T, 2>& view) {
+  return {view.data(), view.stride(0), view.stride(1)};
+}
+/// The matrix of batch element b and head h.
+template <class T>
+Matrix<const T> matrix(const In<T, 4>& view, Index b, Index h) {
+  return {view.data() + b * view.stride(0) + h * view.stride(1), view.stride(2), view.stride(3)};
+}
+template <class T>
+Matrix<T> matrix(const Out<T, 4>& view, Index b, Index h) {
+  return {view.data() + b * view.stride(0) + h * view.stride(1), view.stride(2), view.stride(3)};
+}
+
+constexpr Index round_up(Index n, Index step) { return (n + step - 1) / step * step; }
+
+/// Whether no element is infinite or NaN: x - x is 0 for a finite x alone.
+template <class T, class Isa>
+bool all_finite(Matrix<const T> x, Index rows, Index columns) {
+  using S = simd::Simd<T, Isa>;
+  auto sums = S::zero();
+  T rest = T(0);
+  for (Index i = 0; i < rows; ++i) {
+    const T* row = &x.data[i * x.row];
+    Index j = 0;
+    if (x.column == 1) {
+      for (; j + S::width <= columns; j += S::width) {
+        const auto part = S::load(row + j);
+        sums = sums + (part - part);
+      }
+    }
+    for (; j < columns; ++j) rest = rest + (row[j * x.column] - row[j * x.column]);
+  }
+  return simd::sum_lanes<T, Isa>(sums) + rest == T(0);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/tensor/tensor.hpp
+// A tensor that owns its elements: dense, row-major, 64-byte aligned, from a memory resource.
+
+namespace headwise::inline v0_1 {
+
+/// Every block that the library asks a memory resource for starts on such a boundary.
+inline constexpr std::size_t storage_alignment = 64;
+
+/// The bytes that an owning tensor asks its memory resource for.
+template <class T>
+constexpr std::size_t storage_bytes(Index elements) {
+  return static_cast<std::size_t>(elements) * sizeof(T);
+}
+
+/// Owns its elements. Zero-initialised. Copies are deep; a const Tensor is read-only.
+///
+/// A failed allocation throws std::bad_alloc and leaves every object as it was.
+template <class T, int R>
+class Tensor : public InOut<T, R>, public OwnsElements {
+ public:
+  Tensor() noexcept = default;
+
+  explicit Tensor(const Shape<R>& shape,
+                  std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : Tensor(shape, allocate(shape, memory), memory) {
+    std::uninitialized_value_construct_n(data(), this->size());
+  }
+
+  /// A vector of `count` elements.
+  explicit Tensor(Index count, std::pmr::memory_resource* memory =
+                                   std::pmr::get_default_resource()) requires(R == 1)
+      : Tensor(Shape<1>(count), memory) {}
+
+  /// The values in row-major order. Throws ShapeError unless there are as many as the shape says.
+  Tensor(const Shape<R>& shape, std::initializer_list<T> values,
+         std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : Tensor(shape, memory) {
+    if (static_cast<Index>(values.size()) != this->size()) {
+      raise<ShapeError>("Tensor: " + std::to_string(values.size()) + " values for shape " +
+                        shape.format());
+    }
+    std::copy(values.begin(), values.end(), data());
+  }
+
+  Tensor(const Tensor& other)
+      : Tensor(other.shape(), allocate(other.shape(), other.memory_), other.memory_) {
+    std::uninitialized_copy_n(other.data(), this->size(), data());
+  }
+  Tensor(Tensor&& other) noexcept { swap(other); }
+  Tensor& operator=(const Tensor& other) {
+    if (this != &other) Tensor(other).swap(*this);
+    return *this;
+  }
+  Tensor& operator=(Tensor&& other) noexcept {
+    Tensor(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~Tensor() {
+    if (data() == nullptr) return;
+    std::destroy_n(data(), this->size());
+    memory_->deallocate(data(), storage_bytes<T>(this->size()), storage_alignment);
+  }
+
+  void swap(Tensor& other) noexcept {
+    std::swap(static_cast<InOut<T, R>&>(*this), static_cast<InOut<T, R>&>(other));
+    std::swap(memory_, other.memory_);
+  }
+
+  T* data() { return InOut<T, R>::data(); }
+  const T* data() const { return In<T, R>::data(); }
+
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) T& operator()(Ints... index) {
+    return InOut<T, R>::operator()(index...);
+  }
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) const T& operator()(Ints... index) const {
+    return In<T, R>::operator()(index...);
+  }
+  T& operator()(const Shape<R>& index) { return InOut<T, R>::operator()(index); }
+  const T& operator()(const Shape<R>& index) const { return In<T, R>::operator()(index); }
+
+  T* begin() { return data(); }
+  T* end() { return data() + this->size(); }
+  const T* begin() const { return data(); }
+  const T* end() const { return data() + this->size(); }
+
+  std::pmr::memory_resource* memory() const { return memory_; }
+
+ private:
+  Tensor(const Shape<R>& shape, T* storage, std::pmr::memory_resource* memory)
+      : InOut<T, R>(storage, shape), memory_(memory) {}
+
+  static T* allocate(const Shape<R>& shape, std::pmr::memory_resource* memory) {
+    const Index count = shape.size();
+    if (count == 0) return nullptr;
+    if (count > (std::numeric_limits<Index>::max)() / static_cast<Index>(sizeof(T))) {
+      raise<ShapeError>("Tensor: " + shape.format() + " has more bytes than can be counted");
+    }
+    return static_cast<T*>(memory->allocate(storage_bytes<T>(count), storage_alignment));
+  }
+
+  std::pmr::memory_resource* memory_ = nullptr;
+};
+
+template <class T>
+using Tensor1 = Tensor<T, 1>;
+template <class T>
+using Tensor2 = Tensor<T, 2>;
+template <class T>
+using Tensor3 = Tensor<T, 3>;
+template <class T>
+using Tensor4 = Tensor<T, 4>;
+
+}  // namespace headwise::inline v0_1
+
+// headwise/kernels/gemm.hpp
+// Matrix products. Row-invariant: an element of the result depends on its row of a, its column of
+// b and the inner length alone, never on how many other rows or columns there are or how they are
+// cut into tiles. Each element is one ordered chain of multiply-adds for every `k_block` terms.
+//
+// Traffic: b is packed once for each block (read and written once, then read from cache for every
+// `rows` rows of a); a is read where it lies, through its strides, so that a transposed a costs no
+// copy; c is read and written once for each k block.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The register tile and the cache blocks. They depend on the type and the instruction set alone.
+template <class T, class Isa>
+struct GemmTile {
+  static constexpr int rows = 6;
+  static constexpr int vectors = 2;  // 6 x 2 sums, 2 of b and 1 of a: 15 of 16 registers
+  static constexpr Index width = simd::Simd<T, Isa>::width;
+  static constexpr Index columns = vectors * width;
+  static constexpr Index k_block = 256;
+  static constexpr Index n_block = 256;
+  /// Scratch of one product: a packed block of b.
+  static constexpr Index scratch = k_block * n_block;
+};
+
+/// Elements that K rows of N columns take when packed.
+template <class T, class Isa>
+constexpr Index packed_size(Index K, Index N) {
+  return K * round_up(N, GemmTile<T, Isa>::columns);
+}
+
+/// Packs b [K, N] into panels [ceil(N / columns)][K][columns], columns beyond N as 0.
+/// Rows k with keep(k) false are packed as 0, whatever they hold.
+template <class T, class Isa, class Keep>
+void pack(Matrix<const T> b, Index K, Index N, T* packed, Keep keep) {
+  constexpr Index columns = GemmTile<T, Isa>::columns;
+  for (Index n0 = 0; n0 < N; n0 += columns) {
+    const Index width = std::min<Index>(columns, N - n0);
+    for (Index k = 0; k < K; ++k, packed += columns) {
+      const T* from = &b.data[k * b.row + n0 * b.column];
+      const Index filled = keep(k) ? width : 0;
+      if (b.column == 1) {
+        for (Index n = 0; n < filled; ++n) packed[n] = from[n];
+      } else {
+        for (Index n = 0; n < filled; ++n) packed[n] = from[n * b.column];
+      }
+      for (Index n = filled; n < columns; ++n) packed[n] = T(0);
+    }
+  }
+}
+template <class T, class Isa>
+void pack(Matrix<const T> b, Index K, Index N, T* packed) {
+  pack<T, Isa>(b, K, N, packed, [](Index) { return true; });
+}
+
+/// Of a product: rows of the result, columns of the result, inner length.
+struct Extents {
+  Index M, N, K;
+};
+
+/// Which pairs (row, inner) of a product's left operand count: all, or those that sees(m, k).
+template <class Sees>
+struct VisiblePairs {
+  bool all;
+  Sees sees;
+};
+template <class Sees>
+VisiblePairs(bool, Sees) -> VisiblePairs<Sees>;
+
+/// What happens to a sum before it is stored: c = alpha sum + bias, or c = c + alpha sum.
+template <class T>
+struct Epilogue {
+  T alpha = T(1);
+  const T* bias = nullptr;  // [N], dense; only where c is overwritten
+  bool accumulate = false;
+};
+
+/// Stores `count` columns of M rows of sums [M, columns]. All of it in whole vectors, so that an
+/// element is rounded alike wherever it stands; what lies beyond `count` is not touched.
+template <class T, class Isa>
+void store_tile(const T* sums, Index M, Matrix<T> c, Index count, const Epilogue<T>& epilogue) {
+  using S = simd::Simd<T, Isa>;
+  using Tile = GemmTile<T, Isa>;
+  constexpr Index width = Tile::width;
+  const bool scaled = !(epilogue.alpha == T(1));
+  const auto alpha = S::broadcast(epilogue.alpha);
+  for (Index n = 0; n < count; n += width) {
+    const Index lanes = std::min<Index>(width, count - n);
+    const bool whole = lanes == width && c.column == 1;
+    T part[static_cast<std::size_t>(width)] = {};
+    if (epilogue.bias != nullptr) {
+      for (Index lane = 0; lane < lanes; ++lane) part[lane] = epilogue.bias[n + lane];
+    }
+    const auto bias = S::load(part);
+    for (Index m = 0; m < M; ++m) {
+      T* to = &c.data[m * c.row + n * c.column];
+      auto result = S::load(sums + m * Tile::columns + n);
+      if (scaled) result = alpha * result;
+      if (epilogue.bias != nullptr) result = result + bias;
+      if (whole) {
+        S::store(epilogue.accumulate ? S::load(to) + result : result, to);
+        continue;
+      }
+      if (epilogue.accumulate) {
+        for (Index lane = 0; lane < lanes; ++lane) part[lane] = to[lane * c.column];
+        result = S::load(part) + result;
+      }
+      S::store(result, part);
+      for (Index lane = 0; lane < lanes; ++lane) to[lane * c.column] = part[lane];
+    }
+  }
+}
+
+/// M rows of a times one packed panel: `count` of the panel's columns are stored.
+///
+/// The sums leave the registers through a small array. With the epilogue written over the registers
+/// themselves g++ kept all of them in memory, through the loop too: half the speed at -O3 for
+/// float, at -O2 already for double.
+template <class T, class Isa, int M>
+void tile_product(Matrix<const T> a, Index K, const T* panel, Matrix<T> c, Index count,
+                  const Epilogue<T>& epilogue) {
+  using S = simd::Simd<T, Isa>;
+  using Tile = GemmTile<T, Isa>;
+  constexpr Index width = Tile::width;
+  constexpr int vectors = Tile::vectors;
+  typename S::Vector sum[std::size_t{M}][std::size_t{vectors}];
+  simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
+    simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+  });
+  for (Index k = 0; k < K; ++k) {
+    typename S::Vector b[std::size_t{vectors}];
+    simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
+      b[v] = S::load(panel + k * Tile::columns + v * width);
+    });
+    simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
+      const auto x = S::broadcast(a.data[m * a.row + k * a.column]);
+      simd::unrolled<vectors>([&](int v)
+                                  HEADWISE_ALWAYS_INLINE { sum[m][v] = sum[m][v] + x * b[v]; });
+    });
+  }
+  alignas(storage_alignment) T sums[static_cast<std::size_t>(M * Tile::columns)];
+  simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
+    simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
+      S::store(sum[m][v], sums + m * Tile::columns + v * width);
+    });
+  });
+  store_tile<T, Isa>(sums, M, c, count, epilogue);
+}
+
+/// tile_product for `rows` rows, 0 <= rows <= M.
+template <class T, class Isa, int M>
+void tile_rows(Index rows, Matrix<const T> a, Index K, const T* panel, Matrix<T> c, Index count,
+               const Epilogue<T>& epilogue) {
+  if constexpr (M > 0) {
+    if (rows == M) return tile_product<T, Isa, M>(a, K, panel, c, count, epilogue);
+    tile_rows<T, Isa, M - 1>(rows, a, K, panel, c, count, epilogue);
+  }
+}
+
+/// c [M, N] from a [M, K] and a packed b.
+template <class T, class Isa>
+void gemm_packed(Matrix<const T> a, const T* packed, Matrix<T> c, Extents size,
+                 const Epilogue<T>& epilogue) {
+  const auto [M, N, K] = size;
+  using Tile = GemmTile<T, Isa>;
+  for (Index n = 0; n < N; n += Tile::columns, packed += K * Tile::columns) {
+    const Index count = std::min<Index>(Tile::columns, N - n);
+    Epilogue<T> here = epilogue;
+    if (here.bias != nullptr) here.bias += n;
+    for (Index m = 0; m < M; m += Tile::rows) {
+      tile_rows<T, Isa, Tile::rows>(std::min<Index>(Tile::rows, M - m), a.from(m, 0), K, packed,
+                                    c.from(m, n), count, here);
+    }
+  }
+}
+
+/// c [M, N] = alpha a [M, K] b [K, N] + bias, or c + alpha a b. b's rows k with keep(k) false count
+/// as 0. `scratch` holds GemmTile::scratch elements.
+template <class T, class Isa, class Keep>
+void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Extents size,
+          const Epilogue<T>& epilogue, T* scratch, Keep keep) {
+  const auto [M, N, K] = size;
+  using Tile = GemmTile<T, Isa>;
+  for (Index n = 0; n < N; n += Tile::n_block) {
+    const Index n_count = std::min<Index>(Tile::n_block, N - n);
+    for (Index k = 0; k == 0 || k < K; k += Tile::k_block) {
+      const Index k_count = std::min<Index>(Tile::k_block, K - k);
+      pack<T, Isa>(b.from(k, n), k_count, n_count, scratch,
+                   [&](Index row) { return keep(k + row); });
+      Epilogue<T> here = epilogue;
+      if (here.bias != nullptr) here.bias += n;
+      if (k != 0) {
+        here.accumulate = true;
+        here.bias = nullptr;
+      }
+      gemm_packed<T, Isa>(a.from(0, k), scratch, c.from(0, n), {M, n_count, k_count}, here);
+    }
+  }
+}
+template <class T, class Isa>
+void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Extents size,
+          const Epilogue<T>& epilogue, T* scratch) {
+  gemm<T, Isa>(a, b, c, size, epilogue, scratch, [](Index) { return true; });
+}
+
+/// Like gemm, where of a [M, K] only visible pairs (m, k) count: the others are 0, and what b
+/// holds in row k must not reach row m even if it is infinite or NaN (0 * NaN is NaN). Same bits
+/// as gemm wherever b is finite.
+template <class T, class Isa, class Sees>
+void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Extents size,
+                  const Epilogue<T>& epilogue, T* scratch, const VisiblePairs<Sees>& visible) {
+  const auto [M, N, K] = size;
+  if (visible.all || all_finite<T, Isa>(b, K, N)) {
+    return gemm<T, Isa>(a, b, c, size, epilogue, scratch);
+  }
+  for (Index m = 0; m < M; ++m) {
+    gemm<T, Isa>(a.from(m, 0), b, c.from(m, 0), {1, N, K}, epilogue, scratch,
+                 [&](Index k) { return visible.sees(m, k); });
+  }
+}
+
+/// FLOPs of gemm as its tiles run: whole vectors of columns.
+template <class T, class Isa>
+constexpr std::int64_t executed_gemm_flops(Index M, Index N, Index K) {
+  return std::int64_t{2} * M * K * round_up(N, GemmTile<T, Isa>::columns);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/kernels/softmax.hpp
+// Softmax of one row, forward and backward.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// In place over the elements j of a row with visible(j): x_j becomes e^(x_j - max) / sum, the
+/// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout.
+template <class T, class Visible>
+void softmax_row(Row<T> x, Index n, Visible visible) {
+  using std::exp;
+  T greatest = std::numeric_limits<T>::lowest();
+  for (Index j = 0; j < n; ++j) {
+    if (!visible(j)) continue;
+    if (greatest < x[j]) greatest = x[j];
+  }
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    x[j] = visible(j) ? T(exp(x[j] - greatest)) : T(0);
+    if (visible(j)) sum = sum + x[j];
+  }
+  for (Index j = 0; j < n; ++j) {
+    if (visible(j)) x[j] = x[j] / sum;
+  }
+}
+
+/// dx_j = p_j (dp_j - sum_k dp_k p_k) for visible j, 0 for the others. dx may be dp.
+template <class T, class Visible>
+void softmax_backward_row(Row<const T> dp, Row<const T> p, Row<T> dx, Index n, Visible visible) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    if (visible(j)) sum = sum + dp[j] * p[j];
+  }
+  for (Index j = 0; j < n; ++j) dx[j] = visible(j) ? p[j] * (dp[j] - sum) : T(0);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/runtime/workspace.hpp
+// Scratch memory of a call: one block, an equal part for each worker, given back at the end.
+
+namespace headwise::inline v0_1 {
+
+/// Elements rounded up so that what follows starts on a 64-byte boundary.
+template <class T>
+constexpr Index padded(Index elements) {
+  constexpr Index step =
+      storage_alignment % sizeof(T) == 0 ? Index{storage_alignment / sizeof(T)} : Index{16};
+  return (elements + step - 1) / step * step;
+}
+
+/// Hands out parts of a block of scratch, one behind the other. Over null it only counts: so the
+/// buffers of a task are named once, and their size is what naming them takes.
+template <class T>
+class Scratch {
+ public:
+  explicit constexpr Scratch(T* begin = nullptr) : begin_(begin) {}
+  constexpr T* take(Index elements) {
+    T* part = begin_ == nullptr ? nullptr : begin_ + taken_;
+    taken_ += padded<T>(elements);
+    return part;
+  }
+  constexpr Index taken() const { return taken_; }
+
+ private:
+  T* begin_;
+  Index taken_ = 0;
+};
+
+/// `elements` of T for each of `workers`, not initialised. Throws std::bad_alloc.
+///
+/// (Filling them with 0 took nine tenths of a call on few and short rows.)
+template <class T>
+class Workspace {
+ public:
+  Workspace(Index workers, Index elements, std::pmr::memory_resource* memory)
+      : elements_(padded<T>(elements)), count_(workers * elements_), memory_(memory) {
+    if (count_ == 0) return;
+    block_ = static_cast<T*>(memory_->allocate(storage_bytes<T>(count_), storage_alignment));
+    std::uninitialized_default_construct_n(block_, count_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace() {
+    if (count_ == 0) return;
+    std::destroy_n(block_, count_);
+    memory_->deallocate(block_, storage_bytes<T>(count_), storage_alignment);
+  }
+
+  Scratch<T> of(Index worker) { return Scratch<T>(block_ + worker * elements_); }
+
+ private:
+  Index elements_;
+  Index count_;
+  std::pmr::memory_resource* memory_;
+  T* block_ = nullptr;
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/tensor/philox.hpp
+// Counter-based random numbers: a number is a function of a key and a position, so that any
+// thread, tiling or recomputation draws the same one and nothing needs to be stored.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Philox4x32: 128 random bits from a 128-bit counter and a 64-bit key.
+///
+/// `rounds` 10 is the published default, 7 the fewest that pass BigCrush.
+/// Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
+template <int rounds = 10>
+constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
+                                              std::array<std::uint32_t, 2> key) {
+  for (int round = 0; round < rounds; ++round) {
+    const std::uint64_t even = std::uint64_t{0xD2511F53u} * counter[0];
+    const std::uint64_t odd = std::uint64_t{0xCD9E8D57u} * counter[2];
+    counter = {static_cast<std::uint32_t>(odd >> 32) ^ counter[1] ^ key[0],
+               static_cast<std::uint32_t>(odd),
+               static_cast<std::uint32_t>(even >> 32) ^ counter[3] ^ key[1],
+               static_cast<std::uint32_t>(even)};
+    key[0] += 0x9E3779B9u;
+    key[1] += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+constexpr std::array<std::uint32_t, 2> philox_key(std::uint64_t seed) {
+  return {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)};
+}
+
+/// A key of its own for each (seed, stream, step): what is drawn under one says nothing about
+/// what is drawn under another.
+constexpr std::array<std::uint32_t, 2> philox_key(std::uint64_t seed, std::uint32_t stream,
+                                                  std::uint64_t step) {
+  const auto words = philox<10>({static_cast<std::uint32_t>(step),
+                                 static_cast<std::uint32_t>(step >> 32), stream, 0x68656164u},
+                                philox_key(seed));
+  return {words[0], words[1]};
+}
+
+/// A number in (0, 1] from 53 random bits.
+constexpr double unit_interval(std::uint32_t low, std::uint32_t high) {
+  const std::uint64_t bits = ((std::uint64_t{high} << 32) | low) >> 11;
+  return (static_cast<double>(bits) + 1.0) * 0x1.0p-53;
+}
+
+/// The standard normal number at `position` of the stream named by the key (Box and Muller).
+inline double philox_normal(std::array<std::uint32_t, 2> key, std::uint64_t position) {
+  const auto words = philox<10>(
+      {static_cast<std::uint32_t>(position), static_cast<std::uint32_t>(position >> 32), 0u, 0u},
+      key);
+  const double radius = std::sqrt(-2.0 * std::log(unit_interval(words[0], words[1])));
+  return radius * std::cos(2.0 * std::numbers::pi * unit_interval(words[2], words[3]));
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/score/dropout_mask.hpp
+// Which elements dropout keeps: a function of (seed, step, b, h, i, j), so that any tiling, thread
+// count, path or recomputation draws the same mask and nothing is stored.
+
+namespace headwise::inline v0_1 {
+
+/// Elements are zeroed with probability `rate` and the others multiplied by 1 / (1 - rate).
+/// Rate 0, the default, is inference. `step` is what changes from one training step to the next.
+struct Dropout {
+  double rate = 0.0;
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+
+  /// Whether a mask of this rate drops anything: masks are drawn to 2^-16.
+  bool active() const { return rate >= 0x1p-17; }
+
+  /// Throws ArgumentError unless the rate is in [0, 1].
+  void require_valid(std::string_view function) const {
+    require(rate >= 0.0 && rate <= 1.0, function,
+            [&] { return "dropout rate is " + std::to_string(rate) + ", expected 0 to 1"; });
+  }
+};
+
+/// What a dropout is applied to. The same seed draws unrelated masks for each.
+enum class DropoutStream : std::uint32_t { weights = 1, output = 2 };
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The mask of one call.
+///
+/// One Philox block serves 8 neighbours along j with 16 bits each: the rate is met to 2^-17. 7
+/// rounds are the fewest that pass BigCrush. (A word a pair at 10 rounds, the usual choice, is
+/// nearly three times the work: twice the blocks, of 10 rounds instead of 7.)
+class DropoutMask {
+ public:
+  DropoutMask() = default;
+  DropoutMask(const Dropout& dropout, DropoutStream stream)
+      : key_(philox_key(dropout.seed, static_cast<std::uint32_t>(stream), dropout.step)),
+        threshold_(static_cast<std::uint32_t>(std::lround(dropout.rate * 65536.0))),
+        keep_factor_(dropout.rate < 1.0 ? 1.0 / (1.0 - dropout.rate) : 0.0) {}
+
+  bool active() const { return threshold_ != 0; }
+
+  /// What a kept element is multiplied by.
+  double keep_factor() const { return keep_factor_; }
+
+  bool kept(Index b, Index h, Index i, Index j) const {
+    const auto words = block(b, h, i, j / 8);
+    return bits(words, static_cast<int>(j % 8)) >= threshold_;
+  }
+
+  /// factors[t] = 0 or `factor` for pairs (i, j + t), t in [0, count).
+  template <class T>
+  void row(Index b, Index h, Index i, Index j, Index count, T factor, T* factors) const {
+    for (Index t = 0; t < count;) {
+      const auto words = block(b, h, i, (j + t) / 8);
+      for (int lane = static_cast<int>((j + t) % 8); lane < 8 && t < count; ++lane, ++t) {
+        factors[t] = bits(words, lane) >= threshold_ ? factor : T(0);
+      }
+    }
+  }
+
+ private:
+  std::array<std::uint32_t, 4> block(Index b, Index h, Index i, Index j8) const {
+    return philox<7>({static_cast<std::uint32_t>(j8), static_cast<std::uint32_t>(i),
+                      static_cast<std::uint32_t>(h), static_cast<std::uint32_t>(b)},
+                     key_);
+  }
+  static std::uint32_t bits(const std::array<std::uint32_t, 4>& words, int lane) {
+    return (words[static_cast<std::size_t>(lane / 2)] >> (16 * (lane % 2))) & 0xFFFFu;
+  }
+
+  std::array<std::uint32_t, 2> key_{};
+  std::uint32_t threshold_ = 0;
+  double keep_factor_ = 1.0;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/tensor/view_ops.hpp
+// Views of views: slices, transposes, heads. Nothing here copies but `copy` and `contiguous`.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+inline void require_axis(std::string_view function, int axis, int rank) {
+  require(axis >= 0 && axis < rank, function, [&] {
+    return "axis is " + std::to_string(axis) + ", expected 0 to " + std::to_string(rank - 1);
+  });
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// The view of a Tensor, a const Tensor (read-only) or of a view (itself).
+template <class T, int R>
+TensorView<T, R> as_view(Tensor<T, R>& tensor) {
+  return {tensor.data(), tensor.shape(), tensor.strides()};
+}
+template <class T, int R>
+In<T, R> as_view(const Tensor<T, R>& tensor) {
+  return tensor;
+}
+template <class V>
+requires(!OwnsItsElements<V>) V as_view(const V& view) { return view; }
+
+/// What can be viewed: any view, and a Tensor that has a name and so outlives the call.
+template <class V>
+concept Viewable = !OwnsItsElements<std::remove_reference_t<V>> || std::is_lvalue_reference_v<V>;
+
+template <class V>
+using view_of = decltype(as_view(std::declval<V>()));
+template <class V, int Q>
+using view_of_rank = typename view_of<V>::template with_rank<Q>;
+
+/// Elements begin, begin + 1, ... begin + count - 1 of one axis.
+/// Throws ShapeError unless 0 <= begin <= begin + count <= extent.
+template <Viewable V>
+view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
+  const auto view = as_view(tensor);
+  detail::require_axis("slice", axis, view.rank);
+  if (begin < 0 || count < 0 || begin > view.extent(axis) - count) {
+    raise<ShapeError>("slice: [" + std::to_string(begin) + ", " + std::to_string(begin + count) +
+                      ") of axis " + std::to_string(axis) + " is outside " + view.shape().format());
+  }
+  auto shape = view.shape();
+  shape[axis] = count;
+  return {view.data() + (view.data() == nullptr ? 0 : begin * view.stride(axis)), shape,
+          view.strides()};
+}
+
+/// One index of the first axis; the view that remains has one axis less.
+template <Viewable V>
+auto select(V&& tensor, Index index) {
+  const auto view = as_view(tensor);
+  using View = std::remove_const_t<decltype(view)>;
+  constexpr int rank = View::rank - 1;
+  if (index < 0 || index >= view.extent(0)) {
+    raise<ShapeError>("select: " + std::to_string(index) + " on axis 0 is outside " +
+                      view.shape().format());
+  }
+  Shape<rank> shape, strides;
+  for (int r = 0; r < rank; ++r) {
+    shape[r] = view.extent(r + 1);
+    strides[r] = view.stride(r + 1);
+  }
+  return view_of_rank<V&, rank>(view.data() + index * view.stride(0), shape, strides);
+}
+
+/// Two axes exchanged.
+template <Viewable V>
+view_of<V&> transpose(V&& tensor, int axis_a, int axis_b) {
+  const auto view = as_view(tensor);
+  detail::require_axis("transpose", axis_a, view.rank);
+  detail::require_axis("transpose", axis_b, view.rank);
+  auto shape = view.shape();
+  auto strides = view.strides();
+  std::swap(shape[axis_a], shape[axis_b]);
+  std::swap(strides[axis_a], strides[axis_b]);
+  return {view.data(), shape, strides};
+}
+
+/// [B, L, C] as the matrix [B L, C]: possible where batch follows batch at the distance of L rows.
+template <class V>
+bool rows_are_uniform(const V& tensor) {
+  return tensor.extent(0) <= 1 || tensor.extent(1) <= 1 ||
+         tensor.stride(0) == tensor.extent(1) * tensor.stride(1);
+}
+
+/// [B, L, C] seen as [B L, C]. Throws ShapeError where no strides describe that.
+template <Viewable V>
+auto merge_rows(V&& tensor) {
+  const auto view = as_view(tensor);
+  if (!rows_are_uniform(view)) {
+    raise<ShapeError>("merge_rows: strides " + view.strides().format() + " of " +
+                      view.shape().format() + " have no common row distance; copy it first");
+  }
+  return view_of_rank<V&, 2>(view.data(), Shape{view.extent(0) * view.extent(1), view.extent(2)},
+                             Shape{view.stride(view.extent(1) == 1 ? 0 : 1), view.stride(2)});
+}
+
+/// [B, L, H d] seen as [B, H, L, d], head i in columns i d ... (i + 1) d - 1.
+///
+/// Over rows at distance W the strides are (L W, d, W, 1): no element moves.
+/// Throws ShapeError unless num_heads divides the width.
+template <Viewable V>
+auto split_heads(V&& tensor, Index num_heads) {
+  const auto view = as_view(tensor);
+  if (num_heads <= 0 || view.extent(2) % num_heads != 0) {
+    raise<ShapeError>("split_heads: x is " + view.shape().format() + ", its width is not " +
+                      std::to_string(num_heads) + " heads of equal width");
+  }
+  const Index width = view.extent(2) / num_heads;
+  return view_of_rank<V&, 4>(
+      view.data(), Shape{view.extent(0), num_heads, view.extent(1), width},
+      Shape{view.stride(0), width * view.stride(2), view.stride(1), view.stride(2)});
+}
+
+/// [B, H, L, d] seen as [B, L, H d]: the inverse of split_heads on the same storage.
+/// Throws ShapeError where the heads do not lie side by side in a row.
+template <Viewable V>
+auto merge_heads(V&& tensor) {
+  const auto view = as_view(tensor);
+  if (view.extent(1) > 1 && view.stride(1) != view.extent(3) * view.stride(3)) {
+    raise<ShapeError>("merge_heads: strides " + view.strides().format() + " of " +
+                      view.shape().format() +
+                      " do not put the heads side by side; copy it into such a layout first");
+  }
+  return view_of_rank<V&, 3>(view.data(),
+                             Shape{view.extent(0), view.extent(2), view.extent(1) * view.extent(3)},
+                             Shape{view.stride(0), view.stride(2), view.stride(3)});
+}
+
+/// to = from, element by element. Throws ShapeError unless the shapes are equal.
+template <class T, int R>
+void copy(In<T, R> from, Out<std::type_identity_t<T>, R> to) {
+  if (from.shape() != to.shape()) {
+    raise<ShapeError>("copy: to is " + to.shape().format() + ", expected " + from.shape().format() +
+                      " (from)");
+  }
+  for_each_index(from.shape(), [&](const Shape<R>& index) { to(index) = from(index); });
+}
+
+/// A dense copy.
+template <class T, int R>
+Tensor<T, R> contiguous(In<T, R> from,
+                        std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+  Tensor<T, R> result(from.shape(), memory);
+  copy(from, result);
+  return result;
+}
+
+/// Every element = value.
+template <class T, int R>
+void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
+  for_each_index(tensor.shape(), [&](const Shape<R>& index) { tensor(index) = value; });
+}
+
+/// The same values in another scalar type.
+template <class To, class From, int R>
+Tensor<To, R> convert(In<From, R> from) {
+  Tensor<To, R> result(from.shape());
+  for_each_index(from.shape(),
+                 [&](const Shape<R>& index) { result(index) = static_cast<To>(from(index)); });
+  return result;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/score/mask.hpp
+// Which query may see which key, and what is added to their score. Each kind of mask is a type of
+// its own, so that "true" can't be taken for its opposite; a raw array of bool does not compile.
+
+namespace headwise::inline v0_1 {
+
+/// Query i sees key j only where j <= i + (S - L): the last query sees the last key.
+struct Causal {};
+inline constexpr Causal causal{};
+
+/// Query i sees key j only where |i + (S - L) - j| < size.
+struct Window {
+  Index size;
+};
+
+/// Element b of the batch has keys 0 ... lengths[b] - 1.
+struct KeyLengths {
+  std::span<const Index> lengths;  // [B]
+};
+
+/// A pair is visible where keep(b, h, i, j) == keep. Axes of extent 1 stand for all.
+struct PairMask {
+  In<bool, 4> pairs;  // [B or 1, H or 1, L or 1, S or 1]
+  bool keep;
+};
+
+/// Added to the scaled score. A value below -max/4, -infinity among them, hides the pair.
+template <Scalar T>
+struct BiasMask {
+  In<T, 4> values;  // [B or 1, H or 1, L or 1, S or 1]
+};
+
+/// The masks by name. Views are kept, not copied: they must outlive the call, and for training the
+/// backward call too.
+struct Mask {
+  /// True where the query may see the key.
+  static PairMask keep(In<bool, 4> pairs) { return {pairs, true}; }       // [B, H, L, S] or 1
+  static PairMask keep(In<bool, 2> pairs) { return {all(pairs), true}; }  // [L, S]
+  /// True where the query may not see the key.
+  static PairMask drop(In<bool, 4> pairs) { return {pairs, false}; }
+  static PairMask drop(In<bool, 2> pairs) { return {all(pairs), false}; }
+  /// True where a key counts, or where it is padding: [B, S], for all heads and queries.
+  static PairMask keep_keys(In<bool, 2> keys) { return {of_keys(keys), true}; }
+  static PairMask drop_keys(In<bool, 2> keys) { return {of_keys(keys), false}; }
+  /// Added to the scores: ALiBi, relative positions, or a mask of -infinity.
+  template <class V>
+  requires(view_of<V&>::rank == 4 || view_of<V&>::rank == 2) static auto bias(const V& values) {
+    using T = std::remove_const_t<typename V::value_type>;
+    if constexpr (view_of<V&>::rank == 4) {
+      return BiasMask<T>{In<T, 4>(values)};
+    } else {
+      return BiasMask<T>{all(In<T, 2>(values))};
+    }
+  }
+  /// The masks view their tensors: one without a name would be gone before the call.
+  template <class T, int R>
+  static void keep(const Tensor<T, R>&& temporary) = delete;
+  template <class T, int R>
+  static void drop(const Tensor<T, R>&& temporary) = delete;
+  template <class T, int R>
+  static void keep_keys(const Tensor<T, R>&& temporary) = delete;
+  template <class T, int R>
+  static void drop_keys(const Tensor<T, R>&& temporary) = delete;
+  template <class T, int R>
+  static void bias(const Tensor<T, R>&& temporary) = delete;
+
+  static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
+  static Window window(Index size) { return {size}; }
+
+ private:
+  template <class T>
+  static In<T, 4> all(In<T, 2> pairs) {
+    return {pairs.data(), Shape{1, 1, pairs.extent(0), pairs.extent(1)},
+            Shape{0, 0, pairs.stride(0), pairs.stride(1)}};
+  }
+  static In<bool, 4> of_keys(In<bool, 2> keys) {
+    return {keys.data(), Shape{keys.extent(0), 1, 1, keys.extent(1)},
+            Shape{keys.stride(0), 0, 0, keys.stride(1)}};
+  }
+};
+
+template <Scalar T>
+class AttentionMask;
+
+/// What an AttentionMask<T> is put together from.
+template <class Term, class T>
+concept MaskTerm = std::same_as<Term, Causal> || std::same_as<Term, Window> ||
+    std::same_as<Term, KeyLengths> || std::same_as<Term, PairMask> ||
+    std::same_as<Term, BiasMask<T>> || std::same_as<Term, AttentionMask<T>>;
+
+/// All masks of a call together: a pair is visible where every one of them lets it be.
+///   AttentionMask<float> mask = {causal, Mask::key_lengths(lengths), Mask::bias(alibi)};
+template <Scalar T>
+class AttentionMask {
+ public:
+  static constexpr int most = 4;  // pair masks and, apart from them, biases
+
+  AttentionMask() noexcept {}  // not defaulted: g++ 12 fails to compute its exception specification
+  template <class... Terms>
+  requires(sizeof...(Terms) >= 1 && (MaskTerm<Terms, T> && ...))
+      AttentionMask(const Terms&... terms) {
+    (add(terms), ...);
+  }
+
+  void add(Causal) { causal_ = true; }
+  void add(Window window) {
+    require(window.size >= 1, "Mask::window",
+            "size is " + std::to_string(window.size) + ", expected >= 1");
+    constexpr Index widest = (std::numeric_limits<Index>::max)() / 4;  // wider than any sequence
+    window_ = std::min<Index>(window_ == 0 ? widest : window_, window.size);
+  }
+  void add(KeyLengths keys) {
+    require(!has_key_lengths_, "AttentionMask", "key lengths are given twice");
+    key_lengths_ = keys.lengths;
+    has_key_lengths_ = true;
+  }
+  void add(const PairMask& mask) {
+    require(pair_count_ < most, "AttentionMask", "more than 4 keep and drop masks");
+    pairs_[static_cast<std::size_t>(pair_count_++)] = mask;
+  }
+  void add(const BiasMask<T>& mask) {
+    require(bias_count_ < most, "AttentionMask", "more than 4 biases");
+    biases_[static_cast<std::size_t>(bias_count_++)] = mask;
+  }
+  /// All terms of another mask, or, where they do not go together, an error and none.
+  void add(const AttentionMask& other) {
+    AttentionMask sum = *this;
+    sum.causal_ = causal_ || other.causal_;
+    if (other.window_ != 0) sum.add(Window{other.window_});
+    if (other.has_key_lengths_) sum.add(KeyLengths{other.key_lengths_});
+    for (const PairMask& mask : other.pair_masks()) sum.add(mask);
+    for (const BiasMask<T>& mask : other.biases()) sum.add(mask);
+    *this = sum;
+  }
+
+  bool is_causal() const { return causal_; }
+  Index window() const { return window_; }  // 0: none
+  bool has_key_lengths() const { return has_key_lengths_; }
+  std::span<const Index> key_lengths() const { return key_lengths_; }
+  std::span<const PairMask> pair_masks() const {
+    return {pairs_.data(), static_cast<std::size_t>(pair_count_)};
+  }
+  std::span<const BiasMask<T>> biases() const {
+    return {biases_.data(), static_cast<std::size_t>(bias_count_)};
+  }
+
+  /// Throws unless every term fits scores [B, H, L, S].
+  void require_fits(std::string_view function, Index B, Index H, Index L, Index S) const {
+    for (const PairMask& mask : pair_masks()) {
+      require_broadcast(function, mask.keep ? "Mask::keep" : "Mask::drop", mask.pairs.shape(),
+                        Shape{B, H, L, S});
+    }
+    for (const BiasMask<T>& mask : biases()) {
+      require_broadcast(function, "Mask::bias", mask.values.shape(), Shape{B, H, L, S});
+    }
+    if (!has_key_lengths_) return;
+    require(static_cast<Index>(key_lengths_.size()) == B, function, [&] {
+      return "Mask::key_lengths has " + std::to_string(key_lengths_.size()) +
+             " lengths, expected " + std::to_string(B) + " (the batch size)";
+    });
+    for (Index length : key_lengths_) {
+      require(length >= 0 && length <= S, function, [&] {
+        return "Mask::key_lengths holds " + std::to_string(length) + ", expected 0 to " +
+               std::to_string(S) + " (the number of keys)";
+      });
+    }
+  }
+
+ private:
+  static void require_broadcast(std::string_view function, std::string_view argument,
+                                const Shape<4>& got, const Shape<4>& wanted) {
+    for (int r = 0; r < 4; ++r) {
+      if (got[r] == wanted[r] || got[r] == 1) continue;
+      raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
+                        got.format() + ", expected " + wanted.format() +
+                        " or 1 on an axis (scores are [B, H, L, S])");
+    }
+  }
+
+  bool causal_ = false;
+  bool has_key_lengths_ = false;
+  int pair_count_ = 0;
+  int bias_count_ = 0;
+  Index window_ = 0;
+  std::span<const Index> key_lengths_;
+  std::array<PairMask, most> pairs_{};
+  std::array<BiasMask<T>, most> biases_{};
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// A causal mask as values to add: 0 where j <= i, `fill` above the diagonal; for Mask::bias.
+/// With the default fill it is a number like others: a row of nothing but fills is no masked row.
+template <Scalar T>
+Tensor<T, 2> causal_mask(Index n, T fill = T(-1e9)) {
+  Tensor<T, 2> mask({n, n});
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = i + 1; j < n; ++j) mask(i, j) = fill;
+  }
+  return mask;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/score/visibility.hpp
+// The masks of one head as scalar functions of a pair (i, j), with the bounds of what a query can
+// see. Bounds let whole tiles be skipped; what is left is asked pair by pair.
+
+namespace headwise::inline v0_1 {
+
+/// Keys begin ... end - 1.
+struct KeyRange {
+  Index begin;
+  Index end;
+  Index size() const { return end - begin; }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// What batch element b and head h may see, of L queries and S keys.
+template <Scalar T>
+class HeadVisibility {
+ public:
+  HeadVisibility(const AttentionMask<T>& mask, Index b, Index h, Index L, Index S)
+      : offset_(S - L),
+        causal_(mask.is_causal()),
+        window_(mask.window()),
+        keys_(mask.has_key_lengths() ? mask.key_lengths()[static_cast<std::size_t>(b)] : S),
+        all_keys_(S),
+        hidden_below_(std::numeric_limits<T>::lowest()) {
+    if (!mask.biases().empty()) hidden_below_ = hidden_below_ / T(4);
+    for (const PairMask& term : mask.pair_masks()) {
+      pairs_[static_cast<std::size_t>(pair_count_++)] = {plane(term.pairs, b, h), term.keep};
+    }
+    for (const BiasMask<T>& term : mask.biases()) {
+      biases_[static_cast<std::size_t>(bias_count_++)] = plane(term.values, b, h);
+    }
+  }
+
+  /// The keys that causality, window and length leave to query i. Both ends grow with i.
+  KeyRange range(Index i) const {
+    const Index diagonal = i + offset_;
+    Index begin = 0;
+    Index end = keys_;
+    if (causal_) end = std::min<Index>(end, diagonal + 1);
+    if (window_ != 0) {
+      begin = diagonal - window_ + 1;
+      end = std::min<Index>(end, diagonal + window_);
+    }
+    begin = std::clamp(begin, Index{0}, keys_);
+    return {begin, std::max<Index>(end, begin)};
+  }
+
+  /// The keys that at least one of the queries first ... first + count - 1 has in its range.
+  KeyRange range(Index first, Index count) const {
+    const KeyRange low = range(first);
+    const KeyRange high = range(first + count - 1);
+    return {low.begin, std::max<Index>(high.end, low.begin)};
+  }
+
+  /// Whether pairs within the range have to be asked for one by one.
+  bool has_pair_masks() const { return pair_count_ != 0 || bias_count_ != 0; }
+  Index bias_count() const { return bias_count_; }
+
+  /// Whether every query sees every key.
+  bool sees_all() const {
+    return !causal_ && window_ == 0 && keys_ == all_keys_ && !has_pair_masks();
+  }
+
+  /// For a pair within the range: whether no mask hides it.
+  bool pair_visible(Index i, Index j) const {
+    for (int t = 0; t < pair_count_; ++t) {
+      const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
+      if (pairs.at(i, j) != keep) return false;
+    }
+    for (int t = 0; t < bias_count_; ++t) {
+      if (biases_[static_cast<std::size_t>(t)].at(i, j) < hidden_below_) return false;
+    }
+    return true;
+  }
+
+  bool visible(Index i, Index j) const {
+    const KeyRange keys = range(i);
+    return j >= keys.begin && j < keys.end && pair_visible(i, j);
+  }
+
+  /// What is added to the score of a visible pair; 0 without biases.
+  T bias(Index i, Index j) const {
+    if (bias_count_ == 0) return T(0);
+    T sum = biases_[0].at(i, j);
+    for (int t = 1; t < bias_count_; ++t) sum = sum + biases_[static_cast<std::size_t>(t)].at(i, j);
+    return sum;
+  }
+
+ private:
+  template <class V>
+  struct Plane {
+    const V* data = nullptr;
+    Index row = 0;
+    Index column = 0;
+    const V& at(Index i, Index j) const { return data[i * row + j * column]; }
+  };
+  struct PairPlane {
+    Plane<bool> pairs;
+    bool keep = true;
+  };
+
+  template <class V>
+  static Plane<V> plane(const In<V, 4>& view, Index b, Index h) {
+    const auto step = [&](int axis) {
+      return view.extent(axis) == 1 ? Index{0} : view.stride(axis);
+    };
+    return {view.data() + b * step(0) + h * step(1), step(2), step(3)};
+  }
+
+  Index offset_;
+  bool causal_;
+  Index window_;
+  Index keys_;
+  Index all_keys_;
+  T hidden_below_;
+  int pair_count_ = 0;
+  int bias_count_ = 0;
+  std::array<PairPlane, AttentionMask<T>::most> pairs_{};
+  std::array<Plane<T>, AttentionMask<T>::most> biases_{};
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/kernels/attention_head.hpp
+// Attention of one head with its weights kept: the readable specification, matrix by matrix. The
+// step numbers are those of docs/derivations/attention_backward.md.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// What one head of one batch element attends with, on either path.
+template <class T>
+struct AttentionHead {
+  Matrix<const T> q;  // [L, d]
+  Matrix<const T> k;  // [S, d]
+  Matrix<const T> v;  // [S, dv]
+  Index L, S, d, dv;
+  T scale;
+  HeadVisibility<T> visibility;
+  DropoutMask dropout;
+  Index b, h;  // where the head stands: what its dropout mask is drawn from
+};
+
+/// Operations that a pair costs on top of its softmax: one a bias, and `a_dropout` with dropout.
+template <class T>
+constexpr std::int64_t score_extras(const AttentionHead<T>& head, std::int64_t a_dropout) {
+  return head.visibility.bias_count() + (head.dropout.active() ? a_dropout : 0);
+}
+
+/// Scratch, in elements, of one head: a packed block, and [L, S] for dropped weights.
+template <class T, class Isa>
+constexpr Index attention_forward_scratch(Index L, Index S, bool dropout) {
+  return padded<T>(GemmTile<T, Isa>::scratch) + (dropout ? padded<T>(L * S) : 0);
+}
+/// The same for backward, with [L, S] for the gradient of the scores besides.
+template <class T, class Isa>
+constexpr Index attention_backward_scratch(Index L, Index S, bool dropout) {
+  return padded<T>(GemmTile<T, Isa>::scratch) + padded<T>(L * S) * (dropout ? 2 : 1);
+}
+
+/// Step 4d: dropped [L, S], dense, = weights where dropout keeps them, times 1 / (1 - rate).
+template <class T>
+void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* dropped) {
+  for (Index i = 0; i < head.L; ++i, dropped += head.S) {
+    head.dropout.row(head.b, head.h, i, 0, head.S, T(head.dropout.keep_factor()), dropped);
+    for (Index j = 0; j < head.S; ++j) dropped[j] = dropped[j] * weights(i, j);
+  }
+}
+
+/// Steps 4a and 4b: scores [L, S] = scale q k^T + bias. Masked pairs are computed and not read.
+template <class T, class Isa>
+void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
+  gemm<T, Isa>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
+               scratch);
+  if (head.visibility.bias_count() == 0) return;
+  for (Index i = 0; i < head.L; ++i) {
+    for (Index j = 0; j < head.S; ++j) {
+      if (head.visibility.visible(i, j)) scores(i, j) = scores(i, j) + head.visibility.bias(i, j);
+    }
+  }
+}
+
+/// weights [L, S] and o [L, dv] are overwritten.
+template <class T, class Isa>
+void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
+                            Scratch<T> memory) {
+  T* packed = memory.take(GemmTile<T, Isa>::scratch);
+  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  // 4a s = scale q k^T,  4b bias
+  score_head<T, Isa>(head, weights, packed);
+  // 4c p = softmax of the visible s
+  for (Index i = 0; i < head.L; ++i) {
+    softmax_row(row(weights, i), head.S, [&](Index j) { return sees(i, j); });
+  }
+  // 4d dropout
+  Matrix<const T> p = weights;
+  if (head.dropout.active()) {
+    T* dropped = memory.take(head.L * head.S);
+    drop_weights<T>(head, weights, dropped);
+    p = {dropped, head.S, 1};
+  }
+  // 4e o = p v
+  gemm_visible<T, Isa>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed,
+                       VisiblePairs{head.visibility.sees_all(), sees});
+}
+
+/// Where the gradients of a head go: dq [L, d] is overwritten; dk [S, d] and dv [S, dv] too, or
+/// added to where another head of the same group was there before.
+template <class T>
+struct HeadGradients {
+  Matrix<T> dq, dk, dv;
+  bool accumulate;
+};
+
+template <class T, class Isa>
+void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
+                             Matrix<const T> weights, const HeadGradients<T>& to,
+                             Scratch<T> memory) {
+  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h] = head;
+  T* packed = memory.take(GemmTile<T, Isa>::scratch);
+  const Matrix<T> ds{memory.take(L * S), S, 1};
+  const bool all = visibility.sees_all();
+  const VisiblePairs row_sees{all, [&](Index i, Index j) { return head.visibility.visible(i, j); }};
+  const VisiblePairs seen_by{all, [&](Index j, Index i) { return head.visibility.visible(i, j); }};
+
+  // 4e dp = d_o v^T,  dv = p^T d_o
+  gemm<T, Isa>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
+  Matrix<const T> p = weights;
+  if (dropout.active()) {
+    T* dropped = memory.take(L * S);
+    drop_weights<T>(head, weights, dropped);
+    p = {dropped, S, 1};
+  }
+  gemm_visible<T, Isa>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate},
+                       packed, seen_by);
+  for (Index i = 0; i < L; ++i) {
+    // 4d dp where dropout kept the weight, 0 elsewhere
+    if (dropout.active()) {
+      const T factor = T(dropout.keep_factor());
+      for (Index j = 0; j < S; ++j) {
+        ds(i, j) = dropout.kept(b, h, i, j) ? ds(i, j) * factor : T(0);
+      }
+    }
+    // 4c ds = p (dp - rowsum(dp p)),  4a times scale
+    softmax_backward_row<T>(row(ds, i), row(weights, i), row(ds, i), S,
+                            [&](Index j) { return row_sees.sees(i, j); });
+    for (Index j = 0; j < S; ++j) ds(i, j) = scale * ds(i, j);
+  }
+  // 4a dq = ds k,  dk = ds^T q
+  gemm_visible<T, Isa>(ds, k, to.dq, {L, d, S}, {}, packed, row_sees);
+  gemm_visible<T, Isa>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
+                       {.accumulate = to.accumulate}, packed, seen_by);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/simd/exp.hpp
+// exp for all lanes at once.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// How e^x is taken apart: x = n ln 2 + r with |r| <= ln 2 / 2, e^x = 2^n e^r.
+template <class T>
+struct ExpConstants;
+
+template <>
+struct ExpConstants<float> {
+  static constexpr float overflow = 88.722839f;    // above: infinity
+  static constexpr float underflow = -103.97208f;  // below: 0
+  static constexpr float round = 0x1.8p23f;        // x + round - round is the nearest integer
+  static constexpr float ln2_high = 0x1.62ep-1f;   // 12 bits: n * ln2_high is exact
+  static constexpr float ln2_low = 0x1.0bfbe8p-15f;
+  static constexpr int mantissa_bits = 23;
+  static constexpr int exponent_bias = 127;
+  // e^r by its Taylor series: the first term left out is below 6e-9.
+  static constexpr float series[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24,
+                                     1.0f / 6,    1.0f / 2,   1.0f};
+};
+
+template <>
+struct ExpConstants<double> {
+  static constexpr double overflow = 709.782712893384;
+  static constexpr double underflow = -745.1332191019412;
+  static constexpr double round = 0x1.8p52;
+  static constexpr double ln2_high = 0x1.62e42fee00000p-1;
+  static constexpr double ln2_low = 0x1.a39ef35793c76p-33;
+  static constexpr int mantissa_bits = 52;
+  static constexpr int exponent_bias = 1023;
+  // The first term left out is below 5e-18.
+  static constexpr double series[] = {1.0 / 6227020800,
+                                      1.0 / 479001600,
+                                      1.0 / 39916800,
+                                      1.0 / 3628800,
+                                      1.0 / 362880,
+                                      1.0 / 40320,
+                                      1.0 / 5040,
+                                      1.0 / 720,
+                                      1.0 / 120,
+                                      1.0 / 24,
+                                      1.0 / 6,
+                                      1.0 / 2,
+                                      1.0};
+};
+
+/// e^x lane by lane, within 2 units in the last place over the whole range, denormal results
+/// included; e^0 is exactly 1, e^-inf is 0, NaN stays NaN.
+template <Scalar T, class Isa>
+HEADWISE_INLINE typename Simd<T, Isa>::Vector exp(typename Simd<T, Isa>::Vector x) {
+  if constexpr (!vectorised<T>) {
+    using std::exp;
+    return exp(x);
+  } else {
+    using S = Simd<T, Isa>;
+    using C = ExpConstants<T>;
+    using Vector = typename S::Vector;
+    using IntVector = typename S::IntVector;
+    using BitVector = typename S::BitVector;  // wraps for x far out of range, unsigned
+    // 1. n = round(x / ln 2): its integer stands in the low bits of the rounded sum.
+    const Vector shifted = x * std::numbers::log2e_v<T> + C::round;
+    const Vector n = shifted - C::round;
+    const BitVector n_bits =
+        __builtin_bit_cast(BitVector, shifted) - std::bit_cast<typename S::Bits>(C::round);
+    // 2. r = x - n ln 2, in two steps so that no digit is lost.
+    const Vector r = (x - n * C::ln2_high) - n * C::ln2_low;
+    // 3. e^r = 1 + r (1 + r (1/2 + ...))
+    Vector series = S::broadcast(C::series[0]);
+    for (std::size_t k = 1; k < std::size(C::series); ++k) series = series * r + C::series[k];
+    series = series * r + T(1);
+    // 4. Times 2^n in two steps, for 2^n alone may be out of range where the product is not.
+    const BitVector half =
+        __builtin_bit_cast(BitVector, __builtin_bit_cast(IntVector, n_bits) >> 1);
+    const BitVector rest = n_bits - half;
+    const Vector scale_half =
+        __builtin_bit_cast(Vector, (half + C::exponent_bias) << C::mantissa_bits);
+    const Vector scale_rest =
+        __builtin_bit_cast(Vector, (rest + C::exponent_bias) << C::mantissa_bits);
+    Vector result = series * scale_half * scale_rest;
+    result = S::select(x < C::underflow, S::zero(), result);
+    result =
+        S::select(x > C::overflow, S::broadcast((std::numeric_limits<T>::max)()) * T(2), result);
+    return result;
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd
+
+// headwise/kernels/flash_tile.hpp
+// What the tiles of flash attention share: their sizes, the mask of a tile, products over visible
+// pairs, and what was done.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Queries and keys of a tile. They depend on the type and the instruction set alone, so that a
+/// query meets its keys in the same blocks whatever else is computed beside it.
+template <class T, class Isa>
+struct FlashTile {
+  static constexpr Index queries = 48;  // a multiple of the register tile's 6 rows
+  static constexpr Index keys = 64;     // 48 x 64 scores: 12 KiB in float, 24 in double
+};
+
+/// Where a tile stands: queries i0 ... i0 + rows - 1 and keys j0 ... j0 + columns - 1.
+struct TileBlock {
+  Index i0, rows, j0, columns;
+};
+
+/// What a tile has done: the pairs that causality, window and lengths leave to its queries, and
+/// the multiply-adds and score operations that ran, padding and masked pairs too.
+struct TileWork {
+  std::int64_t pairs = 0;
+  std::int64_t executed_flops = 0;
+};
+
+/// Which pairs of a tile are visible: [rows][keys] bytes, unless all of them are.
+template <class T, class Isa>
+class TileMask {
+ public:
+  static constexpr Index keys = FlashTile<T, Isa>::keys;
+
+  void fill(const HeadVisibility<T>& visible, const TileBlock& block) {
+    const auto [i0, rows, j0, columns] = block;
+    full_ = columns == keys && !visible.has_pair_masks();
+    pairs_ = 0;
+    for (Index r = 0; r < rows; ++r) {
+      KeyRange range = visible.range(i0 + r);
+      range.begin = std::clamp(range.begin - j0, Index{0}, columns);
+      range.end = std::clamp(range.end - j0, range.begin, columns);
+      pairs_ += range.size();
+      if (range.size() != keys) full_ = false;
+      any_[r] = range.size() != 0;
+      std::uint8_t* row = bytes_ + r * keys;
+      for (Index j = 0; j < keys; ++j) row[j] = j >= range.begin && j < range.end;
+      if (!visible.has_pair_masks()) continue;
+      any_[r] = false;
+      for (Index j = range.begin; j < range.end; ++j) {
+        row[j] = visible.pair_visible(i0 + r, j0 + j);
+        any_[r] = any_[r] || row[j];
+      }
+    }
+  }
+
+  bool full() const { return full_; }
+  bool any(Index r) const { return any_[r]; }
+  bool visible(Index r, Index j) const { return bytes_[r * keys + j] != 0; }
+  const std::uint8_t* row(Index r) const { return bytes_ + r * keys; }
+  std::int64_t pairs() const { return pairs_; }
+
+ private:
+  bool full_ = false;
+  std::int64_t pairs_ = 0;
+  bool any_[FlashTile<T, Isa>::queries] = {};
+  std::uint8_t bytes_[FlashTile<T, Isa>::queries * keys];
+};
+
+/// Adds biases to the visible scores of a tile; `s` has rows of FlashTile::keys.
+template <class T, class Isa>
+void add_bias(const AttentionHead<T>& head, const TileMask<T, Isa>& mask, const TileBlock& block,
+              T* s) {
+  constexpr Index keys = FlashTile<T, Isa>::keys;
+  if (head.visibility.bias_count() == 0) return;
+  for (Index r = 0; r < block.rows; ++r) {
+    for (Index j = 0; j < keys; ++j) {
+      if (mask.visible(r, j)) {
+        s[r * keys + j] = s[r * keys + j] + head.visibility.bias(block.i0 + r, block.j0 + j);
+      }
+    }
+  }
+}
+
+/// row_j = e^(row_j - shift), or e^((row_j - shift) - rest) where a rest is given; 0 where not
+/// visible. Returns the sum.
+template <class T, class Isa>
+T exp_row(T* row, T shift, const T* rest, const std::uint8_t* visible) {
+  using S = simd::Simd<T, Isa>;
+  constexpr Index keys = FlashTile<T, Isa>::keys;
+  const auto shifts = S::broadcast(shift);
+  const auto rests = rest == nullptr ? S::zero() : S::broadcast(*rest);
+  for (Index j = 0; j < keys; j += S::width) {
+    auto x = S::load(row + j) - shifts;
+    if (rest != nullptr) x = x - rests;
+    S::store(simd::exp<T, Isa>(x), row + j);
+  }
+  if (visible != nullptr) {
+    for (Index j = 0; j < keys; ++j) row[j] = visible[j] ? row[j] : T(0);
+  }
+  auto sum = S::zero();
+  for (Index j = 0; j < keys; j += S::width) sum = sum + S::load(row + j);
+  return simd::sum_lanes<T, Isa>(sum);
+}
+
+/// c [M, N] += a [M, K] b [K, N] over visible pairs (m, k), b given as it is and packed. Where the
+/// tile is not fully visible and b holds an infinity or NaN, each row packs b anew without the
+/// rows that it may not see: the same bits otherwise, for a hidden pair adds exactly 0.
+template <class T, class Isa, class Sees>
+void add_visible_product(Matrix<const T> a, Matrix<const T> b, const T* packed, Matrix<T> c,
+                         Extents size, T* repacked, const VisiblePairs<Sees>& visible) {
+  const auto [M, N, K] = size;
+  const Epilogue<T> add{.accumulate = true};
+  if (visible.all || all_finite<T, Isa>(b, K, N)) {
+    return gemm_packed<T, Isa>(a, packed, c, size, add);
+  }
+  for (Index m = 0; m < M; ++m) {
+    pack<T, Isa>(b, K, N, repacked, [&](Index k) { return visible.sees(m, k); });
+    gemm_packed<T, Isa>(a.from(m, 0), repacked, c.from(m, 0), {1, N, K}, add);
+  }
+}
+
+/// Elements of a packed operand of a tile: `rows` inner steps of a width that may be d or dv.
+template <class T, class Isa>
+constexpr Index packed_operand(Index rows, Index d, Index dv) {
+  return std::max<Index>(packed_size<T, Isa>(rows, d), packed_size<T, Isa>(rows, dv));
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/kernels/flash_backward.hpp
+// Flash attention backward: one block of keys against all the queries of its group of heads.
+//
+// Weights are computed again, p = e^(s - lse), instead of kept. Traffic of a block of keys: k and v
+// read once, q, o, d_o and dq once for each block of keys; p and ds live in L1; dk and dv are
+// summed in scratch and written once. Source: Dao, "FlashAttention-2", 2023, arXiv 2307.08691,
+// algorithm 2. The steps are numbered in docs/derivations/flash_backward.md.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// A head, what its forward pass left, and where the gradient of its queries is summed up.
+template <class T>
+struct FlashHead {
+  AttentionHead<T> forward;
+  Matrix<const T> o;    // [L, dv]
+  Matrix<const T> d_o;  // [L, dv]
+  Matrix<const T> lse;  // [L, 2]
+  Matrix<T> dq;         // [L, d], added to: each block of keys adds its part
+};
+
+/// The buffers of a task.
+template <class T, class Isa>
+struct FlashBackwardScratch {
+  using Tile = FlashTile<T, Isa>;
+
+  T* p;               // [queries, keys]
+  T* ds;              // [queries, keys]
+  T* factors;         // [keys]
+  T* packed_k;        // [keys, d]
+  T* packed_k_t;      // [d, keys]
+  T* packed_v_t;      // [dv, keys]
+  T* packed_queries;  // [queries, d] or [queries, dv]
+  T* repacked;        // an operand without what one row may not see
+  T* dk;              // [keys, d]
+  T* dv;              // [keys, dv]
+
+  constexpr FlashBackwardScratch(Scratch<T>& memory, Index d, Index dv_width)
+      : p(memory.take(Tile::queries * Tile::keys)),
+        ds(memory.take(Tile::queries * Tile::keys)),
+        factors(memory.take(Tile::keys)),
+        packed_k(memory.take(packed_size<T, Isa>(Tile::keys, d))),
+        packed_k_t(memory.take(packed_size<T, Isa>(d, Tile::keys))),
+        packed_v_t(memory.take(packed_size<T, Isa>(dv_width, Tile::keys))),
+        packed_queries(memory.take(packed_operand<T, Isa>(Tile::queries, d, dv_width))),
+        repacked(memory.take(
+            packed_operand<T, Isa>(std::max<Index>(Tile::queries, Tile::keys), d, dv_width))),
+        dk(memory.take(Tile::keys * d)),
+        dv(memory.take(Tile::keys * dv_width)) {}
+};
+
+/// Scratch, in elements, of a task: constant for each thread whatever L and S are.
+template <class T, class Isa>
+constexpr Index flash_backward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  FlashBackwardScratch<T, Isa>(count, d, dv);
+  return count.taken();
+}
+
+/// delta_r = rowsum(d_o * o) for `rows` queries from i0 on: one ordered chain each, the same that
+/// gemm forms d_o v^T by, so that dp - delta is exactly 0 where o is one of the values. (Summed in
+/// another order the difference is rounding noise, which large keys blow up: 3,000 times the error
+/// of plain loops in dW_Q for scores in the thousands.) Eight chains at a time hide their latency.
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  constexpr Index together = 8;
+  const Index dv = head.forward.dv;
+  for (Index r0 = 0; r0 < rows; r0 += together) {
+    const Index count = std::min<Index>(together, rows - r0);
+    T sums[together] = {};
+    for (Index n = 0; n < dv; ++n) {
+      for (Index r = 0; r < count; ++r) {
+        sums[r] = sums[r] + head.d_o(i0 + r0 + r, n) * head.o(i0 + r0 + r, n);
+      }
+    }
+    for (Index r = 0; r < count; ++r) delta[r0 + r] = sums[r];
+  }
+}
+
+/// Steps 4d to 4b of the tile's r-th query: p becomes e^(s - lse) with dropout, ds what flows into
+/// the score, times scale.
+template <class T, class Isa>
+void flash_backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, T delta,
+                        const FlashBackwardScratch<T, Isa>& buffers, const TileMask<T, Isa>& mask) {
+  constexpr Index keys = FlashTile<T, Isa>::keys;
+  const AttentionHead<T>& forward = head.forward;
+  const Index i = block.i0 + r;
+  T* p = buffers.p + r * keys;
+  T* ds = buffers.ds + r * keys;
+  if (!mask.any(r)) {
+    for (Index j = 0; j < keys; ++j) p[j] = ds[j] = T(0);
+    return;
+  }
+  const std::uint8_t* visible = mask.full() ? nullptr : mask.row(r);
+  exp_row<T, Isa>(p, head.lse(i, 0), &head.lse(i, 1), visible);
+  const T* factors = buffers.factors;
+  if (forward.dropout.active()) {
+    forward.dropout.row(forward.b, forward.h, i, block.j0, keys, T(forward.dropout.keep_factor()),
+                        buffers.factors);
+    for (Index j = 0; j < keys; ++j) ds[j] = factors[j] == T(0) ? T(0) : ds[j] * factors[j];
+  }
+  for (Index j = 0; j < keys; ++j) ds[j] = forward.scale * (p[j] * (ds[j] - delta));
+  if (visible != nullptr) {
+    for (Index j = 0; j < keys; ++j) ds[j] = visible[j] ? ds[j] : T(0);
+  }
+  if (forward.dropout.active()) {
+    for (Index j = 0; j < keys; ++j) p[j] = p[j] * factors[j];
+  }
+}
+
+/// One tile of one head against the block of keys that is packed in `buffers`.
+template <class T, class Isa>
+TileWork flash_backward_tile(const FlashHead<T>& head, const TileBlock& block,
+                             const FlashBackwardScratch<T, Isa>& buffers, TileMask<T, Isa>& mask) {
+  constexpr Index keys = FlashTile<T, Isa>::keys;
+  const auto [i0, rows, j0, columns] = block;
+  const auto& [q, k, v, L, S, d, dv, scale, rules, dropout, b, h] = head.forward;
+  const Matrix<const T> p{buffers.p, keys, 1}, ds{buffers.ds, keys, 1};
+  const auto q_rows = q.from(i0, 0), d_o = head.d_o.from(i0, 0);
+  mask.fill(rules, block);
+  // 4a s = scale q k^T,  4b bias,  4e dp = d_o v^T
+  gemm_packed<T, Isa>(q_rows, buffers.packed_k_t, {buffers.p, keys, 1}, {rows, columns, d},
+                      {.alpha = scale});
+  add_bias<T, Isa>(head.forward, mask, block, buffers.p);
+  gemm_packed<T, Isa>(d_o, buffers.packed_v_t, {buffers.ds, keys, 1}, {rows, columns, dv}, {});
+  T delta[FlashTile<T, Isa>::queries];
+  row_deltas(head, i0, rows, delta);
+  for (Index r = 0; r < rows; ++r) {
+    flash_backward_row<T, Isa>(head, block, r, delta[r], buffers, mask);
+  }
+  const VisiblePairs row_sees{mask.full(), [&](Index r, Index j) { return mask.visible(r, j); }};
+  const VisiblePairs seen_by{mask.full(), [&](Index j, Index r) { return mask.visible(r, j); }};
+  // 4e dv += p^T d_o
+  pack<T, Isa>(d_o, rows, dv, buffers.packed_queries);
+  add_visible_product<T, Isa>(p.transposed(), d_o, buffers.packed_queries, {buffers.dv, dv, 1},
+                              {columns, dv, rows}, buffers.repacked, seen_by);
+  // 4a dk += ds^T q,  dq += ds k
+  pack<T, Isa>(q_rows, rows, d, buffers.packed_queries);
+  add_visible_product<T, Isa>(ds.transposed(), q_rows, buffers.packed_queries, {buffers.dk, d, 1},
+                              {columns, d, rows}, buffers.repacked, seen_by);
+  add_visible_product<T, Isa>(ds, k.from(j0, 0), buffers.packed_k, head.dq.from(i0, 0),
+                              {rows, d, columns}, buffers.repacked, row_sees);
+  return {mask.pairs(), executed_gemm_flops<T, Isa>(rows, columns, d + dv) +
+                            executed_gemm_flops<T, Isa>(columns, dv, rows) +
+                            executed_gemm_flops<T, Isa>(columns, d, rows) +
+                            executed_gemm_flops<T, Isa>(rows, d, columns) +
+                            ((7 + score_extras(head.forward, 2)) * keys + 2 * dv) * rows};
+}
+
+/// Keys j0 ... j0 + columns - 1 against every query of `heads` heads that share them; head_at(n)
+/// is the n-th. dk and dv rows of these keys are overwritten.
+template <class T, class Isa, class HeadAt>
+TileWork flash_backward_keys(HeadAt&& head_at, Index heads, Index j0, Index columns, Matrix<T> dk,
+                             Matrix<T> dv, Scratch<T> memory) {
+  constexpr Index queries = FlashTile<T, Isa>::queries;
+  TileWork work;
+  TileMask<T, Isa> mask;
+  const AttentionHead<T> keys_of = head_at(0).forward;
+  const Index d = keys_of.d, dv_width = keys_of.dv;
+  const FlashBackwardScratch<T, Isa> buffers(memory, d, dv_width);
+  const auto k = keys_of.k.from(j0, 0), v = keys_of.v.from(j0, 0);
+  pack<T, Isa>(k, columns, d, buffers.packed_k);
+  pack<T, Isa>(k.transposed(), d, columns, buffers.packed_k_t);
+  pack<T, Isa>(v.transposed(), dv_width, columns, buffers.packed_v_t);
+  for (Index n = 0; n < columns * d; ++n) buffers.dk[n] = T(0);
+  for (Index n = 0; n < columns * dv_width; ++n) buffers.dv[n] = T(0);
+
+  for (Index n = 0; n < heads; ++n) {
+    const FlashHead<T> head = head_at(n);
+    for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
+      const Index rows = std::min<Index>(queries, head.forward.L - i0);
+      const KeyRange range = head.forward.visibility.range(i0, rows);
+      if (range.end <= j0 || range.begin >= j0 + columns) continue;
+      const TileWork tile =
+          flash_backward_tile<T, Isa>(head, {i0, rows, j0, columns}, buffers, mask);
+      work.pairs += tile.pairs;
+      work.executed_flops += tile.executed_flops;
+    }
+  }
+  for (Index j = 0; j < columns; ++j) {
+    for (Index n = 0; n < d; ++n) dk(j0 + j, n) = buffers.dk[j * d + n];
+    for (Index n = 0; n < dv_width; ++n) dv(j0 + j, n) = buffers.dv[j * dv_width + n];
+  }
+  return work;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/kernels/flash_forward.hpp
+// Flash attention forward: one block of queries against all their keys, nothing of size L x S.
+//
+// Traffic of a block of `queries` rows: q is read once, k and v once for each block of queries
+// (packed, then read from L1 or L2), o and logsumexp written once; scores live in L1.
+// Source: Dao, Fu, Ermon, Rudra, Re, "FlashAttention", 2022, arXiv 2205.14135, algorithm 1, with
+// the queries outside as in Dao, "FlashAttention-2", 2023, arXiv 2307.08691, algorithm 1.
+// The steps are numbered in docs/derivations/flash_backward.md.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The buffers of a task.
+template <class T, class Isa>
+struct FlashForwardScratch {
+  using Tile = FlashTile<T, Isa>;
+
+  T* s;         // [queries, keys]
+  T* packed_k;  // k^T [d, keys]
+  T* packed_v;  // [keys, dv]
+  T* repacked;  // v without what one row may not see
+  T* context;   // [queries, dv]
+  T* factors;   // [keys], dropout of a row
+
+  constexpr FlashForwardScratch(Scratch<T>& memory, Index d, Index dv)
+      : s(memory.take(Tile::queries * Tile::keys)),
+        packed_k(memory.take(packed_size<T, Isa>(d, Tile::keys))),
+        packed_v(memory.take(packed_size<T, Isa>(Tile::keys, dv))),
+        repacked(memory.take(packed_size<T, Isa>(Tile::keys, dv))),
+        context(memory.take(Tile::queries * dv)),
+        factors(memory.take(Tile::keys)) {}
+};
+
+/// Scratch, in elements, of a task: constant for each thread whatever L and S are.
+template <class T, class Isa>
+constexpr Index flash_forward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  FlashForwardScratch<T, Isa>(count, d, dv);
+  return count.taken();
+}
+
+/// The running maximum and sum of each query's softmax.
+template <class T, class Isa>
+struct OnlineSoftmax {
+  T greatest[FlashTile<T, Isa>::queries];
+  T sum[FlashTile<T, Isa>::queries];
+  bool any[FlashTile<T, Isa>::queries];
+
+  OnlineSoftmax() {
+    for (Index r = 0; r < FlashTile<T, Isa>::queries; ++r) {
+      greatest[r] = std::numeric_limits<T>::lowest();
+      sum[r] = T(0);
+      any[r] = false;
+    }
+  }
+
+  /// Takes in the scores of one more block of keys: `s` becomes e^(s - m) for the new maximum m,
+  /// and what was summed up before is brought to it. Returns the factor that does so.
+  /// Source: Milakov and Gimelshein, 2018, arXiv 1805.02867.
+  T step(Index r, T* s, const std::uint8_t* visible) {
+    using S = simd::Simd<T, Isa>;
+    constexpr Index keys = FlashTile<T, Isa>::keys;
+    if (visible != nullptr) {
+      const T lowest = std::numeric_limits<T>::lowest();
+      for (Index j = 0; j < keys; ++j) s[j] = visible[j] ? s[j] : lowest;
+    }
+    auto greatest_lanes = S::broadcast(greatest[r]);
+    for (Index j = 0; j < keys; j += S::width) {
+      greatest_lanes = S::max(greatest_lanes, S::load(s + j));
+    }
+    const T m = simd::max_lanes<T, Isa>(greatest_lanes);
+    const T factor = S::lane(simd::exp<T, Isa>(S::broadcast(greatest[r]) - S::broadcast(m)), 0);
+    sum[r] = sum[r] * factor + exp_row<T, Isa>(s, m, nullptr, visible);
+    greatest[r] = m;
+    any[r] = true;
+    return factor;
+  }
+};
+
+/// The logsumexp m + log(sum) of a row as a number and what rounding it left out: a float near
+/// -1e9 is 64 from its neighbours, and e^(s - lse) would miss by as much. Where nothing was
+/// visible: -infinity and 0.
+template <class T, class Isa>
+void store_logsumexp(const OnlineSoftmax<T, Isa>& softmax, Index r, Matrix<T> lse, Index i) {
+  using std::log;
+  if (!softmax.any[r]) {
+    lse(i, 0) = negative_infinity<T>();
+    lse(i, 1) = T(0);
+    return;
+  }
+  const T log_sum = T(log(softmax.sum[r]));
+  const T m = softmax.greatest[r], rounded = m + log_sum;
+  const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
+  lse(i, 0) = rounded;
+  lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
+}
+
+/// Steps 4c and 4d of a tile: scores become e^(s - m) with dropout, and what the context holds is
+/// brought to the new maximum.
+template <class T, class Isa>
+void softmax_tile(const AttentionHead<T>& head, const TileBlock& block,
+                  const TileMask<T, Isa>& mask, const FlashForwardScratch<T, Isa>& buffers,
+                  OnlineSoftmax<T, Isa>& softmax) {
+  constexpr Index keys = FlashTile<T, Isa>::keys;
+  for (Index r = 0; r < block.rows; ++r) {
+    T* row = buffers.s + r * keys;
+    if (!mask.any(r)) {
+      for (Index j = 0; j < keys; ++j) row[j] = T(0);
+      continue;
+    }
+    const T factor = softmax.step(r, row, mask.full() ? nullptr : mask.row(r));
+    T* sums = buffers.context + r * head.dv;
+    for (Index n = 0; n < head.dv; ++n) sums[n] = sums[n] * factor;
+    if (!head.dropout.active()) continue;
+    head.dropout.row(head.b, head.h, block.i0 + r, block.j0, keys, T(head.dropout.keep_factor()),
+                     buffers.factors);
+    for (Index j = 0; j < keys; ++j) row[j] = row[j] * buffers.factors[j];
+  }
+}
+
+/// o rows i0 ... i0 + rows - 1 and their logsumexp [L, 2] (null for none) are overwritten.
+template <class T, class Isa>
+TileWork flash_forward_tile(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
+                            Matrix<T> lse, Scratch<T> memory) {
+  constexpr Index keys = FlashTile<T, Isa>::keys;
+  const FlashForwardScratch<T, Isa> buffers(memory, head.d, head.dv);
+  OnlineSoftmax<T, Isa> softmax;
+  TileMask<T, Isa> mask;
+  TileWork work;
+  for (Index n = 0; n < rows * head.dv; ++n) buffers.context[n] = T(0);
+
+  const KeyRange range = head.visibility.range(i0, rows);
+  for (Index j0 = range.begin / keys * keys; j0 < range.end; j0 += keys) {
+    const Index columns = std::min<Index>(keys, head.S - j0);
+    const TileBlock block{i0, rows, j0, columns};
+    mask.fill(head.visibility, block);
+    // 4a s = scale q k^T,  4b bias
+    pack<T, Isa>(head.k.from(j0, 0).transposed(), head.d, columns, buffers.packed_k);
+    gemm_packed<T, Isa>(head.q.from(i0, 0), buffers.packed_k, {buffers.s, keys, 1},
+                        {rows, columns, head.d}, {.alpha = head.scale});
+    add_bias<T, Isa>(head, mask, block, buffers.s);
+    // 4c softmax,  4d dropout
+    softmax_tile<T, Isa>(head, block, mask, buffers, softmax);
+    // 4e o += p v
+    const Matrix<const T> v = head.v.from(j0, 0);
+    pack<T, Isa>(v, columns, head.dv, buffers.packed_v);
+    const VisiblePairs visible{mask.full(), [&](Index r, Index j) { return mask.visible(r, j); }};
+    add_visible_product<T, Isa>({buffers.s, keys, 1}, v, buffers.packed_v,
+                                {buffers.context, head.dv, 1}, {rows, head.dv, columns},
+                                buffers.repacked, visible);
+    work.pairs += mask.pairs();
+    work.executed_flops += executed_gemm_flops<T, Isa>(rows, columns, head.d) +
+                           executed_gemm_flops<T, Isa>(rows, head.dv, columns) +
+                           (5 + score_extras(head, 1)) * rows * keys;
+  }
+  // The sums become a softmax; a query that has seen no key has 0 and -infinity.
+  for (Index r = 0; r < rows; ++r) {
+    for (Index n = 0; n < head.dv; ++n) {
+      o(i0 + r, n) = softmax.any[r] ? buffers.context[r * head.dv + n] / softmax.sum[r] : T(0);
+    }
+    if (lse.data != nullptr) store_logsumexp<T, Isa>(softmax, r, lse, i0 + r);
+  }
+  return work;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/analysis/count_memory.hpp
+// Bytes in closed form, from shapes alone: what a cache holds, what a call needs at its peak. They
+// are the sizes that are asked of the memory resource, equal to the byte to what a tally counts.
+
+namespace headwise::inline v0_1 {
+
+/// Scalar types by their size.
+enum class ScalarType : std::size_t { f32 = 4, f64 = 8 };
+
+/// The textbook's intermediates of plain self-attention: X, Q, K, V and the merged context,
+/// B L D each, and the weights, B H L^2. (MultiHeadAttention keeps less: it only views X, and
+/// flash attention keeps 2 B H L numbers in place of the weights; see count_memory.)
+inline std::int64_t count_memory_bytes(Index batch_size, Index seq_len, Index d_model,
+                                       Index n_heads, ScalarType dtype) {
+  const std::int64_t elements =
+      5 * batch_size * seq_len * d_model + batch_size * n_heads * seq_len * seq_len;
+  return elements * static_cast<std::int64_t>(dtype);
+}
+
+/// Bytes of keys and values, B S G (d + dv) elements: smaller by H / G with grouped heads.
+inline std::int64_t count_kv_bytes(const AttentionShape& s, ScalarType dtype) {
+  return s.key_rows() * (s.k_width() + s.v_width()) * static_cast<std::int64_t>(dtype);
+}
+
+/// A call as a sequence of stages: what is live, and the scratch on top of it.
+struct MemoryCount {
+  struct Stage {
+    std::string name;
+    std::int64_t live;
+    std::int64_t scratch;
+  };
+  std::vector<Stage> stages;
+  std::int64_t cache = 0;   // kept for backward after the call
+  std::int64_t result = 0;  // returned to the caller
+
+  std::int64_t peak() const {
+    std::int64_t most = 0;
+    for (const Stage& stage : stages) most = std::max<Index>(most, stage.live + stage.scratch);
+    return most;
+  }
+};
+
+namespace detail {
+
+/// Bytes of `elements` of T for each worker, as a Workspace asks for them.
+template <class T>
+std::int64_t workspace_bytes(Index workers, Index elements) {
+  return workers * padded<T>(elements) * static_cast<std::int64_t>(sizeof(T));
+}
+
+template <class T>
+std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N) {
+  constexpr Index scratch = kernels::GemmTile<T, simd::Best>::scratch;
+  return M == 0 || N == 0 ? 0 : workspace_bytes<T>(workers, scratch);
+}
+
+}  // namespace detail
+
+/// The forward call of MultiHeadAttention: `training` fills a cache. Inputs are viewed.
+template <Scalar T>
+MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Index workers = 1) {
+  const bool flash = path == Path::flash;
+  using Isa = simd::Best;
+  constexpr std::int64_t bytes = sizeof(T);
+  const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
+  const Index width = s.q_width() + s.k_width() + s.v_width();
+  MemoryCount count;
+  std::int64_t live = 0;
+  const auto stage = [&](const char* name, std::int64_t more, std::int64_t scratch) {
+    live += more * bytes;
+    count.stages.push_back({name, live, scratch});
+  };
+  if (s.layer_norm) stage("layer_norm", N * D + 2 * N, 0);
+  if (s.self_attention()) {
+    const bool one_bias = s.q_bias && s.k_bias && s.v_bias;
+    stage("qkv projection", N * width,
+          detail::gemm_workspace_bytes<T>(workers, N, width) + (one_bias ? width * bytes : 0));
+  } else {
+    stage("q, k, v projections", N * s.q_width() + M * (s.k_width() + s.v_width()),
+          std::max<Index>({detail::gemm_workspace_bytes<T>(workers, N, s.q_width()),
+                           detail::gemm_workspace_bytes<T>(workers, M, s.k_width()),
+                           detail::gemm_workspace_bytes<T>(workers, M, s.v_width())}));
+  }
+  const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? 2 * s.num_heads * N : 0;
+  const Index scratch =
+      flash ? kernels::flash_forward_scratch<T, Isa>(s.d(), s.dv())
+            : kernels::attention_forward_scratch<T, Isa>(s.seq_len, s.S(), s.weight_dropout);
+  stage("attention", N * s.context_width() + (flash ? lse : weights),
+        detail::workspace_bytes<T>(workers, scratch));
+  count.cache = live;
+  stage("o projection", N * D, detail::gemm_workspace_bytes<T>(workers, N, D));
+  count.result = N * D * bytes;
+  if (!training) count.cache = 0;
+  return count;
+}
+
+/// The backward call, on top of what the forward call left.
+template <Scalar T>
+MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index workers = 1) {
+  const bool flash = path == Path::flash;
+  using Isa = simd::Best;
+  constexpr std::int64_t bytes = sizeof(T);
+  const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
+  const Index width = s.q_width() + s.k_width() + s.v_width();
+  const Index qw = s.q_width(), kw = s.k_width(), vw = s.v_width(), cw = s.context_width();
+  MemoryCount count;
+  std::int64_t live = 0;
+  const auto stage = [&](const char* name, std::int64_t more, std::int64_t scratch) {
+    live += more * bytes;
+    count.stages.push_back({name, live, scratch});
+  };
+  const std::int64_t parameters =
+      D * qw + s.k_in() * kw + s.v_in() * vw + cw * D + (s.q_bias ? qw : 0) + (s.k_bias ? kw : 0) +
+      (s.v_bias ? vw : 0) + (s.o_bias ? D : 0) + (s.layer_norm && s.layer_norm_affine ? 2 * D : 0);
+  const std::int64_t inputs = N * D + (s.self_attention() ? 0 : M * (s.k_in() + s.v_in()));
+  stage("sums of gradients", parameters + inputs, 0);
+  if (s.output_dropout) stage("dropout", N * D, 0);
+  stage("o projection", N * cw,
+        std::max<Index>(detail::gemm_workspace_bytes<T>(workers, N, cw),
+                        detail::gemm_workspace_bytes<T>(workers, cw, N == 0 ? 0 : D)));
+  const Index scratch =
+      flash ? kernels::flash_backward_scratch<T, Isa>(s.d(), s.dv())
+            : kernels::attention_backward_scratch<T, Isa>(s.seq_len, s.S(), s.weight_dropout);
+  stage("attention", s.self_attention() ? N * width : N * qw + M * (kw + vw),
+        detail::workspace_bytes<T>(workers, scratch));
+  stage("projections", 0, N + M == 0 ? 0 : detail::gemm_workspace_bytes<T>(workers, 1, 1));
+  count.result = inputs * bytes;
+  return count;
+}
+
+}  // namespace headwise::inline v0_1
+
+// headwise/runtime/tally.hpp
+// What a computation cost, counted while it runs: floating-point operations and bytes.
+
+namespace headwise::inline v0_1 {
+
+/// Floating-point operations; a multiply-add is two.
+///
+/// `useful` counts what the mathematics asks for: the products of shapes and of the visible pairs
+/// that a task's bounds name. `executed` counts what the tiles did, padding and masked pairs too.
+struct FlopTally {
+  std::atomic<std::int64_t> useful = 0;
+  std::atomic<std::int64_t> executed = 0;
+
+  void add(std::int64_t useful_flops, std::int64_t executed_flops) {
+    useful.fetch_add(useful_flops, std::memory_order_relaxed);
+    executed.fetch_add(executed_flops, std::memory_order_relaxed);
+  }
+  void reset() {
+    useful = 0;
+    executed = 0;
+  }
+};
+
+/// A memory resource that passes everything on and counts the bytes that it was asked for.
+class MemoryTally : public std::pmr::memory_resource {
+ public:
+  explicit MemoryTally(std::pmr::memory_resource* upstream = std::pmr::get_default_resource())
+      : upstream_(upstream) {}
+
+  /// Bytes given out and not yet returned.
+  std::int64_t live() const { return live_.load(); }
+  /// The most that was ever live at once since the last reset_peak.
+  std::int64_t peak() const { return peak_.load(); }
+  /// How often memory was asked for.
+  std::int64_t allocations() const { return allocations_.load(); }
+  void reset_peak() { peak_.store(live_.load()); }
+
+ private:
+  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+    void* memory = upstream_->allocate(bytes, alignment);
+    allocations_.fetch_add(1);
+    const std::int64_t now =
+        live_.fetch_add(static_cast<std::int64_t>(bytes)) + static_cast<std::int64_t>(bytes);
+    std::int64_t peak = peak_.load();
+    while (peak < now && !peak_.compare_exchange_weak(peak, now)) {
+    }
+    return memory;
+  }
+  void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
+    live_.fetch_sub(static_cast<std::int64_t>(bytes));
+    upstream_->deallocate(memory, bytes, alignment);
+  }
+  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
+    return this == &other;
+  }
+
+  std::pmr::memory_resource* upstream_;
+  std::atomic<std::int64_t> live_ = 0;
+  std::atomic<std::int64_t> peak_ = 0;
+  std::atomic<std::int64_t> allocations_ = 0;
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/analysis/report.hpp
+// Predictions and tallies side by side, as text.
+
+namespace headwise::inline v0_1 {
+
+/// A call's FLOPs by step, their sum, and what was counted while it ran.
+inline void report_flops(std::ostream& out, std::string_view title, const FlopCount& predicted,
+                         const FlopTally& counted) {
+  out << title << '\n';
+  for (const auto& [name, flops] : predicted.steps()) {
+    if (flops != 0) {
+      out << "  " << std::left << std::setw(20) << name << std::right << std::setw(16) << flops
+          << '\n';
+    }
+  }
+  const std::int64_t useful = counted.useful.load(), executed = counted.executed.load();
+  out << "  " << std::left << std::setw(20) << "predicted" << std::right << std::setw(16)
+      << predicted.total() << " FLOPs\n"
+      << "  " << std::left << std::setw(20) << "counted" << std::right << std::setw(16) << useful
+      << (useful == predicted.total() ? " FLOPs, equal\n" : " FLOPs, NOT EQUAL\n") << "  "
+      << std::left << std::setw(20) << "executed in tiles" << std::right << std::setw(16)
+      << executed << " FLOPs\n";
+}
+
+/// A call's bytes by stage, their peak, and the peak that was counted while it ran.
+inline void report_memory(std::ostream& out, std::string_view title, const MemoryCount& predicted,
+                          std::int64_t counted_peak) {
+  out << title << '\n';
+  for (const MemoryCount::Stage& stage : predicted.stages) {
+    out << "  " << std::left << std::setw(20) << stage.name << std::right << std::setw(16)
+        << stage.live << " live + " << stage.scratch << " scratch\n";
+  }
+  out << "  " << std::left << std::setw(20) << "predicted peak" << std::right << std::setw(16)
+      << predicted.peak() << " bytes\n"
+      << "  " << std::left << std::setw(20) << "counted peak" << std::right << std::setw(16)
+      << counted_peak
+      << (counted_peak == predicted.peak() ? " bytes, equal\n" : " bytes, NOT EQUAL\n");
+}
+
+}  // namespace headwise::inline v0_1
+
+// headwise/nn/init.hpp
+// How weights start: normal numbers drawn by position, so that a seed means the same everywhere.
+
+namespace headwise::inline v0_1 {
+
+/// The standard deviation of a [in, out] weight at the start.
+enum class Init {
+  xavier_normal,  ///< sqrt(2 / (in + out)); Glorot and Bengio, 2010
+  he_normal,      ///< sqrt(2 / in); He et al., 2015, arXiv 1502.01852
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+inline double init_std(Init init, Index in, Index out) {
+  const double fan = static_cast<double>(init == Init::he_normal ? in : in + out);
+  return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
+}
+
+/// Fills w [in, out] with normal numbers; `parameter` keeps those of one seed apart.
+template <Scalar T>
+void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
+  const double std_deviation = init_std(init, w.extent(0), w.extent(1));
+  const auto key = philox_key(seed, 0x77000000u + parameter, 0);
+  for (Index i = 0; i < w.extent(0); ++i) {
+    for (Index o = 0; o < w.extent(1); ++o) {
+      const auto position = static_cast<std::uint64_t>(i * w.extent(1) + o);
+      w(i, o) = T(std_deviation * philox_normal(key, position));
+    }
+  }
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/runtime/executor.hpp
+// How work is spread over threads. An operation cuts itself into tasks whose number and borders
+// depend on its shapes alone, and every task owns what it writes, so that an executor decides when
+// a task runs and never what it computes: the same bits for any number of threads.
+
+namespace headwise::inline v0_1 {
+
+/// One of many tasks: called once for each task number, on one of `concurrency` workers.
+class TaskRef {
+ public:
+  template <class F>
+  requires(!std::same_as<std::remove_cvref_t<F>, TaskRef>) TaskRef(const F& function)
+      : closure_(std::addressof(function)),
+        call_([](const void* closure, Index task, Index worker) {
+          (*static_cast<const F*>(closure))(task, worker);
+        }) {}
+
+  void operator()(Index task, Index worker) const { call_(closure_, task, worker); }
+
+ private:
+  const void* closure_;
+  void (*call_)(const void*, Index, Index);
+};
+
+/// run(n, task) calls task(t, w) once for every t in [0, n), with w in [0, concurrency()), no two
+/// calls with the same w at the same time, and returns when all are done. Tasks do not throw.
+template <class E>
+concept Executor = requires(E& executor, Index tasks, TaskRef task) {
+  { executor.concurrency() } -> std::convertible_to<Index>;
+  executor.run(tasks, task);
+};
+
+/// The calling thread does everything, in order.
+struct SerialExecutor {
+  Index concurrency() const { return 1; }
+  void run(Index tasks, TaskRef task) const {
+    for (Index t = 0; t < tasks; ++t) task(t, 0);
+  }
+};
+
+/// Any executor, by reference. What it refers to must outlive it. By default, a serial one.
+class ExecutorRef {
+ public:
+  ExecutorRef() = default;
+
+  template <Executor E>
+  requires(!std::same_as<E, ExecutorRef>) ExecutorRef(E& executor)
+      : executor_(std::addressof(executor)),
+        concurrency_([](void* e) { return Index{static_cast<E*>(e)->concurrency()}; }),
+        run_([](void* e, Index tasks, TaskRef task) { static_cast<E*>(e)->run(tasks, task); }) {}
+
+  Index concurrency() const { return executor_ == nullptr ? 1 : concurrency_(executor_); }
+  void run(Index tasks, TaskRef task) const {
+    if (executor_ == nullptr) {
+      SerialExecutor().run(tasks, task);
+    } else {
+      run_(executor_, tasks, task);
+    }
+  }
+
+ private:
+  void* executor_ = nullptr;
+  Index (*concurrency_)(void*) = nullptr;
+  void (*run_)(void*, Index, TaskRef) = nullptr;
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/runtime/trace.hpp
+// Every intermediate of the textbook by name, for teaching and for finding faults.
+
+namespace headwise::inline v0_1 {
+
+/// Copies of the tensors that a traced call passed through, in the order of the computation.
+/// Values are kept as double, row-major.
+class Trace {
+ public:
+  struct Entry {
+    std::string name;
+    std::vector<Index> shape;
+    std::vector<double> values;
+  };
+
+  template <class T, int R>
+  void record(std::string_view name, const In<T, R>& tensor) {
+    Entry entry{
+        std::string(name), {tensor.shape().extents.begin(), tensor.shape().extents.end()}, {}};
+    entry.values.reserve(static_cast<std::size_t>(tensor.size()));
+    for_each_index(tensor.shape(), [&](const Shape<R>& index) {
+      entry.values.push_back(static_cast<double>(tensor(index)));
+    });
+    entries_.push_back(std::move(entry));
+  }
+
+  const std::vector<Entry>& entries() const { return entries_; }
+  void clear() { entries_.clear(); }
+
+  bool contains(std::string_view name) const { return find(name) != nullptr; }
+
+  /// The newest tensor of this name. Throws ArgumentError, listing the names, if there is none.
+  const Entry& at(std::string_view name) const {
+    if (const Entry* entry = find(name)) return *entry;
+    std::string names;
+    for (const Entry& entry : entries_) names += " " + entry.name;
+    raise<ArgumentError>("Trace::at: no tensor named " + std::string(name) +
+                         ", there are:" + names);
+  }
+
+  /// The newest tensor of this name as a view of rank R. Throws ArgumentError or ShapeError.
+  template <int R>
+  In<double, R> view(std::string_view name) const {
+    const Entry& entry = at(name);
+    if (entry.shape.size() != static_cast<std::size_t>(R)) {
+      raise<ShapeError>("Trace::view: " + entry.name + " is " + format_extents(entry.shape) +
+                        ", expected " + std::to_string(R) + " axes");
+    }
+    Shape<R> shape;
+    for (int r = 0; r < R; ++r) shape[r] = entry.shape[static_cast<std::size_t>(r)];
+    return {entry.values.data(), shape};
+  }
+
+ private:
+  const Entry* find(std::string_view name) const {
+    for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
+      if (entry->name == name) return &*entry;
+    }
+    return nullptr;
+  }
+
+  std::vector<Entry> entries_;
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/runtime/context.hpp
+// What a call runs with: threads, memory, tallies, a trace. Passed last and by default empty:
+// the calling thread, the default memory resource, nothing counted, nothing recorded.
+
+namespace headwise::inline v0_1 {
+
+/// References to what a call uses; it owns none of it. Cheap to copy.
+struct Context {
+  ExecutorRef executor = {};
+  std::pmr::memory_resource* memory = std::pmr::get_default_resource();
+  FlopTally* flops = nullptr;
+  Trace* trace = nullptr;
+
+  void count_flops(std::int64_t useful, std::int64_t executed) const {
+    if (flops != nullptr) flops->add(useful, executed);
+  }
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/tensor/require.hpp
+// The shape rules of a call, a line each:
+//   require_shape("linear_forward", "w", w, Shape{I, O}, "I from x " + ...)
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Throws ShapeError for a view with an extent below 0.
+template <class T, int R>
+void require_countable(std::string_view function, std::string_view argument,
+                       const In<T, R>& tensor) {
+  for (int r = 0; r < R; ++r) {
+    if (tensor.extent(r) >= 0) [[likely]]
+      continue;
+    raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
+                      tensor.shape().format() + ", expected extents of 0 or more");
+  }
+}
+
+/// Throws ShapeError `function: argument is [got], expected [wanted] (whence)` unless they agree.
+/// `whence` is called only then, so that a call that is right builds no text.
+template <class T, int R, class Whence>
+void require_shape(std::string_view function, std::string_view argument, const In<T, R>& tensor,
+                   const Shape<R>& expected, Whence&& whence) {
+  if (tensor.shape() == expected) [[likely]]
+    return;
+  std::string text = std::string(function) + ": " + std::string(argument) + " is " +
+                     tensor.shape().format() + ", expected " + expected.format();
+  if constexpr (std::is_invocable_v<Whence>) {
+    text += " (" + std::string(whence()) + ")";
+  } else {
+    text += " (" + std::string(whence) + ")";
+  }
+  raise<ShapeError>(text);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/attention_options.hpp
+// What both attentions take, and the rules that their arguments keep.
+
+namespace headwise::inline v0_1 {
+
+/// How attention is computed. What it views (masks) must outlive the call.
+template <Scalar T>
+struct AttentionOptions {
+  AttentionMask<T> mask = {};
+  std::optional<T> scale = {};  // what q k^T is multiplied by; 1 / sqrt(d) if not given
+  Dropout dropout = {};         // of the weights
+};
+
+/// Queries [B, H, L, d], keys [B, G, S, d] and values [B, G, S, dv], as a backward call reads them.
+template <Scalar T>
+struct AttentionInputs {
+  In<T, 4> q, k, v;
+};
+
+/// Their gradients, of the same shapes; overwritten.
+template <Scalar T>
+struct AttentionGradients {
+  Out<T, 4> dq, dk, dv;
+};
+
+/// The letters of an attention: queries [B, H, L, d], keys [B, G, S, d], values [B, G, S, dv].
+struct AttentionSizes {
+  Index B, H, G, L, S, d, dv;
+
+  /// Query heads that share a key/value head.
+  Index group() const { return G == 0 ? 0 : H / G; }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Checks queries, keys, values and options, and names their sizes.
+template <class T>
+AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, const In<T, 4>& k,
+                                 const In<T, 4>& v, const AttentionOptions<T>& options) {
+  const AttentionSizes sizes{q.extent(0), q.extent(1), k.extent(1), q.extent(2),
+                             k.extent(2), q.extent(3), v.extent(3)};
+  const auto [B, H, G, L, S, d, dv] = sizes;
+  require_countable(function, "q", q);
+  require_countable(function, "k", k);
+  require_countable(function, "v", v);
+  require_shape(function, "k", k, Shape{B, G, S, d},
+                [&] { return "batch and head width of q " + q.shape().format(); });
+  require_shape(function, "v", v, Shape{B, G, S, dv},
+                [&] { return "batch, heads and length of k " + k.shape().format(); });
+  if (G == 0 ? H != 0 : H % G != 0) {
+    raise<ShapeError>(std::string(function) + ": q has " + std::to_string(H) + " heads, k has " +
+                      std::to_string(G) + ", expected a divisor of the former");
+  }
+  options.mask.require_fits(function, B, H, L, S);
+  options.dropout.require_valid(function);
+  return sizes;
+}
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T, 4>& q,
+                                         const In<T, 4>& k, const In<T, 4>& v,
+                                         const AttentionOptions<T>& options, Index b, Index h) {
+  using std::sqrt;
+  const auto [B, H, G, L, S, d, dv] = sizes;
+  const Index g = h / sizes.group();
+  const T scale = options.scale ? *options.scale
+                                : T(1) / T(sqrt(T(static_cast<double>(std::max<Index>(d, 1)))));
+  return {kernels::matrix(q, b, h),
+          kernels::matrix(k, b, g),
+          kernels::matrix(v, b, g),
+          L,
+          S,
+          d,
+          dv,
+          scale,
+          HeadVisibility<T>(options.mask, b, h, L, S),
+          DropoutMask(options.dropout, DropoutStream::weights),
+          b,
+          h};
+}
+
+HEADWISE_STRICT_MATH_END
+
+/// The pairs that causality, window and key lengths leave to a head.
+template <class T>
+std::int64_t pairs_of(const HeadVisibility<T>& visible, Index L) {
+  std::int64_t pairs = 0;
+  for (Index i = 0; i < L; ++i) pairs += visible.range(i).size();
+  return pairs;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/multi_head_attention_options.hpp
+// What a MultiHeadAttention is, and what one call of it is asked for.
+
+namespace headwise::inline v0_1 {
+
+/// The shape of a module. Widths of 0 take the default that stands beside them.
+struct MultiHeadAttentionOptions {
+  Index d_model = 0;       // D, width of queries and output
+  Index num_heads = 1;     // H
+  Index num_kv_heads = 0;  // G, divides H; H: 1 is multi-query, between is grouped-query
+  Index d_head = 0;        // d; D / H, which must divide
+  Index d_value = 0;       // dv; d
+  Index kdim = 0;          // width of keys' input; D
+  Index vdim = 0;          // width of values' input; D
+  bool q_bias = false;
+  bool k_bias = false;
+  bool v_bias = false;
+  bool o_bias = true;
+  bool layer_norm = false;  // of the query input, and with self-attention of keys and values too
+  bool layer_norm_affine = true;
+  double layer_norm_epsilon = 1e-5;
+  Init init = Init::xavier_normal;
+  std::uint64_t seed = 0;
+
+  /// All of them with every default filled in. Throws ArgumentError for what makes no module.
+  MultiHeadAttentionOptions resolved() const {
+    MultiHeadAttentionOptions full = *this;
+    const auto name = "MultiHeadAttention";
+    require(d_model >= 1, name, "d_model is " + std::to_string(d_model) + ", expected >= 1");
+    require(num_heads >= 1, name, "num_heads is " + std::to_string(num_heads) + ", expected >= 1");
+    for (const Index width : {num_kv_heads, d_head, d_value, kdim, vdim}) {
+      require(width >= 0, name, "a width of " + std::to_string(width) + " is negative");
+    }
+    if (d_head == 0) {
+      require(d_model % num_heads == 0, name,
+              "num_heads is " + std::to_string(num_heads) + ", expected a divisor of d_model " +
+                  std::to_string(d_model) + " (or give d_head)");
+      full.d_head = d_model / num_heads;
+    }
+    if (num_kv_heads == 0) full.num_kv_heads = num_heads;
+    require(num_heads % full.num_kv_heads == 0, name,
+            "num_kv_heads is " + std::to_string(num_kv_heads) +
+                ", expected a divisor of num_heads " + std::to_string(num_heads));
+    if (d_value == 0) full.d_value = full.d_head;
+    if (kdim == 0) full.kdim = d_model;
+    if (vdim == 0) full.vdim = d_model;
+    require(layer_norm_epsilon > 0, name, "layer_norm_epsilon is not above 0");
+    constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
+    for (const Index width : {d_model, num_heads, full.d_head, full.d_value, kdim, vdim}) {
+      require(width <= widest, name, "a width of " + std::to_string(width) + " is beyond 2^30");
+    }
+    require(full.d_head <= widest / num_heads && full.d_value <= widest / num_heads, name,
+            "num_heads times the width of a head is beyond 2^30");
+    return full;
+  }
+
+  // Of resolved options:
+  Index q_width() const { return num_heads * d_head; }         // H d
+  Index k_width() const { return num_kv_heads * d_head; }      // G d
+  Index v_width() const { return num_kv_heads * d_value; }     // G dv
+  Index context_width() const { return num_heads * d_value; }  // H dv
+  /// Whether what one of them left in a cache fits the other. Of resolved options.
+  bool same_shape(const MultiHeadAttentionOptions& other) const {
+    return d_model == other.d_model && num_heads == other.num_heads &&
+           num_kv_heads == other.num_kv_heads && d_head == other.d_head &&
+           d_value == other.d_value && kdim == other.kdim && vdim == other.vdim &&
+           layer_norm == other.layer_norm;
+  }
+  /// Whether queries, keys and values are projected by one matrix.
+  bool fused() const { return kdim == d_model && vdim == d_model; }
+};
+
+/// One call. Masks are viewed: they must outlive the call, and its backward too.
+template <Scalar T>
+struct MultiHeadAttentionCall {
+  AttentionMask<T> mask = {};
+  Path path = Path::flash;
+  std::optional<T> scale = {};  // 1 / sqrt(d_head)
+  Dropout weight_dropout = {};  // of the attention weights; none: inference
+  Dropout output_dropout = {};  // of the output, after its bias
+
+  AttentionOptions<T> attention() const { return {mask, scale, weight_dropout}; }
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/nn/cost.hpp
+// The cost of a MultiHeadAttention's call, for the formulas of analysis/.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// The shape of a call with L queries; S keys where they are separate, none with self-attention.
+/// The key lengths of the call's mask are viewed.
+template <Scalar T>
+AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
+                               const MultiHeadAttentionCall<T>& call, Index batch_size,
+                               Index seq_len, std::optional<Index> key_len = {}) {
+  const MultiHeadAttentionOptions o = options.resolved();
+  AttentionShape shape;
+  shape.batch_size = batch_size;
+  shape.seq_len = seq_len;
+  shape.key_len = key_len;
+  shape.d_model = o.d_model;
+  shape.num_heads = o.num_heads;
+  shape.num_kv_heads = o.num_kv_heads;
+  shape.d_head = o.d_head;
+  shape.d_value = o.d_value;
+  shape.kdim = o.kdim;
+  shape.vdim = o.vdim;
+  shape.causal = call.mask.is_causal();
+  shape.window = call.mask.window();
+  shape.key_lengths = call.mask.key_lengths();
+  shape.mask_biases = static_cast<Index>(call.mask.biases().size());
+  shape.q_bias = o.q_bias;
+  shape.k_bias = o.k_bias;
+  shape.v_bias = o.v_bias;
+  shape.o_bias = o.o_bias;
+  shape.layer_norm = o.layer_norm;
+  shape.layer_norm_affine = o.layer_norm_affine;
+  shape.weight_dropout = call.weight_dropout.active();
+  shape.output_dropout = call.output_dropout.active();
+  return shape;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/multi_head_attention_parameters.hpp
+// Weights of a MultiHeadAttention, and their gradients: plain tensors, walked by name.
+
+namespace headwise::inline v0_1 {
+
+/// Weights are [in, out]. W_Q, W_K and W_V are the columns Q | K | V of one matrix where their
+/// inputs are equally wide, head i in its own d columns; and three matrices where they are not.
+template <Scalar T>
+struct MultiHeadAttentionParameters {
+  Tensor<T, 2> w_qkv;  // [D, H d + G d + G dv]; absent where kdim or vdim differ from D
+  Tensor<T, 2> w_q;    // [D, H d]       only where w_qkv is absent
+  Tensor<T, 2> w_k;    // [kdim, G d]    only where w_qkv is absent
+  Tensor<T, 2> w_v;    // [vdim, G dv]   only where w_qkv is absent
+  Tensor<T, 2> w_o;    // [H dv, D]
+  Tensor<T, 1> b_q;    // [H d]     each bias absent where it is not asked for
+  Tensor<T, 1> b_k;    // [G d]
+  Tensor<T, 1> b_v;    // [G dv]
+  Tensor<T, 1> b_o;    // [D]
+  Tensor<T, 1> gamma;  // [D]
+  Tensor<T, 1> beta;   // [D]
+  Index q_width = 0, k_width = 0, v_width = 0;
+
+  MultiHeadAttentionParameters() = default;
+
+  /// All 0. The options are resolved ones.
+  explicit MultiHeadAttentionParameters(
+      const MultiHeadAttentionOptions& o,
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : q_width(o.q_width()), k_width(o.k_width()), v_width(o.v_width()) {
+    const auto matrix = [&](Index in, Index out) { return Tensor<T, 2>({in, out}, memory); };
+    const auto vector = [&](Index width) { return Tensor<T, 1>({width}, memory); };
+    if (o.fused()) {
+      w_qkv = matrix(o.d_model, q_width + k_width + v_width);
+    } else {
+      w_q = matrix(o.d_model, q_width);
+      w_k = matrix(o.kdim, k_width);
+      w_v = matrix(o.vdim, v_width);
+    }
+    w_o = matrix(o.context_width(), o.d_model);
+    if (o.q_bias) b_q = vector(q_width);
+    if (o.k_bias) b_k = vector(k_width);
+    if (o.v_bias) b_v = vector(v_width);
+    if (o.o_bias) b_o = vector(o.d_model);
+    if (o.layer_norm && o.layer_norm_affine) {
+      gamma = vector(o.d_model);
+      beta = vector(o.d_model);
+    }
+  }
+
+  bool fused() const { return w_qkv.size() != 0; }
+
+  TensorView<T, 2> W_Q() { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
+  TensorView<T, 2> W_K() { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
+  TensorView<T, 2> W_V() {
+    return fused() ? slice(w_qkv, 1, q_width + k_width, v_width) : as_view(w_v);
+  }
+  In<T, 2> W_Q() const { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
+  In<T, 2> W_K() const { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
+  In<T, 2> W_V() const {
+    return fused() ? slice(w_qkv, 1, q_width + k_width, v_width) : as_view(w_v);
+  }
+
+  /// f(name, view) for each parameter that is there; names W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O,
+  /// gamma, beta behind `prefix`. Views are writable where this is not const.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") {
+    walk(*this, f, prefix);
+  }
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    walk(*this, f, prefix);
+  }
+
+ private:
+  template <class Self, class F>
+  static void walk(Self& self, F& f, const std::string& prefix) {
+    f(prefix + "W_Q", self.W_Q());
+    f(prefix + "W_K", self.W_K());
+    f(prefix + "W_V", self.W_V());
+    f(prefix + "W_O", as_view(self.w_o));
+    if (!self.b_q.absent()) f(prefix + "b_Q", as_view(self.b_q));
+    if (!self.b_k.absent()) f(prefix + "b_K", as_view(self.b_k));
+    if (!self.b_v.absent()) f(prefix + "b_V", as_view(self.b_v));
+    if (!self.b_o.absent()) f(prefix + "b_O", as_view(self.b_o));
+    if (!self.gamma.absent()) f(prefix + "gamma", as_view(self.gamma));
+    if (!self.beta.absent()) f(prefix + "beta", as_view(self.beta));
+  }
+};
+
+/// The gradients, in tensors of the parameters' shapes. A backward call adds to them.
+template <Scalar T>
+struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
+  using MultiHeadAttentionParameters<T>::MultiHeadAttentionParameters;
+
+  In<T, 2> grad_W_Q() const { return this->W_Q(); }
+  In<T, 2> grad_W_K() const { return this->W_K(); }
+  In<T, 2> grad_W_V() const { return this->W_V(); }
+  In<T, 2> grad_W_O() const { return this->w_o; }
+  In<T, 1> grad_b_Q() const { return this->b_q; }
+  In<T, 1> grad_b_K() const { return this->b_k; }
+  In<T, 1> grad_b_V() const { return this->b_v; }
+  In<T, 1> grad_b_O() const { return this->b_o; }
+  In<T, 1> grad_gamma() const { return this->gamma; }
+  In<T, 1> grad_beta() const { return this->beta; }
+
+  /// f("grad_W_Q", view) and so on.
+  template <class F>
+  void for_each(F&& f) {
+    MultiHeadAttentionParameters<T>::for_each(f, "grad_");
+  }
+  template <class F>
+  void for_each(F&& f) const {
+    MultiHeadAttentionParameters<T>::for_each(f, "grad_");
+  }
+
+  /// Everything back to 0.
+  void zero() {
+    for_each([](const std::string&, auto view) { fill(view, T(0)); });
+  }
+  /// Throws ShapeError unless every gradient has the shape of its parameter in `expected`.
+  void require_shapes_of(const MultiHeadAttentionGradients& expected,
+                         std::string_view function) const {
+    for_each_storage(*this, expected, [&](const char* name, const auto& mine, const auto& theirs) {
+      require_shape(function, std::string("gradients.") + name, mine, theirs.shape(),
+                    "zero_gradients()");
+    });
+  }
+  /// this += other. Throws ShapeError, before anything is added, unless all shapes agree.
+  void add(const MultiHeadAttentionGradients& other) {
+    require_shapes_of(other, "MultiHeadAttentionGradients::add");
+    for_each_storage(*this, other, [](const char*, auto& mine, const auto& theirs) {
+      for (Index n = 0; n < mine.size(); ++n) mine.data()[n] = mine.data()[n] + theirs.data()[n];
+    });
+  }
+
+ private:
+  template <class Self, class F>
+  static void for_each_storage(Self& self, const MultiHeadAttentionGradients& other, F&& f) {
+    f("w_qkv", self.w_qkv, other.w_qkv);
+    f("w_q", self.w_q, other.w_q);
+    f("w_k", self.w_k, other.w_k);
+    f("w_v", self.w_v, other.w_v);
+    f("w_o", self.w_o, other.w_o);
+    f("b_q", self.b_q, other.b_q);
+    f("b_k", self.b_k, other.b_k);
+    f("b_v", self.b_v, other.b_v);
+    f("b_o", self.b_o, other.b_o);
+    f("gamma", self.gamma, other.gamma);
+    f("beta", self.beta, other.beta);
+  }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// f(name, parameter, gradient) for each parameter: what an optimiser walks.
+///   for_each_with_gradient(p, g, [](auto& name, auto w, auto dw) { w = w - 0.1 dw, elementwise });
+/// (The two may differ in scalar type: differences are taken in a wider one.)
+template <Scalar T, Scalar U, class F>
+void for_each_with_gradient(MultiHeadAttentionParameters<T>& parameters,
+                            const MultiHeadAttentionGradients<U>& gradients, F&& f) {
+  parameters.for_each([&](const std::string& name, auto parameter) {
+    constexpr int rank = decltype(parameter)::rank;
+    gradients.for_each([&](const std::string& gradient_name, auto gradient) {
+      if constexpr (rank == decltype(gradient)::rank) {
+        if (gradient_name == "grad_" + name) f(name, parameter, gradient);
+      }
+    });
+  });
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/multi_head_attention_cache.hpp
+// What a forward call of MultiHeadAttention leaves for its backward, owned by the caller.
+
+namespace headwise::inline v0_1 {
+
+/// Fill it by forward, hand it to backward; as many as there are forward calls pending. The inputs
+/// and the masks are viewed, not copied: they must outlive the backward call.
+template <Scalar T>
+struct MultiHeadAttentionCache {
+  MultiHeadAttentionCache() = default;
+  // Not copied: a view of a copy of an input would stay with the original.
+  MultiHeadAttentionCache(MultiHeadAttentionCache&&) noexcept = default;
+  MultiHeadAttentionCache& operator=(MultiHeadAttentionCache&&) noexcept = default;
+
+  bool filled = false;
+  bool self_attention = false;       // keys and values come from the query input
+  MultiHeadAttentionOptions module;  // of the module that filled it
+  MultiHeadAttentionCall<T> call;
+
+  In<T, 3> query;  // [B, L, D]
+  In<T, 3> key;    // [B, S, kdim]
+  In<T, 3> value;  // [B, S, vdim]
+  // Dense copies of inputs whose rows do not lie at one common distance, else absent.
+  Tensor<T, 3> query_copy, key_copy, value_copy;
+
+  Tensor<T, 3> x_norm;   // [B, L, D]                 with layer_norm
+  Tensor<T, 1> mean;     // [B L]                     with layer_norm
+  Tensor<T, 1> rstd;     // [B L]                     with layer_norm
+  Tensor<T, 3> qkv;      // [B, L, H d + G d + G dv]  self-attention
+  Tensor<T, 3> q;        // [B, L, H d]               cross-attention
+  Tensor<T, 3> k;        // [B, S, G d]               cross-attention
+  Tensor<T, 3> v;        // [B, S, G dv]              cross-attention
+  Tensor<T, 3> context;  // [B, L, H dv]
+  Tensor<T, 4> weights;  // [B, H, L, S]              Path::materialized; before dropout
+  Tensor<T, 4> lse;      // [B, H, L, 2]              Path::flash
+
+  /// What the projections read: the normalised input, or the input.
+  In<T, 3> projected_query() const { return x_norm.absent() ? query : In<T, 3>(x_norm); }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The mean over the heads of weights [B, H, L, S]: [B, L, S].
+template <Scalar T>
+Tensor<T, 3> average_heads(In<T, 4> weights,
+                           std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+  const Index B = weights.extent(0), H = weights.extent(1);
+  Tensor<T, 3> mean({B, weights.extent(2), weights.extent(3)}, memory);
+  for_each_index(mean.shape(), [&](const Shape<3>& at) {
+    T sum = T(0);
+    for (Index h = 0; h < H; ++h) sum = sum + weights(at[0], h, at[1], at[2]);
+    mean(at) = H == 0 ? T(0) : sum / T(static_cast<double>(H));
+  });
+  return mean;
+}
+template <Scalar T>
+Tensor<T, 3> average_heads(const Tensor<T, 4>& weights) {
+  return average_heads(In<T, 4>(weights));
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The input itself, or a dense copy of it where its rows do not lie at one common distance.
+template <class T>
+In<T, 3> uniform_rows(In<T, 3> x, Tensor<T, 3>& storage, std::pmr::memory_resource* memory) {
+  if (rows_are_uniform(x)) return x;
+  storage = contiguous(x, memory);
+  return storage;
+}
+
+/// The projected queries, keys and values of a cache as heads: views, whichever way it was filled.
+template <class T>
+struct Heads {
+  In<T, 4> q;  // [B, H, L, d]
+  In<T, 4> k;  // [B, G, S, d]
+  In<T, 4> v;  // [B, G, S, dv]
+};
+
+template <class T>
+Heads<T> heads_of(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache) {
+  const Index H = o.num_heads, G = o.num_kv_heads;
+  if (!cache.self_attention) {
+    return {split_heads(cache.q, H), split_heads(cache.k, G), split_heads(cache.v, G)};
+  }
+  const Index q = o.q_width(), k = o.k_width(), v = o.v_width();
+  return {split_heads(slice(cache.qkv, 2, 0, q), H), split_heads(slice(cache.qkv, 2, q, k), G),
+          split_heads(slice(cache.qkv, 2, q + k, v), G)};
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/attention.hpp
+// Scaled dot-product attention with its weights kept: the specification that the tiled form in
+// flash_attention.hpp is held against, and what gives weights to look at.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// weights = softmax(scale q k^T + bias over visible keys), o = weights v.
+///
+/// q        [B, H, L, d]    in
+/// k        [B, G, S, d]    in; G divides H, query head h reads key head h / (H / G)
+/// v        [B, G, S, dv]   in
+/// options                  masks, scale, dropout of the weights
+/// weights  [B, H, L, S]    out; before dropout: rows sum to 1
+/// o        [B, H, L, dv]   out
+///
+/// A query that sees no key has weights 0 and o 0. What a hidden pair holds, NaN or infinity, does
+/// not reach o. Any strides; outputs must not overlap inputs.
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Vaswani et al., "Attention Is All You Need", 2017, arXiv 1706.03762, equation 1.
+template <Scalar T>
+void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
+                       In<std::type_identity_t<T>, 4> v,
+                       const AttentionOptions<std::type_identity_t<T>>& options,
+                       Out<std::type_identity_t<T>, 4> weights, Out<std::type_identity_t<T>, 4> o,
+                       const Context& context = {}) {
+  using Isa = simd::Best;
+  const auto sizes = detail::require_attention<T>("attention_forward", q, k, v, options);
+  const auto [B, H, G, L, S, d, dv] = sizes;
+  require_shape("attention_forward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
+  require_shape("attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
+
+  Workspace<T> workspace(context.executor.concurrency(),
+                         kernels::attention_forward_scratch<T, Isa>(L, S, options.dropout.active()),
+                         context.memory);
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / sizes.H, h = t % sizes.H;
+    const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
+    kernels::attention_head_forward<T, Isa>(head, kernels::matrix(weights, b, h),
+                                            kernels::matrix(o, b, h), workspace.of(worker));
+    const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
+    const std::int64_t extra = kernels::score_extras(head, 1);
+    context.count_flops(pairs * (2 * (head.d + head.dv) + 5 + extra),
+                        kernels::executed_gemm_flops<T, Isa>(head.L, head.S, head.d) +
+                            kernels::executed_gemm_flops<T, Isa>(head.L, head.dv, head.S) +
+                            (5 + extra) * head.L * head.S);
+  };
+  context.executor.run(B * H, task);
+}
+
+/// The gradients of attention_forward.
+///
+/// d_o      [B, H, L, dv]   in
+/// q, k, v                  in; as in forward
+/// weights  [B, H, L, S]    in; what forward returned
+/// options                  as in forward
+/// dq       [B, H, L, d]    out
+/// dk       [B, G, S, d]    out; summed over the query heads of a group
+/// dv       [B, G, S, dv]   out; summed likewise
+///
+/// Nothing flows through a hidden pair, whatever it holds.
+/// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+template <Scalar T>
+void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
+                        In<std::type_identity_t<T>, 4> weights,
+                        const AttentionOptions<std::type_identity_t<T>>& options,
+                        const AttentionGradients<std::type_identity_t<T>>& gradients,
+                        const Context& context = {}) {
+  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
+  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
+  using Isa = simd::Best;
+  const auto sizes = detail::require_attention<T>("attention_backward", q, k, v, options);
+  const auto [B, H, G, L, S, d, width_v] = sizes;
+  require_shape("attention_backward", "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
+  require_shape("attention_backward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
+  require_shape("attention_backward", "dq", dq, q.shape(), "the shape of q");
+  require_shape("attention_backward", "dk", dk, k.shape(), "the shape of k");
+  require_shape("attention_backward", "dv", dv, v.shape(), "the shape of v");
+
+  Workspace<T> workspace(
+      context.executor.concurrency(),
+      kernels::attention_backward_scratch<T, Isa>(L, S, options.dropout.active()), context.memory);
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / sizes.G, g = t % sizes.G;
+    if (sizes.group() == 0) {
+      fill(select(select(dk, b), g), T(0));
+      fill(select(select(dv, b), g), T(0));
+    }
+    for (Index n = 0; n < sizes.group(); ++n) {
+      const Index h = g * sizes.group() + n;
+      const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
+      kernels::attention_head_backward<T, Isa>(
+          head, kernels::matrix(d_o, b, h), kernels::matrix(weights, b, h),
+          {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), n != 0},
+          workspace.of(worker));
+      const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
+      const std::int64_t extra = head.dropout.active() ? 2 : 0;
+      context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
+                          kernels::executed_gemm_flops<T, Isa>(head.L, head.S, head.dv) +
+                              kernels::executed_gemm_flops<T, Isa>(head.S, head.dv, head.L) +
+                              kernels::executed_gemm_flops<T, Isa>(head.L, head.d, head.S) +
+                              kernels::executed_gemm_flops<T, Isa>(head.S, head.d, head.L) +
+                              (5 + extra) * head.L * head.S);
+    }
+  };
+  context.executor.run(B * G, task);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/kernels/column_sums.hpp
+// Sums down the columns of a matrix: the gradients of what was broadcast over its rows.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// out_n += sum over i of term(i, n): one ordered chain a column, added to out once. 64 columns at
+/// a time, so that rows are read along.
+template <class T, class Term>
+void add_column_sums(Index rows, Index columns, Term term, T* out, Index step) {
+  constexpr Index together = 64;
+  for (Index n0 = 0; n0 < columns; n0 += together) {
+    const Index count = std::min<Index>(together, columns - n0);
+    T sums[together] = {};
+    for (Index i = 0; i < rows; ++i) {
+      for (Index n = 0; n < count; ++n) sums[n] = sums[n] + term(i, n0 + n);
+    }
+    for (Index n = 0; n < count; ++n) out[(n0 + n) * step] = out[(n0 + n) * step] + sums[n];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/ops/linear.hpp
+// The linear layer: a matrix product with a bias, and its gradients.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Rows of the result that one task computes. A constant: borders never depend on threads.
+inline constexpr Index linear_task_rows = 192;
+
+/// Scratch of products on every worker; none where there is nothing to multiply.
+template <class T, class Isa>
+Workspace<T> gemm_workspace(const Context& context, bool needed) {
+  return Workspace<T>(needed ? context.executor.concurrency() : 0,
+                      kernels::GemmTile<T, Isa>::scratch, context.memory);
+}
+
+template <class T, class Isa>
+void run_gemm(const Context& context, Workspace<T>& workspace, kernels::Matrix<const T> a,
+              kernels::Matrix<const T> b, kernels::Matrix<T> c, kernels::Extents size,
+              const kernels::Epilogue<T>& epilogue) {
+  const auto task = [&](Index t, Index worker) {
+    const Index m = t * linear_task_rows;
+    T* scratch = workspace.of(worker).take(kernels::GemmTile<T, Isa>::scratch);
+    kernels::gemm<T, Isa>(a.from(m, 0), b, c.from(m, 0),
+                          {std::min<Index>(linear_task_rows, size.M - m), size.N, size.K}, epilogue,
+                          scratch);
+  };
+  context.executor.run((size.M + linear_task_rows - 1) / linear_task_rows, task);
+}
+
+/// x with 0 in the rows whose dy is 0 throughout, in `storage`; or x itself where it is finite.
+/// What had no part in the result has none in the gradient: 0 times NaN is not let in.
+template <class T, class Isa>
+In<T, 2> without_idle_rows(const In<T, 2>& x, const In<T, 2>& dy, Tensor<T, 2>& storage,
+                           const Context& context) {
+  if (kernels::all_finite<T, Isa>(kernels::matrix(x), x.extent(0), x.extent(1))) return x;
+  storage = contiguous(x, context.memory);
+  for (Index n = 0; n < x.extent(0); ++n) {
+    bool idle = true;
+    for (Index o = 0; o < dy.extent(1); ++o) idle = idle && dy(n, o) == T(0);
+    for (Index i = 0; idle && i < x.extent(1); ++i) storage(n, i) = T(0);
+  }
+  return storage;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = x w + b, row by row.
+///
+/// x   [N, K]   in
+/// w   [K, O]   in
+/// b   [O]      in; {} for none
+/// y   [N, O]   out; must not overlap the inputs
+///
+/// A row of y depends on that row of x alone, to the bit. Sums run in T.
+/// Work    2 N K O FLOPs, and N O for the bias; scratch that does not grow with N.
+/// Throws  ShapeError before anything is written; std::bad_alloc.
+template <Scalar T>
+void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_identity_t<T>, 1> b,
+                    Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
+  using Isa = simd::Best;
+  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
+  const auto from_x = [&] { return std::to_string(K) + " from x " + x.shape().format(); };
+  require_countable("linear_forward", "x", x);
+  require_countable("linear_forward", "w", w);
+  require_shape("linear_forward", "w", w, Shape{K, O}, from_x);
+  if (!b.absent()) {
+    require_shape("linear_forward", "b", b, Shape{O},
+                  [&] { return std::to_string(O) + " from w " + w.shape().format(); });
+  }
+  require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
+  if (N == 0 || O == 0) return;
+
+  Tensor<T, 1> dense_bias;
+  const T* bias = b.absent() ? nullptr : b.data();
+  if (!b.absent() && b.stride(0) != 1) {
+    dense_bias = contiguous(b, context.memory);
+    bias = dense_bias.data();
+  }
+  auto workspace = detail::gemm_workspace<T, Isa>(context, true);
+  detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(x), kernels::matrix(w),
+                           kernels::matrix(y), {N, O, K}, {.bias = bias});
+  const std::int64_t bias_flops = b.absent() ? 0 : std::int64_t{N} * O;
+  context.count_flops(std::int64_t{2} * N * K * O + bias_flops,
+                      kernels::executed_gemm_flops<T, Isa>(N, O, K) + bias_flops);
+}
+
+/// db += the column sums of dy: the gradient of a bias that was added to every row.
+///
+/// dy  [N, O]   in
+/// db  [O]      added to
+///
+/// Work    N O FLOPs.
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Context& context = {}) {
+  require_shape("bias_backward", "db", db, Shape{dy.extent(1)}, "columns of dy");
+  const auto term = [&](Index n, Index o) { return dy(n, o); };
+  kernels::add_column_sums(dy.extent(0), dy.extent(1), term, db.data(), db.stride(0));
+  context.count_flops(dy.size(), dy.size());
+}
+
+/// The gradients of linear_forward.
+///
+/// dy  [N, O]   in
+/// x   [N, K]   in; as in forward
+/// w   [K, O]   in; as in forward
+/// dx  [N, K]   out: dy w^T; {} for none
+/// dw  [K, O]   added to: x^T dy; {} for none
+/// db  [O]      added to: the column sums of dy; {} for none
+///
+/// A row of x whose dy is 0 adds nothing to dw, even if it holds NaN or infinity: so padding that
+/// attention hides does not reach the weights.
+/// Work    2 N K O FLOPs for each of dx and dw, N O for db.
+/// Throws  ShapeError before anything is written; std::bad_alloc.
+template <Scalar T>
+void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
+                     In<std::type_identity_t<T>, 2> w, Out<std::type_identity_t<T>, 2> dx,
+                     InOut<std::type_identity_t<T>, 2> dw, InOut<std::type_identity_t<T>, 1> db,
+                     const Context& context = {}) {
+  using Isa = simd::Best;
+  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
+  require_countable("linear_backward", "x", x);
+  require_countable("linear_backward", "w", w);
+  require_shape("linear_backward", "w", w, Shape{K, O},
+                [&] { return std::to_string(K) + " from x " + x.shape().format(); });
+  require_shape("linear_backward", "dy", dy, Shape{N, O}, "rows of x, columns of w");
+  if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
+  if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");
+  if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
+
+  const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
+  Tensor<T, 2> storage;
+  const In<T, 2> active = wants_dw ? detail::without_idle_rows<T, Isa>(x, dy, storage, context) : x;
+  auto workspace = detail::gemm_workspace<T, Isa>(context, wants_dx || wants_dw);
+  const auto dy_matrix = kernels::matrix(dy);
+  if (wants_dx) {
+    detail::run_gemm<T, Isa>(context, workspace, dy_matrix, kernels::matrix(w).transposed(),
+                             kernels::matrix(dx), {N, K, O}, {});
+    context.count_flops(std::int64_t{2} * N * K * O, kernels::executed_gemm_flops<T, Isa>(N, K, O));
+  }
+  if (wants_dw) {
+    detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(active).transposed(), dy_matrix,
+                             kernels::matrix(dw), {K, O, N}, {.accumulate = true});
+    context.count_flops(std::int64_t{2} * N * K * O, kernels::executed_gemm_flops<T, Isa>(K, O, N));
+  }
+  if (!db.absent()) bias_backward(dy, db, context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/multi_head_attention_trace.hpp
+// The tensors of MultiHeadAttention under their textbook names. Called only where a trace is asked
+// for: what the fast path never forms (scores, weights, the branches of dx) is formed here.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Scores [B, H, L, S] as softmax reads them: scaled, biased, -infinity where hidden.
+template <class T>
+Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads) {
+  const auto options = cache.call.attention();
+  const auto sizes = require_attention<T>("Trace", heads.q, heads.k, heads.v, options);
+  Tensor<T, 4> scores({sizes.B, sizes.H, sizes.L, sizes.S});
+  Tensor<T, 1> packed({kernels::GemmTile<T, simd::Best>::scratch});
+  for (Index b = 0; b < sizes.B; ++b) {
+    for (Index h = 0; h < sizes.H; ++h) {
+      const auto head = attention_head(sizes, heads.q, heads.k, heads.v, options, b, h);
+      kernels::score_head<T, simd::Best>(head, kernels::matrix(Out<T, 4>(scores), b, h),
+                                         packed.data());
+      for (Index i = 0; i < sizes.L; ++i) {
+        for (Index j = 0; j < sizes.S; ++j) {
+          if (!head.visibility.visible(i, j)) scores(b, h, i, j) = negative_infinity<T>();
+        }
+      }
+    }
+  }
+  return scores;
+}
+
+/// Steps 1 to 6; `y` is the output before dropout.
+template <class T>
+void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+                   const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
+  const Heads<T> heads = heads_of(o, cache);
+  trace.record("X", cache.query);
+  trace.record("X_norm", cache.projected_query());
+  trace.record("W_Q", p.W_Q());
+  trace.record("W_K", p.W_K());
+  trace.record("W_V", p.W_V());
+  trace.record("W_O", p.w_o);
+  if (!p.b_o.absent()) trace.record("b_O", p.b_o);
+  trace.record("Q", heads.q);
+  trace.record("K", heads.k);
+  trace.record("V", heads.v);
+  trace.record("A", traced_scores(cache, heads));
+  if (cache.weights.absent()) {
+    auto options = cache.call.attention();
+    Tensor<T, 4> weights(
+        {heads.q.extent(0), heads.q.extent(1), heads.q.extent(2), heads.k.extent(2)});
+    Tensor<T, 4> unused(
+        {heads.q.extent(0), heads.q.extent(1), heads.q.extent(2), heads.v.extent(3)});
+    attention_forward(heads.q, heads.k, heads.v, options, weights, unused);
+    trace.record("AS", weights);
+  } else {
+    trace.record("AS", cache.weights);
+  }
+  trace.record("AO_heads", split_heads(cache.context, o.num_heads));
+  trace.record("AO_cat", cache.context);
+  Tensor<T, 3> before_bias(y.shape());
+  linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, {}, merge_rows(before_bias));
+  trace.record("AO_lin", before_bias);
+  trace.record("AO_bias", y);
+}
+
+/// What one projection brings to the gradient of its input: dq W^T.
+template <class T>
+void trace_branch(std::string_view name, In<T, 3> d_projection, In<T, 2> w, Trace& trace) {
+  Tensor<T, 3> branch({d_projection.extent(0), d_projection.extent(1), w.extent(0)});
+  const Tensor<T, 2> x({branch.extent(0) * branch.extent(1), w.extent(0)});
+  linear_backward(In<T, 2>(merge_rows(d_projection)), x, w, merge_rows(branch), {}, {});
+  trace.record(name, branch);
+}
+
+/// Gradients from the output down to the heads.
+template <class T>
+void trace_backward_heads(In<T, 3> dy, In<T, 4> d_heads, In<T, 4> dq, In<T, 4> dk, In<T, 4> dv,
+                          Trace& trace) {
+  trace.record("dA_out", dy);
+  trace.record("dAO_heads", d_heads);
+  trace.record("dQ", dq);
+  trace.record("dK", dk);
+  trace.record("dK^T", transpose(dk, 2, 3));
+  trace.record("dV", dv);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/dropout.hpp
+// Dropout of a matrix, element by element. The mask is drawn from its position: nothing is stored.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// y = x / (1 - rate) where kept, 0 elsewhere; y = x at rate 0.
+///
+/// x        [N, M]   in
+/// dropout  rate in [0, 1], seed, step: row n and column m draw from (seed, step, n, m)
+/// y        [N, M]   out; may be x
+///
+/// Throws  ShapeError or ArgumentError before anything is written.
+/// Source  Srivastava et al., "Dropout", JMLR 15, 2014.
+template <Scalar T>
+void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_t<T>, 2> y,
+                     const Context& context = {}) {
+  require_shape("dropout_forward", "y", y, x.shape(), "the shape of x");
+  dropout.require_valid("dropout_forward");
+  const DropoutMask mask(dropout, DropoutStream::output);
+  const T factor = T(mask.keep_factor());
+  constexpr Index step = 64;
+  T factors[step];
+  for (Index n = 0; n < x.extent(0); ++n) {
+    for (Index m0 = 0; m0 < x.extent(1); m0 += step) {
+      const Index count = std::min<Index>(step, x.extent(1) - m0);
+      if (mask.active()) mask.row(0, 0, n, m0, count, factor, factors);
+      for (Index m = 0; m < count; ++m) {
+        const T value = x(n, m0 + m);
+        if (!mask.active()) {
+          y(n, m0 + m) = value;
+        } else {
+          y(n, m0 + m) = factors[m] == T(0) ? T(0) : value * factors[m];
+        }
+      }
+    }
+  }
+  if (mask.active()) context.count_flops(x.size(), x.size());
+}
+
+/// dx = dy / (1 - rate) where forward kept the element, 0 elsewhere: the same mask in reverse.
+///
+/// dy       [N, M]   in
+/// dropout  as in forward
+/// dx       [N, M]   out; may be dy
+template <Scalar T>
+void dropout_backward(In<T, 2> dy, const Dropout& dropout, Out<std::type_identity_t<T>, 2> dx,
+                      const Context& context = {}) {
+  require_shape("dropout_backward", "dx", dx, dy.shape(), "the shape of dy");
+  dropout.require_valid("dropout_backward");
+  dropout_forward(dy, dropout, dx, context);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/flash_attention.hpp
+// Scaled dot-product attention in tiles: the same function as in attention.hpp, with nothing of
+// size L x S in either direction. Forward keeps the logsumexp of each query, from which backward
+// computes the weights again.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// o = softmax(scale q k^T + bias over visible keys) v.
+///
+/// q        [B, H, L, d]    in
+/// k        [B, G, S, d]    in; G divides H, query head h reads key head h / (H / G)
+/// v        [B, G, S, dv]   in
+/// options                  masks, scale, dropout of the weights
+/// o        [B, H, L, dv]   out
+/// lse      [B, H, L, 2]    out; logsumexp of each query's visible scores, and beside it what its
+///                          rounding left out; {} for inference
+///
+/// A query that sees no key has o 0 and lse -infinity. What a hidden pair holds, NaN or infinity,
+/// does not reach o. A query's bits depend on its own row and the keys alone: not on the batch, the
+/// other queries, or how many keys stand behind those it sees. Any strides.
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout; tiles without
+///         a visible pair are skipped. Scratch constant for each thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
+template <Scalar T>
+void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
+                             In<std::type_identity_t<T>, 4> v,
+                             const AttentionOptions<std::type_identity_t<T>>& options,
+                             Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 4> lse,
+                             const Context& context = {}) {
+  using Isa = simd::Best;
+  constexpr Index queries = kernels::FlashTile<T, Isa>::queries;
+  const auto sizes = detail::require_attention<T>("flash_attention_forward", q, k, v, options);
+  const auto [B, H, G, L, S, d, dv] = sizes;
+  require_shape("flash_attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
+  if (!lse.absent()) {
+    require_shape("flash_attention_forward", "lse", lse, Shape{B, H, L, 2},
+                  "two numbers a query of q");
+  }
+
+  Workspace<T> workspace(context.executor.concurrency(),
+                         kernels::flash_forward_scratch<T, Isa>(d, dv), context.memory);
+  const Index blocks = (L + queries - 1) / queries;
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / blocks / sizes.H, h = t / blocks % sizes.H, i0 = t % blocks * queries;
+    const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
+    const auto head_lse =
+        lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse, b, h);
+    const auto work = kernels::flash_forward_tile<T, Isa>(
+        head, i0, std::min<Index>(queries, sizes.L - i0), kernels::matrix(o, b, h), head_lse,
+        workspace.of(worker));
+    const std::int64_t extra = kernels::score_extras(head, 1);
+    context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
+  };
+  context.executor.run(B * H * blocks, task);
+}
+
+/// The gradients of flash_attention_forward.
+///
+/// d_o      [B, H, L, dv]   in
+/// q, k, v                  in; as in forward
+/// o        [B, H, L, dv]   in; what forward returned
+/// lse      [B, H, L, 2]    in; what forward returned
+/// options                  as in forward
+/// dq       [B, H, L, d]    out
+/// dk       [B, G, S, d]    out; summed over the query heads of a group
+/// dv       [B, G, S, dv]   out; summed likewise
+///
+/// Nothing flows through a hidden pair, whatever it holds.
+/// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
+///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+template <Scalar T>
+void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
+                              In<std::type_identity_t<T>, 4> o, In<std::type_identity_t<T>, 4> lse,
+                              const AttentionOptions<std::type_identity_t<T>>& options,
+                              const AttentionGradients<std::type_identity_t<T>>& gradients,
+                              const Context& context = {}) {
+  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
+  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
+  using Isa = simd::Best;
+  constexpr Index keys = kernels::FlashTile<T, Isa>::keys;
+  const auto sizes = detail::require_attention<T>("flash_attention_backward", q, k, v, options);
+  const auto [B, H, G, L, S, d, width_v] = sizes;
+  constexpr std::string_view function = "flash_attention_backward";
+  require_shape(function, "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
+  require_shape(function, "o", o, Shape{B, H, L, width_v}, "q, head width of v");
+  require_shape(function, "lse", lse, Shape{B, H, L, 2}, "two numbers a query of q");
+  require_shape(function, "dq", dq, q.shape(), "the shape of q");
+  require_shape(function, "dk", dk, k.shape(), "the shape of k");
+  require_shape(function, "dv", dv, v.shape(), "the shape of v");
+
+  Workspace<T> workspace(context.executor.concurrency(),
+                         kernels::flash_backward_scratch<T, Isa>(d, width_v), context.memory);
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / sizes.G, g = t % sizes.G;
+    const auto head_at = [&](Index n) {
+      const Index h = g * sizes.group() + n;
+      return kernels::FlashHead<T>{detail::attention_head(sizes, q, k, v, options, b, h),
+                                   kernels::matrix(o, b, h), kernels::matrix(d_o, b, h),
+                                   kernels::matrix(lse, b, h), kernels::matrix(dq, b, h)};
+    };
+    for (Index n = 0; n < sizes.group(); ++n) {
+      fill(select(select(dq, b), g * sizes.group() + n), T(0));
+    }
+    if (sizes.group() == 0) {
+      fill(select(select(dk, b), g), T(0));
+      fill(select(select(dv, b), g), T(0));
+    }
+    if (sizes.group() == 0) return;
+    kernels::TileWork work;
+    for (Index j0 = 0; j0 < sizes.S; j0 += keys) {
+      const auto block = kernels::flash_backward_keys<T, Isa>(
+          head_at, sizes.group(), j0, std::min<Index>(keys, sizes.S - j0),
+          kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), workspace.of(worker));
+      work.pairs += block.pairs;
+      work.executed_flops += block.executed_flops;
+    }
+    const std::int64_t extra = kernels::score_extras(head_at(0).forward, 2);
+    context.count_flops(work.pairs * (6 * sizes.d + 4 * sizes.dv + 7 + extra) +
+                            2 * sizes.dv * sizes.group() * sizes.L,
+                        work.executed_flops);
+  };
+  context.executor.run(B * G, task);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/kernels/layer_norm.hpp
+// Layer normalisation of one row, forward and backward. Sums run in T, in a fixed order.
+// The equations are derived in docs/derivations/layer_norm_backward.md.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// What a row was normalised with.
+template <class T>
+struct RowMoments {
+  T mean;
+  T rstd;  // 1 / sqrt(variance + epsilon)
+};
+
+/// Steps 1a and 1b. Two passes, so that the variance of a row far from 0 keeps its digits.
+template <class T>
+RowMoments<T> row_moments(Row<const T> x, Index D, T epsilon) {
+  using std::sqrt;
+  T sum = T(0);
+  for (Index n = 0; n < D; ++n) sum = sum + x[n];
+  const T mean = sum / T(static_cast<double>(D));
+  T squares = T(0);
+  for (Index n = 0; n < D; ++n) {
+    const T centred = x[n] - mean;
+    squares = squares + centred * centred;
+  }
+  return {mean, T(1) / T(sqrt(squares / T(static_cast<double>(D)) + epsilon))};
+}
+
+/// Steps 1c and 1d: y = (x - mean) rstd gamma + beta; gamma and beta may be null. y may be x.
+template <class T>
+void normalise_row(Row<const T> x, Index D, RowMoments<T> moments, Row<const T> gamma,
+                   Row<const T> beta, Row<T> y) {
+  for (Index n = 0; n < D; ++n) {
+    T value = (x[n] - moments.mean) * moments.rstd;
+    if (gamma.data != nullptr) value = value * gamma[n];
+    if (beta.data != nullptr) value = value + beta[n];
+    y[n] = value;
+  }
+}
+
+/// Steps 1d to 1a: dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = dy gamma,
+/// xhat = (x - mean) rstd; 0 where dy is 0 throughout, whatever x holds. dx may be dy.
+template <class T>
+void layer_norm_backward_row(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> moments,
+                             Row<const T> gamma, Row<T> dx) {
+  const auto g = [&](Index n) { return gamma.data == nullptr ? dy[n] : dy[n] * gamma[n]; };
+  T sum_g = T(0), sum_g_xhat = T(0);
+  bool idle = true;
+  for (Index n = 0; n < D; ++n) {
+    const T gn = g(n);
+    idle = idle && dy[n] == T(0);
+    sum_g = sum_g + gn;
+    sum_g_xhat = sum_g_xhat + gn * ((x[n] - moments.mean) * moments.rstd);
+  }
+  const T count = T(static_cast<double>(D));
+  const T mean_g = sum_g / count, mean_g_xhat = sum_g_xhat / count;
+  for (Index n = 0; n < D; ++n) {
+    const T xhat = (x[n] - moments.mean) * moments.rstd;
+    dx[n] = idle ? T(0) : moments.rstd * (g(n) - mean_g - xhat * mean_g_xhat);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/ops/layer_norm.hpp
+// Layer normalisation, forward and backward.
+
+namespace headwise::inline v0_1 {
+
+/// Gain and offset of a layer norm, each [D] or absent.
+template <class T>
+struct LayerNormAffine {
+  In<T, 1> gamma = {};
+  In<T, 1> beta = {};
+};
+
+/// Where their gradients are added, each [D] or absent.
+template <class T>
+struct LayerNormGradients {
+  InOut<T, 1> gamma = {};
+  InOut<T, 1> beta = {};
+};
+
+/// What rows were normalised with, each [N]: written by forward, read by backward.
+template <class View>
+struct LayerNormMoments {
+  View mean = {};
+  View rstd = {};
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+template <class T>
+void require_affine(std::string_view function, const LayerNormAffine<T>& affine, Index D) {
+  const auto whence = [&] { return std::to_string(D) + ", the width of x"; };
+  if (!affine.gamma.absent()) require_shape(function, "gamma", affine.gamma, Shape{D}, whence);
+  if (!affine.beta.absent()) require_shape(function, "beta", affine.beta, Shape{D}, whence);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// y = (x - mean) rstd gamma + beta, row by row, rstd = 1 / sqrt(variance + epsilon).
+///
+/// x                 [N, D]   in
+/// affine.gamma      [D]      in; {} for 1
+/// affine.beta       [D]      in; {} for 0
+/// epsilon                    added to the variance (biased: divided by D); > 0
+/// y                 [N, D]   out; may be x
+/// moments.mean      [N]      out; kept for backward, {} for inference
+/// moments.rstd      [N]      out; kept for backward, {} for inference
+///
+/// Work    6 D + 5 FLOPs a row, and D for each of gamma and beta.
+/// Throws  ShapeError or ArgumentError before anything is written.
+/// Source  Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv 1607.06450.
+template <Scalar T>
+void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T>>& affine,
+                        std::type_identity_t<T> epsilon, Out<std::type_identity_t<T>, 2> y,
+                        const LayerNormMoments<Out<std::type_identity_t<T>, 1>>& moments,
+                        const Context& context = {}) {
+  constexpr std::string_view function = "layer_norm_forward";
+  const Index N = x.extent(0), D = x.extent(1);
+  const auto& [mean, rstd] = moments;
+  detail::require_affine<T>(function, affine, D);
+  require(T(0) < epsilon, function, "epsilon is not above 0");
+  require_shape(function, "y", y, x.shape(), "the shape of x");
+  if (!mean.absent()) require_shape(function, "mean", mean, Shape{N}, "rows of x");
+  if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
+  const auto x_rows = kernels::matrix(x);
+  const auto y_rows = kernels::matrix(y);
+  const auto gamma = kernels::row(affine.gamma), beta = kernels::row(affine.beta);
+  const auto task = [&, &mean = mean, &rstd = rstd](Index n, Index) {
+    // Of an empty row, 0 / 0 is no mean.
+    const auto row_of = D == 0 ? kernels::RowMoments<T>{T(0), T(0)}
+                               : kernels::row_moments<T>(row(x_rows, n), D, epsilon);
+    kernels::normalise_row<T>(row(x_rows, n), D, row_of, gamma, beta, row(y_rows, n));
+    if (!mean.absent()) mean(n) = row_of.mean;
+    if (!rstd.absent()) rstd(n) = row_of.rstd;
+  };
+  context.executor.run(N, task);
+  const std::int64_t a_column =
+      6 + (gamma.data != nullptr ? 1 : 0) + (beta.data != nullptr ? 1 : 0);
+  const std::int64_t flops = D == 0 ? 0 : std::int64_t{N} * (D * a_column + 5);
+  context.count_flops(flops, flops);
+}
+
+/// The gradients of layer_norm_forward.
+///
+/// dy                [N, D]   in
+/// x                 [N, D]   in; as in forward
+/// gamma             [D]      in; as in forward, {} for 1
+/// moments           [N]      in; mean and rstd from forward
+/// dx                [N, D]   out; may be dy
+/// gradients.gamma   [D]      added to: sum over rows of dy xhat; {} for none
+/// gradients.beta    [D]      added to: sum over rows of dy; {} for none
+///
+/// An element whose dy is 0 adds nothing, and a row whose dy is 0 throughout has dx 0, whatever x
+/// holds.
+/// Work    11 D + 2 FLOPs a row, 2 D with gamma, 4 D and D for the gradients of gamma and beta.
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
+                         In<std::type_identity_t<T>, 1> gamma,
+                         const LayerNormMoments<In<std::type_identity_t<T>, 1>>& moments,
+                         Out<std::type_identity_t<T>, 2> dx,
+                         const LayerNormGradients<std::type_identity_t<T>>& gradients,
+                         const Context& context = {}) {
+  constexpr std::string_view function = "layer_norm_backward";
+  const Index N = x.extent(0), D = x.extent(1);
+  const auto& [mean, rstd] = moments;
+  const auto& [dgamma, dbeta] = gradients;
+  detail::require_affine<T>(function, {gamma, {}}, D);
+  require_shape(function, "dy", dy, x.shape(), "the shape of x");
+  require_shape(function, "mean", mean, Shape{N}, "rows of x");
+  require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
+  require_shape(function, "dx", dx, x.shape(), "the shape of x");
+  if (!dgamma.absent()) require_shape(function, "dgamma", dgamma, Shape{D}, "the width of x");
+  if (!dbeta.absent()) require_shape(function, "dbeta", dbeta, Shape{D}, "the width of x");
+  if (N == 0 || D == 0) return;
+  if (!dgamma.absent()) {
+    const auto term = [&, &mean = mean, &rstd = rstd](Index i, Index n) {
+      return dy(i, n) == T(0) ? T(0) : T(dy(i, n) * ((x(i, n) - mean(i)) * rstd(i)));
+    };
+    kernels::add_column_sums(N, D, term, dgamma.data(), dgamma.stride(0));
+  }
+  if (!dbeta.absent()) {
+    const auto term = [&](Index i, Index n) { return dy(i, n); };
+    kernels::add_column_sums(N, D, term, dbeta.data(), dbeta.stride(0));
+  }
+  const auto dy_rows = kernels::matrix(dy), x_rows = kernels::matrix(x);
+  const auto dx_rows = kernels::matrix(dx);
+  const auto gamma_row = kernels::row(gamma);
+  const auto task = [&, &mean = mean, &rstd = rstd](Index n, Index) {
+    kernels::layer_norm_backward_row<T>(row(dy_rows, n), row(x_rows, n), D, {mean(n), rstd(n)},
+                                        gamma_row, row(dx_rows, n));
+  };
+  context.executor.run(N, task);
+  const std::int64_t a_column =
+      11 + (gamma.absent() ? 0 : 2) + (dgamma.absent() ? 0 : 4) + (dbeta.absent() ? 0 : 1);
+  const std::int64_t flops = std::int64_t{N} * (D * a_column + 2);
+  context.count_flops(flops, flops);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/multi_head_attention_backward.hpp
+// The backward pass of MultiHeadAttention: the forward's steps, walked down.
+
+namespace headwise::inline v0_1 {
+
+/// The gradients of the inputs of cross-attention.
+template <Scalar T>
+struct CrossAttentionGradients {
+  Tensor<T, 3> query;  // [B, L, D]
+  Tensor<T, 3> key;    // [B, S, kdim]
+  Tensor<T, 3> value;  // [B, S, vdim]
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Gradients of the projections: one tensor with self-attention, three without.
+template <class T>
+struct ProjectionGradients {
+  Tensor<T, 3> qkv;      // [B, L, H d + G d + G dv]
+  Tensor<T, 3> q, k, v;  // [B, L, H d], [B, S, G d], [B, S, G dv]
+};
+
+template <class T>
+ProjectionGradients<T> projection_gradients(const MultiHeadAttentionCache<T>& cache,
+                                            const Context& context) {
+  ProjectionGradients<T> d;
+  const auto like = [&](const Tensor<T, 3>& x) { return Tensor<T, 3>(x.shape(), context.memory); };
+  if (cache.self_attention) {
+    d.qkv = like(cache.qkv);
+  } else {
+    d.q = like(cache.q);
+    d.k = like(cache.k);
+    d.v = like(cache.v);
+  }
+  return d;
+}
+
+/// Steps 5 to 3: from the gradient of the context to those of the projections.
+template <class T>
+void backward_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
+                    In<T, 3> dy, const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
+                    const Context& context) {
+  const auto [q, k, v] = heads_of(o, cache);
+  const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
+  const bool self = cache.self_attention;
+  const auto dq = split_heads(self ? slice(d.qkv, 2, 0, qw) : as_view(d.q), o.num_heads);
+  const auto dk = split_heads(self ? slice(d.qkv, 2, qw, kw) : as_view(d.k), o.num_kv_heads);
+  const auto dv = split_heads(self ? slice(d.qkv, 2, qw + kw, vw) : as_view(d.v), o.num_kv_heads);
+  const In<T, 4> d_heads = split_heads(d_context, o.num_heads);
+  const auto options = cache.call.attention();
+  if (cache.call.path == Path::materialized) {
+    attention_backward(d_heads, {q, k, v}, cache.weights, options, {dq, dk, dv}, context);
+  } else {
+    flash_attention_backward(d_heads, {q, k, v}, split_heads(cache.context, o.num_heads), cache.lse,
+                             options, {dq, dk, dv}, context);
+  }
+  if (context.trace != nullptr) {
+    trace_backward_heads<T>(dy, d_heads, dq, dk, dv, *context.trace);
+  }
+}
+
+/// Step 2: through the projections, into the gradients of weights, biases and their inputs.
+template <class T>
+void backward_projections(const MultiHeadAttentionParameters<T>& p,
+                          const MultiHeadAttentionCache<T>& cache, const ProjectionGradients<T>& d,
+                          MultiHeadAttentionGradients<T>& gradients,
+                          CrossAttentionGradients<T>& inputs, const Context& context) {
+  const In<T, 2> x = merge_rows(cache.projected_query());
+  if (!cache.self_attention) {
+    linear_backward(In<T, 2>(merge_rows(d.q)), x, p.W_Q(), merge_rows(inputs.query),
+                    gradients.W_Q(), gradients.b_q, context);
+    linear_backward(In<T, 2>(merge_rows(d.k)), merge_rows(cache.key), p.W_K(),
+                    merge_rows(inputs.key), gradients.W_K(), gradients.b_k, context);
+    linear_backward(In<T, 2>(merge_rows(d.v)), merge_rows(cache.value), p.W_V(),
+                    merge_rows(inputs.value), gradients.W_V(), gradients.b_v, context);
+    return;
+  }
+  // One product sums the three branches: dx = [dq | dk | dv] [W_Q | W_K | W_V]^T.
+  const In<T, 2> d_qkv = merge_rows(d.qkv);
+  linear_backward(d_qkv, x, p.w_qkv, merge_rows(inputs.query), gradients.w_qkv, {}, context);
+  Index column = 0;
+  const auto bias = [&](Tensor<T, 1>& db, Index width) {
+    if (!db.absent()) bias_backward(In<T, 2>(slice(d_qkv, 1, column, width)), db, context);
+    column += width;
+  };
+  bias(gradients.b_q, p.q_width);
+  bias(gradients.b_k, p.k_width);
+  bias(gradients.b_v, p.v_width);
+}
+
+template <class T>
+void trace_backward_inputs(const MultiHeadAttentionOptions& o,
+                           const MultiHeadAttentionParameters<T>& p,
+                           const ProjectionGradients<T>& d, bool self, In<T, 3> dx_norm,
+                           Trace& trace) {
+  const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
+  const In<T, 3> dq = self ? In<T, 3>(slice(d.qkv, 2, 0, qw)) : In<T, 3>(d.q);
+  const In<T, 3> dk = self ? In<T, 3>(slice(d.qkv, 2, qw, kw)) : In<T, 3>(d.k);
+  const In<T, 3> dv = self ? In<T, 3>(slice(d.qkv, 2, qw + kw, vw)) : In<T, 3>(d.v);
+  trace_branch("dX_norm,Q", dq, p.W_Q(), trace);
+  trace_branch("dX_norm,K", dk, p.W_K(), trace);
+  trace_branch("dX_norm,V", dv, p.W_V(), trace);
+  trace.record("dX_norm", dx_norm);
+}
+
+/// With self-attention the gradient of query alone, the sum over its three uses.
+template <class T>
+CrossAttentionGradients<T> multi_head_attention_backward(std::string_view function,
+                                                         const MultiHeadAttentionOptions& o,
+                                                         const MultiHeadAttentionParameters<T>& p,
+                                                         In<T, 3> dy_in,
+                                                         const MultiHeadAttentionCache<T>& cache,
+                                                         MultiHeadAttentionGradients<T>& gradients,
+                                                         const Context& context) {
+  require_shape(function, "dy", dy_in,
+                Shape{cache.query.extent(0), cache.query.extent(1), o.d_model}, "the output");
+  const auto like = [&](In<T, 3> x) { return Tensor<T, 3>(x.shape(), context.memory); };
+  // Summed up apart and added at the very end: until then nothing of the caller's is written.
+  MultiHeadAttentionGradients<T> sums(o, context.memory);
+  gradients.require_shapes_of(sums, function);
+  CrossAttentionGradients<T> inputs{like(cache.query), {}, {}};
+  if (!cache.self_attention) {
+    inputs.key = like(cache.key);
+    inputs.value = like(cache.value);
+  }
+
+  // 7 dropout
+  Tensor<T, 3> dy_storage;
+  In<T, 3> dy = uniform_rows(dy_in, dy_storage, context.memory);
+  if (cache.call.output_dropout.active()) {
+    Tensor<T, 3> dropped = like(dy);
+    dropout_backward(In<T, 2>(merge_rows(dy)), cache.call.output_dropout, merge_rows(dropped),
+                     context);
+    dy_storage = std::move(dropped);
+    dy = dy_storage;
+  }
+  // 6 linear
+  Tensor<T, 3> d_context = like(cache.context);
+  linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(cache.context), p.w_o, merge_rows(d_context),
+                  sums.w_o, sums.b_o, context);
+  // 5 merge_heads, 4 attention, 3 split_heads
+  ProjectionGradients<T> d = projection_gradients(cache, context);
+  backward_heads(o, cache, dy_in, d_context, d, context);
+  // 2 linear
+  backward_projections(p, cache, d, sums, inputs, context);
+  if (context.trace != nullptr) {
+    trace_backward_inputs<T>(o, p, d, cache.self_attention, inputs.query, *context.trace);
+  }
+  // 1 layer_norm
+  if (o.layer_norm) {
+    const auto dx = merge_rows(inputs.query);
+    layer_norm_backward(In<T, 2>(dx), merge_rows(cache.query), p.gamma, {cache.mean, cache.rstd},
+                        dx, {sums.gamma, sums.beta}, context);
+  }
+  if (context.trace != nullptr) {
+    context.trace->record("dX", inputs.query);
+    sums.MultiHeadAttentionParameters<T>::for_each(
+        [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
+  }
+  gradients.add(sums);
+  return inputs;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/multi_head_attention_forward.hpp
+// The forward pass of MultiHeadAttention, step by step.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// What a module attends with: x for all three, or inputs of their own.
+template <class T>
+struct ModuleInputs {
+  In<T, 3> query, key, value;
+  bool self_attention;
+};
+
+template <class T>
+void require_inputs(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inputs) {
+  constexpr std::string_view function = "MultiHeadAttention::forward";
+  const auto& [query, key, value, self] = inputs;
+  const Index B = query.extent(0), L = query.extent(1), S = key.extent(1);
+  require_shape(function, self ? "x" : "query", query, Shape{B, L, o.d_model},
+                "d_model " + std::to_string(o.d_model));
+  if (self) {
+    require(o.fused(), function,
+            "kdim or vdim differ from d_model, expected separate keys and values");
+    return;
+  }
+  require_shape(function, "key", key, Shape{B, S, o.kdim},
+                "batch of query, kdim " + std::to_string(o.kdim));
+  require_shape(function, "value", value, Shape{B, S, o.vdim},
+                "batch and length of key, vdim " + std::to_string(o.vdim));
+}
+
+/// Step 2 of self-attention: one product with the fused matrix. Where only some of q, k and v have
+/// a bias, a product for each: the same bits, for a row of y knows only its own column of w.
+template <class T>
+void project_fused(const MultiHeadAttentionParameters<T>& p, In<T, 2> x, Out<T, 2> qkv,
+                   const Context& context) {
+  const bool all = !p.b_q.absent() && !p.b_k.absent() && !p.b_v.absent();
+  const bool none = p.b_q.absent() && p.b_k.absent() && p.b_v.absent();
+  if (all || none) {
+    Tensor<T, 1> bias;  // [H d + G d + G dv]
+    if (all) {
+      bias = Tensor<T, 1>({p.q_width + p.k_width + p.v_width}, context.memory);
+      copy(In<T, 1>(p.b_q), slice(bias, 0, 0, p.q_width));
+      copy(In<T, 1>(p.b_k), slice(bias, 0, p.q_width, p.k_width));
+      copy(In<T, 1>(p.b_v), slice(bias, 0, p.q_width + p.k_width, p.v_width));
+    }
+    linear_forward(x, p.w_qkv, bias, qkv, context);
+    return;
+  }
+  linear_forward(x, p.W_Q(), p.b_q, slice(qkv, 1, 0, p.q_width), context);
+  linear_forward(x, p.W_K(), p.b_k, slice(qkv, 1, p.q_width, p.k_width), context);
+  linear_forward(x, p.W_V(), p.b_v, slice(qkv, 1, p.q_width + p.k_width, p.v_width), context);
+}
+
+/// Steps 1 and 2: what attention reads, into the cache.
+template <class T>
+void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+             MultiHeadAttentionCache<T>& cache, const Context& context) {
+  const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
+  const auto tensor = [&](Index length, Index width) {
+    return Tensor<T, 3>({B, length, width}, context.memory);
+  };
+  // 1 layer_norm
+  if (o.layer_norm) {
+    cache.x_norm = tensor(L, o.d_model);
+    cache.mean = Tensor<T, 1>({B * L}, context.memory);
+    cache.rstd = Tensor<T, 1>({B * L}, context.memory);
+    layer_norm_forward(In<T, 2>(merge_rows(cache.query)), {p.gamma, p.beta},
+                       T(o.layer_norm_epsilon), merge_rows(cache.x_norm), {cache.mean, cache.rstd},
+                       context);
+  }
+  // 2 linear
+  const In<T, 2> x = merge_rows(cache.projected_query());
+  if (cache.self_attention) {
+    cache.qkv = tensor(L, p.q_width + p.k_width + p.v_width);
+    project_fused(p, x, Out<T, 2>(merge_rows(cache.qkv)), context);
+    return;
+  }
+  cache.q = tensor(L, p.q_width);
+  cache.k = tensor(S, p.k_width);
+  cache.v = tensor(S, p.v_width);
+  linear_forward(x, p.W_Q(), p.b_q, merge_rows(cache.q), context);
+  linear_forward(In<T, 2>(merge_rows(cache.key)), p.W_K(), p.b_k, merge_rows(cache.k), context);
+  linear_forward(In<T, 2>(merge_rows(cache.value)), p.W_V(), p.b_v, merge_rows(cache.v), context);
+}
+
+/// Steps 3 to 5: heads are views of the projections and of the context.
+template <class T>
+void attend(const MultiHeadAttentionOptions& o, MultiHeadAttentionCache<T>& cache, bool training,
+            const Context& context) {
+  const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
+  const auto [q, k, v] = heads_of(o, cache);
+  cache.context = Tensor<T, 3>({B, L, o.context_width()}, context.memory);
+  const Out<T, 4> heads = split_heads(cache.context, o.num_heads);
+  if (cache.call.path == Path::materialized) {
+    cache.weights = Tensor<T, 4>({B, o.num_heads, L, S}, context.memory);
+    attention_forward(q, k, v, cache.call.attention(), cache.weights, heads, context);
+  } else {
+    if (training) cache.lse = Tensor<T, 4>({B, o.num_heads, L, 2}, context.memory);
+    flash_attention_forward(q, k, v, cache.call.attention(), heads, cache.lse, context);
+  }
+}
+
+template <class T>
+Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
+                                          const MultiHeadAttentionParameters<T>& p,
+                                          const ModuleInputs<T>& inputs,
+                                          const MultiHeadAttentionCall<T>& call,
+                                          MultiHeadAttentionCache<T>& cache, bool training,
+                                          const Context& context) {
+  require_inputs(o, inputs);
+  call.output_dropout.require_valid("MultiHeadAttention::forward");
+  const bool self = inputs.self_attention;
+  cache.self_attention = self;
+  cache.module = o;
+  cache.call = call;
+  cache.query = uniform_rows(inputs.query, cache.query_copy, context.memory);
+  cache.key = self ? cache.query : uniform_rows(inputs.key, cache.key_copy, context.memory);
+  cache.value = self ? cache.query : uniform_rows(inputs.value, cache.value_copy, context.memory);
+
+  // 1 layer_norm, 2 linear
+  project(o, p, cache, context);
+  // 3 split_heads, 4 attention, 5 merge_heads
+  attend(o, cache, training, context);
+  // 6 linear
+  Tensor<T, 3> y(Shape{cache.query.extent(0), cache.query.extent(1), o.d_model}, context.memory);
+  linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, p.b_o, merge_rows(y), context);
+  if (context.trace != nullptr) trace_forward(o, p, cache, In<T, 3>(y), *context.trace);
+  // 7 dropout
+  if (call.output_dropout.active()) {
+    dropout_forward(In<T, 2>(merge_rows(y)), call.output_dropout, merge_rows(y), context);
+  }
+  if (context.trace != nullptr) context.trace->record("A_out", y);
+  cache.filled = true;
+  return y;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/multi_head_attention.hpp
+// Multi-head attention as a module: projections, heads, attention on either path, output.
+// The step numbers are those of docs/derivations/attention_backward.md.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// MultiHead(x) = Concat(head_1 ... head_H) W_O + b_O, head_i = softmax(scale q_i k_i^T) v_i.
+///
+/// Parameters are plain data; forward and backward are const and keep everything that a backward
+/// needs in a cache of the caller's, so that many calls may be pending and run at the same time.
+/// A call that throws, std::bad_alloc included, leaves cache and gradients as they were.
+/// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.2.2; grouped: Ainslie et al., 2023,
+/// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745.
+template <Scalar T>
+class MultiHeadAttention {
+ public:
+  using Call = MultiHeadAttentionCall<T>;
+  using Cache = MultiHeadAttentionCache<T>;
+  using Gradients = MultiHeadAttentionGradients<T>;
+
+  /// Weights by options.init and options.seed, biases 0, gamma 1, beta 0.
+  /// Throws ArgumentError for options that make no module.
+  explicit MultiHeadAttention(const MultiHeadAttentionOptions& options)
+      : options_(options.resolved()), parameters_(options_) {
+    init_weights<T>(parameters_.W_Q(), options_.init, options_.seed, 0);
+    init_weights<T>(parameters_.W_K(), options_.init, options_.seed, 1);
+    init_weights<T>(parameters_.W_V(), options_.init, options_.seed, 2);
+    init_weights<T>(parameters_.w_o, options_.init, options_.seed, 3);
+    fill(Out<T, 1>(parameters_.gamma), T(1));
+  }
+  /// d_model wide, num_heads heads, everything else by default.
+  explicit MultiHeadAttention(Index d_model, Index num_heads)
+      : MultiHeadAttention(MultiHeadAttentionOptions{.d_model = d_model, .num_heads = num_heads}) {}
+
+  /// Self-attention, inference: y [B, L, D] for x [B, L, D].
+  ///
+  /// call.mask must fit [B, H, L, L]. All of forward throws ShapeError or ArgumentError for inputs
+  /// and masks that do not fit, and std::bad_alloc. Work: count_flops of the shape.
+  Tensor<T, 3> forward(In<T, 3> x, const Call& call = {}, const Context& context = {}) const {
+    return infer({x, x, x, true}, call, context);
+  }
+  /// Self-attention: fills the cache. x must outlive the backward call.
+  Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const {
+    return train({x, x, x, true}, call, cache, context);
+  }
+
+  Tensor<T, 3> forward(const Tensor<T, 3>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+
+  /// Cross-attention, inference: y [B, L, D] for query [B, L, D], key [B, S, kdim],
+  /// value [B, S, vdim]; call.mask must fit [B, H, L, S].
+  Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, In<T, 3> value, const Call& call = {},
+                       const Context& context = {}) const {
+    return infer({query, key, value, false}, call, context);
+  }
+  /// Cross-attention: fills the cache. The inputs must outlive the backward call.
+  Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, In<T, 3> value, const Call& call, Cache& cache,
+                       const Context& context = {}) const {
+    return train({query, key, value, false}, call, cache, context);
+  }
+
+  /// dx [B, L, D] of a self-attention; the parameters' gradients are added to `gradients`.
+  ///
+  /// dy [B, L, D]. Throws ArgumentError for a cache that is empty, of cross-attention, or of a
+  /// module of another shape; ShapeError; std::bad_alloc. Work: count_backward_flops.
+  Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const {
+    constexpr std::string_view function = "MultiHeadAttention::backward";
+    require_cache(function, cache, true);
+    return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
+                                                 gradients, context)
+        .query;
+  }
+  /// The gradients of all three inputs of a cross-attention.
+  CrossAttentionGradients<T> backward_cross(In<T, 3> dy, const Cache& cache, Gradients& gradients,
+                                            const Context& context = {}) const {
+    constexpr std::string_view function = "MultiHeadAttention::backward_cross";
+    require_cache(function, cache, false);
+    return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
+                                                 gradients, context);
+  }
+
+  /// Gradients of the right shapes, all 0.
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+    return Gradients(options_, memory);
+  }
+
+  const MultiHeadAttentionOptions& options() const { return options_; }
+  MultiHeadAttentionParameters<T>& parameters() { return parameters_; }
+  const MultiHeadAttentionParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  Tensor<T, 3> infer(const detail::ModuleInputs<T>& inputs, const Call& call,
+                     const Context& context) const {
+    Cache unused;
+    return detail::multi_head_attention_forward(options_, parameters_, inputs, call, unused, false,
+                                                context);
+  }
+  /// The caller's cache changes only when all has gone well.
+  Tensor<T, 3> train(const detail::ModuleInputs<T>& inputs, const Call& call, Cache& cache,
+                     const Context& context) const {
+    Cache fresh;
+    Tensor<T, 3> y = detail::multi_head_attention_forward(options_, parameters_, inputs, call,
+                                                          fresh, true, context);
+    cache = std::move(fresh);
+    return y;
+  }
+
+  void require_cache(std::string_view function, const Cache& cache, bool self) const {
+    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    require(cache.self_attention == self, function,
+            self ? "the cache is of a call with separate keys and values: use backward_cross"
+                 : "the cache is of self-attention: use backward");
+    require(cache.module.same_shape(options_), function,
+            "the cache is of a module of another shape");
+  }
+
+  MultiHeadAttentionOptions options_;
+  MultiHeadAttentionParameters<T> parameters_;
+};
+
+/// The same module with its parameters in another scalar type.
+template <Scalar To, Scalar From>
+MultiHeadAttention<To> convert(const MultiHeadAttention<From>& module) {
+  MultiHeadAttention<To> result(module.options());
+  result.parameters().for_each([&](const std::string& name, auto to) {
+    constexpr int rank = decltype(to)::rank;
+    module.parameters().for_each([&](const std::string& other, auto from) {
+      if constexpr (rank == decltype(from)::rank) {
+        if (name != other) return;
+        for_each_index(to.shape(),
+                       [&](const Shape<rank>& at) { to(at) = static_cast<To>(from(at)); });
+      }
+    });
+  });
+  return result;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/head_parallel.hpp
+// Heads split over workers: each holds the columns of W_Q, W_K and W_V and the rows of W_O that
+// belong to its heads and sees the whole input; their outputs are summed.
+// Source: Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// A module of heads first ... first + count - 1 of another, with copies of their weights. Shards
+/// that cover all heads once sum to the whole: outputs, and gradients of the input. The output
+/// bias stays with the shard that holds head 0. Without dropout of the weights: a shard draws its
+/// masks for heads counted from 0. Masks with an axis of heads have to be sliced by the caller.
+/// Throws ArgumentError unless the heads exist and whole groups stay together; and for a module
+/// with layer_norm, which is not a matter of heads: normalise the input before.
+template <Scalar T>
+MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first, Index count) {
+  const MultiHeadAttentionOptions& o = whole.options();
+  const Index group = o.num_heads / o.num_kv_heads;
+  require(first >= 0 && count >= 1 && count <= o.num_heads - first, "head_shard",
+          "heads [" + std::to_string(first) + ", " + std::to_string(first + count) +
+              ") are outside 0 to " + std::to_string(o.num_heads));
+  require(first % group == 0 && count % group == 0, "head_shard",
+          "heads [" + std::to_string(first) + ", " + std::to_string(first + count) +
+              ") cut a group of " + std::to_string(group) + " that share keys");
+  require(!o.layer_norm, "head_shard", "the module has layer_norm: normalise the input before");
+
+  MultiHeadAttentionOptions part = o;
+  part.num_heads = count;
+  part.num_kv_heads = count / group;
+  part.o_bias = o.o_bias && first == 0;
+  MultiHeadAttention<T> shard(part);
+  const MultiHeadAttentionParameters<T>& from = whole.parameters();
+  MultiHeadAttentionParameters<T>& to = shard.parameters();
+  const Index q0 = first * o.d_head, k0 = first / group * o.d_head, v0 = first / group * o.d_value;
+  copy(slice(from.W_Q(), 1, q0, to.q_width), to.W_Q());
+  copy(slice(from.W_K(), 1, k0, to.k_width), to.W_K());
+  copy(slice(from.W_V(), 1, v0, to.v_width), to.W_V());
+  copy(slice(from.w_o, 0, first * o.d_value, count * o.d_value), to.w_o);
+  if (o.q_bias) copy(slice(from.b_q, 0, q0, to.q_width), to.b_q);
+  if (o.k_bias) copy(slice(from.b_k, 0, k0, to.k_width), to.b_k);
+  if (o.v_bias) copy(slice(from.b_v, 0, v0, to.v_width), to.b_v);
+  if (part.o_bias) copy(In<T, 1>(from.b_o), to.b_o);
+  return shard;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/layer_norm.hpp
+// Layer normalisation that owns its gain and offset.
+
+namespace headwise::inline v0_1 {
+
+template <Scalar T>
+struct LayerNormParameters {
+  Tensor<T, 1> gamma;  // [D], or absent
+  Tensor<T, 1> beta;   // [D], or absent
+
+  /// f(name, view) for each that is there; `prefix` goes in front of the names. Views are writable
+  /// where this is not const.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") {
+    walk(*this, f, prefix);
+  }
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    walk(*this, f, prefix);
+  }
+
+ private:
+  template <class Self, class F>
+  static void walk(Self& self, F& f, const std::string& prefix) {
+    if (!self.gamma.absent()) f(prefix + "gamma", as_view(self.gamma));
+    if (!self.beta.absent()) f(prefix + "beta", as_view(self.beta));
+  }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = (x - mean) / sqrt(variance + epsilon) gamma + beta over the last axis.
+template <Scalar T>
+class LayerNorm {
+ public:
+  /// What forward leaves for backward. It views x, which must outlive the backward call.
+  struct Cache {
+    In<T, 2> x;         // [N, D]
+    Tensor<T, 1> mean;  // [N]
+    Tensor<T, 1> rstd;  // [N]
+    bool filled = false;
+  };
+
+  /// gamma 1 and beta 0, or neither.
+  explicit LayerNorm(Index width, bool affine = true, double epsilon = 1e-5) : epsilon_(epsilon) {
+    if (!affine) return;
+    parameters_.gamma = Tensor<T, 1>({width});
+    parameters_.beta = Tensor<T, 1>({width});
+    fill(Out<T, 1>(parameters_.gamma), T(1));
+  }
+
+  /// y [N, D] for x [N, D].
+  Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
+    Tensor<T, 2> y(x.shape(), context.memory);
+    layer_norm_forward(x, {parameters_.gamma, parameters_.beta}, T(epsilon_), y, {{}, {}}, context);
+    return y;
+  }
+  Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
+    Tensor<T, 2> y(x.shape(), context.memory);
+    Cache filled{x, Tensor<T, 1>({x.extent(0)}, context.memory),
+                 Tensor<T, 1>({x.extent(0)}, context.memory), true};
+    layer_norm_forward(x, {parameters_.gamma, parameters_.beta}, T(epsilon_), y,
+                       {filled.mean, filled.rstd}, context);
+    cache = std::move(filled);
+    return y;
+  }
+
+  /// dx [N, D]; the gradients of gamma and beta are added to `gradients`.
+  Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LayerNormParameters<T>& gradients,
+                        const Context& context = {}) const {
+    require(cache.filled, "LayerNorm::backward", "the cache is empty: pass it to forward first");
+    require_shape("LayerNorm::backward", "gradients.gamma", gradients.gamma,
+                  parameters_.gamma.shape(), "zero_gradients()");
+    require_shape("LayerNorm::backward", "gradients.beta", gradients.beta, parameters_.beta.shape(),
+                  "zero_gradients()");
+    Tensor<T, 2> dx(cache.x.shape(), context.memory);
+    layer_norm_backward(dy, cache.x, parameters_.gamma, {cache.mean, cache.rstd}, dx,
+                        {gradients.gamma, gradients.beta}, context);
+    return dx;
+  }
+
+  /// Gradients of the right shapes, all 0.
+  LayerNormParameters<T> zero_gradients() const {
+    LayerNormParameters<T> gradients;
+    if (parameters_.gamma.size() == 0) return gradients;
+    gradients.gamma = Tensor<T, 1>(parameters_.gamma.shape());
+    gradients.beta = Tensor<T, 1>(parameters_.beta.shape());
+    return gradients;
+  }
+
+  double epsilon() const { return epsilon_; }
+  LayerNormParameters<T>& parameters() { return parameters_; }
+  const LayerNormParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  double epsilon_;
+  LayerNormParameters<T> parameters_;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/linear.hpp
+// A linear layer that owns its weights.
+
+namespace headwise::inline v0_1 {
+
+template <Scalar T>
+struct LinearParameters {
+  Tensor<T, 2> w;  // [K, O]
+  Tensor<T, 1> b;  // [O], or absent
+
+  /// f(name, view) for each that is there; `prefix` goes in front of the names. Views are writable
+  /// where this is not const.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") {
+    walk(*this, f, prefix);
+  }
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    walk(*this, f, prefix);
+  }
+
+ private:
+  template <class Self, class F>
+  static void walk(Self& self, F& f, const std::string& prefix) {
+    f(prefix + "W", as_view(self.w));
+    if (!self.b.absent()) f(prefix + "b", as_view(self.b));
+  }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = x W + b. Const calls may run at the same time.
+template <Scalar T>
+class Linear {
+ public:
+  /// What forward leaves for backward. It views x, which must outlive the backward call.
+  struct Cache {
+    In<T, 2> x;  // [N, K]
+    bool filled = false;
+  };
+
+  /// Weights by `init`, bias 0. Throws ShapeError for a negative width.
+  Linear(Index in, Index out, bool bias = true, Init init = Init::xavier_normal,
+         std::uint64_t seed = 0) {
+    parameters_.w = Tensor<T, 2>({in, out});
+    if (bias) parameters_.b = Tensor<T, 1>({out});
+    init_weights<T>(parameters_.w, init, seed, 0);
+  }
+
+  /// y [N, O] for x [N, K].
+  Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
+    Tensor<T, 2> y({x.extent(0), parameters_.w.extent(1)}, context.memory);
+    linear_forward(x, parameters_.w, parameters_.b, y, context);
+    return y;
+  }
+  Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
+    Tensor<T, 2> y = forward(x, context);
+    cache = {x, true};
+    return y;
+  }
+
+  /// dx [N, K]; the gradients of W and b are added to `gradients`.
+  Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
+                        const Context& context = {}) const {
+    require(cache.filled, "Linear::backward", "the cache is empty: pass it to forward first");
+    require_shape("Linear::backward", "gradients.w", gradients.w, parameters_.w.shape(),
+                  "zero_gradients()");
+    require_shape("Linear::backward", "gradients.b", gradients.b, parameters_.b.shape(),
+                  "zero_gradients()");
+    Tensor<T, 2> dx(cache.x.shape(), context.memory);
+    linear_backward(dy, cache.x, parameters_.w, dx, gradients.w, gradients.b, context);
+    return dx;
+  }
+
+  /// Gradients of the right shapes, all 0.
+  LinearParameters<T> zero_gradients() const {
+    LinearParameters<T> gradients;
+    gradients.w = Tensor<T, 2>(parameters_.w.shape());
+    if (parameters_.b.size() != 0) gradients.b = Tensor<T, 1>(parameters_.b.shape());
+    return gradients;
+  }
+
+  LinearParameters<T>& parameters() { return parameters_; }
+  const LinearParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  LinearParameters<T> parameters_;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/softmax.hpp
+// Softmax over the rows of a matrix, its gradient, and its Jacobian for reference.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// p = e^(x - max x) / sum e^(x - max x), row by row.
+///
+/// x   [N, M]   in
+/// p   [N, M]   out; may be x
+///
+/// Subtracting the maximum changes nothing but keeps e^x in range: 1000 is no overflow.
+/// Work    4 N M FLOPs: subtract, e^x, sum, divide.
+/// Throws  ShapeError before anything is written.
+/// Source  Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs",
+/// 1990.
+template <Scalar T>
+void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Context& context = {}) {
+  require_shape("softmax_forward", "p", p, x.shape(), "the shape of x");
+  for (Index n = 0; n < x.extent(0); ++n) {
+    for (Index m = 0; m < x.extent(1); ++m) p(n, m) = x(n, m);
+    if (x.extent(1) == 0) continue;
+    kernels::softmax_row(kernels::row(kernels::matrix(p), n), p.extent(1),
+                         [](Index) { return true; });
+  }
+  context.count_flops(4 * std::int64_t{x.size()}, 4 * std::int64_t{x.size()});
+}
+
+/// dx = p (dp - rowsum(dp p)), row by row.
+///
+/// dp  [N, M]   in
+/// p   [N, M]   in; what softmax_forward returned
+/// dx  [N, M]   out; may be dp
+///
+/// Work    4 N M FLOPs.
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
+                      Out<std::type_identity_t<T>, 2> dx, const Context& context = {}) {
+  require_shape("softmax_backward", "p", p, dp.shape(), "the shape of dp");
+  require_shape("softmax_backward", "dx", dx, dp.shape(), "the shape of dp");
+  if (dp.extent(1) == 0) return;
+  for (Index n = 0; n < dp.extent(0); ++n) {
+    kernels::softmax_backward_row<T>(row(kernels::matrix(dp), n), row(kernels::matrix(p), n),
+                                     row(kernels::matrix(dx), n), dp.extent(1),
+                                     [](Index) { return true; });
+  }
+  context.count_flops(4 * std::int64_t{dp.size()}, 4 * std::int64_t{dp.size()});
+}
+
+/// The Jacobian of softmax at its output p: J = diag(p) - p p^T, J(i, j) = dp_i / dx_j.
+///
+/// p          [M]      in
+/// jacobian   [M, M]   out
+///
+/// softmax_backward is J^T dp without the M x M matrix. Throws ShapeError.
+template <Scalar T>
+void softmax_jacobian(In<T, 1> p, Out<std::type_identity_t<T>, 2> jacobian) {
+  const Index M = p.extent(0);
+  require_shape("softmax_jacobian", "jacobian", jacobian, Shape{M, M}, "the length of p, twice");
+  for (Index i = 0; i < M; ++i) {
+    for (Index j = 0; j < M; ++j) {
+      jacobian(i, j) = i == j ? p(i) * (T(1) - p(j)) : T(0) - p(i) * p(j);
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/runtime/processor.hpp
+// What the processor that runs the program can do.
+
+namespace headwise::inline v0_1 {
+
+/// The instruction sets that matter to kernels, by their usual names: "sse2 avx avx2 fma avx512f".
+/// Empty on other machines than x86-64.
+inline std::string processor_features() {
+  std::string names;
+#if HEADWISE_X86
+  const auto add = [&](bool has, const char* name) {
+    if (has) names += (names.empty() ? "" : " ") + std::string(name);
+  };
+  add(__builtin_cpu_supports("sse2"), "sse2");
+  add(__builtin_cpu_supports("avx"), "avx");
+  add(__builtin_cpu_supports("avx2"), "avx2");
+  add(__builtin_cpu_supports("fma"), "fma");
+  add(__builtin_cpu_supports("avx512f"), "avx512f");
+#endif
+  return names;
+}
+
+}  // namespace headwise::inline v0_1
+
+// headwise/version.hpp
+// The one place of the version: CMake reads it from here. While MAJOR is 0, another MINOR may
+// change the interface; the namespace headwise::v0_1 names both.
+
+#if defined(HEADWISE_VERSION_MAJOR)
+#error "two copies of headwise meet in one translation unit: look for two include paths to it"
+#endif
+
+#define HEADWISE_VERSION_MAJOR 0
+#define HEADWISE_VERSION_MINOR 1
+#define HEADWISE_VERSION_PATCH 0
+
+/// #if HEADWISE_VERSION_AT_LEAST(0, 1, 0)
+#define HEADWISE_VERSION_AT_LEAST(major, minor, patch) \
+  (HEADWISE_VERSION >= (major)*10000 + (minor)*100 + (patch))
+#define HEADWISE_VERSION \
+  (HEADWISE_VERSION_MAJOR * 10000 + HEADWISE_VERSION_MINOR * 100 + HEADWISE_VERSION_PATCH)
+
+// headwise/print_config.hpp
+// What a report of a fault should begin with: versions, flags, vectors, processor. It says what
+// this translation unit was compiled with, which may differ from others of the program.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// One line a fact, a word and what it is: "headwise    0.1.0".
+inline std::string format_config() {
+  const auto dotted = [](int major, int minor, int patch) {
+    return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
+  };
+  const auto line = [](std::string word, const std::string& text) {
+    word.resize(12, ' ');
+    return word + text + "\n";
+  };
+  const auto yes_or_no = [](bool yes) { return std::string(yes ? "yes" : "no"); };
+  std::string text;
+  text += line("headwise",
+               dotted(HEADWISE_VERSION_MAJOR, HEADWISE_VERSION_MINOR, HEADWISE_VERSION_PATCH));
+  text += line("compiler", std::string(HEADWISE_COMPILER) + " " + __VERSION__ + ", C++ " +
+                               std::to_string(__cplusplus));
+#if defined(EIGEN_PATCH_VERSION)  // from 5 on; the "world" stays 3 for ever
+  text += line("Eigen", dotted(EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION, EIGEN_PATCH_VERSION));
+#else
+  text += line("Eigen", dotted(EIGEN_WORLD_VERSION, EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION));
+#endif
+  text += line("flags", HEADWISE_CODE_NAME);
+  text += line("vectors", std::to_string(simd::Best::vector_bytes) + " bytes: " +
+                              std::to_string(simd::Simd<float, simd::Best>::width) + " float, " +
+                              std::to_string(simd::Simd<double, simd::Best>::width) + " double");
+  text += line("alignment", std::to_string(storage_alignment) + " bytes");
+  text += line("processor", processor_features());
+  text += line("threads", std::to_string(std::thread::hardware_concurrency()) + " in hardware");
+  text += line("exceptions", yes_or_no(HEADWISE_HAS_EXCEPTIONS));
+  text += line("compiled", yes_or_no(HEADWISE_USES_COMPILED));
+  return text;
+}
+
+/// Prints format_config() to stdout.
+inline void print_config() { std::fputs(format_config().c_str(), stdout); }
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/runtime/thread_pool.hpp
+// A plain thread pool: workers wait for a run, take task numbers from a counter, and wait again.
+
+namespace headwise::inline v0_1 {
+
+/// `threads` workers, the calling thread among them. One run at a time; concurrent callers queue.
+/// A task must not call run on the pool that runs it: it would wait for itself.
+class ThreadPool {
+ public:
+  /// Throws ArgumentError for fewer than one thread, std::system_error if one cannot be started.
+  explicit ThreadPool(Index threads) {
+    require(threads >= 1, "ThreadPool",
+            "threads is " + std::to_string(threads) + ", expected >= 1");
+    workers_.threads.reserve(static_cast<std::size_t>(threads - 1));
+    for (Index worker = 1; worker < threads; ++worker) {
+      workers_.threads.emplace_back([this, worker] { serve(worker); });
+    }
+  }
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  Index concurrency() const { return static_cast<Index>(workers_.threads.size()) + 1; }
+
+  void run(Index tasks, TaskRef task) {
+    const std::lock_guard one_run(run_mutex_);
+    if (workers_.threads.empty() || tasks <= 1) return SerialExecutor().run(tasks, task);
+    {
+      const std::lock_guard lock(mutex_);
+      task_ = &task;
+      tasks_ = tasks;
+      next_.store(0);
+      busy_ = static_cast<Index>(workers_.threads.size());
+      ++generation_;
+    }
+    wake_.notify_all();
+    work(task, tasks, 0);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return busy_ == 0; });
+  }
+
+ private:
+  /// Sends its threads home when it goes, also out of a constructor that could not start them all.
+  struct Workers {
+    ThreadPool& pool;
+    std::vector<std::thread> threads;
+
+    ~Workers() {
+      {
+        const std::lock_guard lock(pool.mutex_);
+        pool.stop_ = true;
+      }
+      pool.wake_.notify_all();
+      for (std::thread& thread : threads) thread.join();
+    }
+  };
+
+  void work(TaskRef task, Index tasks, Index worker) {
+    for (Index t = next_.fetch_add(1); t < tasks; t = next_.fetch_add(1)) task(t, worker);
+  }
+
+  void serve(Index worker) {
+    std::size_t seen = 0;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return stop_ || generation_ != seen; });
+      if (stop_) return;
+      seen = generation_;
+      const TaskRef task = *task_;
+      const Index tasks = tasks_;
+      lock.unlock();
+      work(task, tasks, worker);
+      lock.lock();
+      if (--busy_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex run_mutex_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  std::atomic<Index> next_ = 0;
+  const TaskRef* task_ = nullptr;
+  Index tasks_ = 0;
+  Index busy_ = 0;
+  std::size_t generation_ = 0;
+  bool stop_ = false;
+  Workers workers_{*this, {}};  // the last: it goes first
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/tensor/eigen.hpp
+// The bridge to Eigen. Tensors are row-major; Eigen's default is column-major. What would be read
+// transposed does not compile: convert it by name instead.
+
+namespace headwise::inline v0_1 {
+
+template <class T>
+using EigenMatrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using EigenStride = Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>;
+
+/// A [N, M] view as an Eigen matrix expression over the same storage, whatever its strides.
+template <class T>
+Eigen::Map<const EigenMatrix<T>, 0, EigenStride> eigen_map(const In<T, 2>& view) {
+  return {view.data(), view.extent(0), view.extent(1), EigenStride(view.stride(0), view.stride(1))};
+}
+template <class T>
+Eigen::Map<EigenMatrix<T>, 0, EigenStride> eigen_map(const Out<T, 2>& view) {
+  return {view.data(), view.extent(0), view.extent(1), EigenStride(view.stride(0), view.stride(1))};
+}
+template <class T>
+auto eigen_map(Tensor<T, 2>& tensor) {
+  return eigen_map(Out<T, 2>(tensor));
+}
+template <class T>
+auto eigen_map(const Tensor<T, 2>& tensor) {
+  return eigen_map(In<T, 2>(tensor));
+}
+
+/// A [N] view as an Eigen row vector.
+template <class T>
+Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>, 0, Eigen::InnerStride<>> eigen_map(
+    const In<T, 1>& view) {
+  return {view.data(), view.extent(0), Eigen::InnerStride<>(view.stride(0))};
+}
+
+namespace detail {
+
+template <class Derived>
+inline constexpr bool eigen_is_writable =
+    !std::is_const_v<Derived> && (static_cast<int>(Derived::Flags) & Eigen::LvalueBit) != 0;
+
+template <class Derived>
+inline constexpr bool reads_by_rows = static_cast<bool>(Derived::IsRowMajor) ||
+                                      static_cast<bool>(Derived::IsVectorAtCompileTime);
+
+/// Element (i, j) stays element (i, j), whichever way the matrix is stored.
+template <class View, class Derived>
+View eigen_view(Derived& m) {
+  const Index outer = m.outerStride(), inner = m.innerStride();
+  const bool by_rows = static_cast<bool>(Derived::IsRowMajor);
+  return {m.data(), Shape{m.rows(), m.cols()}, by_rows ? Shape{outer, inner} : Shape{inner, outer}};
+}
+
+}  // namespace detail
+
+/// A row-major Eigen matrix (or Map, Ref, Block of one), or a vector, as a view of its storage.
+template <class Derived>
+In<typename Derived::Scalar, 2> from_eigen(const Eigen::DenseBase<Derived>& matrix) {
+  static_assert(detail::reads_by_rows<Derived>,
+                "this Eigen matrix is column-major, Eigen's default, and headwise reads rows: pass "
+                "from_column_major(m), which reads it in place as the same N x M matrix, or "
+                "declare it as headwise::EigenMatrix<T>");
+  return detail::eigen_view<In<typename Derived::Scalar, 2>>(matrix.derived());
+}
+template <class Derived>
+requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> from_eigen(
+    Eigen::DenseBase<Derived>& matrix) {
+  static_assert(detail::reads_by_rows<Derived>,
+                "this Eigen matrix is column-major, Eigen's default, and headwise writes rows: "
+                "pass from_column_major(m) or declare it as headwise::EigenMatrix<T>");
+  return detail::eigen_view<Out<typename Derived::Scalar, 2>>(matrix.derived());
+}
+
+/// A column-major Eigen matrix in place: element (i, j) stays element (i, j).
+template <class Derived>
+In<typename Derived::Scalar, 2> from_column_major(const Eigen::DenseBase<Derived>& matrix) {
+  static_assert(!static_cast<bool>(Derived::IsRowMajor),
+                "this Eigen matrix is row-major: pass from_eigen(m)");
+  return detail::eigen_view<In<typename Derived::Scalar, 2>>(matrix.derived());
+}
+template <class Derived>
+requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> from_column_major(
+    Eigen::DenseBase<Derived>& matrix) {
+  static_assert(!static_cast<bool>(Derived::IsRowMajor),
+                "this Eigen matrix is row-major: pass from_eigen(m)");
+  return detail::eigen_view<Out<typename Derived::Scalar, 2>>(matrix.derived());
+}
+
+}  // namespace headwise::inline v0_1
+
+// headwise/tensor/print.hpp
+// Tensors as text, nested in brackets as NumPy prints them.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+template <class T, int R>
+void print_axis(std::ostream& out, const In<T, R>& tensor, Shape<R> index, int axis) {
+  if (axis == R) {
+    out << tensor(index);
+    return;
+  }
+  out << '[';
+  for (Index i = 0; i < tensor.extent(axis); ++i) {
+    if (i != 0 && axis == R - 1) out << ", ";
+    if (i != 0 && axis < R - 1) {
+      out << std::string(static_cast<std::size_t>(R - 1 - axis), '\n')
+          << std::string(static_cast<std::size_t>(axis) + 1, ' ');
+    }
+    index[axis] = i;
+    print_axis(out, tensor, index, axis + 1);
+  }
+  out << ']';
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// All elements, with the stream's own precision and width for each.
+template <class T, int R>
+std::ostream& operator<<(std::ostream& out, const In<T, R>& tensor) {
+  detail::print_axis(out, tensor, Shape<R>(), 0);
+  return out;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/testing/number.hpp
+// What a number is, told by its bits: -ffast-math lets a compiler assume that no NaN and no
+// infinity exists, whereupon std::isnan is false for all and a comparison that counts NaN passes.
+// The bits are read from memory and pass an empty asm, through which no such assumption is seen.
+
+namespace headwise::inline v0_1::detail {
+
+enum class NumberKind { finite, infinite, nan };
+
+/// The error that is reported where no difference can be formed. Not an infinity, so that it
+/// compares truthfully under any flag.
+inline constexpr double no_error_bound = (std::numeric_limits<double>::max)();
+
+inline namespace HEADWISE_CODE {
+
+/// The unsigned integer that lies at an address, unknown to the optimiser.
+template <class Bits>
+Bits hidden_bits(const void* from) {
+  Bits bits;
+  std::memcpy(&bits, from, sizeof bits);
+  asm volatile("" : "+r"(bits));
+  return bits;
+}
+
+/// By reference: clang under -ffast-math may treat a NaN that is passed by value as no value.
+template <class T>
+NumberKind number_kind(const T& value) {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&value);
+  const auto kind = [](auto magnitude, auto infinity) {
+    if (magnitude < infinity) return NumberKind::finite;
+    return magnitude == infinity ? NumberKind::infinite : NumberKind::nan;
+  };
+  if constexpr (std::is_same_v<T, float>) {
+    return kind(hidden_bits<std::uint32_t>(bytes) & 0x7FFFFFFFu, 0x7F800000u);
+  } else if constexpr (std::is_same_v<T, double>) {
+    return kind(hidden_bits<std::uint64_t>(bytes) & ~(std::uint64_t{1} << 63),
+                std::uint64_t{0x7FF} << 52);
+  } else if constexpr (std::is_same_v<T, long double> && std::numeric_limits<T>::digits == 64) {
+    const auto fraction = hidden_bits<std::uint64_t>(bytes);
+    const auto exponent = hidden_bits<std::uint16_t>(bytes + 8);
+    if ((exponent & 0x7FFF) != 0x7FFF) return NumberKind::finite;
+    return fraction << 1 == 0 ? NumberKind::infinite : NumberKind::nan;
+  } else {
+    const double narrowed = static_cast<double>(value);  // 16-bit structs, other long doubles
+    return number_kind(narrowed);
+  }
+}
+
+template <class T>
+bool is_finite_number(const T& value) {
+  return number_kind(value) == NumberKind::finite;
+}
+
+/// Whether two numbers have the same representation. The padding of an x87 long double is not it.
+template <class T>
+bool same_bits(const T& a, const T& b) {
+  constexpr bool padded = std::is_same_v<T, long double> && std::numeric_limits<T>::digits == 64;
+  return std::memcmp(&a, &b, padded ? 10 : sizeof(T)) == 0;
+}
+
+inline std::string format_number(const long double& value, int digits = 3) {
+  const NumberKind kind = number_kind(value);
+  if (kind == NumberKind::nan) return "nan";
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*Lg", digits, value);
+  return text.data();
+}
+
+/// Two numbers with as many digits as it takes to tell them apart.
+inline std::array<std::string, 2> format_apart(const long double& a, const long double& b) {
+  std::array<std::string, 2> texts;
+  for (int digits : {6, 9, 12, 17, 21}) {
+    texts = {format_number(a, digits), format_number(b, digits)};
+    if (texts[0] != texts[1]) break;
+  }
+  return texts;
+}
+
+inline std::string format_error(double error) {
+  return error == no_error_bound ? "not finite" : format_number(error);
+}
+
+template <int R>
+std::vector<Index> index_of(const Shape<R>& index) {
+  return {index.extents.begin(), index.extents.end()};
+}
+
+}  // namespace HEADWISE_CODE
+}  // namespace headwise::inline v0_1::detail
+
+// headwise/testing/gradient_report.hpp
+// What a gradient check found, and how it says so.
+
+namespace headwise::inline v0_1 {
+
+/// One input: how far its analytic gradient is from differences, and where it is furthest.
+///
+///   error = max|analytic - numeric| / (max|numeric| + 1e-3 max|dy|)
+///
+/// The maxima go over the elements of the input, or over the random directions. The second term
+/// keeps the rule from blowing up where the true gradient is 0.
+struct GradientError {
+  std::string input;
+  std::vector<Index> index;   // of the worst element; empty where only a direction is known
+  std::vector<Index> output;  // of a whole Jacobian: the element of y that is differentiated
+  int direction = -1;         // the worst random direction; -1 where every element was differenced
+  long double analytic = 0;   // at that element, or along that direction
+  long double numeric = 0;    // likewise
+  double error = 0;           // the largest double where a value is NaN or infinite
+  Index compared = 0;         // elements or directions
+
+  /// `dx[1, 0, 3]`, `dx[1, 0, 3] of y[2]`, `dx along random direction 5`
+  std::string where() const {
+    std::string text = "d" + input;
+    if (!index.empty()) text += format_extents(index);
+    if (!output.empty()) text += " of y" + format_extents(output);
+    if (direction >= 0) {
+      text += (index.empty() ? " along random direction " : " found in random direction ") +
+              std::to_string(direction);
+    }
+    return text;
+  }
+};
+
+/// All inputs of a check. Converts to bool where a condition is expected; prints as its message.
+struct GradientReport {
+  std::vector<GradientError> inputs;
+  double tolerance = 0;
+  std::uint64_t seed = 0;
+
+  /// The input with the largest error. Throws ArgumentError where nothing was checked.
+  const GradientError& worst() const {
+    require(!inputs.empty(), "GradientReport", "no input was checked");
+    return *std::max_element(inputs.begin(), inputs.end(),
+                             [](const auto& a, const auto& b) { return a.error < b.error; });
+  }
+
+  bool ok(double within) const { return worst().error <= within; }
+  bool ok() const { return ok(tolerance); }
+  explicit operator bool() const { return ok(); }
+
+  /// `dx[1, 0, 3]: analytic 0.123, numeric 0.124, error 0.003 > 1e-09 (seed 7); dw error 2e-11`
+  std::string message(double within) const {
+    const GradientError& first = worst();
+    const auto values = detail::format_apart(first.analytic, first.numeric);
+    std::string text = first.compared == 0
+                           ? "d" + first.input + ": no elements"
+                           : first.where() + ": analytic " + values[0] + ", numeric " + values[1];
+    text += ", error " + detail::format_error(first.error) + (ok(within) ? " <= " : " > ") +
+            detail::format_number(within) + " (seed " + std::to_string(seed) + ")";
+    for (const GradientError& other : inputs) {
+      if (&other == &first) continue;
+      text += "; d" + other.input + " error " + detail::format_error(other.error);
+    }
+    return text;
+  }
+  std::string message() const { return message(tolerance); }
+
+  friend std::ostream& operator<<(std::ostream& out, const GradientReport& report) {
+    return out << report.message();
+  }
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/testing/stencil.hpp
+// Derivatives by differences: of a function of elements that are moved in place along a direction
+// and are put back to the same bits, whatever happens meanwhile.
+
+namespace headwise::inline v0_1 {
+
+/// Two evaluations a derivative and an error that falls with the square of the step, or four and
+/// the fourth power.
+enum class Stencil { central, five_point };
+
+/// The types that differences can be formed in.
+template <class T>
+inline constexpr bool differences_are_exact_enough =
+    std::floating_point<T>&& std::numeric_limits<T>::digits >= 53;
+
+/// The step at which truncation and rounding are of one size: the p-th root of the precision,
+/// p = 3 and 5, as a power of two, so that x + step mostly needs no rounding.
+///
+/// Measured on a weighted softmax of 20 numbers, worst error of a right gradient:
+///
+///                   central           five_point
+///   double          7.6e-6: 7e-11     9.8e-4: 1e-12
+///   long double     4.8e-7: 8e-13     2.4e-4: 2e-15    (x87, 64 bits of precision)
+///
+/// No other power of two gave less than half of these errors.
+template <class T>
+constexpr T default_step(Stencil stencil) {
+  T step = 1;
+  for (int bit = std::numeric_limits<T>::digits / (stencil == Stencil::central ? 3 : 5); bit > 0;
+       --bit) {
+    step /= 2;
+  }
+  return step;
+}
+
+namespace detail {
+inline namespace HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Holds elements while they are moved along a direction of signs; its end puts them back.
+template <class T>
+class Displacement {
+ public:
+  Displacement(std::span<T* const> elements, std::span<const signed char> signs)
+      : elements_(elements), signs_(signs) {
+    saved_.reserve(elements.size());
+    for (const T* element : elements) saved_.push_back(*element);
+  }
+  Displacement(const Displacement&) = delete;
+  Displacement& operator=(const Displacement&) = delete;
+  ~Displacement() {
+    for (std::size_t i = 0; i < elements_.size(); ++i) *elements_[i] = saved_[i];
+  }
+
+  /// Every element to x + sign t. Returns how far that really is, after rounding, on average.
+  T move(T t) {
+    T distance = 0;
+    for (std::size_t i = 0; i < elements_.size(); ++i) {
+      const T sign = static_cast<T>(signs_[i]);
+      *elements_[i] = saved_[i] + sign * t;
+      distance += sign * (*elements_[i] - saved_[i]);
+    }
+    return distance / static_cast<T>(elements_.size());
+  }
+
+ private:
+  std::span<T* const> elements_;
+  std::span<const signed char> signs_;
+  std::vector<T> saved_;
+};
+
+/// df/dt of each value of f where the elements are x + t signs, at t = 0.
+template <class T, class F>
+std::vector<T> derivative(Stencil stencil, T step, std::span<T* const> elements,
+                          std::span<const signed char> signs, F&& f) {
+  Displacement<T> x(elements, signs);
+  const auto central = [&](T t) {
+    const T above = x.move(t);
+    std::vector<T> slope = f();
+    const T below = x.move(-t);
+    const std::vector<T> f_below = f();
+    for (std::size_t i = 0; i < slope.size(); ++i) {
+      slope[i] = (slope[i] - f_below[i]) / (above - below);
+    }
+    return slope;
+  };
+  std::vector<T> slope = central(step);
+  if (stencil == Stencil::five_point) {
+    const std::vector<T> wide = central(2 * step);
+    for (std::size_t i = 0; i < slope.size(); ++i) slope[i] = (4 * slope[i] - wide[i]) / 3;
+  }
+  return slope;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace HEADWISE_CODE
+}  // namespace detail
+}  // namespace headwise::inline v0_1
+
+// headwise/testing/gradient_check.hpp
+// Checks hand-derived gradients against finite differences, for anybody's function and under any
+// test framework or none. Float is refused: its differences are good to two digits. Check the
+// formulas in double or long double, then hold float results against double ones.
+
+namespace headwise::inline v0_1 {
+
+struct GradientCheckOptions {
+  double tolerance = 1e-8;  // of GradientError::error
+  Stencil stencil = Stencil::central;
+  double step = 0;         // > 0, in units of the inputs; 0: default_step
+  std::uint64_t seed = 1;  // of the random directions
+  int directions = 8;      // random directions for each input that is large
+  Index full_below = 400;  // inputs of at most so many scalars: every element
+  double max_dy = 1;       // the largest |dy| of the upstream gradient
+};
+
+namespace detail {
+inline namespace HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// |value|, or the largest finite value for what is not a number to compute with.
+template <class T>
+T magnitude(const T& value) {
+  return is_finite_number(value) ? std::abs(value) : (std::numeric_limits<T>::max)();
+}
+
+/// Finds the worst of many comparisons.
+template <class T>
+class WorstGradient {
+ public:
+  void add(const T& analytic, const T& numeric, std::size_t where) {
+    const T difference = magnitude<T>(analytic - numeric);
+    if (is_finite_number(numeric)) largest_ = std::max<T>(largest_, std::abs(numeric));
+    if (compared_++ == 0 || difference > difference_) {
+      difference_ = difference;
+      analytic_ = analytic;
+      numeric_ = numeric;
+      where_ = where;
+    }
+  }
+
+  std::size_t where() const { return where_; }
+
+  GradientError report(std::string input, double max_dy) const {
+    GradientError result;
+    result.input = std::move(input);
+    result.analytic = analytic_;
+    result.numeric = numeric_;
+    result.compared = compared_;
+    const T scale = largest_ + static_cast<T>(1e-3) * static_cast<T>(max_dy);
+    if (difference_ == (std::numeric_limits<T>::max)()) {
+      result.error = no_error_bound;
+    } else if (difference_ > 0) {
+      result.error = static_cast<double>(std::min<T>(no_error_bound, difference_ / scale));
+    }
+    return result;
+  }
+
+ private:
+  T largest_ = 0, difference_ = 0, analytic_ = 0, numeric_ = 0;
+  std::size_t where_ = 0;
+  Index compared_ = 0;
+};
+
+template <class T>
+T signed_sum(std::span<const T> values, std::span<const signed char> signs) {
+  T sum = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) sum += static_cast<T>(signs[i]) * values[i];
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+/// +1 or -1 for each element. Signs, not normal numbers: each direction sees each element in full.
+inline std::vector<signed char> random_signs(std::size_t count, std::uint64_t seed,
+                                             std::size_t input, int direction) {
+  const auto key = philox_key(seed, static_cast<std::uint32_t>(direction), input);
+  std::vector<signed char> signs(count);
+  std::array<std::uint32_t, 4> words{};  // 128 signs
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i % 128 == 0) {
+      const std::uint64_t block = i / 128;
+      words =
+          philox({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32)}, key);
+    }
+    const std::uint32_t bit = words[i / 32 % 4] >> (i % 32) & 1u;
+    signs[i] = static_cast<signed char>(bit == 0u ? -1 : 1);
+  }
+  return signs;
+}
+
+/// The index of the element at a place in row-major order.
+inline std::vector<Index> unflatten(const std::vector<Index>& shape, std::size_t place) {
+  std::vector<Index> index(shape.size());
+  auto rest = static_cast<Index>(place);
+  for (std::size_t r = shape.size(); r-- > 0;) {
+    index[r] = rest % shape[r];
+    rest /= shape[r];
+  }
+  return index;
+}
+
+inline void require_valid(const GradientCheckOptions& options, std::string_view function) {
+  require(options.tolerance > 0, function, "tolerance must be > 0");
+  require(options.step >= 0, function, "step must be >= 0");
+  require(options.directions >= 1, function, "directions must be >= 1");
+  require(options.full_below >= 0, function, "full_below must be >= 0");
+  require(options.max_dy >= 0, function, "max_dy must be >= 0");
+}
+
+template <class T>
+T chosen_step(const GradientCheckOptions& options) {
+  return options.step > 0 ? static_cast<T>(options.step) : default_step<T>(options.stencil);
+}
+
+}  // namespace HEADWISE_CODE
+}  // namespace detail
+
+inline namespace HEADWISE_CODE {
+
+/// sum(dy y): the loss whose gradient is the vector-Jacobian product of dy. Summed in T.
+template <class D, class T, int R>
+T weighted_sum(const In<D, R>& dy, const In<T, R>& y) {
+  require_shape("weighted_sum", "dy", dy, y.shape(), "the shape of y");
+  T sum = 0;
+  for_each_index(y.shape(),
+                 [&](const Shape<R>& index) { sum += static_cast<T>(dy(index)) * y(index); });
+  return sum;
+}
+
+/// Holds analytic gradients of a loss against its differences, input by input.
+///
+///   GradientCheck<double> check({.stencil = Stencil::five_point});
+///   check.input("x", x, dx);
+///   check.input("w", w, dw);
+///   GradientReport report = check.run([&] { return weighted_sum(dy, forward(x, w)); });
+///   if (!report) std::cout << report << '\n';
+///
+/// Inputs of up to full_below scalars are differenced element by element. Larger ones along random
+/// directions of signs u, <dx, u> against the slope of the loss; a direction that disagrees is
+/// halved until it names an element. NaN or infinity on either side is a failure.
+///
+/// Work   2 losses (central) or 4 (five_point) an element or direction.
+template <class T = double>
+class GradientCheck {
+  static_assert(differences_are_exact_enough<T>,
+                "finite differences are for double or wider: check the formula in double, and hold "
+                "float results against double ones");
+
+ public:
+  explicit GradientCheck(const GradientCheckOptions& options = {}) : options_(options) {
+    detail::require_valid(options, "GradientCheck");
+  }
+
+  /// Adds an input under its name.
+  ///
+  /// x   [...]   moved in place by run, and put back to the same bits, also if the loss throws;
+  ///             viewed, so it must outlive run; no two elements in one place
+  /// dx  [...]   the analytic gradient, copied; of any scalar type
+  ///
+  /// Throws ShapeError unless the shapes agree.
+  template <class X, class A, int R>
+  void input(std::string name, Out<X, R> x, const In<A, R>& dx) {
+    static_assert(std::is_same_v<X, T>,
+                  "GradientCheck<T> moves inputs of type T: name the type of this input there");
+    require_shape("GradientCheck", "d" + name, dx, x.shape(), "the shape of " + name);
+    Input added{std::move(name), detail::index_of(x.shape()), {}, {}};
+    for_each_index(x.shape(), [&](const Shape<R>& index) {
+      added.elements.push_back(&x(index));
+      added.gradient.push_back(static_cast<T>(dx(index)));
+    });
+    inputs_.push_back(std::move(added));
+  }
+
+  /// Differences the loss, a function of no arguments that reads the inputs and returns a T.
+  /// Throws ArgumentError where there is no input; what the loss throws passes through.
+  template <class Loss>
+  GradientReport run(Loss&& loss) const {
+    static_assert(std::is_same_v<std::invoke_result_t<Loss&>, T>,
+                  "the loss of GradientCheck<T> returns a T: sum it in the type of its inputs");
+    require(!inputs_.empty(), "GradientCheck", "run without an input checks nothing");
+    const Losses losses = [&loss] { return std::vector<T>{loss()}; };
+    GradientReport report{{}, options_.tolerance, options_.seed};
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      const bool full = static_cast<Index>(inputs_[i].elements.size()) <= options_.full_below;
+      report.inputs.push_back(full ? by_element(inputs_[i], losses)
+                                   : by_direction(inputs_[i], i, losses));
+    }
+    return report;
+  }
+
+ private:
+  using Losses = std::function<std::vector<T>()>;
+
+  struct Input {
+    std::string name;
+    std::vector<Index> shape;
+    std::vector<T*> elements;
+    std::vector<T> gradient;
+  };
+
+  T slope(const Input& input, std::size_t begin, std::size_t count,
+          std::span<const signed char> signs, const Losses& losses) const {
+    return detail::derivative<T>(options_.stencil, detail::chosen_step<T>(options_),
+                                 std::span(input.elements).subspan(begin, count), signs, losses)[0];
+  }
+  T slope(const Input& input, std::size_t element, const Losses& losses) const {
+    const signed char forward = 1;
+    return slope(input, element, 1, {&forward, 1}, losses);
+  }
+
+  GradientError by_element(const Input& input, const Losses& losses) const {
+    detail::WorstGradient<T> worst;
+    for (std::size_t i = 0; i < input.elements.size(); ++i) {
+      worst.add(input.gradient[i], slope(input, i, losses), i);
+    }
+    GradientError error = worst.report(input.name, options_.max_dy);
+    if (error.compared > 0) error.index = detail::unflatten(input.shape, worst.where());
+    return error;
+  }
+
+  GradientError by_direction(const Input& input, std::size_t number, const Losses& losses) const {
+    const std::span<const T> gradient(input.gradient);
+    detail::WorstGradient<T> worst;
+    for (int d = 0; d < options_.directions; ++d) {
+      const auto signs = detail::random_signs(gradient.size(), options_.seed, number, d);
+      worst.add(detail::signed_sum<T>(gradient, signs),
+                slope(input, 0, gradient.size(), signs, losses), static_cast<std::size_t>(d));
+    }
+    GradientError error = worst.report(input.name, options_.max_dy);
+    error.direction = static_cast<int>(worst.where());
+    if (error.error <= options_.tolerance) return error;
+
+    const auto signs =
+        detail::random_signs(gradient.size(), options_.seed, number, error.direction);
+    const std::size_t element = locate(input, signs, losses);
+    error.index = detail::unflatten(input.shape, element);
+    error.analytic = gradient[element];
+    error.numeric = slope(input, element, losses);
+    return error;
+  }
+
+  /// An element that is to blame for a direction: the half that disagrees more, again and again.
+  std::size_t locate(const Input& input, std::span<const signed char> signs,
+                     const Losses& losses) const {
+    const auto disagreement = [&](std::size_t begin, std::size_t count) {
+      const auto part = signs.subspan(begin, count);
+      const T analytic =
+          detail::signed_sum<T>(std::span(input.gradient).subspan(begin, count), part);
+      return detail::magnitude<T>(analytic - slope(input, begin, count, part, losses));
+    };
+    std::size_t begin = 0, count = input.elements.size();
+    while (count > 1) {
+      const std::size_t half = count / 2;
+      const bool first = disagreement(begin, half) >= disagreement(begin + half, count - half);
+      begin += first ? 0 : half;
+      count = first ? half : count - half;
+    }
+    return begin;
+  }
+
+  GradientCheckOptions options_;
+  std::vector<Input> inputs_;
+};
+
+}  // namespace HEADWISE_CODE
+}  // namespace headwise::inline v0_1
+
+// headwise/testing/check_op.hpp
+// Checks an op that is a pair of functions, forward and backward, without a loss of its own: the
+// whole Jacobian where it is small, random vector-Jacobian products where it is large.
+
+namespace headwise::inline v0_1 {
+
+namespace detail {
+inline namespace HEADWISE_CODE {
+
+template <class T, class U, int R>
+std::vector<T> flatten(const In<U, R>& tensor) {
+  std::vector<T> values;
+  for_each_index(tensor.shape(),
+                 [&](const Shape<R>& index) { values.push_back(static_cast<T>(tensor(index))); });
+  return values;
+}
+
+/// A zeroed tensor of a tensor's type and shape.
+template <class T, int R>
+Tensor<T, R> zeros_like(const In<T, R>& tensor) {
+  return Tensor<T, R>(tensor.shape());
+}
+
+/// dx = backward(dy), of the shape of x.
+template <class Backward, class Dy, class T, int R>
+auto checked_backward(Backward& backward, const Dy& dy, const In<T, R>& x) {
+  auto dx = backward(dy);
+  require_shape("check_op", "dx from backward", dx, x.shape(), "the shape of x");
+  return dx;
+}
+
+/// Every dy[i] / dx[j]: rows from backward of unit vectors, columns from differences.
+template <class T, int R, class Forward, class Backward, class Y>
+GradientError whole_jacobian(Forward& forward, Backward& backward, Tensor<T, R>& x, const Y& y,
+                             const GradientCheckOptions& options) {
+  auto dy = zeros_like(y);
+  const auto outputs = static_cast<std::size_t>(y.size());
+  const auto inputs = static_cast<std::size_t>(x.size());
+
+  std::vector<T> analytic;  // [outputs, inputs]
+  for (T& unit : dy) {
+    unit = 1;
+    const auto row = flatten<T>(checked_backward(backward, dy, x));
+    analytic.insert(analytic.end(), row.begin(), row.end());
+    unit = 0;
+  }
+
+  WorstGradient<T> worst;
+  const auto values = [&] { return flatten<T>(forward(std::as_const(x))); };
+  const signed char up = 1;
+  for (std::size_t j = 0; j < inputs; ++j) {
+    T* element = x.data() + j;
+    const auto column =
+        derivative<T>(options.stencil, chosen_step<T>(options), {&element, 1}, {&up, 1}, values);
+    for (std::size_t i = 0; i < outputs; ++i) {
+      worst.add(analytic[i * inputs + j], column[i], i * inputs + j);
+    }
+  }
+  GradientError error = worst.report("x", 1);
+  if (error.compared > 0) {
+    error.index = unflatten(index_of(x.shape()), worst.where() % inputs);
+    error.output = unflatten(index_of(y.shape()), worst.where() / inputs);
+  }
+  return error;
+}
+
+}  // namespace HEADWISE_CODE
+}  // namespace detail
+
+inline namespace HEADWISE_CODE {
+
+/// Holds backward against the differences of forward at x.
+///
+/// forward   y  = forward(x)     a Tensor of T; called with perturbed copies of x
+/// backward  dx = backward(dy)   the vector-Jacobian product at x, which it knows by itself;
+///                               called before forward is perturbed, after one forward of x
+/// x         [...]               read
+///
+/// Where x and y have at most full_below scalars each, every element of the Jacobian is compared;
+/// else backward of one random dy of signs is checked as GradientCheck does it. max_dy is 1.
+///
+/// Throws ShapeError unless dx has the shape of x.
+template <class Forward, class Backward, class T, int R>
+GradientReport check_op(Forward&& forward, Backward&& backward, const In<T, R>& x,
+                        GradientCheckOptions options = {}) {
+  static_assert(differences_are_exact_enough<T>,
+                "finite differences are for double or wider: check the op in double, and hold "
+                "float results against double ones");
+  detail::require_valid(options, "check_op");
+  options.max_dy = 1;
+  Tensor<T, R> moved = contiguous(x);
+  const auto y = forward(std::as_const(moved));
+  static_assert(std::is_same_v<typename decltype(y)::value_type, T>,
+                "forward returns a tensor of the type of x");
+
+  if (std::max<Index>(x.size(), y.size()) <= options.full_below) {
+    return {{detail::whole_jacobian(forward, backward, moved, y, options)},
+            options.tolerance,
+            options.seed};
+  }
+  auto dy = detail::zeros_like(y);
+  const auto signs = detail::random_signs(static_cast<std::size_t>(y.size()), options.seed, 0, -1);
+  std::copy(signs.begin(), signs.end(), dy.begin());
+  const auto dx = detail::checked_backward(backward, std::as_const(dy), moved);
+  GradientCheck<T> check(options);
+  check.input("x", moved, dx);
+  return check.run([&] { return weighted_sum(dy, forward(std::as_const(moved))); });
+}
+
+}  // namespace HEADWISE_CODE
+}  // namespace headwise::inline v0_1
+
+// headwise/testing/close_to.hpp
+// Holds one tensor against another and says where they differ most. Truthful in programs that are
+// compiled with -ffast-math: a NaN is seen by its bits, the arithmetic stays strict.
+
+namespace headwise::inline v0_1 {
+
+struct CloseToOptions {
+  double floor = 0;  // max|expected| counts as at least this: for tensors that may be all zero
+};
+
+/// What close_to and bitwise_equal found. Converts to bool where a condition is expected; prints
+/// as its message.
+struct Closeness {
+  bool ok = true;
+  std::vector<Index> index;  // of the worst element; empty where there are no elements
+  long double actual = 0;    // there
+  long double expected = 0;  // there
+  double error = 0;          // there; the largest double where no difference can be formed
+  double tolerance = 0;      // what the error was held against
+  Index failures = 0;        // elements that fail
+  Index count = 0;           // elements compared
+
+  explicit operator bool() const { return ok; }
+
+  /// `[1, 2] is 0.5, expected 0.25, error 0.1 > 1e-06; 3 of 24 elements fail`
+  std::string message() const {
+    if (count == 0) return "no elements, nothing differs";
+    const auto values = detail::format_apart(actual, expected);
+    return format_extents(index) + " is " + values[0] + ", expected " + values[1] + ", error " +
+           detail::format_error(error) + (ok ? " <= " : " > ") + detail::format_number(tolerance) +
+           "; " + std::to_string(failures) + " of " + std::to_string(count) + " elements fail";
+  }
+
+  friend std::ostream& operator<<(std::ostream& out, const Closeness& closeness) {
+    return out << closeness.message();
+  }
+};
+
+inline namespace HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Whether two tensors are equal up to a share of the largest expected value:
+///
+///   |actual - expected| <= tolerance max(max|expected|, floor)      for every element
+///
+/// actual     [...]   any scalar type
+/// expected   [...]   any scalar type; NaN equals NaN, infinities equal those of their sign, and
+///                    neither counts in max|expected|
+/// tolerance  >= 0; with 0 the values have to be equal (0 equals -0)
+///
+/// Differences are formed in long double. Empty tensors are close.
+/// Throws ShapeError unless the shapes agree, ArgumentError for a tolerance or floor below 0.
+template <class A, class E, int R>
+[[nodiscard]] Closeness close_to(const In<A, R>& actual, const In<E, R>& expected, double tolerance,
+                                 const CloseToOptions& options = {}) {
+  require_shape("close_to", "actual", actual, expected.shape(), "the shape of expected");
+  require(detail::is_finite_number(tolerance) && tolerance >= 0, "close_to",
+          "tolerance must be a finite number >= 0");
+  require(detail::is_finite_number(options.floor) && options.floor >= 0, "close_to",
+          "floor must be a finite number >= 0");
+
+  long double scale = options.floor;
+  for_each_index(expected.shape(), [&](const Shape<R>& index) {
+    const E& e = expected(index);
+    if (detail::is_finite_number(e))
+      scale = std::max<long double>(scale, std::abs(static_cast<long double>(e)));
+  });
+
+  Closeness result;
+  result.tolerance = tolerance;
+  result.count = actual.size();
+  long double worst = -1;
+  for_each_index(actual.shape(), [&](const Shape<R>& index) {
+    const A& a = actual(index);
+    const E& e = expected(index);
+    const detail::NumberKind kind = detail::number_kind(a);
+    const auto wide_a = static_cast<long double>(a);
+    const auto wide_e = static_cast<long double>(e);
+
+    long double error = detail::no_error_bound;
+    if (kind == detail::number_kind(e)) {
+      if (kind == detail::NumberKind::nan) {
+        error = 0;
+      } else if (kind == detail::NumberKind::infinite) {
+        if (std::signbit(wide_a) == std::signbit(wide_e)) error = 0;
+      } else if (wide_a == wide_e) {
+        error = 0;
+      } else if (scale > 0) {
+        error = std::min<long double>(error, std::abs(wide_a - wide_e) / scale);
+      }
+    }
+    if (error > static_cast<long double>(tolerance)) ++result.failures;
+    if (error > worst) {
+      worst = error;
+      result.index = detail::index_of(index);
+      result.actual = wide_a;
+      result.expected = wide_e;
+      result.error = static_cast<double>(error);
+    }
+  });
+  result.ok = result.failures == 0;
+  return result;
+}
+
+HEADWISE_STRICT_MATH_END
+
+/// Whether two tensors hold the same bits: 0 differs from -0, and one NaN from another.
+/// Names the first element that differs. Throws ShapeError unless the shapes agree.
+template <class T, int R>
+[[nodiscard]] Closeness bitwise_equal(const In<T, R>& actual, const In<T, R>& expected) {
+  require_shape("bitwise_equal", "actual", actual, expected.shape(), "the shape of expected");
+  Closeness result;
+  result.count = actual.size();
+  for_each_index(actual.shape(), [&](const Shape<R>& index) {
+    const bool equal = detail::same_bits(actual(index), expected(index));
+    if (result.index.empty() || (!equal && result.failures == 0)) {
+      result.index = detail::index_of(index);
+      result.actual = static_cast<long double>(actual(index));
+      result.expected = static_cast<long double>(expected(index));
+    }
+    if (!equal) ++result.failures;
+  });
+  result.ok = result.failures == 0;
+  if (!result.ok) result.error = detail::no_error_bound;
+  return result;
+}
+
+}  // namespace HEADWISE_CODE
+}  // namespace headwise::inline v0_1
+
+// headwise/headwise.hpp
+// Everything but io/, which needs nlohmann-json (headwise/io/safetensors.hpp, pytorch.hpp), and
+// testing/laws.hpp.
+
+#if defined(HEADWISE_COMPILED)  // by the target headwise::compiled
+
+// headwise/compiled.hpp
+// The operations and the module for float and double, declared as compiled elsewhere: the target
+// headwise::compiled holds them, and defines HEADWISE_COMPILED, by which headwise.hpp includes
+// this. A translation unit that is compiled with flags of its own (-mavx2, -ffast-math,
+// -fno-exceptions
+// ...) compiles what it uses itself, as it would without.
+
+#if !defined(HEADWISE_INSTANCE)
+#define HEADWISE_INSTANCE extern template  // src/compiled.cpp: template
+#endif
+
+#define HEADWISE_INSTANCES_OF_OPS(T)                                                               \
+  HEADWISE_INSTANCE void linear_forward<T>(In<T, 2>, In<T, 2>, In<T, 1>, Out<T, 2>,                \
+                                           const Context&);                                        \
+  HEADWISE_INSTANCE void linear_backward<T>(In<T, 2>, In<T, 2>, In<T, 2>, Out<T, 2>, InOut<T, 2>,  \
+                                            InOut<T, 1>, const Context&);                          \
+  HEADWISE_INSTANCE void softmax_forward<T>(In<T, 2>, Out<T, 2>, const Context&);                  \
+  HEADWISE_INSTANCE void softmax_backward<T>(In<T, 2>, In<T, 2>, Out<T, 2>, const Context&);       \
+  HEADWISE_INSTANCE void dropout_forward<T>(In<T, 2>, const Dropout&, Out<T, 2>, const Context&);  \
+  HEADWISE_INSTANCE void dropout_backward<T>(In<T, 2>, const Dropout&, Out<T, 2>, const Context&); \
+  HEADWISE_INSTANCE void layer_norm_forward<T>(In<T, 2>, const LayerNormAffine<T>&, T, Out<T, 2>,  \
+                                               const LayerNormMoments<Out<T, 1>>&,                 \
+                                               const Context&);                                    \
+  HEADWISE_INSTANCE void layer_norm_backward<T>(In<T, 2>, In<T, 2>, In<T, 1>,                      \
+                                                const LayerNormMoments<In<T, 1>>&, Out<T, 2>,      \
+                                                const LayerNormGradients<T>&, const Context&);     \
+  HEADWISE_INSTANCE void attention_forward<T>(In<T, 4>, In<T, 4>, In<T, 4>,                        \
+                                              const AttentionOptions<T>&, Out<T, 4>, Out<T, 4>,    \
+                                              const Context&);                                     \
+  HEADWISE_INSTANCE void attention_backward<T>(In<T, 4>, const AttentionInputs<T>&, In<T, 4>,      \
+                                               const AttentionOptions<T>&,                         \
+                                               const AttentionGradients<T>&, const Context&);      \
+  HEADWISE_INSTANCE void flash_attention_forward<T>(In<T, 4>, In<T, 4>, In<T, 4>,                  \
+                                                    const AttentionOptions<T>&, Out<T, 4>,         \
+                                                    Out<T, 4>, const Context&);                    \
+  HEADWISE_INSTANCE void flash_attention_backward<T>(                                              \
+      In<T, 4>, const AttentionInputs<T>&, In<T, 4>, In<T, 4>, const AttentionOptions<T>&,         \
+      const AttentionGradients<T>&, const Context&);
+
+#define HEADWISE_INSTANCES_OF_MODULE(T)                                                            \
+  HEADWISE_INSTANCE Tensor<T, 3> multi_head_attention_forward<T>(                                  \
+      const MultiHeadAttentionOptions&, const MultiHeadAttentionParameters<T>&,                    \
+      const ModuleInputs<T>&, const MultiHeadAttentionCall<T>&, MultiHeadAttentionCache<T>&, bool, \
+      const Context&);                                                                             \
+  HEADWISE_INSTANCE CrossAttentionGradients<T> multi_head_attention_backward<T>(                   \
+      std::string_view, const MultiHeadAttentionOptions&, const MultiHeadAttentionParameters<T>&,  \
+      In<T, 3>, const MultiHeadAttentionCache<T>&, MultiHeadAttentionGradients<T>&,                \
+      const Context&);
+
+#if HEADWISE_CONFIG_PLAIN
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_INSTANCES_OF_OPS(float)
+HEADWISE_INSTANCES_OF_OPS(double)
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_INSTANCES_OF_MODULE(float)
+HEADWISE_INSTANCES_OF_MODULE(double)
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+#endif
+
+#undef HEADWISE_INSTANCES_OF_OPS
+#undef HEADWISE_INSTANCES_OF_MODULE
+#undef HEADWISE_INSTANCE
+
+// headwise/headwise.hpp
+#endif

@@ -1,0 +1,72 @@
+// What a random configuration holds, by name: for messages, and to count that nothing is left out.
+#pragma once
+
+#include <string>
+
+#include "support/random_configuration.hpp"
+
+namespace headwise_tests {
+
+/// What the configuration has of all that may vary.
+inline std::vector<std::string> features(const RandomConfiguration& c) {
+  std::vector<std::string> names;
+  const auto note = [&](bool has, const char* name) {
+    if (has) names.push_back(name);
+  };
+  const MultiHeadAttentionOptions& o = c.options;
+  const RandomMask& m = c.mask;
+  note(c.bare, "attention alone");
+  note(!c.bare && c.self, "self-attention");
+  note(!c.bare && !c.self, "cross-attention");
+  note(!c.bare && !o.fused(), "kdim or vdim");
+  note(c.B == 0, "B 0"), note(c.L == 0, "L 0"), note(c.S == 0, "S 0"), note(c.L == 1, "L 1");
+  note(c.L != c.S, "L is not S"), note(c.L > 48, "more than a tile of queries");
+  note(c.S > 64, "more than a tile of keys");
+  note(o.num_heads == 1, "one head"), note(o.num_kv_heads == o.num_heads, "a key head each");
+  note(o.num_kv_heads != o.num_heads, "grouped"), note(o.d_head == 1, "d 1");
+  note(o.d_head > 8, "d above 8"), note(o.d_value != o.d_head, "dv is not d");
+  if (!c.bare) {
+    note(true, o.q_bias ? "b_Q" : "no b_Q"), note(true, o.k_bias ? "b_K" : "no b_K");
+    note(true, o.v_bias ? "b_V" : "no b_V"), note(true, o.o_bias ? "b_O" : "no b_O");
+    note(true, o.layer_norm ? "layer_norm" : "no layer_norm");
+    note(o.layer_norm && o.layer_norm_affine, "gamma and beta");
+    note(o.layer_norm && !o.layer_norm_affine, "layer_norm without gamma");
+  }
+  note(m.terms() == 0, "no mask"), note(m.terms() == 1, "one mask");
+  note(m.terms() >= 2, "two masks"), note(m.terms() >= 4, "four masks and more");
+  note(m.causal, "causal"), note(m.window != 0, "window"),
+      note(m.causal && c.L != c.S, "causal L S");
+  note(m.lengths.has_value(), "key lengths");
+  for (const auto& pairs : m.pairs) {
+    const Shape<4>& s = pairs.values.shape();
+    const bool full = pairs.form == RandomMask::Form::pairs;
+    note(pairs.form == RandomMask::Form::square, pairs.keep ? "keep [L, S]" : "drop [L, S]");
+    note(pairs.form == RandomMask::Form::keys, pairs.keep ? "keep keys" : "drop keys");
+    note(full, pairs.keep ? "keep pairs" : "drop pairs");
+    note(full && s[0] > 1, "pairs by batch"), note(full && s[1] > 1, "pairs by head");
+  }
+  for (const auto& bias : m.biases) {
+    const Shape<4>& s = bias.values.shape();
+    const auto holds = [&](double x) {
+      return std::find(bias.values.begin(), bias.values.end(), x) != bias.values.end();
+    };
+    note(bias.square, "bias [L, S]"), note(!bias.square && s[0] > 1, "bias by batch");
+    note(!bias.square && s[1] > 1, "bias by head"), note(s[2] == 1, "bias for all queries");
+    note(s[3] == 1, "bias for all keys"), note(holds(-1e9), "bias -1e9");
+    note(holds(-std::numeric_limits<double>::infinity()), "bias -inf");
+  }
+  note(m.biases.size() == 2, "two biases");
+  note(c.dead_rows > 0, "dead rows"), note(c.scale.has_value(), "given scale");
+  note(c.weight_dropout.active(), "weight dropout");
+  note(c.output_dropout.active(), "output dropout");
+  const std::array layouts = {"dense", "slices of wider rows", "slices of a longer sequence",
+                              "sequence before batch", "columns before rows"};
+  for (std::size_t n = 0; n < layouts.size(); ++n) {
+    note(std::count(c.layouts.begin(), c.layouts.end(), static_cast<Layout>(n)) > 0, layouts[n]);
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+}  // namespace headwise_tests
