@@ -44,8 +44,8 @@ class Linear {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;  // [N, K]
-    bool filled = false;
+    In<T, 2> x;           // [N, K]
+    bool filled = false;  // whether forward has been called with it
   };
 
   /// Weights by `init`, bias 0. Throws ShapeError for a negative width.

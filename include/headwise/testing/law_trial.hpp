@@ -228,6 +228,7 @@ class LawTrial {
   LawTrial(const AttentionKernel<T>& kernel, const LawShape& shape, std::uint64_t seed,
            double slack = 1)
       : LawTrial(kernel, detail::law_data<T>(shape, seed, kernel.takes_scale), seed, slack) {}
+  /// The same over numbers that are given; `seed` is that of what a law draws besides.
   LawTrial(const AttentionKernel<T>& kernel, LawData<T> data, std::uint64_t seed, double slack = 1)
       : kernel_(kernel),
         seed_(seed),
