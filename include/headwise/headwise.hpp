@@ -2,6 +2,10 @@
 // testing/laws.hpp.
 #pragma once
 
+/// \namespace headwise
+/// Multi-head attention for CPUs: everything public stands here, and each kind of thing in a header
+/// of its own.
+
 #include "headwise/analysis/report.hpp"
 #include "headwise/nn/cost.hpp"
 #include "headwise/nn/head_parallel.hpp"

@@ -280,15 +280,19 @@ inline std::string format_extents(std::span<const Index> extents) {
 template <int R>
 struct Shape {
   static_assert(R >= 1, "a shape has at least one axis");
-  std::array<Index, static_cast<std::size_t>(R)> extents{};
+  std::array<Index, static_cast<std::size_t>(R)> extents{};  // outermost first
 
+  /// All 0.
   constexpr Shape() = default;
 
+  /// As many extents as there are axes.
   template <std::integral... Ints>
   requires(sizeof...(Ints) == R) constexpr Shape(Ints... extent)
       : extents{static_cast<Index>(extent)...} {}
 
+  /// The extent of one axis, 0 to R - 1.
   constexpr Index operator[](int axis) const { return extents[static_cast<std::size_t>(axis)]; }
+  /// The same, to be written to.
   constexpr Index& operator[](int axis) { return extents[static_cast<std::size_t>(axis)]; }
   friend constexpr bool operator==(const Shape&, const Shape&) = default;
 
@@ -321,12 +325,15 @@ struct Shape {
     return strides;
   }
 
+  /// `[2, 3, 4]`
   std::string format() const { return format_extents(extents); }
 };
 
+/// `Shape{2, 3}` is a Shape<2>.
 template <class... Ints>
 Shape(Ints...) -> Shape<static_cast<int>(sizeof...(Ints))>;
 
+/// Prints `[2, 3, 4]`.
 template <int R>
 std::ostream& operator<<(std::ostream& out, const Shape<R>& shape) {
   return out << shape.format();
@@ -355,36 +362,49 @@ namespace headwise::inline v0_1 {
 
 /// What a call costs depends on these alone. Widths of 0 take the default that stands beside them.
 struct AttentionShape {
-  Index batch_size = 1;               // B
-  Index seq_len = 0;                  // L
-  std::optional<Index> key_len = {};  // S; none: self-attention, S = L
-  Index d_model = 0;                  // D
-  Index num_heads = 1;                // H
-  Index num_kv_heads = 0;             // G; H
-  Index d_head = 0;                   // d; D / H
-  Index d_value = 0;                  // dv; d
-  Index kdim = 0;                     // D
-  Index vdim = 0;                     // D
-  bool causal = false;
+  Index batch_size = 1;                     // B
+  Index seq_len = 0;                        // L
+  std::optional<Index> key_len = {};        // S; none: self-attention, S = L
+  Index d_model = 0;                        // D
+  Index num_heads = 1;                      // H
+  Index num_kv_heads = 0;                   // G; H
+  Index d_head = 0;                         // d; D / H
+  Index d_value = 0;                        // dv; d
+  Index kdim = 0;                           // D
+  Index vdim = 0;                           // D
+  bool causal = false;                      // query i sees key j only where j <= i + (S - L)
   Index window = 0;                         // 0: none
   std::span<const Index> key_lengths = {};  // [B]; empty: all S
   Index mask_biases = 0;                    // how many Mask::bias are added to the scores
-  bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;
-  bool layer_norm = false, layer_norm_affine = false;
-  bool weight_dropout = false, output_dropout = false;
+  bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;  // of the projections
+  bool layer_norm = false, layer_norm_affine = false;   // before them; with gamma and beta
+  bool weight_dropout = false, output_dropout = false;  // whether each is active
 
+  /// Whether keys and values come from the query input.
   bool self_attention() const { return !key_len; }
+  /// Keys.
   Index S() const { return key_len.value_or(seq_len); }
+  /// Key/value heads.
   Index G() const { return num_kv_heads == 0 ? num_heads : num_kv_heads; }
+  /// Width of a query and key head.
   Index d() const { return d_head == 0 ? d_model / num_heads : d_head; }
+  /// Width of a value head.
   Index dv() const { return d_value == 0 ? d() : d_value; }
+  /// Width of the input of W_K.
   Index k_in() const { return kdim == 0 ? d_model : kdim; }
+  /// Width of the input of W_V.
   Index v_in() const { return vdim == 0 ? d_model : vdim; }
+  /// H d, the columns of W_Q.
   Index q_width() const { return num_heads * d(); }
+  /// G d, the columns of W_K.
   Index k_width() const { return G() * d(); }
+  /// G dv, the columns of W_V.
   Index v_width() const { return G() * dv(); }
+  /// H dv, the rows of W_O.
   Index context_width() const { return num_heads * dv(); }
+  /// B L.
   Index query_rows() const { return batch_size * seq_len; }
+  /// B S.
   Index key_rows() const { return batch_size * S(); }
 };
 
@@ -455,28 +475,32 @@ namespace headwise::inline v0_1 {
 
 /// FLOPs by step, in the order of the computation.
 struct FlopCount {
-  std::int64_t layer_norm = 0;
-  std::int64_t q_projection = 0;
-  std::int64_t k_projection = 0;
-  std::int64_t v_projection = 0;
-  std::int64_t scores = 0;
-  std::int64_t softmax = 0;
-  std::int64_t context = 0;
-  std::int64_t o_projection = 0;
-  std::int64_t biases = 0;  // of the projections, and of masks
-  std::int64_t dropout = 0;
+  std::int64_t layer_norm = 0;    // step 1
+  std::int64_t q_projection = 0;  // step 2, 2 N D H d
+  std::int64_t k_projection = 0;  // step 2
+  std::int64_t v_projection = 0;  // step 2
+  std::int64_t scores = 0;        // step 4a
+  std::int64_t softmax = 0;       // step 4c
+  std::int64_t context = 0;       // step 4e
+  std::int64_t o_projection = 0;  // step 6
+  std::int64_t biases = 0;        // of the projections, and of masks
+  std::int64_t dropout = 0;       // steps 4d and 7
 
+  /// Steps 2 and 6, without their biases.
   std::int64_t projections() const {
     return q_projection + k_projection + v_projection + o_projection;
   }
   /// Matrix products alone.
   std::int64_t products() const { return projections() + scores + context; }
+  /// All of them.
   std::int64_t total() const { return products() + softmax + layer_norm + biases + dropout; }
 
+  /// One of them by its name.
   struct Step {
-    std::string_view name;
-    std::int64_t flops;
+    std::string_view name;  // as reports print it
+    std::int64_t flops;     // a multiply-add is two
   };
+  /// All of them by name, in the order above.
   std::array<Step, 10> steps() const {
     return {{{"layer_norm", layer_norm},
              {"q projection", q_projection},
@@ -691,11 +715,15 @@ concept OwnsItsElements = std::derived_from<std::remove_const_t<U>, OwnsElements
 template <class T, int R>
 class In {
  public:
+  /// The type of an element.
   using value_type = T;
+  /// The number of axes.
   static constexpr int rank = R;
+  /// The same kind of view with another number of axes.
   template <int Q>
   using with_rank = In<T, Q>;
 
+  /// An absent tensor.
   constexpr In() = default;
 
   /// Dense row-major storage of this shape.
@@ -705,12 +733,19 @@ class In {
   constexpr In(const T* data, const Shape<R>& shape, const Shape<R>& strides)
       : data_(data), shape_(shape), strides_(strides) {}
 
+  /// Element (0, 0, ...); null for an absent tensor.
   constexpr const T* data() const { return data_; }
+  /// The extents of all axes.
   constexpr const Shape<R>& shape() const { return shape_; }
+  /// How far apart neighbours along each axis lie, in elements.
   constexpr const Shape<R>& strides() const { return strides_; }
+  /// The extent of one axis.
   constexpr Index extent(int axis) const { return shape_[axis]; }
+  /// The stride of one axis.
   constexpr Index stride(int axis) const { return strides_[axis]; }
+  /// The number of elements. Throws ShapeError where it cannot be counted.
   constexpr Index size() const { return shape_.size(); }
+  /// Whether this is `{}`.
   constexpr bool absent() const { return data_ == nullptr && shape_ == Shape<R>(); }
 
   /// Whether the elements lie one behind the other in row-major order.
@@ -724,12 +759,15 @@ class In {
     return true;
   }
 
+  /// Element (i, j, ...); its bounds are an assertion.
   template <std::convertible_to<Index>... Ints>
   requires(sizeof...(Ints) == R) constexpr const T& operator()(Ints... index) const {
     return data_[offset(Shape<R>(index...))];
   }
+  /// Element `index`.
   constexpr const T& operator()(const Shape<R>& index) const { return data_[offset(index)]; }
 
+  /// How far element `index` lies behind element (0, 0, ...).
   constexpr Index offset(const Shape<R>& index) const {
     Index sum = 0;
     for (int r = 0; r < R; ++r) {
@@ -749,14 +787,19 @@ class In {
 template <class T, int R>
 class Out : public In<T, R> {
  public:
+  /// The same kind of view with another number of axes.
   template <int Q>
   using with_rank = Out<T, Q>;
 
+  /// An absent tensor.
   constexpr Out() = default;
+  /// Dense row-major storage of this shape.
   constexpr Out(T* data, const Shape<R>& shape) : In<T, R>(data, shape), data_(data) {}
+  /// Element (i, j, ...) is data[i strides[0] + j strides[1] + ...].
   constexpr Out(T* data, const Shape<R>& shape, const Shape<R>& strides)
       : In<T, R>(data, shape, strides), data_(data) {}
 
+  /// The elements of a Tensor.
   template <OwnsItsElements U>
   requires(!std::is_const_v<U> && std::derived_from<U, Out<T, R>>) constexpr Out(U& tensor)
       : Out(tensor.data(), tensor.shape(), tensor.strides()) {}
@@ -764,12 +807,15 @@ class Out : public In<T, R> {
   requires std::derived_from<U, Out<T, R>> Out(const U& tensor)
   = delete;  // a const Tensor is not written to
 
+  /// Element (0, 0, ...); null for an absent tensor.
   constexpr T* data() const { return data_; }
 
+  /// Element (i, j, ...); its bounds are an assertion.
   template <std::convertible_to<Index>... Ints>
   requires(sizeof...(Ints) == R) constexpr T& operator()(Ints... index) const {
     return data_[this->offset(Shape<R>(index...))];
   }
+  /// Element `index`.
   constexpr T& operator()(const Shape<R>& index) const { return data_[this->offset(index)]; }
 
  private:
@@ -780,10 +826,13 @@ class Out : public In<T, R> {
 template <class T, int R>
 class InOut : public Out<T, R> {
  public:
+  /// The same kind of view with another number of axes.
   template <int Q>
   using with_rank = InOut<T, Q>;
   using Out<T, R>::Out;
+  /// An absent tensor.
   constexpr InOut() = default;
+  /// Adds to what could be overwritten.
   explicit constexpr InOut(const Out<T, R>& out) : Out<T, R>(out) {}
 };
 
@@ -791,28 +840,36 @@ class InOut : public Out<T, R> {
 template <class T, int R>
 class TensorView : public InOut<T, R> {
  public:
+  /// The same kind of view with another number of axes.
   template <int Q>
   using with_rank = TensorView<T, Q>;
   using InOut<T, R>::InOut;
   constexpr TensorView() = default;
 };
 
+/// A view for keeping that only reads.
 template <class T, int R>
 class TensorView<const T, R> : public In<T, R> {
  public:
+  /// The same kind of view with another number of axes.
   template <int Q>
   using with_rank = TensorView<const T, Q>;
   using In<T, R>::In;
   constexpr TensorView() = default;
+  /// Keeps what was passed in.
   constexpr TensorView(const In<T, R>& view) : In<T, R>(view) {}
 };
 
+/// A vector over memory of the caller's.
 template <class T>
 using View1 = TensorView<T, 1>;
+/// A matrix over memory of the caller's.
 template <class T>
 using View2 = TensorView<T, 2>;
+/// Three axes, as [B, L, D], over memory of the caller's.
 template <class T>
 using View3 = TensorView<T, 3>;
+/// Four axes, as [B, H, L, d], over memory of the caller's.
 template <class T>
 using View4 = TensorView<T, 4>;
 
@@ -922,8 +979,10 @@ constexpr std::size_t storage_bytes(Index elements) {
 template <class T, int R>
 class Tensor : public InOut<T, R>, public OwnsElements {
  public:
+  /// An absent tensor.
   Tensor() noexcept = default;
 
+  /// Zeros. Throws ShapeError for a negative extent, std::bad_alloc.
   explicit Tensor(const Shape<R>& shape,
                   std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : Tensor(shape, allocate(shape, memory), memory) {
@@ -946,15 +1005,19 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     std::copy(values.begin(), values.end(), data());
   }
 
+  /// A deep copy from the same memory resource.
   Tensor(const Tensor& other)
       : Tensor(other.shape(), allocate(other.shape(), other.memory_), other.memory_) {
     std::uninitialized_copy_n(other.data(), this->size(), data());
   }
+  /// Takes the elements; `other` is absent then.
   Tensor(Tensor&& other) noexcept { swap(other); }
+  /// A deep copy; where it throws, this is as it was.
   Tensor& operator=(const Tensor& other) {
     if (this != &other) Tensor(other).swap(*this);
     return *this;
   }
+  /// Takes the elements.
   Tensor& operator=(Tensor&& other) noexcept {
     Tensor(std::move(other)).swap(*this);
     return *this;
@@ -965,30 +1028,41 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     memory_->deallocate(data(), storage_bytes<T>(this->size()), storage_alignment);
   }
 
+  /// Exchanges elements and memory resources.
   void swap(Tensor& other) noexcept {
     std::swap(static_cast<InOut<T, R>&>(*this), static_cast<InOut<T, R>&>(other));
     std::swap(memory_, other.memory_);
   }
 
+  /// The first element; null where there is none.
   T* data() { return InOut<T, R>::data(); }
+  /// The same, to be read.
   const T* data() const { return In<T, R>::data(); }
 
+  /// Element (i, j, ...).
   template <std::convertible_to<Index>... Ints>
   requires(sizeof...(Ints) == R) T& operator()(Ints... index) {
     return InOut<T, R>::operator()(index...);
   }
+  /// The same, to be read.
   template <std::convertible_to<Index>... Ints>
   requires(sizeof...(Ints) == R) const T& operator()(Ints... index) const {
     return In<T, R>::operator()(index...);
   }
+  /// Element `index`.
   T& operator()(const Shape<R>& index) { return InOut<T, R>::operator()(index); }
+  /// The same, to be read.
   const T& operator()(const Shape<R>& index) const { return In<T, R>::operator()(index); }
 
+  /// All elements in row-major order, as a range.
+  ///@{
   T* begin() { return data(); }
   T* end() { return data() + this->size(); }
   const T* begin() const { return data(); }
   const T* end() const { return data() + this->size(); }
+  ///@}
 
+  /// Where the elements came from; null for an absent tensor.
   std::pmr::memory_resource* memory() const { return memory_; }
 
  private:
@@ -1007,12 +1081,16 @@ class Tensor : public InOut<T, R>, public OwnsElements {
   std::pmr::memory_resource* memory_ = nullptr;
 };
 
+/// A vector that owns its elements.
 template <class T>
 using Tensor1 = Tensor<T, 1>;
+/// A matrix that owns its elements.
 template <class T>
 using Tensor2 = Tensor<T, 2>;
+/// Three axes, as [B, L, D].
 template <class T>
 using Tensor3 = Tensor<T, 3>;
+/// Four axes, as [B, H, L, d].
 template <class T>
 using Tensor4 = Tensor<T, 4>;
 
@@ -1021,7 +1099,7 @@ using Tensor4 = Tensor<T, 4>;
 // headwise/kernels/gemm.hpp
 // Matrix products. Row-invariant: an element of the result depends on its row of a, its column of
 // b and the inner length alone, never on how many other rows or columns there are or how they are
-// cut into tiles. Each element is one ordered chain of multiply-adds for every `k_block` terms.
+// cut into tiles. Each element is a sum of ordered chains of multiply-adds, `chain` terms long.
 //
 // Traffic: b is packed once for each block (read and written once, then read from cache for every
 // `rows` rows of a); a is read where it lies, through its strides, so that a transposed a costs no
@@ -1038,6 +1116,9 @@ struct GemmTile {
   static constexpr int vectors = 2;  // 6 x 2 sums, 2 of b and 1 of a: 15 of 16 registers
   static constexpr Index width = simd::Simd<T, Isa>::width;
   static constexpr Index columns = vectors * width;
+  /// Terms of one chain of multiply-adds; an element is the sum of its chains, in their order. (One
+  /// chain of 256 lost up to twice as many digits as PyTorch; 32 cost 2 % more time than 64.)
+  static constexpr Index chain = 64;
   static constexpr Index k_block = 256;
   static constexpr Index n_block = 256;
   /// Scratch of one product: a packed block of b.
@@ -1144,27 +1225,30 @@ void tile_product(Matrix<const T> a, Index K, const T* panel, Matrix<T> c, Index
   using Tile = GemmTile<T, Isa>;
   constexpr Index width = Tile::width;
   constexpr int vectors = Tile::vectors;
-  typename S::Vector sum[std::size_t{M}][std::size_t{vectors}];
-  simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
-    simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
-  });
-  for (Index k = 0; k < K; ++k) {
-    typename S::Vector b[std::size_t{vectors}];
-    simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
-      b[v] = S::load(panel + k * Tile::columns + v * width);
-    });
+  alignas(storage_alignment) T sums[static_cast<std::size_t>(M * Tile::columns)];
+  for (Index begin = 0; begin == 0 || begin < K; begin += Tile::chain) {
+    typename S::Vector sum[std::size_t{M}][std::size_t{vectors}];
     simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
-      const auto x = S::broadcast(a.data[m * a.row + k * a.column]);
-      simd::unrolled<vectors>([&](int v)
-                                  HEADWISE_ALWAYS_INLINE { sum[m][v] = sum[m][v] + x * b[v]; });
+      simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    });
+    for (Index k = begin, end = std::min<Index>(K, begin + Tile::chain); k < end; ++k) {
+      typename S::Vector b[std::size_t{vectors}];
+      simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
+        b[v] = S::load(panel + k * Tile::columns + v * width);
+      });
+      simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
+        const auto x = S::broadcast(a.data[m * a.row + k * a.column]);
+        simd::unrolled<vectors>([&](int v)
+                                    HEADWISE_ALWAYS_INLINE { sum[m][v] = sum[m][v] + x * b[v]; });
+      });
+    }
+    simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
+      simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
+        T* to = sums + m * Tile::columns + v * width;
+        S::store(begin == 0 ? sum[m][v] : S::load(to) + sum[m][v], to);
+      });
     });
   }
-  alignas(storage_alignment) T sums[static_cast<std::size_t>(M * Tile::columns)];
-  simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
-    simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
-      S::store(sum[m][v], sums + m * Tile::columns + v * width);
-    });
-  });
   store_tile<T, Isa>(sums, M, c, count, epilogue);
 }
 
@@ -1240,10 +1324,13 @@ void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Extents siz
   }
 }
 
-/// FLOPs of gemm as its tiles run: whole vectors of columns.
+/// FLOPs of gemm as its tiles run: whole vectors of columns, and an addition for each chain that
+/// joins those before it.
 template <class T, class Isa>
 constexpr std::int64_t executed_gemm_flops(Index M, Index N, Index K) {
-  return std::int64_t{2} * M * K * round_up(N, GemmTile<T, Isa>::columns);
+  using Tile = GemmTile<T, Isa>;
+  const Index joins = K == 0 ? 0 : (K - 1) / Tile::chain;
+  return (std::int64_t{2} * K + joins) * M * round_up(N, Tile::columns);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -1257,6 +1344,25 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 HEADWISE_STRICT_MATH_BEGIN
 
+/// The sum of term(j) over visible j: `block` terms at a time, counted from j = 0, so that hidden
+/// elements at the end of a row change no bit. (One chain of 1,024 lost twice the digits.)
+template <class T, class Visible, class Term>
+T sum_visible(Index n, Visible visible, Term term) {
+  constexpr Index block = 16;
+  T total = T(0);
+  for (Index j0 = 0; j0 < n; j0 += block) {
+    T sum = T(0);
+    bool any = false;
+    for (Index j = j0, end = std::min<Index>(n, j0 + block); j < end; ++j) {
+      if (!visible(j)) continue;
+      sum = any ? sum + term(j) : term(j);
+      any = true;
+    }
+    if (any) total = total + sum;
+  }
+  return total;
+}
+
 /// In place over the elements j of a row with visible(j): x_j becomes e^(x_j - max) / sum, the
 /// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout.
 template <class T, class Visible>
@@ -1267,11 +1373,8 @@ void softmax_row(Row<T> x, Index n, Visible visible) {
     if (!visible(j)) continue;
     if (greatest < x[j]) greatest = x[j];
   }
-  T sum = T(0);
-  for (Index j = 0; j < n; ++j) {
-    x[j] = visible(j) ? T(exp(x[j] - greatest)) : T(0);
-    if (visible(j)) sum = sum + x[j];
-  }
+  for (Index j = 0; j < n; ++j) x[j] = visible(j) ? T(exp(x[j] - greatest)) : T(0);
+  const T sum = sum_visible<T>(n, visible, [&](Index j) { return x[j]; });
   for (Index j = 0; j < n; ++j) {
     if (visible(j)) x[j] = x[j] / sum;
   }
@@ -1280,10 +1383,7 @@ void softmax_row(Row<T> x, Index n, Visible visible) {
 /// dx_j = p_j (dp_j - sum_k dp_k p_k) for visible j, 0 for the others. dx may be dp.
 template <class T, class Visible>
 void softmax_backward_row(Row<const T> dp, Row<const T> p, Row<T> dx, Index n, Visible visible) {
-  T sum = T(0);
-  for (Index j = 0; j < n; ++j) {
-    if (visible(j)) sum = sum + dp[j] * p[j];
-  }
+  const T sum = sum_visible<T>(n, visible, [&](Index j) { return dp[j] * p[j]; });
   for (Index j = 0; j < n; ++j) dx[j] = visible(j) ? p[j] * (dp[j] - sum) : T(0);
 }
 
@@ -1309,12 +1409,15 @@ constexpr Index padded(Index elements) {
 template <class T>
 class Scratch {
  public:
+  /// Hands out from `begin` on; null to count only.
   explicit constexpr Scratch(T* begin = nullptr) : begin_(begin) {}
+  /// The next part, on a 64-byte boundary.
   constexpr T* take(Index elements) {
     T* part = begin_ == nullptr ? nullptr : begin_ + taken_;
     taken_ += padded<T>(elements);
     return part;
   }
+  /// Elements handed out so far, padding included.
   constexpr Index taken() const { return taken_; }
 
  private:
@@ -1328,6 +1431,7 @@ class Scratch {
 template <class T>
 class Workspace {
  public:
+  /// Throws std::bad_alloc.
   Workspace(Index workers, Index elements, std::pmr::memory_resource* memory)
       : elements_(padded<T>(elements)), count_(workers * elements_), memory_(memory) {
     if (count_ == 0) return;
@@ -1342,6 +1446,7 @@ class Workspace {
     memory_->deallocate(block_, storage_bytes<T>(count_), storage_alignment);
   }
 
+  /// The part of one worker, all of it to be handed out.
   Scratch<T> of(Index worker) { return Scratch<T>(block_ + worker * elements_); }
 
  private:
@@ -1379,6 +1484,7 @@ constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> count
   return counter;
 }
 
+/// The two halves of a seed.
 constexpr std::array<std::uint32_t, 2> philox_key(std::uint64_t seed) {
   return {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)};
 }
@@ -1419,9 +1525,9 @@ namespace headwise::inline v0_1 {
 /// Elements are zeroed with probability `rate` and the others multiplied by 1 / (1 - rate).
 /// Rate 0, the default, is inference. `step` is what changes from one training step to the next.
 struct Dropout {
-  double rate = 0.0;
-  std::uint64_t seed = 0;
-  std::uint64_t step = 0;
+  double rate = 0.0;       // 0 to 1
+  std::uint64_t seed = 0;  // of the run
+  std::uint64_t step = 0;  // of training: another for each
 
   /// Whether a mask of this rate drops anything: masks are drawn to 2^-16.
   bool active() const { return rate >= 0x1p-17; }
@@ -1449,17 +1555,21 @@ HEADWISE_STRICT_MATH_BEGIN
 /// nearly three times the work: twice the blocks, of 10 rounds instead of 7.)
 class DropoutMask {
  public:
+  /// Keeps everything.
   DropoutMask() = default;
+  /// The mask that seed, step and stream name.
   DropoutMask(const Dropout& dropout, DropoutStream stream)
       : key_(philox_key(dropout.seed, static_cast<std::uint32_t>(stream), dropout.step)),
         threshold_(static_cast<std::uint32_t>(std::lround(dropout.rate * 65536.0))),
         keep_factor_(dropout.rate < 1.0 ? 1.0 / (1.0 - dropout.rate) : 0.0) {}
 
+  /// Whether it drops anything.
   bool active() const { return threshold_ != 0; }
 
   /// What a kept element is multiplied by.
   double keep_factor() const { return keep_factor_; }
 
+  /// Whether element (b, h, i, j) is kept, with probability 1 - rate.
   bool kept(Index b, Index h, Index i, Index j) const {
     const auto words = block(b, h, i, j / 8);
     return bits(words, static_cast<int>(j % 8)) >= threshold_;
@@ -1510,15 +1620,17 @@ inline void require_axis(std::string_view function, int axis, int rank) {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// The view of a Tensor, a const Tensor (read-only) or of a view (itself).
+/// The view of a Tensor.
 template <class T, int R>
 TensorView<T, R> as_view(Tensor<T, R>& tensor) {
   return {tensor.data(), tensor.shape(), tensor.strides()};
 }
+/// The view of a const Tensor: to be read.
 template <class T, int R>
 In<T, R> as_view(const Tensor<T, R>& tensor) {
   return tensor;
 }
+/// A view is its own.
 template <class V>
 requires(!OwnsItsElements<V>) V as_view(const V& view) { return view; }
 
@@ -1526,8 +1638,10 @@ requires(!OwnsItsElements<V>) V as_view(const V& view) { return view; }
 template <class V>
 concept Viewable = !OwnsItsElements<std::remove_reference_t<V>> || std::is_lvalue_reference_v<V>;
 
+/// What as_view gives.
 template <class V>
 using view_of = decltype(as_view(std::declval<V>()));
+/// The same with Q axes.
 template <class V, int Q>
 using view_of_rank = typename view_of<V>::template with_rank<Q>;
 
@@ -1548,6 +1662,7 @@ view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
 }
 
 /// One index of the first axis; the view that remains has one axis less.
+/// Throws ShapeError unless 0 <= index < extent.
 template <Viewable V>
 auto select(V&& tensor, Index index) {
   const auto view = as_view(tensor);
@@ -1565,7 +1680,7 @@ auto select(V&& tensor, Index index) {
   return view_of_rank<V&, rank>(view.data() + index * view.stride(0), shape, strides);
 }
 
-/// Two axes exchanged.
+/// Two axes exchanged. Throws ArgumentError for an axis that is not there.
 template <Viewable V>
 view_of<V&> transpose(V&& tensor, int axis_a, int axis_b) {
   const auto view = as_view(tensor);
@@ -1639,7 +1754,7 @@ void copy(In<T, R> from, Out<std::type_identity_t<T>, R> to) {
   for_each_index(from.shape(), [&](const Shape<R>& index) { to(index) = from(index); });
 }
 
-/// A dense copy.
+/// A dense copy. Throws std::bad_alloc.
 template <class T, int R>
 Tensor<T, R> contiguous(In<T, R> from,
                         std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
@@ -1654,7 +1769,7 @@ void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
   for_each_index(tensor.shape(), [&](const Shape<R>& index) { tensor(index) = value; });
 }
 
-/// The same values in another scalar type.
+/// The same values in another scalar type, as static_cast rounds them. Throws std::bad_alloc.
 template <class To, class From, int R>
 Tensor<To, R> convert(In<From, R> from) {
   Tensor<To, R> result(from.shape());
@@ -1673,11 +1788,12 @@ namespace headwise::inline v0_1 {
 
 /// Query i sees key j only where j <= i + (S - L): the last query sees the last key.
 struct Causal {};
+/// The causal mask, as calls name it: `{.mask = causal}`.
 inline constexpr Causal causal{};
 
 /// Query i sees key j only where |i + (S - L) - j| < size.
 struct Window {
-  Index size;
+  Index size;  // 1: itself alone
 };
 
 /// Element b of the batch has keys 0 ... lengths[b] - 1.
@@ -1688,7 +1804,7 @@ struct KeyLengths {
 /// A pair is visible where keep(b, h, i, j) == keep. Axes of extent 1 stand for all.
 struct PairMask {
   In<bool, 4> pairs;  // [B or 1, H or 1, L or 1, S or 1]
-  bool keep;
+  bool keep;          // what `pairs` holds where a pair is visible
 };
 
 /// Added to the scaled score. A value below -max/4, -infinity among them, hides the pair.
@@ -1701,13 +1817,16 @@ struct BiasMask {
 /// backward call too.
 struct Mask {
   /// True where the query may see the key.
-  static PairMask keep(In<bool, 4> pairs) { return {pairs, true}; }       // [B, H, L, S] or 1
+  static PairMask keep(In<bool, 4> pairs) { return {pairs, true}; }  // [B, H, L, S] or 1
+  /// The same [L, S] for all batches and heads.
   static PairMask keep(In<bool, 2> pairs) { return {all(pairs), true}; }  // [L, S]
   /// True where the query may not see the key.
-  static PairMask drop(In<bool, 4> pairs) { return {pairs, false}; }
+  static PairMask drop(In<bool, 4> pairs) { return {pairs, false}; }  // [B, H, L, S] or 1
+  /// The same [L, S] for all batches and heads.
   static PairMask drop(In<bool, 2> pairs) { return {all(pairs), false}; }
-  /// True where a key counts, or where it is padding: [B, S], for all heads and queries.
+  /// True where a key counts: [B, S], for all heads and queries.
   static PairMask keep_keys(In<bool, 2> keys) { return {of_keys(keys), true}; }
+  /// True where a key is padding: [B, S], for all heads and queries.
   static PairMask drop_keys(In<bool, 2> keys) { return {of_keys(keys), false}; }
   /// Added to the scores: ALiBi, relative positions, or a mask of -infinity.
   template <class V>
@@ -1731,7 +1850,9 @@ struct Mask {
   template <class T, int R>
   static void bias(const Tensor<T, R>&& temporary) = delete;
 
+  /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed.
   static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
+  /// Query i sees key j only where |i + (S - L) - j| < size; size >= 1.
   static Window window(Index size) { return {size}; }
 
  private:
@@ -1762,29 +1883,36 @@ class AttentionMask {
  public:
   static constexpr int most = 4;  // pair masks and, apart from them, biases
 
+  /// No mask: every query sees every key.
   AttentionMask() noexcept {}  // not defaulted: g++ 12 fails to compute its exception specification
+  /// All terms together. Throws ArgumentError for what does not go together.
   template <class... Terms>
   requires(sizeof...(Terms) >= 1 && (MaskTerm<Terms, T> && ...))
       AttentionMask(const Terms&... terms) {
     (add(terms), ...);
   }
 
+  /// Adds a term; throws ArgumentError where it does not go together with those before it.
   void add(Causal) { causal_ = true; }
+  /// Of several windows the smallest holds. Throws ArgumentError for a size below 1.
   void add(Window window) {
     require(window.size >= 1, "Mask::window",
             "size is " + std::to_string(window.size) + ", expected >= 1");
     constexpr Index widest = (std::numeric_limits<Index>::max)() / 4;  // wider than any sequence
     window_ = std::min<Index>(window_ == 0 ? widest : window_, window.size);
   }
+  /// Throws ArgumentError where there are key lengths already.
   void add(KeyLengths keys) {
     require(!has_key_lengths_, "AttentionMask", "key lengths are given twice");
     key_lengths_ = keys.lengths;
     has_key_lengths_ = true;
   }
+  /// Throws ArgumentError for more than 4 keep and drop masks.
   void add(const PairMask& mask) {
     require(pair_count_ < most, "AttentionMask", "more than 4 keep and drop masks");
     pairs_[static_cast<std::size_t>(pair_count_++)] = mask;
   }
+  /// Throws ArgumentError for more than 4 biases.
   void add(const BiasMask<T>& mask) {
     require(bias_count_ < most, "AttentionMask", "more than 4 biases");
     biases_[static_cast<std::size_t>(bias_count_++)] = mask;
@@ -1800,18 +1928,24 @@ class AttentionMask {
     *this = sum;
   }
 
+  /// Whether causality is among the terms.
   bool is_causal() const { return causal_; }
+  /// The smallest window, or 0 for none.
   Index window() const { return window_; }  // 0: none
+  /// Whether key lengths are among the terms.
   bool has_key_lengths() const { return has_key_lengths_; }
+  /// They, [B], or empty.
   std::span<const Index> key_lengths() const { return key_lengths_; }
+  /// The keep and drop masks among the terms.
   std::span<const PairMask> pair_masks() const {
     return {pairs_.data(), static_cast<std::size_t>(pair_count_)};
   }
+  /// The biases among the terms.
   std::span<const BiasMask<T>> biases() const {
     return {biases_.data(), static_cast<std::size_t>(bias_count_)};
   }
 
-  /// Throws unless every term fits scores [B, H, L, S].
+  /// Throws ShapeError or ArgumentError unless every term fits scores [B, H, L, S].
   void require_fits(std::string_view function, Index B, Index H, Index L, Index S) const {
     for (const PairMask& mask : pair_masks()) {
       require_broadcast(function, mask.keep ? "Mask::keep" : "Mask::drop", mask.pairs.shape(),
@@ -1860,6 +1994,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// A causal mask as values to add: 0 where j <= i, `fill` above the diagonal; for Mask::bias.
 /// With the default fill it is a number like others: a row of nothing but fills is no masked row.
+/// Throws ShapeError for n < 0, std::bad_alloc.
 template <Scalar T>
 Tensor<T, 2> causal_mask(Index n, T fill = T(-1e9)) {
   Tensor<T, 2> mask({n, n});
@@ -1879,8 +2014,9 @@ namespace headwise::inline v0_1 {
 
 /// Keys begin ... end - 1.
 struct KeyRange {
-  Index begin;
-  Index end;
+  Index begin;  // the first
+  Index end;    // one behind the last
+  /// How many they are.
   Index size() const { return end - begin; }
 };
 
@@ -1894,6 +2030,7 @@ HEADWISE_STRICT_MATH_BEGIN
 template <Scalar T>
 class HeadVisibility {
  public:
+  /// Of a mask that fits; what the mask views must outlive this.
   HeadVisibility(const AttentionMask<T>& mask, Index b, Index h, Index L, Index S)
       : offset_(S - L),
         causal_(mask.is_causal()),
@@ -1933,6 +2070,7 @@ class HeadVisibility {
 
   /// Whether pairs within the range have to be asked for one by one.
   bool has_pair_masks() const { return pair_count_ != 0 || bias_count_ != 0; }
+  /// How many biases are added to a score.
   Index bias_count() const { return bias_count_; }
 
   /// Whether every query sees every key.
@@ -1952,6 +2090,7 @@ class HeadVisibility {
     return true;
   }
 
+  /// Whether query i sees key j.
   bool visible(Index i, Index j) const {
     const KeyRange keys = range(i);
     return j >= keys.begin && j < keys.end && pair_visible(i, j);
@@ -2123,7 +2262,7 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
         ds(i, j) = dropout.kept(b, h, i, j) ? ds(i, j) * factor : T(0);
       }
     }
-    // 4c ds = p (dp - rowsum(dp p)),  4a times scale
+    // 4c ds = p (dp - rowsum(dp p)),  4b 0 where hidden,  4a times scale
     softmax_backward_row<T>(row(ds, i), row(weights, i), row(ds, i), S,
                             [&](Index j) { return row_sees.sees(i, j); });
     for (Index j = 0; j < S; ++j) ds(i, j) = scale * ds(i, j);
@@ -2424,23 +2563,28 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
-/// delta_r = rowsum(d_o * o) for `rows` queries from i0 on: one ordered chain each, the same that
-/// gemm forms d_o v^T by, so that dp - delta is exactly 0 where o is one of the values. (Summed in
-/// another order the difference is rounding noise, which large keys blow up: 3,000 times the error
-/// of plain loops in dW_Q for scores in the thousands.) Eight chains at a time hide their latency.
-template <class T>
+/// delta_r = rowsum(d_o * o) for `rows` queries from i0 on, by the chains that gemm forms d_o v^T
+/// by, so that dp - delta is exactly 0 where o is one of the values. (Summed in another order the
+/// difference is rounding noise, which large keys blow up: 3,000 times the error of plain loops in
+/// dW_Q for scores in the thousands.) Eight chains at a time hide their latency.
+template <class T, class Isa>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   constexpr Index together = 8;
   const Index dv = head.forward.dv;
   for (Index r0 = 0; r0 < rows; r0 += together) {
     const Index count = std::min<Index>(together, rows - r0);
-    T sums[together] = {};
-    for (Index n = 0; n < dv; ++n) {
-      for (Index r = 0; r < count; ++r) {
-        sums[r] = sums[r] + head.d_o(i0 + r0 + r, n) * head.o(i0 + r0 + r, n);
+    T totals[together] = {};
+    for (Index begin = 0; begin < dv; begin += GemmTile<T, Isa>::chain) {
+      T sums[together] = {};
+      for (Index n = begin, end = std::min<Index>(dv, begin + GemmTile<T, Isa>::chain); n < end;
+           ++n) {
+        for (Index r = 0; r < count; ++r) {
+          sums[r] = sums[r] + head.d_o(i0 + r0 + r, n) * head.o(i0 + r0 + r, n);
+        }
       }
+      for (Index r = 0; r < count; ++r) totals[r] = begin == 0 ? sums[r] : totals[r] + sums[r];
     }
-    for (Index r = 0; r < count; ++r) delta[r0 + r] = sums[r];
+    for (Index r = 0; r < count; ++r) delta[r0 + r] = totals[r];
   }
 }
 
@@ -2459,14 +2603,18 @@ void flash_backward_row(const FlashHead<T>& head, const TileBlock& block, Index 
     return;
   }
   const std::uint8_t* visible = mask.full() ? nullptr : mask.row(r);
+  // 4c p = e^((s - lse) - rest)
   exp_row<T, Isa>(p, head.lse(i, 0), &head.lse(i, 1), visible);
   const T* factors = buffers.factors;
+  // 4d dp where dropout kept the weight, 0 elsewhere
   if (forward.dropout.active()) {
     forward.dropout.row(forward.b, forward.h, i, block.j0, keys, T(forward.dropout.keep_factor()),
                         buffers.factors);
     for (Index j = 0; j < keys; ++j) ds[j] = factors[j] == T(0) ? T(0) : ds[j] * factors[j];
   }
+  // 4c ds = p (dp - delta),  4a times scale
   for (Index j = 0; j < keys; ++j) ds[j] = forward.scale * (p[j] * (ds[j] - delta));
+  // 4b nothing flows through a hidden pair
   if (visible != nullptr) {
     for (Index j = 0; j < keys; ++j) ds[j] = visible[j] ? ds[j] : T(0);
   }
@@ -2491,7 +2639,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, const TileBlock& block,
   add_bias<T, Isa>(head.forward, mask, block, buffers.p);
   gemm_packed<T, Isa>(d_o, buffers.packed_v_t, {buffers.ds, keys, 1}, {rows, columns, dv}, {});
   T delta[FlashTile<T, Isa>::queries];
-  row_deltas(head, i0, rows, delta);
+  row_deltas<T, Isa>(head, i0, rows, delta);
   for (Index r = 0; r < rows; ++r) {
     flash_backward_row<T, Isa>(head, block, r, delta[r], buffers, mask);
   }
@@ -2751,15 +2899,17 @@ inline std::int64_t count_kv_bytes(const AttentionShape& s, ScalarType dtype) {
 
 /// A call as a sequence of stages: what is live, and the scratch on top of it.
 struct MemoryCount {
+  /// One step of a call.
   struct Stage {
-    std::string name;
-    std::int64_t live;
-    std::int64_t scratch;
+    std::string name;      // as reports print it
+    std::int64_t live;     // bytes of tensors that stay behind the stage
+    std::int64_t scratch;  // bytes that are returned at its end
   };
-  std::vector<Stage> stages;
-  std::int64_t cache = 0;   // kept for backward after the call
-  std::int64_t result = 0;  // returned to the caller
+  std::vector<Stage> stages;  // in the order of the computation
+  std::int64_t cache = 0;     // kept for backward after the call
+  std::int64_t result = 0;    // returned to the caller
 
+  /// The most that is live at once, scratch included.
   std::int64_t peak() const {
     std::int64_t most = 0;
     for (const Stage& stage : stages) most = std::max<Index>(most, stage.live + stage.scratch);
@@ -2867,13 +3017,15 @@ namespace headwise::inline v0_1 {
 /// `useful` counts what the mathematics asks for: the products of shapes and of the visible pairs
 /// that a task's bounds name. `executed` counts what the tiles did, padding and masked pairs too.
 struct FlopTally {
-  std::atomic<std::int64_t> useful = 0;
-  std::atomic<std::int64_t> executed = 0;
+  std::atomic<std::int64_t> useful = 0;    // what the mathematics asks for
+  std::atomic<std::int64_t> executed = 0;  // what the tiles did
 
+  /// Adds to both; from any thread.
   void add(std::int64_t useful_flops, std::int64_t executed_flops) {
     useful.fetch_add(useful_flops, std::memory_order_relaxed);
     executed.fetch_add(executed_flops, std::memory_order_relaxed);
   }
+  /// Both back to 0.
   void reset() {
     useful = 0;
     executed = 0;
@@ -2883,6 +3035,7 @@ struct FlopTally {
 /// A memory resource that passes everything on and counts the bytes that it was asked for.
 class MemoryTally : public std::pmr::memory_resource {
  public:
+  /// Counts what it passes on to `upstream`, which must outlive it.
   explicit MemoryTally(std::pmr::memory_resource* upstream = std::pmr::get_default_resource())
       : upstream_(upstream) {}
 
@@ -2892,6 +3045,7 @@ class MemoryTally : public std::pmr::memory_resource {
   std::int64_t peak() const { return peak_.load(); }
   /// How often memory was asked for.
   std::int64_t allocations() const { return allocations_.load(); }
+  /// Starts a new peak from what is live.
   void reset_peak() { peak_.store(live_.load()); }
 
  private:
@@ -2977,12 +3131,14 @@ enum class Init {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
+/// The standard deviation of a weight [in, out]; 0 for one without elements.
 inline double init_std(Init init, Index in, Index out) {
   const double fan = static_cast<double>(init == Init::he_normal ? in : in + out);
   return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
 }
 
-/// Fills w [in, out] with normal numbers; `parameter` keeps those of one seed apart.
+/// Overwrites w [in, out] with normal numbers of init_std; `parameter` keeps those of one seed
+/// apart.
 template <Scalar T>
 void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
   const double std_deviation = init_std(init, w.extent(0), w.extent(1));
@@ -3007,6 +3163,7 @@ namespace headwise::inline v0_1 {
 /// One of many tasks: called once for each task number, on one of `concurrency` workers.
 class TaskRef {
  public:
+  /// Refers to function(task, worker), which must outlive it.
   template <class F>
   requires(!std::same_as<std::remove_cvref_t<F>, TaskRef>) TaskRef(const F& function)
       : closure_(std::addressof(function)),
@@ -3014,6 +3171,7 @@ class TaskRef {
           (*static_cast<const F*>(closure))(task, worker);
         }) {}
 
+  /// Calls it.
   void operator()(Index task, Index worker) const { call_(closure_, task, worker); }
 
  private:
@@ -3031,7 +3189,9 @@ concept Executor = requires(E& executor, Index tasks, TaskRef task) {
 
 /// The calling thread does everything, in order.
 struct SerialExecutor {
+  /// One worker.
   Index concurrency() const { return 1; }
+  /// Calls task(t, 0) for t = 0, 1, ... tasks - 1.
   void run(Index tasks, TaskRef task) const {
     for (Index t = 0; t < tasks; ++t) task(t, 0);
   }
@@ -3040,15 +3200,19 @@ struct SerialExecutor {
 /// Any executor, by reference. What it refers to must outlive it. By default, a serial one.
 class ExecutorRef {
  public:
+  /// A serial one.
   ExecutorRef() = default;
 
+  /// Refers to an executor, which must outlive it.
   template <Executor E>
   requires(!std::same_as<E, ExecutorRef>) ExecutorRef(E& executor)
       : executor_(std::addressof(executor)),
         concurrency_([](void* e) { return Index{static_cast<E*>(e)->concurrency()}; }),
         run_([](void* e, Index tasks, TaskRef task) { static_cast<E*>(e)->run(tasks, task); }) {}
 
+  /// How many workers there are.
   Index concurrency() const { return executor_ == nullptr ? 1 : concurrency_(executor_); }
+  /// As the Executor concept says.
   void run(Index tasks, TaskRef task) const {
     if (executor_ == nullptr) {
       SerialExecutor().run(tasks, task);
@@ -3074,12 +3238,14 @@ namespace headwise::inline v0_1 {
 /// Values are kept as double, row-major.
 class Trace {
  public:
+  /// One tensor.
   struct Entry {
-    std::string name;
-    std::vector<Index> shape;
-    std::vector<double> values;
+    std::string name;            // by the textbook: X, Q, A, AS, dQ ...
+    std::vector<Index> shape;    // extents
+    std::vector<double> values;  // row-major
   };
 
+  /// Appends a copy under a name, which may be there already. Throws std::bad_alloc.
   template <class T, int R>
   void record(std::string_view name, const In<T, R>& tensor) {
     Entry entry{
@@ -3091,9 +3257,12 @@ class Trace {
     entries_.push_back(std::move(entry));
   }
 
+  /// All of them, oldest first.
   const std::vector<Entry>& entries() const { return entries_; }
+  /// Forgets all of them.
   void clear() { entries_.clear(); }
 
+  /// Whether a tensor of this name was recorded.
   bool contains(std::string_view name) const { return find(name) != nullptr; }
 
   /// The newest tensor of this name. Throws ArgumentError, listing the names, if there is none.
@@ -3139,11 +3308,13 @@ namespace headwise::inline v0_1 {
 
 /// References to what a call uses; it owns none of it. Cheap to copy.
 struct Context {
-  ExecutorRef executor = {};
+  ExecutorRef executor = {};  // runs the tasks; the calling thread by default
+  /// Of results, caches and scratch.
   std::pmr::memory_resource* memory = std::pmr::get_default_resource();
-  FlopTally* flops = nullptr;
-  Trace* trace = nullptr;
+  FlopTally* flops = nullptr;  // counts, where it is given
+  Trace* trace = nullptr;      // records, where it is given
 
+  /// Adds to the tally, if there is one.
   void count_flops(std::int64_t useful, std::int64_t executed) const {
     if (flops != nullptr) flops->add(useful, executed);
   }
@@ -3196,7 +3367,7 @@ namespace headwise::inline v0_1 {
 /// How attention is computed. What it views (masks) must outlive the call.
 template <Scalar T>
 struct AttentionOptions {
-  AttentionMask<T> mask = {};
+  AttentionMask<T> mask = {};   // none: every query sees every key
   std::optional<T> scale = {};  // what q k^T is multiplied by; 1 / sqrt(d) if not given
   Dropout dropout = {};         // of the weights
 };
@@ -3204,18 +3375,18 @@ struct AttentionOptions {
 /// Queries [B, H, L, d], keys [B, G, S, d] and values [B, G, S, dv], as a backward call reads them.
 template <Scalar T>
 struct AttentionInputs {
-  In<T, 4> q, k, v;
+  In<T, 4> q, k, v;  // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
 };
 
 /// Their gradients, of the same shapes; overwritten.
 template <Scalar T>
 struct AttentionGradients {
-  Out<T, 4> dq, dk, dv;
+  Out<T, 4> dq, dk, dv;  // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
 };
 
 /// The letters of an attention: queries [B, H, L, d], keys [B, G, S, d], values [B, G, S, dv].
 struct AttentionSizes {
-  Index B, H, G, L, S, d, dv;
+  Index B, H, G, L, S, d, dv;  // batch, heads, key/value heads, queries, keys, widths
 
   /// Query heads that share a key/value head.
   Index group() const { return G == 0 ? 0 : H / G; }
@@ -3292,22 +3463,22 @@ namespace headwise::inline v0_1 {
 
 /// The shape of a module. Widths of 0 take the default that stands beside them.
 struct MultiHeadAttentionOptions {
-  Index d_model = 0;       // D, width of queries and output
-  Index num_heads = 1;     // H
-  Index num_kv_heads = 0;  // G, divides H; H: 1 is multi-query, between is grouped-query
-  Index d_head = 0;        // d; D / H, which must divide
-  Index d_value = 0;       // dv; d
-  Index kdim = 0;          // width of keys' input; D
-  Index vdim = 0;          // width of values' input; D
-  bool q_bias = false;
-  bool k_bias = false;
-  bool v_bias = false;
-  bool o_bias = true;
+  Index d_model = 0;        // D, width of queries and output
+  Index num_heads = 1;      // H
+  Index num_kv_heads = 0;   // G, divides H; H: 1 is multi-query, between is grouped-query
+  Index d_head = 0;         // d; D / H, which must divide
+  Index d_value = 0;        // dv; d
+  Index kdim = 0;           // width of keys' input; D
+  Index vdim = 0;           // width of values' input; D
+  bool q_bias = false;      // b_Q [H d]
+  bool k_bias = false;      // b_K [G d]
+  bool v_bias = false;      // b_V [G dv]
+  bool o_bias = true;       // b_O [D]
   bool layer_norm = false;  // of the query input, and with self-attention of keys and values too
-  bool layer_norm_affine = true;
-  double layer_norm_epsilon = 1e-5;
-  Init init = Init::xavier_normal;
-  std::uint64_t seed = 0;
+  bool layer_norm_affine = true;     // gamma and beta [D]
+  double layer_norm_epsilon = 1e-5;  // > 0
+  Init init = Init::xavier_normal;   // the scale of the weights at the start
+  std::uint64_t seed = 0;            // of the weights at the start
 
   /// All of them with every default filled in. Throws ArgumentError for what makes no module.
   MultiHeadAttentionOptions resolved() const {
@@ -3360,12 +3531,13 @@ struct MultiHeadAttentionOptions {
 /// One call. Masks are viewed: they must outlive the call, and its backward too.
 template <Scalar T>
 struct MultiHeadAttentionCall {
-  AttentionMask<T> mask = {};
-  Path path = Path::flash;
+  AttentionMask<T> mask = {};   // none: every query sees every key
+  Path path = Path::flash;      // both give the same function
   std::optional<T> scale = {};  // 1 / sqrt(d_head)
   Dropout weight_dropout = {};  // of the attention weights; none: inference
   Dropout output_dropout = {};  // of the output, after its bias
 
+  /// The part of it that concerns attention alone.
   AttentionOptions<T> attention() const { return {mask, scale, weight_dropout}; }
 };
 
@@ -3377,7 +3549,8 @@ struct MultiHeadAttentionCall {
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// The shape of a call with L queries; S keys where they are separate, none with self-attention.
-/// The key lengths of the call's mask are viewed.
+/// The key lengths of the call's mask are viewed. Throws ArgumentError for options that make no
+/// module.
 template <Scalar T>
 AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
                                const MultiHeadAttentionCall<T>& call, Index batch_size,
@@ -3431,7 +3604,7 @@ struct MultiHeadAttentionParameters {
   Tensor<T, 1> b_o;    // [D]
   Tensor<T, 1> gamma;  // [D]
   Tensor<T, 1> beta;   // [D]
-  Index q_width = 0, k_width = 0, v_width = 0;
+  Index q_width = 0, k_width = 0, v_width = 0;  // columns of W_Q, W_K, W_V
 
   MultiHeadAttentionParameters() = default;
 
@@ -3460,8 +3633,12 @@ struct MultiHeadAttentionParameters {
     }
   }
 
+  /// Whether W_Q, W_K and W_V are columns of w_qkv.
   bool fused() const { return w_qkv.size() != 0; }
 
+  /// Each projection by itself, [D, H d], [kdim, G d] and [vdim, G dv]: a view, whichever way it is
+  /// stored.
+  ///@{
   TensorView<T, 2> W_Q() { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
   TensorView<T, 2> W_K() { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
   TensorView<T, 2> W_V() {
@@ -3472,6 +3649,7 @@ struct MultiHeadAttentionParameters {
   In<T, 2> W_V() const {
     return fused() ? slice(w_qkv, 1, q_width + k_width, v_width) : as_view(w_v);
   }
+  ///@}
 
   /// f(name, view) for each parameter that is there; names W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O,
   /// gamma, beta behind `prefix`. Views are writable where this is not const.
@@ -3479,6 +3657,7 @@ struct MultiHeadAttentionParameters {
   void for_each(F&& f, const std::string& prefix = "") {
     walk(*this, f, prefix);
   }
+  /// The same of what is not written to.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") const {
     walk(*this, f, prefix);
@@ -3505,6 +3684,8 @@ template <Scalar T>
 struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   using MultiHeadAttentionParameters<T>::MultiHeadAttentionParameters;
 
+  /// Each gradient by its textbook name, in the shape of its parameter; absent where that is.
+  ///@{
   In<T, 2> grad_W_Q() const { return this->W_Q(); }
   In<T, 2> grad_W_K() const { return this->W_K(); }
   In<T, 2> grad_W_V() const { return this->W_V(); }
@@ -3515,12 +3696,14 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   In<T, 1> grad_b_O() const { return this->b_o; }
   In<T, 1> grad_gamma() const { return this->gamma; }
   In<T, 1> grad_beta() const { return this->beta; }
+  ///@}
 
   /// f("grad_W_Q", view) and so on.
   template <class F>
   void for_each(F&& f) {
     MultiHeadAttentionParameters<T>::for_each(f, "grad_");
   }
+  /// The same of what is not written to.
   template <class F>
   void for_each(F&& f) const {
     MultiHeadAttentionParameters<T>::for_each(f, "grad_");
@@ -3594,21 +3777,23 @@ namespace headwise::inline v0_1 {
 /// and the masks are viewed, not copied: they must outlive the backward call.
 template <Scalar T>
 struct MultiHeadAttentionCache {
+  /// Not filled.
   MultiHeadAttentionCache() = default;
-  // Not copied: a view of a copy of an input would stay with the original.
+  /// Moved, not copied: a view of a copy of an input would stay with the original.
+  ///@{
   MultiHeadAttentionCache(MultiHeadAttentionCache&&) noexcept = default;
   MultiHeadAttentionCache& operator=(MultiHeadAttentionCache&&) noexcept = default;
+  ///@}
 
-  bool filled = false;
+  bool filled = false;               // whether forward has been called with it
   bool self_attention = false;       // keys and values come from the query input
   MultiHeadAttentionOptions module;  // of the module that filled it
-  MultiHeadAttentionCall<T> call;
+  MultiHeadAttentionCall<T> call;    // what forward was asked for: masks and dropout of backward
 
-  In<T, 3> query;  // [B, L, D]
-  In<T, 3> key;    // [B, S, kdim]
-  In<T, 3> value;  // [B, S, vdim]
-  // Dense copies of inputs whose rows do not lie at one common distance, else absent.
-  Tensor<T, 3> query_copy, key_copy, value_copy;
+  In<T, 3> query;                                 // [B, L, D]
+  In<T, 3> key;                                   // [B, S, kdim]
+  In<T, 3> value;                                 // [B, S, vdim]
+  Tensor<T, 3> query_copy, key_copy, value_copy;  // where rows lie at no common distance
 
   Tensor<T, 3> x_norm;   // [B, L, D]                 with layer_norm
   Tensor<T, 1> mean;     // [B L]                     with layer_norm
@@ -3631,7 +3816,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// The mean over the heads of weights [B, H, L, S]: [B, L, S].
+/// The mean over the heads of weights [B, H, L, S]: [B, L, S], 0 without heads. Throws
+/// std::bad_alloc.
 template <Scalar T>
 Tensor<T, 3> average_heads(In<T, 4> weights,
                            std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
@@ -3644,6 +3830,7 @@ Tensor<T, 3> average_heads(In<T, 4> weights,
   });
   return mean;
 }
+/// The same of a tensor that owns its elements.
 template <Scalar T>
 Tensor<T, 3> average_heads(const Tensor<T, 4>& weights) {
   return average_heads(In<T, 4>(weights));
@@ -3747,6 +3934,7 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// Nothing flows through a hidden pair, whatever it holds.
 /// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  docs/derivations/attention_backward.md, steps 4e to 4a.
 template <Scalar T>
 void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
                         In<std::type_identity_t<T>, 4> weights,
@@ -3802,17 +3990,36 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// out_n += sum over i of term(i, n): one ordered chain a column, added to out once. 64 columns at
-/// a time, so that rows are read along.
+/// sums_n = sum of term(i, n) over rows i = begin ... end - 1, n < count: chains of 16 rows, then
+/// pairwise, so that the error grows with the logarithm of the rows.
+template <class T, class Term>
+void sum_columns(Index begin, Index end, Index count, const Term& term, T* sums) {
+  constexpr Index chain = 16, most = 64;
+  if (end - begin <= chain) {
+    for (Index n = 0; n < count; ++n) sums[n] = term(begin, n);
+    for (Index i = begin + 1; i < end; ++i) {
+      for (Index n = 0; n < count; ++n) sums[n] = sums[n] + term(i, n);
+    }
+    return;
+  }
+  const Index middle = begin + (end - begin + chain) / (2 * chain) * chain;
+  T lower[most];
+  sum_columns(begin, middle, count, term, sums);
+  sum_columns(middle, end, count, term, lower);
+  for (Index n = 0; n < count; ++n) sums[n] = sums[n] + lower[n];
+}
+
+/// out_n += sum over i of term(i, n), added to out once. 64 columns at a time, so that rows are
+/// read along; what a column gives depends on its rows alone.
 template <class T, class Term>
 void add_column_sums(Index rows, Index columns, Term term, T* out, Index step) {
   constexpr Index together = 64;
+  if (rows == 0) return;
   for (Index n0 = 0; n0 < columns; n0 += together) {
     const Index count = std::min<Index>(together, columns - n0);
-    T sums[together] = {};
-    for (Index i = 0; i < rows; ++i) {
-      for (Index n = 0; n < count; ++n) sums[n] = sums[n] + term(i, n0 + n);
-    }
+    T sums[together];
+    sum_columns(
+        Index{0}, rows, count, [&](Index i, Index n) { return term(i, n0 + n); }, sums);
     for (Index n = 0; n < count; ++n) out[(n0 + n) * step] = out[(n0 + n) * step] + sums[n];
   }
 }
@@ -3941,6 +4148,7 @@ void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Cont
 /// attention hides does not reach the weights.
 /// Work    2 N K O FLOPs for each of dx and dw, N O for db.
 /// Throws  ShapeError before anything is written; std::bad_alloc.
+/// Source  docs/derivations/attention_backward.md, step 6.
 template <Scalar T>
 void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                      In<std::type_identity_t<T>, 2> w, Out<std::type_identity_t<T>, 2> dx,
@@ -4076,6 +4284,7 @@ HEADWISE_STRICT_MATH_BEGIN
 /// dropout  rate in [0, 1], seed, step: row n and column m draw from (seed, step, n, m)
 /// y        [N, M]   out; may be x
 ///
+/// Work    N M FLOPs where the rate is not 0.
 /// Throws  ShapeError or ArgumentError before anything is written.
 /// Source  Srivastava et al., "Dropout", JMLR 15, 2014.
 template <Scalar T>
@@ -4109,6 +4318,9 @@ void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_
 /// dy       [N, M]   in
 /// dropout  as in forward
 /// dx       [N, M]   out; may be dy
+///
+/// Work    N M FLOPs where the rate is not 0.
+/// Throws  ShapeError or ArgumentError before anything is written.
 template <Scalar T>
 void dropout_backward(In<T, 2> dy, const Dropout& dropout, Out<std::type_identity_t<T>, 2> dx,
                       const Context& context = {}) {
@@ -4193,6 +4405,7 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
 ///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
 template <Scalar T>
 void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
                               In<std::type_identity_t<T>, 4> o, In<std::type_identity_t<T>, 4> lse,
@@ -4325,22 +4538,22 @@ namespace headwise::inline v0_1 {
 /// Gain and offset of a layer norm, each [D] or absent.
 template <class T>
 struct LayerNormAffine {
-  In<T, 1> gamma = {};
-  In<T, 1> beta = {};
+  In<T, 1> gamma = {};  // [D]; {} for 1
+  In<T, 1> beta = {};   // [D]; {} for 0
 };
 
 /// Where their gradients are added, each [D] or absent.
 template <class T>
 struct LayerNormGradients {
-  InOut<T, 1> gamma = {};
-  InOut<T, 1> beta = {};
+  InOut<T, 1> gamma = {};  // [D]; {} for none
+  InOut<T, 1> beta = {};   // [D]; {} for none
 };
 
 /// What rows were normalised with, each [N]: written by forward, read by backward.
 template <class View>
 struct LayerNormMoments {
-  View mean = {};
-  View rstd = {};
+  View mean = {};  // [N]
+  View rstd = {};  // [N]; 1 / sqrt(variance + epsilon)
 };
 
 }  // namespace headwise::inline v0_1
@@ -4418,6 +4631,7 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
 /// holds.
 /// Work    11 D + 2 FLOPs a row, 2 D with gamma, 4 D and D for the gradients of gamma and beta.
 /// Throws  ShapeError before anything is written.
+/// Source  docs/derivations/layer_norm_backward.md.
 template <Scalar T>
 void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                          In<std::type_identity_t<T>, 1> gamma,
@@ -4786,8 +5000,11 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 class MultiHeadAttention {
  public:
+  /// What one call is asked for: masks, path, scale, dropout.
   using Call = MultiHeadAttentionCall<T>;
+  /// What forward leaves for backward.
   using Cache = MultiHeadAttentionCache<T>;
+  /// What backward adds to.
   using Gradients = MultiHeadAttentionGradients<T>;
 
   /// Weights by options.init and options.seed, biases 0, gamma 1, beta 0.
@@ -4844,7 +5061,8 @@ class MultiHeadAttention {
                                                  gradients, context)
         .query;
   }
-  /// The gradients of all three inputs of a cross-attention.
+  /// The gradients of all three inputs of a cross-attention: dy [B, L, D] gives [B, L, D],
+  /// [B, S, kdim] and [B, S, vdim]. Adds and throws as backward does, of self-attention.
   CrossAttentionGradients<T> backward_cross(In<T, 3> dy, const Cache& cache, Gradients& gradients,
                                             const Context& context = {}) const {
     constexpr std::string_view function = "MultiHeadAttention::backward_cross";
@@ -4853,14 +5071,17 @@ class MultiHeadAttention {
                                                  gradients, context);
   }
 
-  /// Gradients of the right shapes, all 0.
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
   Gradients zero_gradients(
       std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     return Gradients(options_, memory);
   }
 
+  /// The options with every default filled in.
   const MultiHeadAttentionOptions& options() const { return options_; }
+  /// The weights, to be read and written.
   MultiHeadAttentionParameters<T>& parameters() { return parameters_; }
+  /// The weights.
   const MultiHeadAttentionParameters<T>& parameters() const { return parameters_; }
 
  private:
@@ -4893,7 +5114,8 @@ class MultiHeadAttention {
   MultiHeadAttentionParameters<T> parameters_;
 };
 
-/// The same module with its parameters in another scalar type.
+/// The same module with its parameters in another scalar type, as static_cast rounds them. Throws
+/// std::bad_alloc.
 template <Scalar To, Scalar From>
 MultiHeadAttention<To> convert(const MultiHeadAttention<From>& module) {
   MultiHeadAttention<To> result(module.options());
@@ -4919,12 +5141,13 @@ MultiHeadAttention<To> convert(const MultiHeadAttention<From>& module) {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// A module of heads first ... first + count - 1 of another, with copies of their weights. Shards
+/// A module of heads first ... first + count - 1 of another, with copies of their weights: W_Q
+/// [D, count d], W_K, W_V and W_O likewise, inputs and output as wide as those of the whole. Shards
 /// that cover all heads once sum to the whole: outputs, and gradients of the input. The output
 /// bias stays with the shard that holds head 0. Without dropout of the weights: a shard draws its
 /// masks for heads counted from 0. Masks with an axis of heads have to be sliced by the caller.
 /// Throws ArgumentError unless the heads exist and whole groups stay together; and for a module
-/// with layer_norm, which is not a matter of heads: normalise the input before.
+/// with layer_norm, which is not a matter of heads: normalise the input before; std::bad_alloc.
 template <Scalar T>
 MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first, Index count) {
   const MultiHeadAttentionOptions& o = whole.options();
@@ -4963,6 +5186,7 @@ MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first
 
 namespace headwise::inline v0_1 {
 
+/// What a LayerNorm learns; its gradients have the same form.
 template <Scalar T>
 struct LayerNormParameters {
   Tensor<T, 1> gamma;  // [D], or absent
@@ -4974,6 +5198,7 @@ struct LayerNormParameters {
   void for_each(F&& f, const std::string& prefix = "") {
     walk(*this, f, prefix);
   }
+  /// The same of what is not written to.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") const {
     walk(*this, f, prefix);
@@ -4997,13 +5222,13 @@ class LayerNorm {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;         // [N, D]
-    Tensor<T, 1> mean;  // [N]
-    Tensor<T, 1> rstd;  // [N]
-    bool filled = false;
+    In<T, 2> x;           // [N, D]
+    Tensor<T, 1> mean;    // [N]
+    Tensor<T, 1> rstd;    // [N]
+    bool filled = false;  // whether forward has been called with it
   };
 
-  /// gamma 1 and beta 0, or neither.
+  /// gamma 1 and beta 0, or neither. Throws ShapeError for a negative width.
   explicit LayerNorm(Index width, bool affine = true, double epsilon = 1e-5) : epsilon_(epsilon) {
     if (!affine) return;
     parameters_.gamma = Tensor<T, 1>({width});
@@ -5011,12 +5236,13 @@ class LayerNorm {
     fill(Out<T, 1>(parameters_.gamma), T(1));
   }
 
-  /// y [N, D] for x [N, D].
+  /// y [N, D] for x [N, D]: inference. Throws and works as layer_norm_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     Tensor<T, 2> y(x.shape(), context.memory);
     layer_norm_forward(x, {parameters_.gamma, parameters_.beta}, T(epsilon_), y, {{}, {}}, context);
     return y;
   }
+  /// The same, and what backward needs into the cache, once all has gone well.
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     Tensor<T, 2> y(x.shape(), context.memory);
     Cache filled{x, Tensor<T, 1>({x.extent(0)}, context.memory),
@@ -5027,7 +5253,9 @@ class LayerNorm {
     return y;
   }
 
-  /// dx [N, D]; the gradients of gamma and beta are added to `gradients`.
+  /// dx [N, D] for dy [N, D]; the gradients of gamma and beta are added to `gradients`.
+  ///
+  /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LayerNormParameters<T>& gradients,
                         const Context& context = {}) const {
     require(cache.filled, "LayerNorm::backward", "the cache is empty: pass it to forward first");
@@ -5050,8 +5278,11 @@ class LayerNorm {
     return gradients;
   }
 
+  /// What is added to the variance.
   double epsilon() const { return epsilon_; }
+  /// gamma and beta, to be read and written.
   LayerNormParameters<T>& parameters() { return parameters_; }
+  /// gamma and beta.
   const LayerNormParameters<T>& parameters() const { return parameters_; }
 
  private:
@@ -5066,6 +5297,7 @@ class LayerNorm {
 
 namespace headwise::inline v0_1 {
 
+/// What a Linear learns; its gradients have the same form.
 template <Scalar T>
 struct LinearParameters {
   Tensor<T, 2> w;  // [K, O]
@@ -5077,6 +5309,7 @@ struct LinearParameters {
   void for_each(F&& f, const std::string& prefix = "") {
     walk(*this, f, prefix);
   }
+  /// The same of what is not written to.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") const {
     walk(*this, f, prefix);
@@ -5100,8 +5333,8 @@ class Linear {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;  // [N, K]
-    bool filled = false;
+    In<T, 2> x;           // [N, K]
+    bool filled = false;  // whether forward has been called with it
   };
 
   /// Weights by `init`, bias 0. Throws ShapeError for a negative width.
@@ -5112,19 +5345,22 @@ class Linear {
     init_weights<T>(parameters_.w, init, seed, 0);
   }
 
-  /// y [N, O] for x [N, K].
+  /// y [N, O] for x [N, K]: inference. Throws and works as linear_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     Tensor<T, 2> y({x.extent(0), parameters_.w.extent(1)}, context.memory);
     linear_forward(x, parameters_.w, parameters_.b, y, context);
     return y;
   }
+  /// The same, and what backward needs into the cache, once all has gone well.
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     Tensor<T, 2> y = forward(x, context);
     cache = {x, true};
     return y;
   }
 
-  /// dx [N, K]; the gradients of W and b are added to `gradients`.
+  /// dx [N, K] for dy [N, O]; the gradients of W and b are added to `gradients`.
+  ///
+  /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
                         const Context& context = {}) const {
     require(cache.filled, "Linear::backward", "the cache is empty: pass it to forward first");
@@ -5145,7 +5381,9 @@ class Linear {
     return gradients;
   }
 
+  /// W and b, to be read and written.
   LinearParameters<T>& parameters() { return parameters_; }
+  /// W and b.
   const LinearParameters<T>& parameters() const { return parameters_; }
 
  private:
@@ -5191,6 +5429,7 @@ void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Contex
 ///
 /// Work    4 N M FLOPs.
 /// Throws  ShapeError before anything is written.
+/// Source  docs/derivations/attention_backward.md, step 4c.
 template <Scalar T>
 void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
                       Out<std::type_identity_t<T>, 2> dx, const Context& context = {}) {
@@ -5210,7 +5449,9 @@ void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
 /// p          [M]      in
 /// jacobian   [M, M]   out
 ///
-/// softmax_backward is J^T dp without the M x M matrix. Throws ShapeError.
+/// softmax_backward is J^T dp without the M x M matrix.
+/// Work    2 M^2 FLOPs.
+/// Throws  ShapeError before anything is written.
 template <Scalar T>
 void softmax_jacobian(In<T, 1> p, Out<std::type_identity_t<T>, 2> jacobian) {
   const Index M = p.extent(0);
@@ -5332,8 +5573,10 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
+  /// Workers, the calling thread among them.
   Index concurrency() const { return static_cast<Index>(workers_.threads.size()) + 1; }
 
+  /// As the Executor concept says: returns when every task is done.
   void run(Index tasks, TaskRef task) {
     const std::lock_guard one_run(run_mutex_);
     if (workers_.threads.empty() || tasks <= 1) return SerialExecutor().run(tasks, task);
@@ -5408,8 +5651,10 @@ class ThreadPool {
 
 namespace headwise::inline v0_1 {
 
+/// Eigen's matrix in row-major order: what headwise reads and writes in place.
 template <class T>
 using EigenMatrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+/// Strides that are known only at run time.
 using EigenStride = Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>;
 
 /// A [N, M] view as an Eigen matrix expression over the same storage, whatever its strides.
@@ -5417,14 +5662,17 @@ template <class T>
 Eigen::Map<const EigenMatrix<T>, 0, EigenStride> eigen_map(const In<T, 2>& view) {
   return {view.data(), view.extent(0), view.extent(1), EigenStride(view.stride(0), view.stride(1))};
 }
+/// The same, to be written to.
 template <class T>
 Eigen::Map<EigenMatrix<T>, 0, EigenStride> eigen_map(const Out<T, 2>& view) {
   return {view.data(), view.extent(0), view.extent(1), EigenStride(view.stride(0), view.stride(1))};
 }
+/// The same of a tensor.
 template <class T>
 auto eigen_map(Tensor<T, 2>& tensor) {
   return eigen_map(Out<T, 2>(tensor));
 }
+/// The same of a tensor that is only read.
 template <class T>
 auto eigen_map(const Tensor<T, 2>& tensor) {
   return eigen_map(In<T, 2>(tensor));
@@ -5466,6 +5714,7 @@ In<typename Derived::Scalar, 2> from_eigen(const Eigen::DenseBase<Derived>& matr
                 "declare it as headwise::EigenMatrix<T>");
   return detail::eigen_view<In<typename Derived::Scalar, 2>>(matrix.derived());
 }
+/// The same, to be written to.
 template <class Derived>
 requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> from_eigen(
     Eigen::DenseBase<Derived>& matrix) {
@@ -5482,6 +5731,7 @@ In<typename Derived::Scalar, 2> from_column_major(const Eigen::DenseBase<Derived
                 "this Eigen matrix is row-major: pass from_eigen(m)");
   return detail::eigen_view<In<typename Derived::Scalar, 2>>(matrix.derived());
 }
+/// The same, to be written to.
 template <class Derived>
 requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> from_column_major(
     Eigen::DenseBase<Derived>& matrix) {
@@ -5631,7 +5881,7 @@ namespace headwise::inline v0_1 {
 /// The maxima go over the elements of the input, or over the random directions. The second term
 /// keeps the rule from blowing up where the true gradient is 0.
 struct GradientError {
-  std::string input;
+  std::string input;          // its name
   std::vector<Index> index;   // of the worst element; empty where only a direction is known
   std::vector<Index> output;  // of a whole Jacobian: the element of y that is differentiated
   int direction = -1;         // the worst random direction; -1 where every element was differenced
@@ -5655,9 +5905,9 @@ struct GradientError {
 
 /// All inputs of a check. Converts to bool where a condition is expected; prints as its message.
 struct GradientReport {
-  std::vector<GradientError> inputs;
-  double tolerance = 0;
-  std::uint64_t seed = 0;
+  std::vector<GradientError> inputs;  // in the order in which they were added
+  double tolerance = 0;               // what ok() holds errors against
+  std::uint64_t seed = 0;             // of the random directions
 
   /// The input with the largest error. Throws ArgumentError where nothing was checked.
   const GradientError& worst() const {
@@ -5666,8 +5916,11 @@ struct GradientReport {
                              [](const auto& a, const auto& b) { return a.error < b.error; });
   }
 
+  /// Whether no input is further off. Throws ArgumentError where nothing was checked.
   bool ok(double within) const { return worst().error <= within; }
+  /// The same within `tolerance`.
   bool ok() const { return ok(tolerance); }
+  /// ok().
   explicit operator bool() const { return ok(); }
 
   /// `dx[1, 0, 3]: analytic 0.123, numeric 0.124, error 0.003 > 1e-09 (seed 7); dw error 2e-11`
@@ -5685,6 +5938,7 @@ struct GradientReport {
     }
     return text;
   }
+  /// The same within `tolerance`.
   std::string message() const { return message(tolerance); }
 
   friend std::ostream& operator<<(std::ostream& out, const GradientReport& report) {
@@ -5802,14 +6056,15 @@ HEADWISE_STRICT_MATH_END
 
 namespace headwise::inline v0_1 {
 
+/// How gradients are differenced and what they are held against.
 struct GradientCheckOptions {
-  double tolerance = 1e-8;  // of GradientError::error
-  Stencil stencil = Stencil::central;
-  double step = 0;         // > 0, in units of the inputs; 0: default_step
-  std::uint64_t seed = 1;  // of the random directions
-  int directions = 8;      // random directions for each input that is large
-  Index full_below = 400;  // inputs of at most so many scalars: every element
-  double max_dy = 1;       // the largest |dy| of the upstream gradient
+  double tolerance = 1e-8;             // of GradientError::error
+  Stencil stencil = Stencil::central;  // how a slope is formed
+  double step = 0;                     // > 0, in units of the inputs; 0: default_step
+  std::uint64_t seed = 1;              // of the random directions
+  int directions = 8;                  // random directions for each input that is large
+  Index full_below = 400;              // inputs of at most so many scalars: every element
+  double max_dy = 1;                   // the largest |dy| of the upstream gradient
 };
 
 namespace detail {
@@ -5917,7 +6172,8 @@ T chosen_step(const GradientCheckOptions& options) {
 
 inline namespace HEADWISE_CODE {
 
-/// sum(dy y): the loss whose gradient is the vector-Jacobian product of dy. Summed in T.
+/// sum(dy y): the loss whose gradient is the vector-Jacobian product of dy. Summed in T. Throws
+/// ShapeError unless dy has the shape of y.
 template <class D, class T, int R>
 T weighted_sum(const In<D, R>& dy, const In<T, R>& y) {
   require_shape("weighted_sum", "dy", dy, y.shape(), "the shape of y");
@@ -5947,6 +6203,7 @@ class GradientCheck {
                 "float results against double ones");
 
  public:
+  /// Throws ArgumentError for options out of range.
   explicit GradientCheck(const GradientCheckOptions& options = {}) : options_(options) {
     detail::require_valid(options, "GradientCheck");
   }
@@ -6183,6 +6440,7 @@ GradientReport check_op(Forward&& forward, Backward&& backward, const In<T, R>& 
 
 namespace headwise::inline v0_1 {
 
+/// What close_to is asked for besides its tolerance.
 struct CloseToOptions {
   double floor = 0;  // max|expected| counts as at least this: for tensors that may be all zero
 };
@@ -6190,7 +6448,7 @@ struct CloseToOptions {
 /// What close_to and bitwise_equal found. Converts to bool where a condition is expected; prints
 /// as its message.
 struct Closeness {
-  bool ok = true;
+  bool ok = true;            // whether every element passes
   std::vector<Index> index;  // of the worst element; empty where there are no elements
   long double actual = 0;    // there
   long double expected = 0;  // there
@@ -6199,6 +6457,7 @@ struct Closeness {
   Index failures = 0;        // elements that fail
   Index count = 0;           // elements compared
 
+  /// ok.
   explicit operator bool() const { return ok; }
 
   /// `[1, 2] is 0.5, expected 0.25, error 0.1 > 1e-06; 3 of 24 elements fail`
@@ -6311,6 +6570,10 @@ template <class T, int R>
 // headwise/headwise.hpp
 // Everything but io/, which needs nlohmann-json (headwise/io/safetensors.hpp, pytorch.hpp), and
 // testing/laws.hpp.
+
+/// \namespace headwise
+/// Multi-head attention for CPUs: everything public stands here, and each kind of thing in a header
+/// of its own.
 
 #if defined(HEADWISE_COMPILED)  // by the target headwise::compiled
 

@@ -16,36 +16,49 @@ namespace headwise::inline v0_1 {
 /// Every formula throws ArgumentError for a shape that no call can have, or whose cost is beyond
 /// what can be counted.
 struct AttentionShape {
-  Index batch_size = 1;               // B
-  Index seq_len = 0;                  // L
-  std::optional<Index> key_len = {};  // S; none: self-attention, S = L
-  Index d_model = 0;                  // D
-  Index num_heads = 1;                // H
-  Index num_kv_heads = 0;             // G; H
-  Index d_head = 0;                   // d; D / H
-  Index d_value = 0;                  // dv; d
-  Index kdim = 0;                     // D
-  Index vdim = 0;                     // D
-  bool causal = false;
+  Index batch_size = 1;                     // B
+  Index seq_len = 0;                        // L
+  std::optional<Index> key_len = {};        // S; none: self-attention, S = L
+  Index d_model = 0;                        // D
+  Index num_heads = 1;                      // H
+  Index num_kv_heads = 0;                   // G; H
+  Index d_head = 0;                         // d; D / H
+  Index d_value = 0;                        // dv; d
+  Index kdim = 0;                           // D
+  Index vdim = 0;                           // D
+  bool causal = false;                      // query i sees key j only where j <= i + (S - L)
   Index window = 0;                         // 0: none
   std::span<const Index> key_lengths = {};  // [B]; empty: all S
   Index mask_biases = 0;                    // how many Mask::bias are added to the scores
-  bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;
-  bool layer_norm = false, layer_norm_affine = false;
-  bool weight_dropout = false, output_dropout = false;
+  bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;  // of the projections
+  bool layer_norm = false, layer_norm_affine = false;   // before them; with gamma and beta
+  bool weight_dropout = false, output_dropout = false;  // whether each is active
 
+  /// Whether keys and values come from the query input.
   bool self_attention() const { return !key_len; }
+  /// Keys.
   Index S() const { return key_len.value_or(seq_len); }
+  /// Key/value heads.
   Index G() const { return num_kv_heads == 0 ? num_heads : num_kv_heads; }
+  /// Width of a query and key head.
   Index d() const { return d_head == 0 ? d_model / num_heads : d_head; }
+  /// Width of a value head.
   Index dv() const { return d_value == 0 ? d() : d_value; }
+  /// Width of the input of W_K.
   Index k_in() const { return kdim == 0 ? d_model : kdim; }
+  /// Width of the input of W_V.
   Index v_in() const { return vdim == 0 ? d_model : vdim; }
+  /// H d, the columns of W_Q.
   Index q_width() const { return num_heads * d(); }
+  /// G d, the columns of W_K.
   Index k_width() const { return G() * d(); }
+  /// G dv, the columns of W_V.
   Index v_width() const { return G() * dv(); }
+  /// H dv, the rows of W_O.
   Index context_width() const { return num_heads * dv(); }
+  /// B L.
   Index query_rows() const { return batch_size * seq_len; }
+  /// B S.
   Index key_rows() const { return batch_size * S(); }
 };
 

@@ -15,28 +15,32 @@ namespace headwise::inline v0_1 {
 
 /// FLOPs by step, in the order of the computation.
 struct FlopCount {
-  std::int64_t layer_norm = 0;
-  std::int64_t q_projection = 0;
-  std::int64_t k_projection = 0;
-  std::int64_t v_projection = 0;
-  std::int64_t scores = 0;
-  std::int64_t softmax = 0;
-  std::int64_t context = 0;
-  std::int64_t o_projection = 0;
-  std::int64_t biases = 0;  // of the projections, and of masks
-  std::int64_t dropout = 0;
+  std::int64_t layer_norm = 0;    // step 1
+  std::int64_t q_projection = 0;  // step 2, 2 N D H d
+  std::int64_t k_projection = 0;  // step 2
+  std::int64_t v_projection = 0;  // step 2
+  std::int64_t scores = 0;        // step 4a
+  std::int64_t softmax = 0;       // step 4c
+  std::int64_t context = 0;       // step 4e
+  std::int64_t o_projection = 0;  // step 6
+  std::int64_t biases = 0;        // of the projections, and of masks
+  std::int64_t dropout = 0;       // steps 4d and 7
 
+  /// Steps 2 and 6, without their biases.
   std::int64_t projections() const {
     return q_projection + k_projection + v_projection + o_projection;
   }
   /// Matrix products alone.
   std::int64_t products() const { return projections() + scores + context; }
+  /// All of them.
   std::int64_t total() const { return products() + softmax + layer_norm + biases + dropout; }
 
+  /// One of them by its name.
   struct Step {
-    std::string_view name;
-    std::int64_t flops;
+    std::string_view name;  // as reports print it
+    std::int64_t flops;     // a multiply-add is two
   };
+  /// All of them by name, in the order above.
   std::array<Step, 10> steps() const {
     return {{{"layer_norm", layer_norm},
              {"q projection", q_projection},

@@ -37,15 +37,17 @@ inline std::int64_t count_kv_bytes(const AttentionShape& s, ScalarType dtype) {
 
 /// A call as a sequence of stages: what is live, and the scratch on top of it.
 struct MemoryCount {
+  /// One step of a call.
   struct Stage {
-    std::string name;
-    std::int64_t live;
-    std::int64_t scratch;
+    std::string name;      // as reports print it
+    std::int64_t live;     // bytes of tensors that stay behind the stage
+    std::int64_t scratch;  // bytes that are returned at its end
   };
-  std::vector<Stage> stages;
-  std::int64_t cache = 0;   // kept for backward after the call
-  std::int64_t result = 0;  // returned to the caller
+  std::vector<Stage> stages;  // in the order of the computation
+  std::int64_t cache = 0;     // kept for backward after the call
+  std::int64_t result = 0;    // returned to the caller
 
+  /// The most that is live at once, scratch included.
   std::int64_t peak() const {
     std::int64_t most = 0;
     for (const Stage& stage : stages) most = std::max<Index>(most, stage.live + stage.scratch);

@@ -39,13 +39,13 @@ enum class DType : std::uint8_t {
 
 /// IEEE 754 binary16: 1 sign, 5 exponent, 10 fraction bits.
 struct Float16 {
-  std::uint16_t bits = 0;
+  std::uint16_t bits = 0;                                        // as IEEE 754 lays them out
   friend constexpr bool operator==(Float16, Float16) = default;  // of the bits: NaN equals itself
 };
 
 /// The upper half of a binary32: 1 sign, 8 exponent, 7 fraction bits.
 struct BFloat16 {
-  std::uint16_t bits = 0;
+  std::uint16_t bits = 0;  // the upper half of the binary32
   friend constexpr bool operator==(BFloat16, BFloat16) = default;
 };
 

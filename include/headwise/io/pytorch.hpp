@@ -212,7 +212,7 @@ void load_pytorch(const SafetensorsFile& file, MultiHeadAttention<T>& module,
   copy(In<T, 1>(loaded.b_o), to.b_o);
 }
 
-/// The module whose weights a file holds: pytorch_options, then load_pytorch.
+/// The module whose weights a file holds: pytorch_options, then load_pytorch. Throws as they do.
 template <Scalar T>
 requires StoredFloat<T> MultiHeadAttention<T> from_pytorch(const SafetensorsFile& file,
                                                            Index num_heads,

@@ -24,17 +24,17 @@ enum class CaseKind { mha, sdpa };
 
 /// A file, and what its metadata says.
 struct ReferenceCase {
-  std::string name = {};  // in messages
-  SafetensorsFile file = {};
-  CaseKind kind = CaseKind::sdpa;
-  Index num_heads = 0;
-  Index num_kv_heads = 0;
-  bool causal = false;
+  std::string name = {};             // in messages
+  SafetensorsFile file = {};         // inputs, and what PyTorch made of them
+  CaseKind kind = CaseKind::sdpa;    // what was computed
+  Index num_heads = 0;               // H
+  Index num_kv_heads = 0;            // G
+  bool causal = false;               // bottom-right
   Index window = 0;                  // 0: none
   std::optional<double> scale = {};  // 1 / sqrt(d)
   double softcap = 0;                // 0: none
-  bool alibi = false;
-  double rope_theta = 0;  // 0: no rotary positions
+  bool alibi = false;                // biases that fall with the distance
+  double rope_theta = 0;             // 0: no rotary positions
 };
 
 namespace detail {
@@ -98,6 +98,7 @@ inline ReferenceCase read_reference_case(SafetensorsFile file, std::string name)
   c.file = std::move(file);
   return c;
 }
+/// The same of a file by its path. Throws FileError.
 inline ReferenceCase read_reference_case(const std::filesystem::path& path) {
   return read_reference_case(SafetensorsFile::read(path), path.string());
 }

@@ -61,6 +61,8 @@ class SafetensorsFile {
   /// The same from memory; the bytes are copied.
   ///
   /// name   of the file in messages
+  ///
+  /// Throws   FileError where they are not what the format says, std::bad_alloc.
   static SafetensorsFile parse(std::span<const std::byte> bytes, std::string name = "memory") {
     return read_parts(std::move(name), bytes.size(), [&](void* to, std::uint64_t count) {
       if (count == 0) return;
@@ -77,14 +79,18 @@ class SafetensorsFile {
     return names;
   }
 
+  /// The `__metadata__` of the header; empty where it has none.
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  /// Whether the file holds a tensor of this name.
   bool contains(std::string_view name) const { return find(name) != nullptr; }
 
-  /// These four throw FileError for a name that the file does not hold.
+  /// The extents of a tensor. Throws FileError for a name that the file does not hold.
   const std::vector<Index>& shape(std::string_view name) const { return at(name).shape; }
+  /// The type of its elements. Throws FileError likewise.
   DType dtype(std::string_view name) const { return at(name).dtype; }
 
-  /// The elements as they stand in the file, for types that `get` does not read.
+  /// The elements as they stand in the file, for types that `get` does not read. Throws FileError
+  /// likewise.
   std::span<const std::byte> bytes(std::string_view name) const { return bytes_of(at(name)); }
 
   /// A copy of one tensor, its elements converted to T.
@@ -108,7 +114,7 @@ class SafetensorsFile {
     return result;
   }
 
-  /// The one element of a tensor without axes.
+  /// The one element of a tensor without axes. Throws FileError as `get` does.
   template <StoredScalar T>
   T scalar(std::string_view name) const {
     const detail::StoredTensor& tensor = at(name);

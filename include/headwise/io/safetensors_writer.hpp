@@ -48,7 +48,7 @@ class SafetensorsWriter {
     entries_.emplace(std::move(name), std::move(entry));
   }
 
-  /// Adds a tensor without axes.
+  /// Adds a tensor without axes. Throws ArgumentError, and the writer stays as it was.
   template <StoredScalar T>
   void add_scalar(std::string name, T value, DType dtype = dtype_of<T>) {
     Entry entry = start_entry<T>(name, {}, dtype);
@@ -56,14 +56,15 @@ class SafetensorsWriter {
     entries_.emplace(std::move(name), std::move(entry));
   }
 
-  /// Sets a line of the metadata; a key that is there already gets the new value.
+  /// Sets a line of the metadata; a key that is there already gets the new value. Throws
+  /// ArgumentError for text that is not UTF-8.
   void set_metadata(const std::string& key, const std::string& value) {
     require_utf8("SafetensorsWriter::set_metadata", "key", key);
     require_utf8("SafetensorsWriter::set_metadata", "value", value);
     metadata_.insert_or_assign(key, value);
   }
 
-  /// The file as it would be written.
+  /// The file as it would be written. Throws ArgumentError for a header that is too long.
   std::vector<std::byte> bytes() const {
     std::vector<std::byte> file;
     for_each_part([&](std::span<const std::byte> part) {

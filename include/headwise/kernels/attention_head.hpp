@@ -125,7 +125,7 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
         ds(i, j) = dropout.kept(b, h, i, j) ? ds(i, j) * factor : T(0);
       }
     }
-    // 4c ds = p (dp - rowsum(dp p)),  4a times scale
+    // 4c ds = p (dp - rowsum(dp p)),  4b 0 where hidden,  4a times scale
     softmax_backward_row<T>(row(ds, i), row(weights, i), row(ds, i), S,
                             [&](Index j) { return row_sees.sees(i, j); });
     for (Index j = 0; j < S; ++j) ds(i, j) = scale * ds(i, j);

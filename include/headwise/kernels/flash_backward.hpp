@@ -100,14 +100,18 @@ void flash_backward_row(const FlashHead<T>& head, const TileBlock& block, Index 
     return;
   }
   const std::uint8_t* visible = mask.full() ? nullptr : mask.row(r);
+  // 4c p = e^((s - lse) - rest)
   exp_row<T, Isa>(p, head.lse(i, 0), &head.lse(i, 1), visible);
   const T* factors = buffers.factors;
+  // 4d dp where dropout kept the weight, 0 elsewhere
   if (forward.dropout.active()) {
     forward.dropout.row(forward.b, forward.h, i, block.j0, keys, T(forward.dropout.keep_factor()),
                         buffers.factors);
     for (Index j = 0; j < keys; ++j) ds[j] = factors[j] == T(0) ? T(0) : ds[j] * factors[j];
   }
+  // 4c ds = p (dp - delta),  4a times scale
   for (Index j = 0; j < keys; ++j) ds[j] = forward.scale * (p[j] * (ds[j] - delta));
+  // 4b nothing flows through a hidden pair
   if (visible != nullptr) {
     for (Index j = 0; j < keys; ++j) ds[j] = visible[j] ? ds[j] : T(0);
   }

@@ -7,7 +7,8 @@
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// The shape of a call with L queries; S keys where they are separate, none with self-attention.
-/// The key lengths of the call's mask are viewed.
+/// The key lengths of the call's mask are viewed. Throws ArgumentError for options that make no
+/// module.
 template <Scalar T>
 AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
                                const MultiHeadAttentionCall<T>& call, Index batch_size,

@@ -20,6 +20,7 @@ enum class Init {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
+/// The standard deviation of a weight [in, out]; 0 for one without elements.
 inline double init_std(Init init, Index in, Index out) {
   require(in >= 0, "init_std", [&] { return "in is " + std::to_string(in) + ", expected >= 0"; });
   require(out >= 0, "init_std",
@@ -28,7 +29,8 @@ inline double init_std(Init init, Index in, Index out) {
   return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
 }
 
-/// Fills w [in, out] with normal numbers; `parameter` keeps those of one seed apart.
+/// Overwrites w [in, out] with normal numbers of init_std; `parameter` keeps those of one seed
+/// apart.
 template <Scalar T>
 void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
   require_countable("init_weights", "w", w);

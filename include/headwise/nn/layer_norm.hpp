@@ -8,6 +8,7 @@
 
 namespace headwise::inline v0_1 {
 
+/// What a LayerNorm learns; its gradients have the same form.
 template <Scalar T>
 struct LayerNormParameters {
   Tensor<T, 1> gamma;  // [D], or absent
@@ -19,6 +20,7 @@ struct LayerNormParameters {
   void for_each(F&& f, const std::string& prefix = "") {
     walk(*this, f, prefix);
   }
+  /// The same of what is not written to.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") const {
     walk(*this, f, prefix);
@@ -42,10 +44,10 @@ class LayerNorm {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;         // [N, D]
-    Tensor<T, 1> mean;  // [N]
-    Tensor<T, 1> rstd;  // [N]
-    bool filled = false;
+    In<T, 2> x;           // [N, D]
+    Tensor<T, 1> mean;    // [N]
+    Tensor<T, 1> rstd;    // [N]
+    bool filled = false;  // whether forward has been called with it
   };
 
   /// gamma 1 and beta 0, or neither. Throws ArgumentError for a negative width or an epsilon that
@@ -62,13 +64,14 @@ class LayerNorm {
     fill(Out<T, 1>(parameters_.gamma), T(1));
   }
 
-  /// y [N, D] for x [N, D].
+  /// y [N, D] for x [N, D]: inference. Throws and works as layer_norm_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     require_width("LayerNorm::forward", "x", x);
     Tensor<T, 2> y(x.shape(), context.memory);
     layer_norm_forward(x, {parameters_.gamma, parameters_.beta}, T(epsilon_), y, {{}, {}}, context);
     return y;
   }
+  /// The same, and what backward needs into the cache, once all has gone well.
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     require_width("LayerNorm::forward", "x", x);
     Tensor<T, 2> y(x.shape(), context.memory);
@@ -80,7 +83,9 @@ class LayerNorm {
     return y;
   }
 
-  /// dx [N, D]; the gradients of gamma and beta are added to `gradients`.
+  /// dx [N, D] for dy [N, D]; the gradients of gamma and beta are added to `gradients`.
+  ///
+  /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LayerNormParameters<T>& gradients,
                         const Context& context = {}) const {
     require(cache.filled, "LayerNorm::backward", "the cache is empty: pass it to forward first");
@@ -105,8 +110,11 @@ class LayerNorm {
     return gradients;
   }
 
+  /// What is added to the variance.
   double epsilon() const { return epsilon_; }
+  /// gamma and beta, to be read and written.
   LayerNormParameters<T>& parameters() { return parameters_; }
+  /// gamma and beta.
   const LayerNormParameters<T>& parameters() const { return parameters_; }
 
  private:

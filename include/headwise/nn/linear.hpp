@@ -8,6 +8,7 @@
 
 namespace headwise::inline v0_1 {
 
+/// What a Linear learns; its gradients have the same form.
 template <Scalar T>
 struct LinearParameters {
   Tensor<T, 2> w;  // [K, O]
@@ -19,6 +20,7 @@ struct LinearParameters {
   void for_each(F&& f, const std::string& prefix = "") {
     walk(*this, f, prefix);
   }
+  /// The same of what is not written to.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") const {
     walk(*this, f, prefix);
@@ -42,8 +44,8 @@ class Linear {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;  // [N, K]
-    bool filled = false;
+    In<T, 2> x;           // [N, K]
+    bool filled = false;  // whether forward has been called with it
   };
 
   /// Weights by `init`, bias 0. Throws ArgumentError for a negative width.
@@ -56,7 +58,7 @@ class Linear {
     init_weights<T>(parameters_.w, init, seed, 0);
   }
 
-  /// y [N, O] for x [N, K].
+  /// y [N, O] for x [N, K]: inference. Throws and works as linear_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     require_shape("Linear::forward", "x", x, Shape{x.extent(0), parameters_.w.extent(0)},
                   "the rows of W");
@@ -64,13 +66,16 @@ class Linear {
     linear_forward(x, parameters_.w, parameters_.b, y, context);
     return y;
   }
+  /// The same, and what backward needs into the cache, once all has gone well.
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     Tensor<T, 2> y = forward(x, context);
     cache = {x, true};
     return y;
   }
 
-  /// dx [N, K]; the gradients of W and b are added to `gradients`.
+  /// dx [N, K] for dy [N, O]; the gradients of W and b are added to `gradients`.
+  ///
+  /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
                         const Context& context = {}) const {
     const Index N = cache.x.extent(0), K = parameters_.w.extent(0), O = parameters_.w.extent(1);
@@ -94,7 +99,9 @@ class Linear {
     return gradients;
   }
 
+  /// W and b, to be read and written.
   LinearParameters<T>& parameters() { return parameters_; }
+  /// W and b.
   const LinearParameters<T>& parameters() const { return parameters_; }
 
  private:

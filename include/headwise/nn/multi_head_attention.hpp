@@ -17,8 +17,11 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 class MultiHeadAttention {
  public:
+  /// What one call is asked for: masks, path, scale, dropout.
   using Call = MultiHeadAttentionCall<T>;
+  /// What forward leaves for backward.
   using Cache = MultiHeadAttentionCache<T>;
+  /// What backward adds to.
   using Gradients = MultiHeadAttentionGradients<T>;
 
   /// Weights by options.init and options.seed, biases 0, gamma 1, beta 0.
@@ -76,7 +79,8 @@ class MultiHeadAttention {
                                                  gradients, context)
         .query;
   }
-  /// The gradients of all three inputs of a cross-attention.
+  /// The gradients of all three inputs of a cross-attention: dy [B, L, D] gives [B, L, D],
+  /// [B, S, kdim] and [B, S, vdim]. Adds and throws as backward does, of self-attention.
   CrossAttentionGradients<T> backward_cross(In<T, 3> dy, const Cache& cache, Gradients& gradients,
                                             const Context& context = {}) const {
     constexpr std::string_view function = "MultiHeadAttention::backward_cross";
@@ -85,14 +89,17 @@ class MultiHeadAttention {
                                                  gradients, context);
   }
 
-  /// Gradients of the right shapes, all 0.
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
   Gradients zero_gradients(
       std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     return Gradients(options_, memory);
   }
 
+  /// The options with every default filled in.
   const MultiHeadAttentionOptions& options() const { return options_; }
+  /// The weights, to be read and written.
   MultiHeadAttentionParameters<T>& parameters() { return parameters_; }
+  /// The weights.
   const MultiHeadAttentionParameters<T>& parameters() const { return parameters_; }
 
  private:
@@ -135,7 +142,8 @@ class MultiHeadAttention {
   MultiHeadAttentionParameters<T> parameters_;
 };
 
-/// The same module with its parameters in another scalar type.
+/// The same module with its parameters in another scalar type, as static_cast rounds them. Throws
+/// std::bad_alloc.
 template <Scalar To, Scalar From>
 MultiHeadAttention<To> convert(const MultiHeadAttention<From>& module) {
   MultiHeadAttention<To> result(module.options());

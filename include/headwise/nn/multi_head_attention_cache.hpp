@@ -9,21 +9,23 @@ namespace headwise::inline v0_1 {
 /// and the masks are viewed, not copied: they must outlive the backward call.
 template <Scalar T>
 struct MultiHeadAttentionCache {
+  /// Not filled.
   MultiHeadAttentionCache() = default;
-  // Not copied: a view of a copy of an input would stay with the original.
+  /// Moved, not copied: a view of a copy of an input would stay with the original.
+  ///@{
   MultiHeadAttentionCache(MultiHeadAttentionCache&&) noexcept = default;
   MultiHeadAttentionCache& operator=(MultiHeadAttentionCache&&) noexcept = default;
+  ///@}
 
-  bool filled = false;
+  bool filled = false;               // whether forward has been called with it
   bool self_attention = false;       // keys and values come from the query input
   MultiHeadAttentionOptions module;  // of the module that filled it
-  MultiHeadAttentionCall<T> call;
+  MultiHeadAttentionCall<T> call;    // what forward was asked for: masks and dropout of backward
 
-  In<T, 3> query;  // [B, L, D]
-  In<T, 3> key;    // [B, S, kdim]
-  In<T, 3> value;  // [B, S, vdim]
-  // Dense copies of inputs whose rows do not lie at one common distance, else absent.
-  Tensor<T, 3> query_copy, key_copy, value_copy;
+  In<T, 3> query;                                 // [B, L, D]
+  In<T, 3> key;                                   // [B, S, kdim]
+  In<T, 3> value;                                 // [B, S, vdim]
+  Tensor<T, 3> query_copy, key_copy, value_copy;  // where rows lie at no common distance
 
   Tensor<T, 3> x_norm;   // [B, L, D]                 with layer_norm
   Tensor<T, 1> mean;     // [B L]                     with layer_norm
@@ -46,7 +48,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// The mean over the heads of weights [B, H, L, S]: [B, L, S].
+/// The mean over the heads of weights [B, H, L, S]: [B, L, S], 0 without heads. Throws
+/// std::bad_alloc.
 template <Scalar T>
 Tensor<T, 3> average_heads(In<T, 4> weights,
                            std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
@@ -60,6 +63,7 @@ Tensor<T, 3> average_heads(In<T, 4> weights,
   });
   return mean;
 }
+/// The same of a tensor that owns its elements.
 template <Scalar T>
 Tensor<T, 3> average_heads(const Tensor<T, 4>& weights) {
   return average_heads(In<T, 4>(weights));

@@ -12,22 +12,22 @@ namespace headwise::inline v0_1 {
 
 /// The shape of a module. Widths of 0 take the default that stands beside them.
 struct MultiHeadAttentionOptions {
-  Index d_model = 0;       // D, width of queries and output
-  Index num_heads = 1;     // H
-  Index num_kv_heads = 0;  // G, divides H; H: 1 is multi-query, between is grouped-query
-  Index d_head = 0;        // d; D / H, which must divide
-  Index d_value = 0;       // dv; d
-  Index kdim = 0;          // width of keys' input; D
-  Index vdim = 0;          // width of values' input; D
-  bool q_bias = false;
-  bool k_bias = false;
-  bool v_bias = false;
-  bool o_bias = true;
+  Index d_model = 0;        // D, width of queries and output
+  Index num_heads = 1;      // H
+  Index num_kv_heads = 0;   // G, divides H; H: 1 is multi-query, between is grouped-query
+  Index d_head = 0;         // d; D / H, which must divide
+  Index d_value = 0;        // dv; d
+  Index kdim = 0;           // width of keys' input; D
+  Index vdim = 0;           // width of values' input; D
+  bool q_bias = false;      // b_Q [H d]
+  bool k_bias = false;      // b_K [G d]
+  bool v_bias = false;      // b_V [G dv]
+  bool o_bias = true;       // b_O [D]
   bool layer_norm = false;  // of the query input, and with self-attention of keys and values too
-  bool layer_norm_affine = true;
-  double layer_norm_epsilon = 1e-5;
-  Init init = Init::xavier_normal;
-  std::uint64_t seed = 0;
+  bool layer_norm_affine = true;     // gamma and beta [D]
+  double layer_norm_epsilon = 1e-5;  // > 0
+  Init init = Init::xavier_normal;   // the scale of the weights at the start
+  std::uint64_t seed = 0;            // of the weights at the start
 
   /// All of them with every default filled in. Throws ArgumentError for what makes no module.
   MultiHeadAttentionOptions resolved() const {
@@ -88,12 +88,13 @@ struct MultiHeadAttentionOptions {
 /// One call. Masks are viewed: they must outlive the call, and its backward too.
 template <Scalar T>
 struct MultiHeadAttentionCall {
-  AttentionMask<T> mask = {};
-  Path path = Path::flash;
+  AttentionMask<T> mask = {};   // none: every query sees every key
+  Path path = Path::flash;      // both give the same function
   std::optional<T> scale = {};  // 1 / sqrt(d_head)
   Dropout weight_dropout = {};  // of the attention weights; none: inference
   Dropout output_dropout = {};  // of the output, after its bias
 
+  /// The part of it that concerns attention alone.
   AttentionOptions<T> attention() const { return {mask, scale, weight_dropout}; }
 };
 

@@ -23,7 +23,7 @@ struct MultiHeadAttentionParameters {
   Tensor<T, 1> b_o;    // [D]
   Tensor<T, 1> gamma;  // [D]
   Tensor<T, 1> beta;   // [D]
-  Index q_width = 0, k_width = 0, v_width = 0;
+  Index q_width = 0, k_width = 0, v_width = 0;  // columns of W_Q, W_K, W_V
 
   MultiHeadAttentionParameters() = default;
 
@@ -52,8 +52,12 @@ struct MultiHeadAttentionParameters {
     }
   }
 
+  /// Whether W_Q, W_K and W_V are columns of w_qkv.
   bool fused() const { return w_qkv.size() != 0; }
 
+  /// Each projection by itself, [D, H d], [kdim, G d] and [vdim, G dv]: a view, whichever way it is
+  /// stored.
+  ///@{
   TensorView<T, 2> W_Q() { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
   TensorView<T, 2> W_K() { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
   TensorView<T, 2> W_V() {
@@ -64,6 +68,7 @@ struct MultiHeadAttentionParameters {
   In<T, 2> W_V() const {
     return fused() ? slice(w_qkv, 1, q_width + k_width, v_width) : as_view(w_v);
   }
+  ///@}
 
   /// f(name, view) for each parameter that is there; names W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O,
   /// gamma, beta behind `prefix`. Views are writable where this is not const.
@@ -71,6 +76,7 @@ struct MultiHeadAttentionParameters {
   void for_each(F&& f, const std::string& prefix = "") {
     walk(*this, f, prefix);
   }
+  /// The same of what is not written to.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") const {
     walk(*this, f, prefix);
@@ -97,6 +103,8 @@ template <Scalar T>
 struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   using MultiHeadAttentionParameters<T>::MultiHeadAttentionParameters;
 
+  /// Each gradient by its textbook name, in the shape of its parameter; absent where that is.
+  ///@{
   In<T, 2> grad_W_Q() const { return this->W_Q(); }
   In<T, 2> grad_W_K() const { return this->W_K(); }
   In<T, 2> grad_W_V() const { return this->W_V(); }
@@ -107,12 +115,14 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   In<T, 1> grad_b_O() const { return this->b_o; }
   In<T, 1> grad_gamma() const { return this->gamma; }
   In<T, 1> grad_beta() const { return this->beta; }
+  ///@}
 
   /// f("grad_W_Q", view) and so on.
   template <class F>
   void for_each(F&& f) {
     MultiHeadAttentionParameters<T>::for_each(f, "grad_");
   }
+  /// The same of what is not written to.
   template <class F>
   void for_each(F&& f) const {
     MultiHeadAttentionParameters<T>::for_each(f, "grad_");

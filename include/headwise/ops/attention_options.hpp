@@ -15,7 +15,7 @@ namespace headwise::inline v0_1 {
 /// How attention is computed. What it views (masks) must outlive the call.
 template <Scalar T>
 struct AttentionOptions {
-  AttentionMask<T> mask = {};
+  AttentionMask<T> mask = {};   // none: every query sees every key
   std::optional<T> scale = {};  // what q k^T is multiplied by; 1 / sqrt(d) if not given
   Dropout dropout = {};         // of the weights
 
@@ -30,18 +30,18 @@ struct AttentionOptions {
 /// Queries [B, H, L, d], keys [B, G, S, d] and values [B, G, S, dv], as a backward call reads them.
 template <Scalar T>
 struct AttentionInputs {
-  In<T, 4> q, k, v;
+  In<T, 4> q, k, v;  // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
 };
 
 /// Their gradients, of the same shapes; overwritten.
 template <Scalar T>
 struct AttentionGradients {
-  Out<T, 4> dq, dk, dv;
+  Out<T, 4> dq, dk, dv;  // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
 };
 
 /// The letters of an attention: queries [B, H, L, d], keys [B, G, S, d], values [B, G, S, dv].
 struct AttentionSizes {
-  Index B, H, G, L, S, d, dv;
+  Index B, H, G, L, S, d, dv;  // batch, heads, key/value heads, queries, keys, widths
 
   /// Query heads that share a key/value head.
   Index group() const { return G == 0 ? 0 : H / G; }

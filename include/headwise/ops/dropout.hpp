@@ -19,6 +19,7 @@ HEADWISE_STRICT_MATH_BEGIN
 /// dropout  rate in [0, 1], seed, step: row n and column m draw from (seed, step, n, m)
 /// y        [N, M]   out; may be x
 ///
+/// Work    N M FLOPs where the rate is not 0.
 /// Throws  ShapeError or ArgumentError before anything is written.
 /// Source  Srivastava et al., "Dropout", JMLR 15, 2014.
 template <Scalar T>
@@ -55,6 +56,9 @@ void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_
 /// dy       [N, M]   in
 /// dropout  as in forward
 /// dx       [N, M]   out; may be dy
+///
+/// Work    N M FLOPs where the rate is not 0.
+/// Throws  ShapeError or ArgumentError before anything is written.
 template <Scalar T>
 void dropout_backward(In<T, 2> dy, const Dropout& dropout, Out<std::type_identity_t<T>, 2> dx,
                       const Context& context = {}) {

@@ -80,6 +80,7 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
 ///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
 template <Scalar T>
 void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
                               In<std::type_identity_t<T>, 4> o, In<std::type_identity_t<T>, 4> lse,

@@ -15,22 +15,22 @@ namespace headwise::inline v0_1 {
 /// Gain and offset of a layer norm, each [D] or absent.
 template <class T>
 struct LayerNormAffine {
-  In<T, 1> gamma = {};
-  In<T, 1> beta = {};
+  In<T, 1> gamma = {};  // [D]; {} for 1
+  In<T, 1> beta = {};   // [D]; {} for 0
 };
 
 /// Where their gradients are added, each [D] or absent.
 template <class T>
 struct LayerNormGradients {
-  InOut<T, 1> gamma = {};
-  InOut<T, 1> beta = {};
+  InOut<T, 1> gamma = {};  // [D]; {} for none
+  InOut<T, 1> beta = {};   // [D]; {} for none
 };
 
 /// What rows were normalised with, each [N]: written by forward, read by backward.
 template <class View>
 struct LayerNormMoments {
-  View mean = {};
-  View rstd = {};
+  View mean = {};  // [N]
+  View rstd = {};  // [N]; 1 / sqrt(variance + epsilon)
 };
 
 }  // namespace headwise::inline v0_1
@@ -118,6 +118,7 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
 /// holds. Outputs must not overlap anything else.
 /// Work    11 D + 2 FLOPs a row, 2 D with gamma, 4 D and D for the gradients of gamma and beta.
 /// Throws  ShapeError before anything is written.
+/// Source  docs/derivations/layer_norm_backward.md.
 template <Scalar T>
 void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                          In<std::type_identity_t<T>, 1> gamma,

@@ -133,6 +133,7 @@ void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Cont
 /// other.
 /// Work    2 N K O FLOPs for each of dx and dw, N O for db.
 /// Throws  ShapeError before anything is written; std::bad_alloc.
+/// Source  docs/derivations/attention_backward.md, step 6.
 template <Scalar T>
 void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                      In<std::type_identity_t<T>, 2> w, Out<std::type_identity_t<T>, 2> dx,

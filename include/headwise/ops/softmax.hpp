@@ -46,6 +46,7 @@ void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Contex
 ///
 /// Work    4 N M FLOPs.
 /// Throws  ShapeError before anything is written.
+/// Source  docs/derivations/attention_backward.md, step 4c.
 template <Scalar T>
 void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
                       Out<std::type_identity_t<T>, 2> dx, const Context& context = {}) {
@@ -68,7 +69,9 @@ void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
 /// p          [M]      in
 /// jacobian   [M, M]   out; must not overlap p
 ///
-/// softmax_backward is J^T dp without the M x M matrix. Throws ShapeError.
+/// softmax_backward is J^T dp without the M x M matrix.
+/// Work    2 M^2 FLOPs.
+/// Throws  ShapeError before anything is written.
 template <Scalar T>
 void softmax_jacobian(In<T, 1> p, Out<std::type_identity_t<T>, 2> jacobian) {
   const Index M = p.extent(0);

@@ -12,11 +12,13 @@ namespace headwise::inline v0_1 {
 
 /// References to what a call uses; it owns none of it. Cheap to copy.
 struct Context {
-  ExecutorRef executor = {};
+  ExecutorRef executor = {};  // runs the tasks; the calling thread by default
+  /// Of results, caches and scratch.
   std::pmr::memory_resource* memory = std::pmr::get_default_resource();
-  FlopTally* flops = nullptr;
-  Trace* trace = nullptr;
+  FlopTally* flops = nullptr;  // counts, where it is given
+  Trace* trace = nullptr;      // records, where it is given
 
+  /// Adds to the tally, if there is one.
   void count_flops(std::int64_t useful, std::int64_t executed) const {
     if (flops != nullptr) flops->add(useful, executed);
   }

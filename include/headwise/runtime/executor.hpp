@@ -14,6 +14,7 @@ namespace headwise::inline v0_1 {
 /// One of many tasks: called once for each task number, on one of `concurrency` workers.
 class TaskRef {
  public:
+  /// Refers to function(task, worker), which must outlive it.
   template <class F>
   requires(!std::same_as<std::remove_cvref_t<F>, TaskRef>) TaskRef(const F& function)
       : closure_(std::addressof(function)),
@@ -21,6 +22,7 @@ class TaskRef {
           (*static_cast<const F*>(closure))(task, worker);
         }) {}
 
+  /// Calls it.
   void operator()(Index task, Index worker) const { call_(closure_, task, worker); }
 
  private:
@@ -38,7 +40,9 @@ concept Executor = requires(E& executor, Index tasks, TaskRef task) {
 
 /// The calling thread does everything, in order.
 struct SerialExecutor {
+  /// One worker.
   Index concurrency() const { return 1; }
+  /// Calls task(t, 0) for t = 0, 1, ... tasks - 1.
   void run(Index tasks, TaskRef task) const {
     for (Index t = 0; t < tasks; ++t) task(t, 0);
   }
@@ -48,8 +52,10 @@ struct SerialExecutor {
 /// Throws ArgumentError for an executor without workers.
 class ExecutorRef {
  public:
+  /// A serial one.
   ExecutorRef() = default;
 
+  /// Refers to an executor, which must outlive it.
   template <Executor E>
   requires(!std::same_as<E, ExecutorRef>) ExecutorRef(E& executor)
       : executor_(std::addressof(executor)),
@@ -60,7 +66,9 @@ class ExecutorRef {
     });
   }
 
+  /// How many workers there are.
   Index concurrency() const { return executor_ == nullptr ? 1 : concurrency_(executor_); }
+  /// As the Executor concept says.
   void run(Index tasks, TaskRef task) const {
     if (executor_ == nullptr) {
       SerialExecutor().run(tasks, task);

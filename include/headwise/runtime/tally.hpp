@@ -15,13 +15,15 @@ namespace headwise::inline v0_1 {
 /// `useful` counts what the mathematics asks for: the products of shapes and of the visible pairs
 /// that a task's bounds name. `executed` counts what the tiles did, padding and masked pairs too.
 struct FlopTally {
-  std::atomic<std::int64_t> useful = 0;
-  std::atomic<std::int64_t> executed = 0;
+  std::atomic<std::int64_t> useful = 0;    // what the mathematics asks for
+  std::atomic<std::int64_t> executed = 0;  // what the tiles did
 
+  /// Adds to both; from any thread.
   void add(std::int64_t useful_flops, std::int64_t executed_flops) {
     useful.fetch_add(useful_flops, std::memory_order_relaxed);
     executed.fetch_add(executed_flops, std::memory_order_relaxed);
   }
+  /// Both back to 0.
   void reset() {
     useful = 0;
     executed = 0;
@@ -31,6 +33,7 @@ struct FlopTally {
 /// A memory resource that passes everything on and counts the bytes that it was asked for.
 class MemoryTally : public std::pmr::memory_resource {
  public:
+  /// Counts what it passes on to `upstream`, which must outlive it.
   explicit MemoryTally(std::pmr::memory_resource* upstream = std::pmr::get_default_resource())
       : upstream_(upstream) {
     require(upstream != nullptr, "MemoryTally", "upstream is null, expected a memory resource");
@@ -42,6 +45,7 @@ class MemoryTally : public std::pmr::memory_resource {
   std::int64_t peak() const { return peak_.load(); }
   /// How often memory was asked for.
   std::int64_t allocations() const { return allocations_.load(); }
+  /// Starts a new peak from what is live.
   void reset_peak() { peak_.store(live_.load()); }
 
  private:

@@ -28,8 +28,10 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
+  /// Workers, the calling thread among them.
   Index concurrency() const { return static_cast<Index>(workers_.threads.size()) + 1; }
 
+  /// As the Executor concept says: returns when every task is done.
   void run(Index tasks, TaskRef task) {
     const std::lock_guard one_run(run_mutex_);
     if (workers_.threads.empty() || tasks <= 1) return SerialExecutor().run(tasks, task);

@@ -13,12 +13,14 @@ namespace headwise::inline v0_1 {
 /// Values are kept as double, row-major.
 class Trace {
  public:
+  /// One tensor.
   struct Entry {
-    std::string name;
-    std::vector<Index> shape;
-    std::vector<double> values;
+    std::string name;            // by the textbook: X, Q, A, AS, dQ ...
+    std::vector<Index> shape;    // extents
+    std::vector<double> values;  // row-major
   };
 
+  /// Appends a copy under a name, which may be there already. Throws std::bad_alloc.
   template <class T, int R>
   void record(std::string_view name, const In<T, R>& tensor) {
     require_countable("Trace::record", "tensor", tensor);
@@ -31,9 +33,12 @@ class Trace {
     entries_.push_back(std::move(entry));
   }
 
+  /// All of them, oldest first.
   const std::vector<Entry>& entries() const { return entries_; }
+  /// Forgets all of them.
   void clear() { entries_.clear(); }
 
+  /// Whether a tensor of this name was recorded.
   bool contains(std::string_view name) const { return find(name) != nullptr; }
 
   /// The newest tensor of this name. Throws ArgumentError, listing the names, if there is none.

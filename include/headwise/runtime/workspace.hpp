@@ -22,12 +22,15 @@ constexpr Index padded(Index elements) {
 template <class T>
 class Scratch {
  public:
+  /// Hands out from `begin` on; null to count only.
   explicit constexpr Scratch(T* begin = nullptr) : begin_(begin) {}
+  /// The next part, on a 64-byte boundary.
   constexpr T* take(Index elements) {
     T* part = begin_ == nullptr ? nullptr : begin_ + taken_;
     taken_ += padded<T>(elements);
     return part;
   }
+  /// Elements handed out so far, padding included.
   constexpr Index taken() const { return taken_; }
 
  private:
@@ -41,6 +44,7 @@ class Scratch {
 template <class T>
 class Workspace {
  public:
+  /// Throws std::bad_alloc.
   Workspace(Index workers, Index elements, std::pmr::memory_resource* memory)
       : elements_(padded<T>(elements)), count_(workers * elements_), memory_(memory) {
     if (count_ == 0) return;
@@ -56,6 +60,7 @@ class Workspace {
     memory_->deallocate(block_, storage_bytes<T>(count_), storage_alignment);
   }
 
+  /// The part of one worker, all of it to be handed out.
   Scratch<T> of(Index worker) { return Scratch<T>(block_ + worker * elements_); }
 
  private:

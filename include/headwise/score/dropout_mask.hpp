@@ -16,9 +16,9 @@ HEADWISE_STRICT_MATH_BEGIN
 /// Elements are zeroed with probability `rate` and the others multiplied by 1 / (1 - rate).
 /// Rate 0, the default, is inference. `step` is what changes from one training step to the next.
 struct Dropout {
-  double rate = 0.0;
-  std::uint64_t seed = 0;
-  std::uint64_t step = 0;
+  double rate = 0.0;       // 0 to 1
+  std::uint64_t seed = 0;  // of the run
+  std::uint64_t step = 0;  // of training: another for each
 
   /// Whether a mask of this rate drops anything: masks are drawn to 2^-16.
   bool active() const { return rate >= 0x1p-17; }
@@ -48,17 +48,21 @@ HEADWISE_STRICT_MATH_BEGIN
 /// nearly three times the work: twice the blocks, of 10 rounds instead of 7.)
 class DropoutMask {
  public:
+  /// Keeps everything.
   DropoutMask() = default;
+  /// The mask that seed, step and stream name.
   DropoutMask(const Dropout& dropout, DropoutStream stream)
       : key_(philox_key(dropout.seed, static_cast<std::uint32_t>(stream), dropout.step)),
         threshold_(static_cast<std::uint32_t>(std::lround(dropout.rate * 65536.0))),
         keep_factor_(dropout.rate < 1.0 ? 1.0 / (1.0 - dropout.rate) : 0.0) {}
 
+  /// Whether it drops anything.
   bool active() const { return threshold_ != 0; }
 
   /// What a kept element is multiplied by.
   double keep_factor() const { return keep_factor_; }
 
+  /// Whether element (b, h, i, j) is kept, with probability 1 - rate.
   bool kept(Index b, Index h, Index i, Index j) const {
     const auto words = block(b, h, i, j / 8);
     return bits(words, static_cast<int>(j % 8)) >= threshold_;

@@ -14,11 +14,12 @@ namespace headwise::inline v0_1 {
 
 /// Query i sees key j only where j <= i + (S - L): the last query sees the last key.
 struct Causal {};
+/// The causal mask, as calls name it: `{.mask = causal}`.
 inline constexpr Causal causal{};
 
 /// Query i sees key j only where |i + (S - L) - j| < size.
 struct Window {
-  Index size;
+  Index size;  // 1: itself alone
 };
 
 /// Element b of the batch has keys 0 ... lengths[b] - 1.
@@ -29,7 +30,7 @@ struct KeyLengths {
 /// A pair is visible where keep(b, h, i, j) == keep. Axes of extent 1 stand for all.
 struct PairMask {
   In<bool, 4> pairs;  // [B or 1, H or 1, L or 1, S or 1]
-  bool keep;
+  bool keep;          // what `pairs` holds where a pair is visible
 };
 
 /// Added to the scaled score. A value below -max/4, -infinity among them, hides the pair.
@@ -42,13 +43,16 @@ struct BiasMask {
 /// backward call too.
 struct Mask {
   /// True where the query may see the key.
-  static PairMask keep(In<bool, 4> pairs) { return {pairs, true}; }       // [B, H, L, S] or 1
+  static PairMask keep(In<bool, 4> pairs) { return {pairs, true}; }  // [B, H, L, S] or 1
+  /// The same [L, S] for all batches and heads.
   static PairMask keep(In<bool, 2> pairs) { return {all(pairs), true}; }  // [L, S]
   /// True where the query may not see the key.
-  static PairMask drop(In<bool, 4> pairs) { return {pairs, false}; }
+  static PairMask drop(In<bool, 4> pairs) { return {pairs, false}; }  // [B, H, L, S] or 1
+  /// The same [L, S] for all batches and heads.
   static PairMask drop(In<bool, 2> pairs) { return {all(pairs), false}; }
-  /// True where a key counts, or where it is padding: [B, S], for all heads and queries.
+  /// True where a key counts: [B, S], for all heads and queries.
   static PairMask keep_keys(In<bool, 2> keys) { return {of_keys(keys), true}; }
+  /// True where a key is padding: [B, S], for all heads and queries.
   static PairMask drop_keys(In<bool, 2> keys) { return {of_keys(keys), false}; }
   /// Added to the scores: ALiBi, relative positions, or a mask of -infinity.
   template <class V>
@@ -72,7 +76,9 @@ struct Mask {
   template <class T, int R>
   static void bias(const Tensor<T, R>&& temporary) = delete;
 
+  /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed.
   static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
+  /// Query i sees key j only where |i + (S - L) - j| < size; size >= 1.
   static Window window(Index size) { return {size}; }
 
  private:
@@ -103,30 +109,37 @@ class AttentionMask {
  public:
   static constexpr int most = 4;  // pair masks and, apart from them, biases
 
+  /// No mask: every query sees every key.
   AttentionMask() noexcept {}  // not defaulted: g++ 12 fails to compute its exception specification
+  /// All terms together. Throws ArgumentError for what does not go together.
   template <class... Terms>
   requires(sizeof...(Terms) >= 1 && (MaskTerm<Terms, T> && ...))
       AttentionMask(const Terms&... terms) {
     (add(terms), ...);
   }
 
+  /// Adds a term; throws ArgumentError where it does not go together with those before it.
   void add(Causal) { causal_ = true; }
+  /// Of several windows the smallest holds. Throws ArgumentError for a size below 1.
   void add(Window window) {
     require(window.size >= 1, "Mask::window",
             "size is " + std::to_string(window.size) + ", expected >= 1");
     constexpr Index widest = (std::numeric_limits<Index>::max)() / 4;  // wider than any sequence
     window_ = std::min<Index>(window_ == 0 ? widest : window_, window.size);
   }
+  /// Throws ArgumentError where there are key lengths already.
   void add(KeyLengths keys) {
     require(!has_key_lengths_, "AttentionMask", "key lengths are given twice, expected once");
     key_lengths_ = keys.lengths;
     has_key_lengths_ = true;
   }
+  /// Throws ArgumentError for more than 4 keep and drop masks.
   void add(const PairMask& mask) {
     require(pair_count_ < most, "AttentionMask",
             "keep and drop masks are 5, expected at most 4 (combine some into one tensor)");
     pairs_[static_cast<std::size_t>(pair_count_++)] = mask;
   }
+  /// Throws ArgumentError for more than 4 biases.
   void add(const BiasMask<T>& mask) {
     require(bias_count_ < most, "AttentionMask",
             "biases are 5, expected at most 4 (add some up into one tensor)");
@@ -143,18 +156,24 @@ class AttentionMask {
     *this = sum;
   }
 
+  /// Whether causality is among the terms.
   bool is_causal() const { return causal_; }
+  /// The smallest window, or 0 for none.
   Index window() const { return window_; }  // 0: none
+  /// Whether key lengths are among the terms.
   bool has_key_lengths() const { return has_key_lengths_; }
+  /// They, [B], or empty.
   std::span<const Index> key_lengths() const { return key_lengths_; }
+  /// The keep and drop masks among the terms.
   std::span<const PairMask> pair_masks() const {
     return {pairs_.data(), static_cast<std::size_t>(pair_count_)};
   }
+  /// The biases among the terms.
   std::span<const BiasMask<T>> biases() const {
     return {biases_.data(), static_cast<std::size_t>(bias_count_)};
   }
 
-  /// Throws unless every term fits scores [B, H, L, S].
+  /// Throws ShapeError or ArgumentError unless every term fits scores [B, H, L, S].
   void require_fits(std::string_view function, Index B, Index H, Index L, Index S) const {
     for (const PairMask& mask : pair_masks()) {
       require_broadcast(function, mask.keep ? "Mask::keep" : "Mask::drop", mask.pairs,
@@ -206,6 +225,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// A causal mask as values to add: 0 where j <= i, `fill` above the diagonal; for Mask::bias.
 /// With the default fill it is a number like others: a row of nothing but fills is no masked row.
+/// Throws ShapeError for n < 0, std::bad_alloc.
 template <Scalar T>
 Tensor<T, 2> causal_mask(Index n, T fill = T(-1e9)) {
   Tensor<T, 2> mask({n, n});

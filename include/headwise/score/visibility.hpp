@@ -11,8 +11,9 @@ namespace headwise::inline v0_1 {
 
 /// Keys begin ... end - 1.
 struct KeyRange {
-  Index begin;
-  Index end;
+  Index begin;  // the first
+  Index end;    // one behind the last
+  /// How many they are.
   Index size() const { return end - begin; }
 };
 
@@ -26,6 +27,7 @@ HEADWISE_STRICT_MATH_BEGIN
 template <Scalar T>
 class HeadVisibility {
  public:
+  /// Of a mask that fits; what the mask views must outlive this.
   HeadVisibility(const AttentionMask<T>& mask, Index b, Index h, Index L, Index S)
       : offset_(S - L),
         causal_(mask.is_causal()),
@@ -65,6 +67,7 @@ class HeadVisibility {
 
   /// Whether pairs within the range have to be asked for one by one.
   bool has_pair_masks() const { return pair_count_ != 0 || bias_count_ != 0; }
+  /// How many biases are added to a score.
   Index bias_count() const { return bias_count_; }
 
   /// Whether every query sees every key.
@@ -84,6 +87,7 @@ class HeadVisibility {
     return true;
   }
 
+  /// Whether query i sees key j.
   bool visible(Index i, Index j) const {
     const KeyRange keys = range(i);
     return j >= keys.begin && j < keys.end && pair_visible(i, j);

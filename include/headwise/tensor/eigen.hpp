@@ -9,8 +9,10 @@
 
 namespace headwise::inline v0_1 {
 
+/// Eigen's matrix in row-major order: what headwise reads and writes in place.
 template <class T>
 using EigenMatrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+/// Strides that are known only at run time.
 using EigenStride = Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>;
 
 /// A [N, M] view as an Eigen matrix expression over the same storage, whatever its strides.
@@ -18,14 +20,17 @@ template <class T>
 Eigen::Map<const EigenMatrix<T>, 0, EigenStride> eigen_map(const In<T, 2>& view) {
   return {view.data(), view.extent(0), view.extent(1), EigenStride(view.stride(0), view.stride(1))};
 }
+/// The same, to be written to.
 template <class T>
 Eigen::Map<EigenMatrix<T>, 0, EigenStride> eigen_map(const Out<T, 2>& view) {
   return {view.data(), view.extent(0), view.extent(1), EigenStride(view.stride(0), view.stride(1))};
 }
+/// The same of a tensor.
 template <class T>
 auto eigen_map(Tensor<T, 2>& tensor) {
   return eigen_map(Out<T, 2>(tensor));
 }
+/// The same of a tensor that is only read.
 template <class T>
 auto eigen_map(const Tensor<T, 2>& tensor) {
   return eigen_map(In<T, 2>(tensor));
@@ -67,6 +72,7 @@ In<typename Derived::Scalar, 2> from_eigen(const Eigen::DenseBase<Derived>& matr
                 "declare it as headwise::EigenMatrix<T>");
   return detail::eigen_view<In<typename Derived::Scalar, 2>>(matrix.derived());
 }
+/// The same, to be written to.
 template <class Derived>
 requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> from_eigen(
     Eigen::DenseBase<Derived>& matrix) {
@@ -83,6 +89,7 @@ In<typename Derived::Scalar, 2> from_column_major(const Eigen::DenseBase<Derived
                 "this Eigen matrix is row-major: pass from_eigen(m)");
   return detail::eigen_view<In<typename Derived::Scalar, 2>>(matrix.derived());
 }
+/// The same, to be written to.
 template <class Derived>
 requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> from_column_major(
     Eigen::DenseBase<Derived>& matrix) {

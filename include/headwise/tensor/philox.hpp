@@ -32,6 +32,7 @@ constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> count
   return counter;
 }
 
+/// The two halves of a seed.
 constexpr std::array<std::uint32_t, 2> philox_key(std::uint64_t seed) {
   return {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)};
 }

@@ -30,15 +30,19 @@ inline std::string format_extents(std::span<const Index> extents) {
 template <int R>
 struct Shape {
   static_assert(R >= 1, "a shape has at least one axis");
-  std::array<Index, static_cast<std::size_t>(R)> extents{};
+  std::array<Index, static_cast<std::size_t>(R)> extents{};  // outermost first
 
+  /// All 0.
   constexpr Shape() = default;
 
+  /// As many extents as there are axes.
   template <std::integral... Ints>
   requires(sizeof...(Ints) == R) constexpr Shape(Ints... extent)
       : extents{static_cast<Index>(extent)...} {}
 
+  /// The extent of one axis, 0 to R - 1.
   constexpr Index operator[](int axis) const { return extents[static_cast<std::size_t>(axis)]; }
+  /// The same, to be written to.
   constexpr Index& operator[](int axis) { return extents[static_cast<std::size_t>(axis)]; }
   friend constexpr bool operator==(const Shape&, const Shape&) = default;
 
@@ -71,12 +75,15 @@ struct Shape {
     return strides;
   }
 
+  /// `[2, 3, 4]`
   std::string format() const { return format_extents(extents); }
 };
 
+/// `Shape{2, 3}` is a Shape<2>.
 template <class... Ints>
 Shape(Ints...) -> Shape<static_cast<int>(sizeof...(Ints))>;
 
+/// Prints `[2, 3, 4]`.
 template <int R>
 std::ostream& operator<<(std::ostream& out, const Shape<R>& shape) {
   return out << shape.format();

@@ -26,8 +26,10 @@ constexpr std::size_t storage_bytes(Index elements) {
 template <class T, int R>
 class Tensor : public InOut<T, R>, public OwnsElements {
  public:
+  /// An absent tensor.
   Tensor() noexcept = default;
 
+  /// Zeros. Throws ShapeError for a negative extent, std::bad_alloc.
   explicit Tensor(const Shape<R>& shape,
                   std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : Tensor(shape, allocate(shape, memory), memory) {
@@ -50,15 +52,19 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     std::copy(values.begin(), values.end(), data());
   }
 
+  /// A deep copy from the same memory resource.
   Tensor(const Tensor& other)
       : Tensor(other.shape(), allocate(other.shape(), other.memory_), other.memory_) {
     std::uninitialized_copy_n(other.data(), this->size(), data());
   }
+  /// Takes the elements; `other` is absent then.
   Tensor(Tensor&& other) noexcept { swap(other); }
+  /// A deep copy; where it throws, this is as it was.
   Tensor& operator=(const Tensor& other) {
     if (this != &other) Tensor(other).swap(*this);
     return *this;
   }
+  /// Takes the elements.
   Tensor& operator=(Tensor&& other) noexcept {
     Tensor(std::move(other)).swap(*this);
     return *this;
@@ -69,30 +75,41 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     memory_->deallocate(data(), storage_bytes<T>(this->size()), storage_alignment);
   }
 
+  /// Exchanges elements and memory resources.
   void swap(Tensor& other) noexcept {
     std::swap(static_cast<InOut<T, R>&>(*this), static_cast<InOut<T, R>&>(other));
     std::swap(memory_, other.memory_);
   }
 
+  /// The first element; null where there is none.
   T* data() { return InOut<T, R>::data(); }
+  /// The same, to be read.
   const T* data() const { return In<T, R>::data(); }
 
+  /// Element (i, j, ...).
   template <std::convertible_to<Index>... Ints>
   requires(sizeof...(Ints) == R) T& operator()(Ints... index) {
     return InOut<T, R>::operator()(index...);
   }
+  /// The same, to be read.
   template <std::convertible_to<Index>... Ints>
   requires(sizeof...(Ints) == R) const T& operator()(Ints... index) const {
     return In<T, R>::operator()(index...);
   }
+  /// Element `index`.
   T& operator()(const Shape<R>& index) { return InOut<T, R>::operator()(index); }
+  /// The same, to be read.
   const T& operator()(const Shape<R>& index) const { return In<T, R>::operator()(index); }
 
+  /// All elements in row-major order, as a range.
+  ///@{
   T* begin() { return data(); }
   T* end() { return data() + this->size(); }
   const T* begin() const { return data(); }
   const T* end() const { return data() + this->size(); }
+  ///@}
 
+  /// Where the elements came from; null for an absent tensor.
   std::pmr::memory_resource* memory() const { return memory_; }
 
  private:
@@ -112,12 +129,16 @@ class Tensor : public InOut<T, R>, public OwnsElements {
   std::pmr::memory_resource* memory_ = nullptr;
 };
 
+/// A vector that owns its elements.
 template <class T>
 using Tensor1 = Tensor<T, 1>;
+/// A matrix that owns its elements.
 template <class T>
 using Tensor2 = Tensor<T, 2>;
+/// Three axes, as [B, L, D].
 template <class T>
 using Tensor3 = Tensor<T, 3>;
+/// Four axes, as [B, H, L, d].
 template <class T>
 using Tensor4 = Tensor<T, 4>;
 

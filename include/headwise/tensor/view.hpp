@@ -23,11 +23,15 @@ concept OwnsItsElements = std::derived_from<std::remove_const_t<U>, OwnsElements
 template <class T, int R>
 class In {
  public:
+  /// The type of an element.
   using value_type = T;
+  /// The number of axes.
   static constexpr int rank = R;
+  /// The same kind of view with another number of axes.
   template <int Q>
   using with_rank = In<T, Q>;
 
+  /// An absent tensor.
   constexpr In() = default;
 
   /// Dense row-major storage of this shape.
@@ -37,12 +41,19 @@ class In {
   constexpr In(const T* data, const Shape<R>& shape, const Shape<R>& strides)
       : data_(data), shape_(shape), strides_(strides) {}
 
+  /// Element (0, 0, ...); null for an absent tensor.
   constexpr const T* data() const { return data_; }
+  /// The extents of all axes.
   constexpr const Shape<R>& shape() const { return shape_; }
+  /// How far apart neighbours along each axis lie, in elements.
   constexpr const Shape<R>& strides() const { return strides_; }
+  /// The extent of one axis.
   constexpr Index extent(int axis) const { return shape_[axis]; }
+  /// The stride of one axis.
   constexpr Index stride(int axis) const { return strides_[axis]; }
+  /// The number of elements. Throws ShapeError where it cannot be counted.
   constexpr Index size() const { return shape_.size(); }
+  /// Whether this is `{}`.
   constexpr bool absent() const { return data_ == nullptr && shape_ == Shape<R>(); }
 
   /// Whether the elements lie one behind the other in row-major order.
@@ -56,12 +67,15 @@ class In {
     return true;
   }
 
+  /// Element (i, j, ...); its bounds are an assertion.
   template <std::convertible_to<Index>... Ints>
   requires(sizeof...(Ints) == R) constexpr const T& operator()(Ints... index) const {
     return data_[offset(Shape<R>(index...))];
   }
+  /// Element `index`.
   constexpr const T& operator()(const Shape<R>& index) const { return data_[offset(index)]; }
 
+  /// How far element `index` lies behind element (0, 0, ...).
   constexpr Index offset(const Shape<R>& index) const {
     Index sum = 0;
     for (int r = 0; r < R; ++r) {
@@ -81,14 +95,19 @@ class In {
 template <class T, int R>
 class Out : public In<T, R> {
  public:
+  /// The same kind of view with another number of axes.
   template <int Q>
   using with_rank = Out<T, Q>;
 
+  /// An absent tensor.
   constexpr Out() = default;
+  /// Dense row-major storage of this shape.
   constexpr Out(T* data, const Shape<R>& shape) : In<T, R>(data, shape), data_(data) {}
+  /// Element (i, j, ...) is data[i strides[0] + j strides[1] + ...].
   constexpr Out(T* data, const Shape<R>& shape, const Shape<R>& strides)
       : In<T, R>(data, shape, strides), data_(data) {}
 
+  /// The elements of a Tensor.
   template <OwnsItsElements U>
   requires(!std::is_const_v<U> && std::derived_from<U, Out<T, R>>) constexpr Out(U& tensor)
       : Out(tensor.data(), tensor.shape(), tensor.strides()) {}
@@ -96,12 +115,15 @@ class Out : public In<T, R> {
   requires std::derived_from<U, Out<T, R>> Out(const U& tensor)
   = delete;  // a const Tensor is not written to
 
+  /// Element (0, 0, ...); null for an absent tensor.
   constexpr T* data() const { return data_; }
 
+  /// Element (i, j, ...); its bounds are an assertion.
   template <std::convertible_to<Index>... Ints>
   requires(sizeof...(Ints) == R) constexpr T& operator()(Ints... index) const {
     return data_[this->offset(Shape<R>(index...))];
   }
+  /// Element `index`.
   constexpr T& operator()(const Shape<R>& index) const { return data_[this->offset(index)]; }
 
  private:
@@ -112,10 +134,13 @@ class Out : public In<T, R> {
 template <class T, int R>
 class InOut : public Out<T, R> {
  public:
+  /// The same kind of view with another number of axes.
   template <int Q>
   using with_rank = InOut<T, Q>;
   using Out<T, R>::Out;
+  /// An absent tensor.
   constexpr InOut() = default;
+  /// Adds to what could be overwritten.
   explicit constexpr InOut(const Out<T, R>& out) : Out<T, R>(out) {}
 };
 
@@ -123,28 +148,36 @@ class InOut : public Out<T, R> {
 template <class T, int R>
 class TensorView : public InOut<T, R> {
  public:
+  /// The same kind of view with another number of axes.
   template <int Q>
   using with_rank = TensorView<T, Q>;
   using InOut<T, R>::InOut;
   constexpr TensorView() = default;
 };
 
+/// A view for keeping that only reads.
 template <class T, int R>
 class TensorView<const T, R> : public In<T, R> {
  public:
+  /// The same kind of view with another number of axes.
   template <int Q>
   using with_rank = TensorView<const T, Q>;
   using In<T, R>::In;
   constexpr TensorView() = default;
+  /// Keeps what was passed in.
   constexpr TensorView(const In<T, R>& view) : In<T, R>(view) {}
 };
 
+/// A vector over memory of the caller's.
 template <class T>
 using View1 = TensorView<T, 1>;
+/// A matrix over memory of the caller's.
 template <class T>
 using View2 = TensorView<T, 2>;
+/// Three axes, as [B, L, D], over memory of the caller's.
 template <class T>
 using View3 = TensorView<T, 3>;
+/// Four axes, as [B, H, L, d], over memory of the caller's.
 template <class T>
 using View4 = TensorView<T, 4>;
 

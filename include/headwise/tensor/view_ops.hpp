@@ -19,15 +19,17 @@ inline void require_axis(std::string_view function, int axis, int rank) {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// The view of a Tensor, a const Tensor (read-only) or of a view (itself).
+/// The view of a Tensor.
 template <class T, int R>
 TensorView<T, R> as_view(Tensor<T, R>& tensor) {
   return {tensor.data(), tensor.shape(), tensor.strides()};
 }
+/// The view of a const Tensor: to be read.
 template <class T, int R>
 In<T, R> as_view(const Tensor<T, R>& tensor) {
   return tensor;
 }
+/// A view is its own.
 template <class V>
 requires(!OwnsItsElements<V>) V as_view(const V& view) { return view; }
 
@@ -35,8 +37,10 @@ requires(!OwnsItsElements<V>) V as_view(const V& view) { return view; }
 template <class V>
 concept Viewable = !OwnsItsElements<std::remove_reference_t<V>> || std::is_lvalue_reference_v<V>;
 
+/// What as_view gives.
 template <class V>
 using view_of = decltype(as_view(std::declval<V>()));
+/// The same with Q axes.
 template <class V, int Q>
 using view_of_rank = typename view_of<V>::template with_rank<Q>;
 
@@ -58,6 +62,7 @@ view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
 }
 
 /// One index of the first axis; the view that remains has one axis less.
+/// Throws ShapeError unless 0 <= index < extent.
 template <Viewable V>
 auto select(V&& tensor, Index index) {
   const auto view = as_view(tensor);
@@ -75,7 +80,7 @@ auto select(V&& tensor, Index index) {
   return view_of_rank<V&, rank>(view.data() + index * view.stride(0), shape, strides);
 }
 
-/// Two axes exchanged.
+/// Two axes exchanged. Throws ArgumentError for an axis that is not there.
 template <Viewable V>
 view_of<V&> transpose(V&& tensor, int axis_a, int axis_b) {
   const auto view = as_view(tensor);
@@ -154,7 +159,7 @@ void copy(In<T, R> from, Out<std::type_identity_t<T>, R> to) {
   for_each_index(from.shape(), [&](const Shape<R>& index) { to(index) = from(index); });
 }
 
-/// A dense copy.
+/// A dense copy. Throws std::bad_alloc.
 template <class T, int R>
 Tensor<T, R> contiguous(In<T, R> from,
                         std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
@@ -170,7 +175,7 @@ void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
   for_each_index(tensor.shape(), [&](const Shape<R>& index) { tensor(index) = value; });
 }
 
-/// The same values in another scalar type.
+/// The same values in another scalar type, as static_cast rounds them. Throws std::bad_alloc.
 template <class To, class From, int R>
 Tensor<To, R> convert(In<From, R> from) {
   require_countable("convert", "from", from);

@@ -21,6 +21,7 @@ struct AttentionProblem {
   In<bool, 4> keep;  // [B, H, L, S], true where the query may see the key; {} for every pair
   T scale;           // what q k^T is multiplied by
 
+  /// Whether query i of head h sees key j.
   bool sees(Index b, Index h, Index i, Index j) const {
     if (causal && j > i + (k.extent(2) - q.extent(2))) return false;
     return keep.absent() || keep(b, h, i, j);
@@ -45,33 +46,36 @@ struct AttentionAnswerGradients {
 /// A kernel under test, and what it can do. What it cannot take it is not given.
 template <class T>
 struct AttentionKernel {
-  std::string name;
+  std::string name;  // as the score card prints it
+  /// Overwrites the answer.
   std::function<void(const AttentionProblem<T>&, const AttentionAnswer<T>&)> forward;
   /// From the problem and d_o [B, H, L, dv]; it runs its own forward where it needs one. May be {}.
   std::function<void(const AttentionProblem<T>&, const In<T, 4>&,
                      const AttentionAnswerGradients<T>&)>
       backward = {};
-  bool gives_weights = false;
-  bool takes_causal = true;
-  bool takes_keep = true;    // masks of single pairs
-  bool takes_groups = true;  // G < H
-  bool takes_scale = true;   // false: it multiplies by 1 / sqrt(d) whatever the problem says
+  bool gives_weights = false;  // whether forward writes them
+  bool takes_causal = true;    // the causal mask
+  bool takes_keep = true;      // masks of single pairs
+  bool takes_groups = true;    // G < H
+  bool takes_scale = true;     // false: it multiplies by 1 / sqrt(d) whatever the problem says
 };
 
 /// The same problem for a function that C can hold: dense row-major arrays and their extents.
 template <class T>
 struct AttentionArrays {
-  const T* q;        // [B, H, L, d]
-  const T* k;        // [B, G, S, d]
-  const T* v;        // [B, G, S, dv]
-  const bool* keep;  // [B, H, L, S] or null
-  Index B, H, G, L, S, d, dv;
-  bool causal;
-  T scale;
+  const T* q;                  // [B, H, L, d]
+  const T* k;                  // [B, G, S, d]
+  const T* v;                  // [B, G, S, dv]
+  const bool* keep;            // [B, H, L, S] or null
+  Index B, H, G, L, S, d, dv;  // the extents above
+  bool causal;                 // query i sees key j only where j <= i + (S - L)
+  T scale;                     // what q k^T is multiplied by
 };
 
+/// o [B, H, L, dv] is overwritten.
 template <class T>
 using AttentionForwardFunction = void (*)(const AttentionArrays<T>* problem, T* o);
+/// From d_o [B, H, L, dv]: dq [B, H, L, d], dk [B, G, S, d] and dv [B, G, S, dv] are overwritten.
 template <class T>
 using AttentionBackwardFunction = void (*)(const AttentionArrays<T>* problem, const T* d_o, T* dq,
                                            T* dk, T* dv);

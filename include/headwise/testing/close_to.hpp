@@ -13,6 +13,7 @@
 
 namespace headwise::inline v0_1 {
 
+/// What close_to is asked for besides its tolerance.
 struct CloseToOptions {
   double floor = 0;  // max|expected| counts as at least this: for tensors that may be all zero
 };
@@ -20,7 +21,7 @@ struct CloseToOptions {
 /// What close_to and bitwise_equal found. Converts to bool where a condition is expected; prints
 /// as its message.
 struct Closeness {
-  bool ok = true;
+  bool ok = true;            // whether every element passes
   std::vector<Index> index;  // of the worst element; empty where there are no elements
   long double actual = 0;    // there
   long double expected = 0;  // there
@@ -29,6 +30,7 @@ struct Closeness {
   Index failures = 0;        // elements that fail
   Index count = 0;           // elements compared
 
+  /// ok.
   explicit operator bool() const { return ok; }
 
   /// `[1, 2] is 0.5, expected 0.25, error 0.1 > 1e-06; 3 of 24 elements fail`

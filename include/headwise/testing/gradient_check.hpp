@@ -116,7 +116,8 @@ inline std::vector<Index> unflatten(const std::vector<Index>& shape, std::size_t
 
 inline namespace HEADWISE_CODE {
 
-/// sum(dy y): the loss whose gradient is the vector-Jacobian product of dy. Summed in T.
+/// sum(dy y): the loss whose gradient is the vector-Jacobian product of dy. Summed in T. Throws
+/// ShapeError unless dy has the shape of y.
 template <class D, class T, int R>
 T weighted_sum(const In<D, R>& dy, const In<T, R>& y) {
   require_shape("weighted_sum", "dy", dy, y.shape(), "the shape of y");
@@ -146,6 +147,7 @@ class GradientCheck {
                 "float results against double ones");
 
  public:
+  /// Throws ArgumentError for options out of range.
   explicit GradientCheck(const GradientCheckOptions& options = {}) : options_(options) {
     detail::require_valid(options, "GradientCheck");
   }

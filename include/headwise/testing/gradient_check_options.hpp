@@ -11,14 +11,15 @@
 
 namespace headwise::inline v0_1 {
 
+/// How gradients are differenced and what they are held against.
 struct GradientCheckOptions {
-  double tolerance = 1e-8;  // of GradientError::error
-  Stencil stencil = Stencil::central;
-  double step = 0;         // > 0, in units of the inputs; 0: default_step
-  std::uint64_t seed = 1;  // of the random directions
-  int directions = 8;      // random directions for each input that is large
-  Index full_below = 400;  // inputs of at most so many scalars: every element
-  double max_dy = 1;       // the largest |dy| of the upstream gradient
+  double tolerance = 1e-8;             // of GradientError::error
+  Stencil stencil = Stencil::central;  // how a slope is formed
+  double step = 0;                     // > 0, in units of the inputs; 0: default_step
+  std::uint64_t seed = 1;              // of the random directions
+  int directions = 8;                  // random directions for each input that is large
+  Index full_below = 400;              // inputs of at most so many scalars: every element
+  double max_dy = 1;                   // the largest |dy| of the upstream gradient
 };
 
 namespace detail {

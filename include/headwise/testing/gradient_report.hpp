@@ -18,7 +18,7 @@ namespace headwise::inline v0_1 {
 /// The maxima go over the elements of the input, or over the random directions. The second term
 /// keeps the rule from blowing up where the true gradient is 0.
 struct GradientError {
-  std::string input;
+  std::string input;          // its name
   std::vector<Index> index;   // of the worst element; empty where only a direction is known
   std::vector<Index> output;  // of a whole Jacobian: the element of y that is differentiated
   int direction = -1;         // the worst random direction; -1 where every element was differenced
@@ -42,9 +42,9 @@ struct GradientError {
 
 /// All inputs of a check. Converts to bool where a condition is expected; prints as its message.
 struct GradientReport {
-  std::vector<GradientError> inputs;
-  double tolerance = 0;
-  std::uint64_t seed = 0;
+  std::vector<GradientError> inputs;  // in the order in which they were added
+  double tolerance = 0;               // what ok() holds errors against
+  std::uint64_t seed = 0;             // of the random directions
 
   /// The input with the largest error. Throws ArgumentError where nothing was checked.
   const GradientError& worst() const {
@@ -54,8 +54,11 @@ struct GradientReport {
                              [](const auto& a, const auto& b) { return a.error < b.error; });
   }
 
+  /// Whether no input is further off. Throws ArgumentError where nothing was checked.
   bool ok(double within) const { return worst().error <= within; }
+  /// The same within `tolerance`.
   bool ok() const { return ok(tolerance); }
+  /// ok().
   explicit operator bool() const { return ok(); }
 
   /// `dx[1, 0, 3]: analytic 0.123, numeric 0.124, error 0.003 > 1e-09 (seed 7); dw error 2e-11`
@@ -73,6 +76,7 @@ struct GradientReport {
     }
     return text;
   }
+  /// The same within `tolerance`.
   std::string message() const { return message(tolerance); }
 
   friend std::ostream& operator<<(std::ostream& out, const GradientReport& report) {

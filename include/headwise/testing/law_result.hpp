@@ -11,14 +11,15 @@
 
 namespace headwise::inline v0_1 {
 
+/// A law that says nothing about a kernel or a shape is not applicable to it.
 enum class LawStatus { pass, fail, not_applicable };
 
 /// One law on one trial, or the worst of many.
 struct LawResult {
-  LawStatus status = LawStatus::not_applicable;
-  std::string tensor = {};  // the one that `worst` is about
-  Closeness worst = {};     // the worst number, and where
-  std::string thrown = {};  // what the kernel threw instead
+  LawStatus status = LawStatus::not_applicable;  // of the trial
+  std::string tensor = {};                       // the one that `worst` is about
+  Closeness worst = {};                          // the worst number, and where
+  std::string thrown = {};                       // what the kernel threw instead
 
   /// `o[0, 1, 3, 2] is nan, expected 0.25, error not finite > 1e-05; 3 of 24 elements fail`
   std::string message() const {
@@ -33,8 +34,8 @@ inline namespace HEADWISE_CODE {
 /// A law by its name, and what it demands in one sentence. Users add their own.
 template <class T>
 struct AttentionLaw {
-  std::string name, statement;
-  std::function<LawResult(const LawTrial<T>&)> holds;
+  std::string name, statement;                         // what the card prints; what the law demands
+  std::function<LawResult(const LawTrial<T>&)> holds;  // asks a kernel
 };
 
 /// Whether `a` is the one to report of two: failure before success, then the larger error.

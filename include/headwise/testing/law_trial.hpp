@@ -21,8 +21,8 @@ namespace headwise::inline v0_1 {
 
 /// The extents that a trial is made of, and what hides pairs in it.
 struct LawShape {
-  Index B = 1, H = 1, G = 1, L = 1, S = 1, d = 1, dv = 1;
-  bool causal = false;
+  Index B = 1, H = 1, G = 1, L = 1, S = 1, d = 1, dv = 1;  // every extent >= 1, G divides H
+  bool causal = false;  // query i sees key j only where j <= i + (S - L)
   bool masked = false;  // a random keep mask, with a query that sees nothing and a key nobody sees
 
   /// `B2 H4 G2 L13 S17 d7 dv3 causal masked`
@@ -39,22 +39,24 @@ struct LawShape {
 /// A problem that owns its numbers, so that a law can change a copy.
 template <class T>
 struct LawData {
-  Tensor<T, 4> q, k, v, d_o;
-  Tensor<bool, 4> keep;  // empty for none
-  bool causal = false;
-  T scale = 1;
+  Tensor<T, 4> q, k, v, d_o;  // as in AttentionProblem; d_o [B, H, L, dv]
+  Tensor<bool, 4> keep;       // empty for none
+  bool causal = false;        // as in AttentionProblem
+  T scale = 1;                // what q k^T is multiplied by
 
+  /// A view of it.
   AttentionProblem<T> problem() const { return {q, k, v, causal, keep, scale}; }
 };
 
 /// What a kernel returned.
 template <class T>
 struct LawAnswer {
-  Tensor<T, 4> o, weights;
+  Tensor<T, 4> o, weights;  // [B, H, L, dv]; [B, H, L, S] or absent
 };
+/// What its backward returned.
 template <class T>
 struct LawGradients {
-  Tensor<T, 4> dq, dk, dv;
+  Tensor<T, 4> dq, dk, dv;  // of the shapes of q, k, v
 };
 
 namespace detail {
@@ -222,9 +224,11 @@ inline namespace HEADWISE_CODE {
 template <class T>
 class LawTrial {
  public:
+  /// Draws numbers by `seed` and runs the forward; `slack` multiplies tolerances.
   LawTrial(const AttentionKernel<T>& kernel, const LawShape& shape, std::uint64_t seed,
            double slack = 1)
       : LawTrial(kernel, detail::law_data<T>(shape, seed, kernel.takes_scale), seed, slack) {}
+  /// The same over numbers that are given; `seed` is that of what a law draws besides.
   LawTrial(const AttentionKernel<T>& kernel, LawData<T> data, std::uint64_t seed, double slack = 1)
       : kernel_(kernel),
         seed_(seed),
@@ -233,14 +237,17 @@ class LawTrial {
         oracle_(detail::law_oracle(data_)),
         answer_(forward(data_)) {}
 
+  /// What the trial was made of, the answer to its data, and what plain loops make of them.
+  ///@{
   const AttentionKernel<T>& kernel() const { return kernel_; }
   std::uint64_t seed() const { return seed_; }
   const LawData<T>& data() const { return data_; }
   AttentionProblem<T> problem() const { return data_.problem(); }
-  const LawAnswer<T>& answer() const { return answer_; }  // to data()
+  const LawAnswer<T>& answer() const { return answer_; }
   const detail::LawOracle& oracle() const { return oracle_; }
   double slack() const { return slack_; }
   bool has_backward() const { return static_cast<bool>(kernel_.backward); }
+  ///@}
 
   /// 32 epsilon (1 + the condition of the scores), of the largest sum of absolute terms. 32 covers
   /// a plain loop of a few hundred terms and an e^x of a few units in the last place.
@@ -249,6 +256,7 @@ class LawTrial {
            (1 + oracle_.condition);
   }
 
+  /// The kernel's answer to any data, into tensors that hold NaN before.
   LawAnswer<T> forward(const LawData<T>& x) const {
     LawAnswer<T> y{detail::poisoned_tensor<T>(x.d_o.shape()), {}};
     if (kernel_.gives_weights) {
@@ -259,6 +267,7 @@ class LawTrial {
     return y;
   }
 
+  /// The kernel's gradients for any data, into tensors that hold NaN before.
   LawGradients<T> backward(const LawData<T>& x) const {
     LawGradients<T> y{detail::poisoned_tensor<T>(x.q.shape()),
                       detail::poisoned_tensor<T>(x.k.shape()),

@@ -21,17 +21,17 @@ namespace headwise::inline v0_1 {
 
 /// One law over all shapes.
 struct ScoreCardRow {
-  std::string law, statement;
-  LawResult worst;   // its status is the law's
-  LawShape shape;    // of the worst
-  int shapes = 0;    // that the law says something about
-  int failures = 0;  // of those
+  std::string law, statement;  // its name, and what it demands
+  LawResult worst;             // its status is the law's
+  LawShape shape;              // of the worst
+  int shapes = 0;              // that the law says something about
+  int failures = 0;            // of those
 };
 
 /// All laws of one kernel. Converts to bool where a condition is expected; prints as a table.
 struct ScoreCard {
-  std::string kernel;
-  std::vector<ScoreCardRow> rows;
+  std::string kernel;              // its name
+  std::vector<ScoreCardRow> rows;  // in the order of the laws
 
   /// The laws that fail on some shape.
   std::vector<std::string> failed() const {
@@ -41,6 +41,7 @@ struct ScoreCard {
     }
     return names;
   }
+  /// Whether no law fails.
   explicit operator bool() const { return failed().empty(); }
 
   /// The row of a law. Throws ArgumentError where the card has no such law.
@@ -180,9 +181,10 @@ inline std::vector<LawShape> law_shapes() {
   };
 }
 
+/// What a kernel is tried on.
 struct ScoreCardOptions {
   std::vector<LawShape> shapes = law_shapes();  // every extent >= 1, G divides H
-  std::uint64_t seed = 1;
+  std::uint64_t seed = 1;                       // of the numbers
   double slack = 1;  // multiplies every tolerance: more than 1 for a kernel with a coarse e^x
 };
 
@@ -243,7 +245,8 @@ ScoreCard run_laws(const AttentionKernel<T>& kernel, const ScoreCardOptions& opt
   return card;
 }
 
-/// Prints the score card of a kernel and returns how many laws failed: 0 as an exit status.
+/// Prints the score card of a kernel and returns how many laws failed: 0 as an exit status. Throws
+/// as run_laws does.
 template <class T>
 int score_card(std::ostream& out, const AttentionKernel<T>& kernel,
                const ScoreCardOptions& options = {}) {

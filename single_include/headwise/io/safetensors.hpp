@@ -87,13 +87,13 @@ enum class DType : std::uint8_t {
 
 /// IEEE 754 binary16: 1 sign, 5 exponent, 10 fraction bits.
 struct Float16 {
-  std::uint16_t bits = 0;
+  std::uint16_t bits = 0;                                        // as IEEE 754 lays them out
   friend constexpr bool operator==(Float16, Float16) = default;  // of the bits: NaN equals itself
 };
 
 /// The upper half of a binary32: 1 sign, 8 exponent, 7 fraction bits.
 struct BFloat16 {
-  std::uint16_t bits = 0;
+  std::uint16_t bits = 0;  // the upper half of the binary32
   friend constexpr bool operator==(BFloat16, BFloat16) = default;
 };
 
@@ -705,6 +705,8 @@ class SafetensorsFile {
   /// The same from memory; the bytes are copied.
   ///
   /// name   of the file in messages
+  ///
+  /// Throws   FileError where they are not what the format says, std::bad_alloc.
   static SafetensorsFile parse(std::span<const std::byte> bytes, std::string name = "memory") {
     return read_parts(std::move(name), bytes.size(), [&](void* to, std::uint64_t count) {
       if (count == 0) return;
@@ -721,14 +723,18 @@ class SafetensorsFile {
     return names;
   }
 
+  /// The `__metadata__` of the header; empty where it has none.
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  /// Whether the file holds a tensor of this name.
   bool contains(std::string_view name) const { return find(name) != nullptr; }
 
-  /// These four throw FileError for a name that the file does not hold.
+  /// The extents of a tensor. Throws FileError for a name that the file does not hold.
   const std::vector<Index>& shape(std::string_view name) const { return at(name).shape; }
+  /// The type of its elements. Throws FileError likewise.
   DType dtype(std::string_view name) const { return at(name).dtype; }
 
-  /// The elements as they stand in the file, for types that `get` does not read.
+  /// The elements as they stand in the file, for types that `get` does not read. Throws FileError
+  /// likewise.
   std::span<const std::byte> bytes(std::string_view name) const { return bytes_of(at(name)); }
 
   /// A copy of one tensor, its elements converted to T.
@@ -752,7 +758,7 @@ class SafetensorsFile {
     return result;
   }
 
-  /// The one element of a tensor without axes.
+  /// The one element of a tensor without axes. Throws FileError as `get` does.
   template <StoredScalar T>
   T scalar(std::string_view name) const {
     const detail::StoredTensor& tensor = at(name);
@@ -956,7 +962,7 @@ class SafetensorsWriter {
     entries_.emplace(std::move(name), std::move(entry));
   }
 
-  /// Adds a tensor without axes.
+  /// Adds a tensor without axes. Throws ArgumentError, and the writer stays as it was.
   template <StoredScalar T>
   void add_scalar(std::string name, T value, DType dtype = dtype_of<T>) {
     Entry entry = start_entry<T>(name, {}, dtype);
@@ -964,14 +970,15 @@ class SafetensorsWriter {
     entries_.emplace(std::move(name), std::move(entry));
   }
 
-  /// Sets a line of the metadata; a key that is there already gets the new value.
+  /// Sets a line of the metadata; a key that is there already gets the new value. Throws
+  /// ArgumentError for text that is not UTF-8.
   void set_metadata(const std::string& key, const std::string& value) {
     require_utf8("SafetensorsWriter::set_metadata", "key", key);
     require_utf8("SafetensorsWriter::set_metadata", "value", value);
     metadata_.insert_or_assign(key, value);
   }
 
-  /// The file as it would be written.
+  /// The file as it would be written. Throws ArgumentError for a header that is too long.
   std::vector<std::byte> bytes() const {
     std::vector<std::byte> file;
     for_each_part([&](std::span<const std::byte> part) {

@@ -60,6 +60,7 @@ struct AttentionProblem {
   In<bool, 4> keep;  // [B, H, L, S], true where the query may see the key; {} for every pair
   T scale;           // what q k^T is multiplied by
 
+  /// Whether query i of head h sees key j.
   bool sees(Index b, Index h, Index i, Index j) const {
     if (causal && j > i + (k.extent(2) - q.extent(2))) return false;
     return keep.absent() || keep(b, h, i, j);
@@ -84,33 +85,36 @@ struct AttentionAnswerGradients {
 /// A kernel under test, and what it can do. What it cannot take it is not given.
 template <class T>
 struct AttentionKernel {
-  std::string name;
+  std::string name;  // as the score card prints it
+  /// Overwrites the answer.
   std::function<void(const AttentionProblem<T>&, const AttentionAnswer<T>&)> forward;
   /// From the problem and d_o [B, H, L, dv]; it runs its own forward where it needs one. May be {}.
   std::function<void(const AttentionProblem<T>&, const In<T, 4>&,
                      const AttentionAnswerGradients<T>&)>
       backward = {};
-  bool gives_weights = false;
-  bool takes_causal = true;
-  bool takes_keep = true;    // masks of single pairs
-  bool takes_groups = true;  // G < H
-  bool takes_scale = true;   // false: it multiplies by 1 / sqrt(d) whatever the problem says
+  bool gives_weights = false;  // whether forward writes them
+  bool takes_causal = true;    // the causal mask
+  bool takes_keep = true;      // masks of single pairs
+  bool takes_groups = true;    // G < H
+  bool takes_scale = true;     // false: it multiplies by 1 / sqrt(d) whatever the problem says
 };
 
 /// The same problem for a function that C can hold: dense row-major arrays and their extents.
 template <class T>
 struct AttentionArrays {
-  const T* q;        // [B, H, L, d]
-  const T* k;        // [B, G, S, d]
-  const T* v;        // [B, G, S, dv]
-  const bool* keep;  // [B, H, L, S] or null
-  Index B, H, G, L, S, d, dv;
-  bool causal;
-  T scale;
+  const T* q;                  // [B, H, L, d]
+  const T* k;                  // [B, G, S, d]
+  const T* v;                  // [B, G, S, dv]
+  const bool* keep;            // [B, H, L, S] or null
+  Index B, H, G, L, S, d, dv;  // the extents above
+  bool causal;                 // query i sees key j only where j <= i + (S - L)
+  T scale;                     // what q k^T is multiplied by
 };
 
+/// o [B, H, L, dv] is overwritten.
 template <class T>
 using AttentionForwardFunction = void (*)(const AttentionArrays<T>* problem, T* o);
+/// From d_o [B, H, L, dv]: dq [B, H, L, d], dk [B, G, S, d] and dv [B, G, S, dv] are overwritten.
 template <class T>
 using AttentionBackwardFunction = void (*)(const AttentionArrays<T>* problem, const T* d_o, T* dq,
                                            T* dk, T* dv);
@@ -165,8 +169,8 @@ namespace headwise::inline v0_1 {
 
 /// The extents that a trial is made of, and what hides pairs in it.
 struct LawShape {
-  Index B = 1, H = 1, G = 1, L = 1, S = 1, d = 1, dv = 1;
-  bool causal = false;
+  Index B = 1, H = 1, G = 1, L = 1, S = 1, d = 1, dv = 1;  // every extent >= 1, G divides H
+  bool causal = false;  // query i sees key j only where j <= i + (S - L)
   bool masked = false;  // a random keep mask, with a query that sees nothing and a key nobody sees
 
   /// `B2 H4 G2 L13 S17 d7 dv3 causal masked`
@@ -183,22 +187,24 @@ struct LawShape {
 /// A problem that owns its numbers, so that a law can change a copy.
 template <class T>
 struct LawData {
-  Tensor<T, 4> q, k, v, d_o;
-  Tensor<bool, 4> keep;  // empty for none
-  bool causal = false;
-  T scale = 1;
+  Tensor<T, 4> q, k, v, d_o;  // as in AttentionProblem; d_o [B, H, L, dv]
+  Tensor<bool, 4> keep;       // empty for none
+  bool causal = false;        // as in AttentionProblem
+  T scale = 1;                // what q k^T is multiplied by
 
+  /// A view of it.
   AttentionProblem<T> problem() const { return {q, k, v, causal, keep, scale}; }
 };
 
 /// What a kernel returned.
 template <class T>
 struct LawAnswer {
-  Tensor<T, 4> o, weights;
+  Tensor<T, 4> o, weights;  // [B, H, L, dv]; [B, H, L, S] or absent
 };
+/// What its backward returned.
 template <class T>
 struct LawGradients {
-  Tensor<T, 4> dq, dk, dv;
+  Tensor<T, 4> dq, dk, dv;  // of the shapes of q, k, v
 };
 
 namespace detail {
@@ -366,9 +372,11 @@ inline namespace HEADWISE_CODE {
 template <class T>
 class LawTrial {
  public:
+  /// Draws numbers by `seed` and runs the forward; `slack` multiplies tolerances.
   LawTrial(const AttentionKernel<T>& kernel, const LawShape& shape, std::uint64_t seed,
            double slack = 1)
       : LawTrial(kernel, detail::law_data<T>(shape, seed, kernel.takes_scale), seed, slack) {}
+  /// The same over numbers that are given; `seed` is that of what a law draws besides.
   LawTrial(const AttentionKernel<T>& kernel, LawData<T> data, std::uint64_t seed, double slack = 1)
       : kernel_(kernel),
         seed_(seed),
@@ -377,14 +385,17 @@ class LawTrial {
         oracle_(detail::law_oracle(data_)),
         answer_(forward(data_)) {}
 
+  /// What the trial was made of, the answer to its data, and what plain loops make of them.
+  ///@{
   const AttentionKernel<T>& kernel() const { return kernel_; }
   std::uint64_t seed() const { return seed_; }
   const LawData<T>& data() const { return data_; }
   AttentionProblem<T> problem() const { return data_.problem(); }
-  const LawAnswer<T>& answer() const { return answer_; }  // to data()
+  const LawAnswer<T>& answer() const { return answer_; }
   const detail::LawOracle& oracle() const { return oracle_; }
   double slack() const { return slack_; }
   bool has_backward() const { return static_cast<bool>(kernel_.backward); }
+  ///@}
 
   /// 32 epsilon (1 + the condition of the scores), of the largest sum of absolute terms. 32 covers
   /// a plain loop of a few hundred terms and an e^x of a few units in the last place.
@@ -393,6 +404,7 @@ class LawTrial {
            (1 + oracle_.condition);
   }
 
+  /// The kernel's answer to any data, into tensors that hold NaN before.
   LawAnswer<T> forward(const LawData<T>& x) const {
     LawAnswer<T> y{detail::poisoned_tensor<T>(x.d_o.shape()), {}};
     if (kernel_.gives_weights) {
@@ -403,6 +415,7 @@ class LawTrial {
     return y;
   }
 
+  /// The kernel's gradients for any data, into tensors that hold NaN before.
   LawGradients<T> backward(const LawData<T>& x) const {
     LawGradients<T> y{detail::poisoned_tensor<T>(x.q.shape()),
                       detail::poisoned_tensor<T>(x.k.shape()),
@@ -428,14 +441,15 @@ class LawTrial {
 
 namespace headwise::inline v0_1 {
 
+/// A law that says nothing about a kernel or a shape is not applicable to it.
 enum class LawStatus { pass, fail, not_applicable };
 
 /// One law on one trial, or the worst of many.
 struct LawResult {
-  LawStatus status = LawStatus::not_applicable;
-  std::string tensor = {};  // the one that `worst` is about
-  Closeness worst = {};     // the worst number, and where
-  std::string thrown = {};  // what the kernel threw instead
+  LawStatus status = LawStatus::not_applicable;  // of the trial
+  std::string tensor = {};                       // the one that `worst` is about
+  Closeness worst = {};                          // the worst number, and where
+  std::string thrown = {};                       // what the kernel threw instead
 
   /// `o[0, 1, 3, 2] is nan, expected 0.25, error not finite > 1e-05; 3 of 24 elements fail`
   std::string message() const {
@@ -450,8 +464,8 @@ inline namespace HEADWISE_CODE {
 /// A law by its name, and what it demands in one sentence. Users add their own.
 template <class T>
 struct AttentionLaw {
-  std::string name, statement;
-  std::function<LawResult(const LawTrial<T>&)> holds;
+  std::string name, statement;                         // what the card prints; what the law demands
+  std::function<LawResult(const LawTrial<T>&)> holds;  // asks a kernel
 };
 
 /// Whether `a` is the one to report of two: failure before success, then the larger error.
@@ -1020,17 +1034,17 @@ namespace headwise::inline v0_1 {
 
 /// One law over all shapes.
 struct ScoreCardRow {
-  std::string law, statement;
-  LawResult worst;   // its status is the law's
-  LawShape shape;    // of the worst
-  int shapes = 0;    // that the law says something about
-  int failures = 0;  // of those
+  std::string law, statement;  // its name, and what it demands
+  LawResult worst;             // its status is the law's
+  LawShape shape;              // of the worst
+  int shapes = 0;              // that the law says something about
+  int failures = 0;            // of those
 };
 
 /// All laws of one kernel. Converts to bool where a condition is expected; prints as a table.
 struct ScoreCard {
-  std::string kernel;
-  std::vector<ScoreCardRow> rows;
+  std::string kernel;              // its name
+  std::vector<ScoreCardRow> rows;  // in the order of the laws
 
   /// The laws that fail on some shape.
   std::vector<std::string> failed() const {
@@ -1040,6 +1054,7 @@ struct ScoreCard {
     }
     return names;
   }
+  /// Whether no law fails.
   explicit operator bool() const { return failed().empty(); }
 
   /// The row of a law. Throws ArgumentError where the card has no such law.
@@ -1179,9 +1194,10 @@ inline std::vector<LawShape> law_shapes() {
   };
 }
 
+/// What a kernel is tried on.
 struct ScoreCardOptions {
   std::vector<LawShape> shapes = law_shapes();  // every extent >= 1, G divides H
-  std::uint64_t seed = 1;
+  std::uint64_t seed = 1;                       // of the numbers
   double slack = 1;  // multiplies every tolerance: more than 1 for a kernel with a coarse e^x
 };
 
@@ -1233,7 +1249,8 @@ ScoreCard run_laws(const AttentionKernel<T>& kernel, const ScoreCardOptions& opt
   return card;
 }
 
-/// Prints the score card of a kernel and returns how many laws failed: 0 as an exit status.
+/// Prints the score card of a kernel and returns how many laws failed: 0 as an exit status. Throws
+/// as run_laws does.
 template <class T>
 int score_card(std::ostream& out, const AttentionKernel<T>& kernel,
                const ScoreCardOptions& options = {}) {
