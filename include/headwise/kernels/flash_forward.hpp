@@ -69,7 +69,7 @@ struct OnlineSoftmax {
     }
     auto greatest_lanes = S::broadcast(greatest[r]);
     for (Index j = 0; j < keys; j += S::width) {
-      greatest_lanes = S::max(greatest_lanes, S::load(s + j));
+      greatest_lanes = S::greater(greatest_lanes, S::load(s + j));
     }
     const T m = simd::max_lanes<T, Isa>(greatest_lanes);
     const T factor = S::lane(simd::exp<T, Isa>(S::broadcast(greatest[r]) - S::broadcast(m)), 0);
