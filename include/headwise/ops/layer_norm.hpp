@@ -68,7 +68,7 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
                         const Context& context = {}) {
   constexpr std::string_view function = "layer_norm_forward";
   const Index N = x.extent(0), D = x.extent(1);
-  const auto& [mean, rstd] = moments;
+  const Out<T, 1> mean = moments.mean, rstd = moments.rstd;
   detail::require_affine<T>(function, affine, D);
   require(T(0) < epsilon, function, "epsilon is not above 0");
   require_shape(function, "y", y, x.shape(), "the shape of x");
@@ -77,7 +77,7 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
   const auto x_rows = kernels::matrix(x);
   const auto y_rows = kernels::matrix(y);
   const auto gamma = kernels::row(affine.gamma), beta = kernels::row(affine.beta);
-  const auto task = [&, &mean = mean, &rstd = rstd](Index n, Index) {
+  const auto task = [&](Index n, Index) {
     // Of an empty row, 0 / 0 is no mean.
     const auto row_of = D == 0 ? kernels::RowMoments<T>{T(0), T(0)}
                                : kernels::row_moments<T>(row(x_rows, n), D, epsilon);
@@ -115,7 +115,7 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                          const Context& context = {}) {
   constexpr std::string_view function = "layer_norm_backward";
   const Index N = x.extent(0), D = x.extent(1);
-  const auto& [mean, rstd] = moments;
+  const In<T, 1> mean = moments.mean, rstd = moments.rstd;
   const auto& [dgamma, dbeta] = gradients;
   detail::require_affine<T>(function, {gamma, {}}, D);
   require_shape(function, "dy", dy, x.shape(), "the shape of x");
@@ -126,7 +126,7 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   if (!dbeta.absent()) require_shape(function, "dbeta", dbeta, Shape{D}, "the width of x");
   if (N == 0 || D == 0) return;
   if (!dgamma.absent()) {
-    const auto term = [&, &mean = mean, &rstd = rstd](Index i, Index n) {
+    const auto term = [&](Index i, Index n) {
       return dy(i, n) == T(0) ? T(0) : T(dy(i, n) * ((x(i, n) - mean(i)) * rstd(i)));
     };
     kernels::add_column_sums(N, D, term, dgamma.data(), dgamma.stride(0));
@@ -138,7 +138,7 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   const auto dy_rows = kernels::matrix(dy), x_rows = kernels::matrix(x);
   const auto dx_rows = kernels::matrix(dx);
   const auto gamma_row = kernels::row(gamma);
-  const auto task = [&, &mean = mean, &rstd = rstd](Index n, Index) {
+  const auto task = [&](Index n, Index) {
     kernels::layer_norm_backward_row<T>(row(dy_rows, n), row(x_rows, n), D, {mean(n), rstd(n)},
                                         gamma_row, row(dx_rows, n));
   };
