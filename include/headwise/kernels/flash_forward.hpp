@@ -87,7 +87,7 @@ template <class T, class Isa>
 void store_logsumexp(const OnlineSoftmax<T, Isa>& softmax, Index r, Matrix<T> lse, Index i) {
   using std::log;
   if (!softmax.any[r]) {
-    lse(i, 0) = negative_infinity<T>();
+    set_negative_infinity(lse(i, 0));
     lse(i, 1) = T(0);
     return;
   }
