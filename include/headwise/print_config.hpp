@@ -16,8 +16,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// One line a fact, a word and what it is: "headwise    0.1.0".
 inline std::string format_config() {
-  const auto dotted = [](int major, int minor, int patch) {
-    return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
+  const auto dotted = [](int first, int second, int third) {
+    return std::to_string(first) + "." + std::to_string(second) + "." + std::to_string(third);
   };
   const auto line = [](std::string word, const std::string& text) {
     word.resize(12, ' ');

@@ -1,47 +1,46 @@
 // A translation unit that is compiled with -ffast-math gets the same kinds of numbers, NaN,
 // infinity, 0 and finite, and the same values to rounding, as one that is not.
-#include <algorithm>
-#include <cmath>
+#include <cstring>
 
-#include "attention_cases.hpp"
 #include "support/catch.hpp"
-
-#if defined(__FAST_MATH__)
-#error "the comparison must be compiled without -ffast-math"
-#endif
+#include "tour/compare.hpp"
+#include "tour/tour.hpp"
 
 namespace headwise_tests {
 
-std::vector<Named> run_without() { return run_all(); }
+std::vector<Named> tour_with_fast_math();
 
 }  // namespace headwise_tests
 
 using namespace headwise_tests;
 
-TEST_CASE("masks, dead rows, NaN and infinities come out the same under -ffast-math",
+TEST_CASE("every op, kernel and module gives the same under -ffast-math", "[fast_math]") {
+  const Comparison comparison = compare(tour(), tour_with_fast_math());
+  for (const std::string& difference : comparison.differences) FAIL_CHECK(difference);
+  CAPTURE(comparison.worst_float, comparison.worst_double);
+  CHECK(comparison.differences.empty());
+  CHECK(comparison.finite > 100000);
+  CHECK(comparison.not_finite > 10000);  // there was something to lose
+}
+
+TEST_CASE("the comparison sees a lost NaN, a lost infinity, a wrong digit and a missing result",
           "[fast_math]") {
-  const std::vector<Named> strict = run_without(), fast = run_with_fast_math();
-  REQUIRE(strict.size() == fast.size());
-  long not_finite = 0;
-  for (std::size_t n = 0; n < strict.size(); ++n) {
-    CAPTURE(strict[n].name);
-    REQUIRE(strict[n].name == fast[n].name);
-    REQUIRE(strict[n].values.size() == fast[n].values.size());
-    double greatest = 0;
-    for (const double x : strict[n].values) {
-      if (std::isfinite(x)) greatest = std::max(greatest, std::abs(x));
-    }
-    const double rounding = strict[n].name.starts_with("float") ? 1e-5 : 1e-13;
-    for (std::size_t i = 0; i < strict[n].values.size(); ++i) {
-      const double x = strict[n].values[i], y = fast[n].values[i];
-      CAPTURE(i, x, y);
-      if (std::isfinite(x)) {
-        CHECK(std::abs(x - y) <= rounding * greatest);
-      } else {
-        ++not_finite;
-        CHECK((std::isnan(x) ? std::isnan(y) : x == y));
-      }
-    }
-  }
-  CHECK(not_finite > 100);  // there was something to lose
+  const double nan = from_bits<double>(nan_bits), infinity = from_bits<double>(infinity_bits);
+  const std::vector<Named> expected = {{"double, x", {1, nan, infinity, -2}}, {"count", {5}, true}};
+  CHECK(compare(expected, expected).differences.empty());
+  const auto changed = [&](std::size_t result, std::size_t place, double value) {
+    std::vector<Named> got = expected;
+    got[result].values[place] = value;
+    return compare(expected, got).differences.size();
+  };
+  CHECK(changed(0, 0, 1 + 0x1p-52) == 0);
+  CHECK(changed(0, 0, 1 + 0x1p-40) == 1);
+  CHECK(changed(0, 0, nan) == 1);
+  CHECK(changed(0, 1, 0) == 1);
+  CHECK(changed(0, 2, -infinity) == 1);
+  CHECK(changed(0, 2, nan) == 1);
+  CHECK(changed(1, 0, 5 + 0x1p-50) == 1);
+  CHECK(compare(expected, {expected[0]}).differences.size() == 1);
+  CHECK(compare(expected, {expected[0], {"count", {}, true}}).differences.size() == 1);
+  CHECK(compare(expected, {expected[0], {"another", {5}, true}}).differences.size() == 1);
 }

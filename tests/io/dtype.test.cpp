@@ -164,7 +164,8 @@ TEST_CASE("double and float convert to the bits that the machine gives", "[io]")
     const double wide = (n & 1) != 0 ? std::ldexp(1.0 + unit_interval(words[0], words[1]),
                                                   -120 - static_cast<int>(words[2] % 32))
                                      : std::bit_cast<double>(bits);
-    if (std::isnan(wide)) continue;
+    // NaN by its bits: clang 14 with -ffast-math has no std::isnan.
+    if ((std::bit_cast<std::uint64_t>(wide) << 1) > 0xFFE0000000000000u) continue;
     CAPTURE(n, wide);
     const float narrow = convert_float<float>(wide);
     REQUIRE(std::bit_cast<std::uint32_t>(narrow) ==

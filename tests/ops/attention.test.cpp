@@ -35,7 +35,7 @@ Outputs<T> run_views(Path path, const Case<T>& x, View4<T> q, View4<T> k, View4<
   copy(In<T, 4>(x.q), q), copy(In<T, 4>(x.k), k), copy(In<T, 4>(x.v), v);
   copy(In<T, 4>(x.d_o), d_o);
   Outputs<T> y;
-  if (path == Path::weights) {
+  if (path == Path::materialized) {
     attention_forward(q, k, v, x.options, weights, o);
     attention_backward(d_o, {q, k, v}, weights, x.options, {dq, dk, dv});
     y.weights = contiguous(In<T, 4>(weights));
@@ -90,7 +90,7 @@ TEST_CASE("the comparisons of these tests refuse what is wrong", "[ops]") {
   Case<double> x(Sizes{1, 2, 1, 5, 7, 3, 4}, 20);
   x.causal();
   const OracleResult expected = oracle_attention(x.problem());
-  const Outputs<double> right = run(Path::tiles, x);
+  const Outputs<double> right = run(Path::flash, x);
   REQUIRE(disagreement(right, expected, x.sizes) == "");
   REQUIRE(bit_difference(right, right) == "");
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -124,14 +124,14 @@ TEMPLATE_TEST_CASE("both attentions equal the oracle, each in its own precision"
     x.causal(), x.bias(Shape{1, sizes.H, sizes.L, sizes.S});
     CAPTURE(sizes.format(), seed);
     const OracleResult expected = oracle_attention(x.problem());
-    CHECK(disagreement(run(Path::weights, x), expected, sizes) == "");
-    CHECK(disagreement(run(Path::tiles, x), expected, sizes) == "");
+    CHECK(disagreement(run(Path::materialized, x), expected, sizes) == "");
+    CHECK(disagreement(run(Path::flash, x), expected, sizes) == "");
   }
 }
 
 TEMPLATE_TEST_CASE("heads of one fused projection are read and written in place, to the same bits",
                    "[ops]", float, double) {
-  const Path path = GENERATE(Path::weights, Path::tiles);
+  const Path path = GENERATE(Path::materialized, Path::flash);
   const Sizes s{2, 4, 2, 67, 67, 5, 3};
   const Index kd = s.H * s.d, vd = kd + s.G * s.d, end = vd + s.G * s.dv;
   Case<TestType> x(s, 40);
@@ -159,7 +159,7 @@ TEMPLATE_TEST_CASE("heads of one fused projection are read and written in place,
 
 TEMPLATE_TEST_CASE("transposed storage gives the same bits as dense storage", "[ops]", float,
                    double) {
-  const Path path = GENERATE(Path::weights, Path::tiles);
+  const Path path = GENERATE(Path::materialized, Path::flash);
   for (const Sizes& s : shapes) {
     Case<TestType> x(s, 50);
     x.causal(), x.bias(Shape{1, s.H, s.L, s.S});
@@ -167,7 +167,7 @@ TEMPLATE_TEST_CASE("transposed storage gives the same bits as dense storage", "[
         d_o({s.B, s.H, s.dv, s.L}), weights({s.B, s.H, s.S, s.L}), o(d_o.shape()), dq(q.shape()),
         dk({s.B, s.G, s.d, s.S}), dv(v.shape());
     Tensor4<TestType> lse({s.L, s.H, s.B, Index{2}});
-    const bool tiled = path == Path::tiles;
+    const bool tiled = path == Path::flash;
     CAPTURE(s.format(), tiled);
     const Outputs<TestType> y = run_views<TestType>(
         path, x, transpose(q, 2, 3), transpose(transpose(transpose(k, 0, 2), 1, 2), 2, 3),
@@ -187,13 +187,13 @@ TEMPLATE_TEST_CASE("an extent of 0 gives empty outputs, zero outputs and zero gr
       if (masked) x.causal(), x.keys(true), x.bias(Shape{1, 1, s.L, s.S}), x.dropout(0.5);
       CAPTURE(s.format(), masked);
       const OracleResult expected = oracle_attention(x.problem());
-      CHECK(disagreement(run(Path::weights, x), expected, s) == "");
-      CHECK(disagreement(run(Path::tiles, x), expected, s) == "");
+      CHECK(disagreement(run(Path::materialized, x), expected, s) == "");
+      CHECK(disagreement(run(Path::flash, x), expected, s) == "");
     }
   }
   Case<TestType> x(Sizes{2, 0, 0, 5, 7, 3, 4}, 61);
-  CHECK_NOTHROW(run(Path::weights, x));
-  CHECK_NOTHROW(run(Path::tiles, x));
+  CHECK_NOTHROW(run(Path::materialized, x));
+  CHECK_NOTHROW(run(Path::flash, x));
 }
 
 TEMPLATE_TEST_CASE("a constant added to all scores of a row changes nothing but its logsumexp",
@@ -204,7 +204,7 @@ TEMPLATE_TEST_CASE("a constant added to all scores of a row changes nothing but 
     OracleResult expected = oracle_attention(x.problem());
     x.bias(Shape{1, s.H, s.L, 1}, 0.5, TestType(-40));
     expected.condition = oracle_attention(x.problem()).condition;
-    for (Path path : {Path::weights, Path::tiles}) {
+    for (Path path : {Path::materialized, Path::flash}) {
       Outputs<TestType> y = run(path, x);
       y.lse = {};
       CAPTURE(s.format());
@@ -223,7 +223,7 @@ TEMPLATE_TEST_CASE("keys may change places if their values do", "[ops]", float, 
     for_each_index(x.k.shape(), [&](const Shape<4>& i) { turned.k(place(i)) = x.k(i); });
     for_each_index(x.v.shape(), [&](const Shape<4>& i) { turned.v(place(i)) = x.v(i); });
     const OracleResult expected = oracle_attention(x.problem());
-    for (Path path : {Path::weights, Path::tiles}) {
+    for (Path path : {Path::materialized, Path::flash}) {
       const Outputs<TestType> y = run(path, turned);
       Outputs<TestType> back = y;
       back.weights = {};
@@ -247,7 +247,7 @@ TEMPLATE_TEST_CASE("grouped heads are repeated keys and values, and gradients su
   for_each_index(repeated.k.shape(), [&](const Shape<4>& i) { repeated.k(i) = x.k(of_group(i)); });
   for_each_index(repeated.v.shape(), [&](const Shape<4>& i) { repeated.v(i) = x.v(of_group(i)); });
   const OracleResult expected = oracle_attention(x.problem());
-  for (Path path : {Path::weights, Path::tiles}) {
+  for (Path path : {Path::materialized, Path::flash}) {
     const Outputs<TestType> grouped = run(path, x), y = run(path, repeated);
     Outputs<TestType> summed = y;
     summed.dk = Tensor4<TestType>(x.k.shape());
@@ -263,7 +263,7 @@ TEMPLATE_TEST_CASE("grouped heads are repeated keys and values, and gradients su
 }
 
 TEST_CASE("backward is the adjoint of the derivative of forward", "[ops]") {
-  const Path path = GENERATE(Path::weights, Path::tiles);
+  const Path path = GENERATE(Path::materialized, Path::flash);
   for (const Sizes& s : shapes) {
     Case<double> x(s, 95);
     Case<long double> wide(s, 95);  // the same numbers

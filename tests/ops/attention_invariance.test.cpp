@@ -120,7 +120,7 @@ struct Shifted {
 }  // namespace
 
 TEMPLATE_TEST_CASE("a query alone has the bits that it has among others", "[ops]", float, double) {
-  const Path path = GENERATE(Path::weights, Path::tiles);
+  const Path path = GENERATE(Path::materialized, Path::flash);
   for_each_sequence<TestType>([&](Sequence<TestType>& sequence) {
     const auto [B, H, G, L, S, d, dv] = sequence.x.sizes;
     Outputs<TestType> all = sequence.whole(path);
@@ -135,7 +135,7 @@ TEMPLATE_TEST_CASE("a query alone has the bits that it has among others", "[ops]
 }
 
 TEMPLATE_TEST_CASE("a sequence in chunks has the bits that it has whole", "[ops]", float, double) {
-  const Path path = GENERATE(Path::weights, Path::tiles);
+  const Path path = GENERATE(Path::materialized, Path::flash);
   for_each_sequence<TestType>([&](Sequence<TestType>& sequence) {
     const auto [B, H, G, L, S, d, dv] = sequence.x.sizes;
     Outputs<TestType> all = sequence.whole(path);
@@ -155,8 +155,8 @@ TEMPLATE_TEST_CASE("a sequence in chunks has the bits that it has whole", "[ops]
 
 TEST_CASE("the comparison of rows refuses other rows and other bits", "[ops]") {
   Sequence<double> sequence(Sizes{1, 2, 1, 7, 11, 3, 5}, all_terms[0], 2050);
-  for (Path path : {Path::weights, Path::tiles}) {
-    const bool tiled = path == Path::tiles;
+  for (Path path : {Path::materialized, Path::flash}) {
+    const bool tiled = path == Path::flash;
     Outputs<double> all = sequence.whole(path), part = sequence.part(path, 0, 1, 2, 3, 11);
     CHECK(row_difference(all, part, 2, 3, 11) == "");
     CHECK(row_difference(all, part, 1, 3, 11) == (tiled ? "o dq lse " : "o dq weights "));
@@ -167,7 +167,7 @@ TEST_CASE("the comparison of rows refuses other rows and other bits", "[ops]") {
 }
 
 TEMPLATE_TEST_CASE("a causal query ignores the future to the bit", "[ops]", float, double) {
-  const Path path = GENERATE(Path::weights, Path::tiles);
+  const Path path = GENERATE(Path::materialized, Path::flash);
   const Sizes s{1, 2, 1, 97, 131, 5, 3};
   Case<TestType> x(s, 2100);
   x.causal();
@@ -184,8 +184,8 @@ TEMPLATE_TEST_CASE("a causal query ignores the future to the bit", "[ops]", floa
   const auto upto = [&](auto& t) { return contiguous(In<TestType, 4>(slice(t, 2, 0, now + 1))); };
   past.o = upto(past.o);
   past.dq = upto(past.dq);
-  if (path == Path::weights) past.weights = upto(past.weights);
-  if (path == Path::tiles) past.lse = upto(past.lse);
+  if (path == Path::materialized) past.weights = upto(past.weights);
+  if (path == Path::flash) past.lse = upto(past.lse);
   CAPTURE(now);
   CHECK(row_difference(before, past, 0, now + 1, s.S) == "");
   CHECK(bit_difference(before, after) != "");
@@ -193,7 +193,7 @@ TEMPLATE_TEST_CASE("a causal query ignores the future to the bit", "[ops]", floa
 
 TEMPLATE_TEST_CASE("a batch element alone has the bits that it has in its batch", "[ops]", float,
                    double) {
-  const Path path = GENERATE(Path::weights, Path::tiles);
+  const Path path = GENERATE(Path::materialized, Path::flash);
   for_each_sequence<TestType>([&](Sequence<TestType>& sequence) {
     const auto [B, H, G, L, S, d, dv] = sequence.x.sizes;
     Outputs<TestType> all = sequence.whole(path);
@@ -213,7 +213,7 @@ TEMPLATE_TEST_CASE("a batch element alone has the bits that it has in its batch"
 
 TEMPLATE_TEST_CASE("a group of heads alone has the bits that it has among others", "[ops]", float,
                    double) {
-  const Path path = GENERATE(Path::weights, Path::tiles);
+  const Path path = GENERATE(Path::materialized, Path::flash);
   const Sizes s{2, 6, 3, 49, 67, 5, 4};
   Case<TestType> x(s, 2200);
   x.causal();
@@ -232,7 +232,7 @@ TEMPLATE_TEST_CASE("a group of heads alone has the bits that it has among others
 }
 
 TEMPLATE_TEST_CASE("an odd address changes no bit", "[ops]", float, double) {
-  const Path path = GENERATE(Path::weights, Path::tiles);
+  const Path path = GENERATE(Path::materialized, Path::flash);
   const Index offset = GENERATE(1, 3, 5, 7);
   for (const Sizes& s : shapes) {
     Case<TestType> x(s, 2300);
@@ -244,7 +244,7 @@ TEMPLATE_TEST_CASE("an odd address changes no bit", "[ops]", float, double) {
                          aligned) == "");
     // The outputs too: over a copy of the inputs' storage, which has their shapes.
     Shifted<TestType> o(x.d_o, offset + 2), dq(x.q, offset), dk(x.k, offset), dv(x.v, offset + 4);
-    if (path == Path::weights) {
+    if (path == Path::materialized) {
       Shifted<TestType> p(aligned.weights, offset);
       attention_forward(q.view, k.view, v.view, x.options, p.view, o.view);
       attention_backward(d_o.view, {q.view, k.view, v.view}, p.view, x.options,
@@ -263,7 +263,7 @@ TEMPLATE_TEST_CASE("an odd address changes no bit", "[ops]", float, double) {
 
 TEMPLATE_TEST_CASE("any number of threads gives the same bits, time after time", "[ops]", float,
                    double) {
-  const Path path = GENERATE(Path::weights, Path::tiles);
+  const Path path = GENERATE(Path::materialized, Path::flash);
   const Index threads = GENERATE(1, 2, 3, 4);
   ThreadPool pool(threads);
   const Context context{.executor = pool};

@@ -20,8 +20,8 @@ const std::vector<Sizes> shapes = {
 template <class T>
 void check_both(const Case<T>& x) {
   const OracleResult expected = oracle_attention(x.problem());
-  CHECK(disagreement(run(Path::weights, x), expected, x.sizes) == "");
-  CHECK(disagreement(run(Path::tiles, x), expected, x.sizes) == "");
+  CHECK(disagreement(run(Path::materialized, x), expected, x.sizes) == "");
+  CHECK(disagreement(run(Path::flash, x), expected, x.sizes) == "");
 }
 
 Index dead_rows(const Case<double>& x) {
@@ -88,7 +88,7 @@ TEST_CASE("a query that sees no key has weights, output and gradient 0 and logsu
       if (dead_rows(x) == 0) continue;
       dead += dead_rows(x);
       CAPTURE(recipe.name, sizes.format());
-      const auto kept = run(Path::weights, x), tiled = run(Path::tiles, x);
+      const auto kept = run(Path::materialized, x), tiled = run(Path::flash, x);
       Index wrong = 0;
       for_each_index(Shape{sizes.B, sizes.H, sizes.L}, [&](const Shape<3>& row) {
         const auto [b, h, i] = row.extents;
@@ -114,7 +114,7 @@ TEMPLATE_TEST_CASE("weights are at least 0, 0 where hidden, and rows that see a 
       Case<TestType> x(sizes, 600);
       recipe.apply(x);
       CAPTURE(recipe.name, sizes.format());
-      const Tensor4<TestType> p = run(Path::weights, x).weights;
+      const Tensor4<TestType> p = run(Path::materialized, x).weights;
       Real worst = 0;
       Index wrong = 0;
       for_each_index(Shape{sizes.B, sizes.H, sizes.L}, [&](const Shape<3>& row) {
@@ -142,7 +142,7 @@ TEMPLATE_TEST_CASE("a causal mask of values is causal, to rounding", "[ops]", fl
   filled.options.mask.add(Mask::bias(values));
   CAPTURE(n);
   const OracleResult expected = oracle_attention(x.problem());
-  for (Path path : {Path::weights, Path::tiles}) {
+  for (Path path : {Path::materialized, Path::flash}) {
     CHECK(disagreement(run(path, filled), expected, x.sizes) == "");
   }
 }
@@ -152,8 +152,8 @@ TEST_CASE("a row of nothing but -1e9 is a row of numbers", "[ops]") {
   Case<double> x(Sizes{1, 2, 1, 51, 67, 5, 4}, 800);
   x.bias(Shape{1, 1, 51, 67}, 1.0, -1e9);
   const OracleResult expected = oracle_attention(x.problem());
-  for (Path path : {Path::weights, Path::tiles}) {
-    const bool tiled = path == Path::tiles;
+  for (Path path : {Path::materialized, Path::flash}) {
+    const bool tiled = path == Path::flash;
     CAPTURE(tiled);
     const auto y = run(path, x);
     CHECK(relative_error(y.o, expected.o) < 1e-6L);
@@ -170,8 +170,8 @@ TEST_CASE("in float a row of nothing but -1e9 has equal weights, backward too", 
   std::fill(uniform.q.values.begin(), uniform.q.values.end(), Real{0});
   const OracleResult equal = oracle_attention(uniform);
   x.bias(Shape{1, 1, 51, 67}, 1.0, -1e9f);
-  for (Path path : {Path::weights, Path::tiles}) {
-    const bool tiled = path == Path::tiles;
+  for (Path path : {Path::materialized, Path::flash}) {
+    const bool tiled = path == Path::flash;
     CAPTURE(tiled);
     const auto y = run(path, x);
     CHECK(relative_error(y.o, equal.o) < 1e-5L);

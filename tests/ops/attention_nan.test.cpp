@@ -113,7 +113,7 @@ void check_reach(Path path, const Case<T>& x, const Outputs<T>& finite, Place pl
   const std::vector<bool> nowhere(r.query.size());
   const bool forward = place != Place::d_o;
   CHECK(changed_rows(y.o, finite.o, forward ? r.query : nowhere) == 0);
-  if (path == Path::weights) {
+  if (path == Path::materialized) {
     const bool scores = place == Place::k || place == Place::q;
     CHECK(changed_rows(y.weights, finite.weights, scores ? r.query : nowhere) == 0);
   }
@@ -131,7 +131,7 @@ void check_reach(Path path, const Case<T>& x, const Outputs<T>& finite, Place pl
 
 TEMPLATE_TEST_CASE("what a query may not see never reaches it, and NaN in what it sees shows",
                    "[ops]", float, double) {
-  const Path path = GENERATE(Path::weights, Path::tiles);
+  const Path path = GENERATE(Path::materialized, Path::flash);
   Index clean = 0, dirty = 0;
   for (const Recipe<TestType>& recipe : mask_recipes<TestType>()) {
     for (const Sizes& sizes : shapes) {
@@ -144,7 +144,7 @@ TEMPLATE_TEST_CASE("what a query may not see never reaches it, and NaN in what i
         dirty += std::count(r.query.begin(), r.query.end(), true);
         for (TestType poison : poisons<TestType>) {
           const char* const where = place_names[static_cast<int>(place)];
-          const bool tiled = path == Path::tiles;
+          const bool tiled = path == Path::flash;
           CAPTURE(recipe.name, sizes.format(), where, poison, tiled);
           check_reach(path, x, finite, place, poison);
         }
@@ -156,7 +156,7 @@ TEMPLATE_TEST_CASE("what a query may not see never reaches it, and NaN in what i
 }
 
 TEMPLATE_TEST_CASE("padding that holds NaN everywhere is as good as none", "[ops]", float, double) {
-  const Path path = GENERATE(Path::weights, Path::tiles);
+  const Path path = GENERATE(Path::materialized, Path::flash);
   const Sizes padded{1, 2, 1, 49, 131, 5, 3};
   const Index length = GENERATE(0, 1, 63, 64, 65, 130);
   const std::vector<Index> lengths{length};
@@ -181,7 +181,7 @@ TEMPLATE_TEST_CASE("padding that holds NaN everywhere is as good as none", "[ops
 }
 
 TEMPLATE_TEST_CASE("a NaN bias shows where it is seen and nowhere else", "[ops]", float, double) {
-  const Path path = GENERATE(Path::weights, Path::tiles);
+  const Path path = GENERATE(Path::materialized, Path::flash);
   for (const Sizes& s : shapes) {
     Case<TestType> x(s, 1200);
     x.causal();

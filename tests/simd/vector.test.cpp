@@ -45,7 +45,7 @@ void check_max() {
       b[lane] = T(-3);
     }
     CHECK(simd::max_lanes<T, simd::Best>(S::load(a)) == T(-1));
-    const auto greater = S::max(S::load(a), S::load(b));
+    const auto greater = S::greater(S::load(a), S::load(b));
     for (int lane = 0; lane < width; ++lane) {
       CHECK(S::lane(greater, lane) == (lane == top ? T(-1) : T(-3)));
     }

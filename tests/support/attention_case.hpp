@@ -14,6 +14,7 @@
 
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/flash_attention.hpp"
+#include "headwise/runtime/path.hpp"
 #include "support/oracle.hpp"
 
 namespace headwise_tests {
@@ -223,13 +224,10 @@ std::vector<Recipe<T>> mask_recipes() {
   };
 }
 
-/// weights: kept weights, attention.hpp; tiles: flash_attention.hpp.
-enum class Path { weights, tiles };
-
 template <class T>
 struct Outputs {
-  Tensor4<T> weights;  // of Path::weights only
-  Tensor4<T> lse;      // [B, H, L, 2], of Path::tiles only
+  Tensor4<T> weights;  // of Path::materialized only
+  Tensor4<T> lse;      // [B, H, L, 2], of Path::flash only
   Tensor4<T> o, dq, dk, dv;
 };
 
@@ -245,7 +243,7 @@ Outputs<T> run(Path path, In<T, 4> q, In<T, 4> k, In<T, 4> v, In<T, 4> d_o,
                Tensor4<T>(k.shape()),
                Tensor4<T>(v.shape())};
   for (Tensor4<T>* x : {&y.o, &y.dq, &y.dk, &y.dv}) std::fill(x->begin(), x->end(), T(777));
-  if (path == Path::weights) {
+  if (path == Path::materialized) {
     y.weights = Tensor4<T>(Shape{B, H, L, S});
     std::fill(y.weights.begin(), y.weights.end(), T(777));
     attention_forward(q, k, v, options, y.weights, y.o, context);

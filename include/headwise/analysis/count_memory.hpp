@@ -63,13 +63,18 @@ std::int64_t workspace_bytes(Index workers, Index elements) {
   return workers * padded<T>(elements) * static_cast<std::int64_t>(sizeof(T));
 }
 
+inline namespace HEADWISE_CODE {  // tiles depend on flags
+
 template <class T>
 std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N) {
   constexpr Index scratch = kernels::GemmTile<T, simd::Best>::scratch;
   return M == 0 || N == 0 ? 0 : workspace_bytes<T>(workers, scratch);
 }
 
+}  // namespace HEADWISE_CODE
 }  // namespace detail
+
+inline namespace HEADWISE_CODE {
 
 /// The forward call of MultiHeadAttention: `training` fills a cache. Inputs are viewed.
 template <Scalar T>
@@ -147,4 +152,5 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
   return count;
 }
 
+}  // namespace HEADWISE_CODE
 }  // namespace headwise::inline v0_1

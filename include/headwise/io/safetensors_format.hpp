@@ -49,7 +49,7 @@ struct SafetensorsHeader {
 /// A name out of a file, fit for a message: in quotes, one line, not too long.
 inline std::string quote(std::string_view text) {
   constexpr std::size_t longest = 80;
-  std::size_t length = std::min(text.size(), longest);
+  std::size_t length = std::min<std::size_t>(text.size(), longest);
   while (length < text.size() && length > 0 && (text[length] & 0xC0) == 0x80) --length;
   std::string quoted = "\"";
   for (char c : text.substr(0, length)) {
@@ -75,7 +75,7 @@ inline std::optional<std::uint64_t> tensor_bytes(std::span<const Index> shape, D
     if (extent < 0) return std::nullopt;
     if (extent == 0) {
       empty = true;
-    } else if (bytes > std::numeric_limits<Index>::max() / extent) {
+    } else if (bytes > (std::numeric_limits<Index>::max)() / extent) {
       return std::nullopt;
     } else {
       bytes *= extent;

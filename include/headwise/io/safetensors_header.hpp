@@ -60,7 +60,7 @@ inline void check_tiling(const SafetensorsHeader& header, std::uint64_t data_beg
     filled = tensor.end;
   }
   if (filled != data_bytes) {
-    raise_at(file, data_begin + std::min(filled, data_bytes),
+    raise_at(file, data_begin + (std::min)(filled, data_bytes),
              "the tensors take " + std::to_string(filled) + " bytes of data, the file holds " +
                  std::to_string(data_bytes));
   }

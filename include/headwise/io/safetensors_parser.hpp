@@ -77,7 +77,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
       if (tensor_.shape.size() == max_rank) {
         refuse(where() + ": shape has more than " + std::to_string(max_rank) + " axes");
       }
-      if (number > static_cast<std::uint64_t>(std::numeric_limits<Index>::max())) {
+      if (number > static_cast<std::uint64_t>((std::numeric_limits<Index>::max)())) {
         refuse(where() + ": shape holds " + std::to_string(number) + ", more than can be counted");
       }
       tensor_.shape.push_back(static_cast<Index>(number));

@@ -69,7 +69,7 @@ struct OnlineSoftmax {
     }
     auto greatest_lanes = S::broadcast(greatest[r]);
     for (Index j = 0; j < keys; j += S::width) {
-      greatest_lanes = S::max(greatest_lanes, S::load(s + j));
+      greatest_lanes = S::greater(greatest_lanes, S::load(s + j));
     }
     const T m = simd::max_lanes<T, Isa>(greatest_lanes);
     const T factor = S::lane(simd::exp<T, Isa>(S::broadcast(greatest[r]) - S::broadcast(m)), 0);
@@ -87,7 +87,7 @@ template <class T, class Isa>
 void store_logsumexp(const OnlineSoftmax<T, Isa>& softmax, Index r, Matrix<T> lse, Index i) {
   using std::log;
   if (!softmax.any[r]) {
-    lse(i, 0) = negative_infinity<T>();
+    set_negative_infinity(lse(i, 0));
     lse(i, 1) = T(0);
     return;
   }

@@ -23,7 +23,7 @@ Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<
                                          packed.data());
       for (Index i = 0; i < sizes.L; ++i) {
         for (Index j = 0; j < sizes.S; ++j) {
-          if (!head.visibility.visible(i, j)) scores(b, h, i, j) = negative_infinity<T>();
+          if (!head.visibility.visible(i, j)) set_negative_infinity(scores(b, h, i, j));
         }
       }
     }

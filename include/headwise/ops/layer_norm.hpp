@@ -71,7 +71,7 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
                         const Context& context = {}) {
   constexpr std::string_view function = "layer_norm_forward";
   const Index N = x.extent(0), D = x.extent(1);
-  const auto& [mean, rstd] = moments;
+  const Out<T, 1> mean = moments.mean, rstd = moments.rstd;
   require_countable(function, "x", x);
   detail::require_affine<T>(function, affine, D);
   require(T(0) < epsilon && is_finite_option(epsilon), function,
@@ -89,7 +89,7 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
   const auto x_rows = kernels::matrix(x);
   const auto y_rows = kernels::matrix(y);
   const auto gamma = kernels::row(affine.gamma), beta = kernels::row(affine.beta);
-  const auto task = [&, &mean = mean, &rstd = rstd](Index n, Index) {
+  const auto task = [&](Index n, Index) {
     // Of an empty row, 0 / 0 is no mean.
     const auto row_of = D == 0 ? kernels::RowMoments<T>{T(0), T(0)}
                                : kernels::row_moments<T>(row(x_rows, n), D, epsilon);
@@ -128,7 +128,7 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                          const Context& context = {}) {
   constexpr std::string_view function = "layer_norm_backward";
   const Index N = x.extent(0), D = x.extent(1);
-  const auto& [mean, rstd] = moments;
+  const In<T, 1> mean = moments.mean, rstd = moments.rstd;
   const auto& [dgamma, dbeta] = gradients;
   require_countable(function, "x", x);
   detail::require_affine<T>(function, {gamma, {}}, D);
@@ -153,7 +153,7 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                  {"dgamma", dgamma}});
   if (N == 0 || D == 0) return;
   if (!dgamma.absent()) {
-    const auto term = [&, &mean = mean, &rstd = rstd](Index i, Index n) {
+    const auto term = [&](Index i, Index n) {
       return dy(i, n) == T(0) ? T(0) : T(dy(i, n) * ((x(i, n) - mean(i)) * rstd(i)));
     };
     kernels::add_column_sums(N, D, term, dgamma.data(), dgamma.stride(0));
@@ -165,7 +165,7 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   const auto dy_rows = kernels::matrix(dy), x_rows = kernels::matrix(x);
   const auto dx_rows = kernels::matrix(dx);
   const auto gamma_row = kernels::row(gamma);
-  const auto task = [&, &mean = mean, &rstd = rstd](Index n, Index) {
+  const auto task = [&](Index n, Index) {
     kernels::layer_norm_backward_row<T>(row(dy_rows, n), row(x_rows, n), D, {mean(n), rstd(n)},
                                         gamma_row, row(dx_rows, n));
   };

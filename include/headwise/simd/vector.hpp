@@ -36,7 +36,7 @@ struct Simd {
   HEADWISE_INLINE static Vector broadcast(const T& x) { return x; }
   HEADWISE_INLINE static Vector load(const T* from) { return *from; }
   HEADWISE_INLINE static void store(const Vector& x, T* to) { *to = x; }
-  HEADWISE_INLINE static Vector max(const Vector& a, const Vector& b) { return a < b ? b : a; }
+  HEADWISE_INLINE static Vector greater(const Vector& a, const Vector& b) { return a < b ? b : a; }
   HEADWISE_INLINE static T lane(const Vector& x, int) { return x; }
 };
 
@@ -58,7 +58,7 @@ struct Simd<T, Isa> {
     return x;
   }
   HEADWISE_INLINE static void store(Vector x, T* to) { std::memcpy(to, &x, sizeof x); }
-  HEADWISE_INLINE static Vector max(Vector a, Vector b) { return a < b ? b : a; }
+  HEADWISE_INLINE static Vector greater(Vector a, Vector b) { return a < b ? b : a; }
   HEADWISE_INLINE static T lane(Vector x, int i) { return x[i]; }
   HEADWISE_INLINE static Vector select(IntVector condition, Vector yes, Vector no) {
     return condition ? yes : no;

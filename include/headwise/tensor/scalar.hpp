@@ -6,6 +6,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "headwise/tensor/config.hpp"
@@ -24,14 +25,20 @@ concept Scalar = std::numeric_limits<T>::is_specialized && !std::same_as<T, bool
   a < b;
 };
 
-/// -infinity, written by its bits: the literal is refused by some compilers under -ffast-math.
-/// It is stored in results, never computed with.
+inline namespace HEADWISE_CODE {
+
+/// x = -infinity, written by its bits: some compilers refuse the literal under -ffast-math, and
+/// clang 19 lets no function return it. It is stored in results, never computed with.
 template <Scalar T>
-T negative_infinity() {
+void set_negative_infinity(T& x) {
+  constexpr std::uint32_t single = 0xFF800000u;
+  constexpr std::uint64_t twice = 0xFFF0000000000000u;
   if constexpr (std::same_as<T, float>) {
-    return std::bit_cast<float>(std::uint32_t{0xFF800000u});
+    std::memcpy(&x, &single, sizeof x);
+  } else if constexpr (std::same_as<T, double>) {
+    std::memcpy(&x, &twice, sizeof x);
   } else {
-    return T(std::bit_cast<double>(std::uint64_t{0xFFF0000000000000u}));
+    x = T(std::bit_cast<double>(twice));
   }
 }
 
@@ -47,4 +54,5 @@ bool is_finite_option(const T& value) {
 
 HEADWISE_STRICT_MATH_END
 
+}  // namespace HEADWISE_CODE
 }  // namespace headwise::inline v0_1

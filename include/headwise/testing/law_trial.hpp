@@ -27,7 +27,9 @@ struct LawShape {
 
   /// `B2 H4 G2 L13 S17 d7 dv3 causal masked`
   std::string format() const {
-    const auto extent = [](std::string name, Index n) { return name + std::to_string(n) + " "; };
+    const auto extent = [](const std::string& name, Index n) {
+      return name + std::to_string(n) + " ";
+    };
     std::string text = extent("B", B) + extent("H", H) + extent("G", G) + extent("L", L) +
                        extent("S", S) + extent("d", d) + "dv" + std::to_string(dv);
     if (causal) text += " causal";

@@ -1,0 +1,72 @@
+// What MemorySanitizer and valgrind run: the tour, without a test framework, whose own library is
+// not built for MemorySanitizer. Each result decides a branch, so that a number which nobody has
+// written is reported. With --plant, the library is given such a number, and whoever watches has to
+// report it. With a path, weights are written to that file and read again: not for MemorySanitizer,
+// for std::map and streams live in a library that it does not see into.
+//
+// Build it with -D_GLIBCXX_EXTERN_TEMPLATE=0 for MemorySanitizer: std::string is then compiled, and
+// watched, with the program.
+#include <cstdio>
+#include <cstdlib>
+
+#include "headwise/io/pytorch.hpp"
+#include "tour/tour.hpp"
+
+namespace {
+
+using namespace headwise;
+
+/// Every bit of the values, mixed into a number that decides a branch which no compiler can turn
+/// into arithmetic. Returns how many values there were.
+std::size_t look_at(const std::string& name, const std::vector<double>& values) {
+  std::uint64_t mixed = 1;
+  for (const double value : values)
+    mixed = mixed * 0x9E3779B97F4A7C15u + std::bit_cast<std::uint64_t>(value);
+  if (mixed == 0) std::printf("%s: the bits cancel\n", name.c_str());
+  return values.size();
+}
+
+/// Weights to a file and back.
+bool survives_a_file(const char* path) {
+  const MultiHeadAttention<float> module({.d_model = 8, .num_heads = 2, .seed = 3});
+  SafetensorsWriter writer;
+  add_pytorch(writer, module);
+  writer.write(path);
+  const auto loaded = from_pytorch<float>(SafetensorsFile::read(path), 2);
+  std::remove(path);
+  bool same = true;
+  for (Index n = 0; n < module.parameters().w_o.size(); ++n) {
+    same = same && loaded.parameters().w_o.data()[n] == module.parameters().w_o.data()[n];
+  }
+  return same;
+}
+
+/// Attention over keys of which one number was never written.
+void read_what_nobody_wrote() {
+  const auto q = headwise_tests::noise<double>(Shape{1, 1, 2, 3}, 1);
+  double* raw = static_cast<double*>(std::malloc(6 * sizeof(double)));
+  if (raw == nullptr) return;
+  for (Index n = 0; n < 5; ++n) raw[n] = 1;
+  const In<double, 4> k(raw, Shape{1, 1, 2, 3});
+  Tensor4<double> o({1, 1, 2, 3});
+  flash_attention_forward(q, k, q, {}, o, {});
+  look_at("planted", {o.begin(), o.end()});
+  std::free(raw);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 2 && std::strcmp(argv[1], "--plant") == 0) {
+    read_what_nobody_wrote();
+    std::printf("a number that nobody wrote was read, and nothing was said\n");
+    return 0;
+  }
+  std::size_t values = 0;
+  for (const headwise_tests::Named& result : headwise_tests::tour()) {
+    values += look_at(result.name, result.values);
+  }
+  const bool file = argc != 2 || survives_a_file(argv[1]);
+  std::printf("%zu values%s\n", values, file ? "" : ", and the file DIFFERS");
+  return values > 100000 && file ? 0 : 1;
+}
