@@ -35,7 +35,7 @@ class JsonCursor {
 
   /// The next byte that is no white space, which stays the next one; 0 at the end.
   char peek() {
-    while (at_ < text_.size() && std::string_view(" \t\r\n").find(text_[at_]) != text_.npos) ++at_;
+    while (at_ < text_.size() && is_white(text_[at_])) ++at_;
     return at_ < text_.size() ? text_[at_] : '\0';
   }
 
@@ -134,6 +134,12 @@ class JsonCursor {
   }
 
  private:
+  static bool is_white(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+  /// Whether a string holds it as it is, in one byte.
+  static bool is_plain(char c) {
+    const auto code = static_cast<unsigned char>(c);
+    return code >= 0x20 && code < 0x80 && c != '"' && c != '\\';
+  }
   static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
   /// ", got ..." for a message.
@@ -148,9 +154,14 @@ class JsonCursor {
     std::string escaped;
     for (;;) {
       if (at_ == text_.size()) refuse_json("a string has no end");
-      const auto c = static_cast<unsigned char>(text_[at_]);
+      if (const std::size_t begin = at_; is_plain(text_[at_])) {
+        while (at_ < text_.size() && is_plain(text_[at_])) ++at_;
+        take(text_.substr(begin, at_ - begin));
+        continue;
+      }
+      const char c = text_[at_];
       if (c == '"') break;
-      if (c < 0x20) refuse_json("a control character in a string");
+      if (static_cast<unsigned char>(c) < 0x20) refuse_json("a control character in a string");
       if (c == '\\') {
         escaped.clear();
         append_utf8(escaped, escape());

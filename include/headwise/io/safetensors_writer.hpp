@@ -185,9 +185,11 @@ class SafetensorsWriter {
 
   std::vector<Entries::const_pointer> in_file_order() const {
     std::vector<Entries::const_pointer> order;
+    order.reserve(entries_.size());
     for (const auto& entry : entries_) order.push_back(&entry);
-    std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-      return a->second.dtype > b->second.dtype;
+    std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+      const DType left = a->second.dtype, right = b->second.dtype;
+      return left != right ? left > right : a->first < b->first;
     });
     return order;
   }
