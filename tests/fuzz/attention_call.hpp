@@ -6,10 +6,9 @@
 #include <optional>
 #include <vector>
 
-#include "fuzz/placed.hpp"
+#include "fuzz/attention_masks.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/flash_attention.hpp"
-#include "support/oracle.hpp"
 
 namespace headwise_fuzz {
 
@@ -17,8 +16,6 @@ using headwise_tests::Field;
 using headwise_tests::oracle_attention;
 using headwise_tests::OracleProblem;
 using headwise_tests::OracleResult;
-using headwise_tests::Real;
-using headwise_tests::Sizes;
 
 /// The elements of a view in row-major order, as an oracle takes them.
 template <class T, int R>
@@ -92,9 +89,9 @@ class AttentionCall {
     q_ = input(at_q), k_ = input(at_k), v_ = input(at_v), d_o_ = input(at_o);
     o_ = output(at_o), kept_ = output(tiles_ ? Shape<4>{B, H, L, Index{2}} : Shape<4>{B, H, L, S});
     dq_ = output(at_q), dk_ = output(at_k), dv_ = output(at_v);
-    draw_masks(in, with_faults, numbers);
+    masks_.emplace(in, sizes_, with_faults, numbers);
     draw_options(in, with_faults);
-    if (hides_nan_ && fits_) put_nan_out_of_sight();
+    if (hides_nan_ && masks_->fits()) put_nan_out_of_sight();
   }
 
   /// Calls forward and backward, and checks what they do. Both attentions may throw nothing but
@@ -104,12 +101,12 @@ class AttentionCall {
     try {
       options = this->options();
     } catch (const ArgumentError&) {
-      check(!mask_is_allowed_, "a mask that is allowed is put together");
+      check(!masks_->allowed(), "a mask that is allowed is put together");
       return;
     }
-    check(mask_is_allowed_, "a mask that is not allowed is refused");
+    check(masks_->allowed(), "a mask that is not allowed is refused");
     const bool group_divides = sizes_.G == 0 ? sizes_.H == 0 : sizes_.H % sizes_.G == 0;
-    const bool fits = fits_ && options_are_valid_ && group_divides;
+    const bool fits = masks_->fits() && options_are_valid_ && group_divides;
     if (!attempt(fits && !is_wrong(0, 4), [&] { forward(*options); })) {
       check(o_.untouched() && kept_.untouched(), "a refused forward writes nothing");
       return;
@@ -135,58 +132,6 @@ class AttentionCall {
     return s;
   }
 
-  /// An extent of a mask: whole or 1, or, rarely, another.
-  Index mask_extent(ByteReader& in, bool with_faults, Index whole) {
-    const Index extent = in.flag() ? whole : 1;
-    return with_faults && in.once_in(32) ? extent + 1 : extent;
-  }
-
-  Shape<4> mask_shape(ByteReader& in, bool with_faults) {
-    const auto [B, H, G, L, S, d, dv] = sizes_;
-    const Shape<4> scores{B, H, L, S};
-    Shape<4> shape;
-    for (int r = 0; r < 4; ++r) {
-      shape[r] = mask_extent(in, with_faults, scores[r]);
-      fits_ = fits_ && (shape[r] == 1 || shape[r] == scores[r]);
-    }
-    return shape;
-  }
-
-  void draw_masks(ByteReader& in, bool with_faults, Numbers& numbers) {
-    const unsigned which = in.byte();
-    causal_ = (which & 1u) != 0;
-    if ((which & 2u) != 0) window_ = in.between(with_faults ? 0 : 1, 6);
-    if ((which & 4u) != 0) {
-      const Index count = sizes_.B + (with_faults && in.once_in(16) ? 1 : 0);
-      for (Index b = 0; b < count; ++b) {
-        Index length = in.between(0, sizes_.S);
-        if (with_faults && in.once_in(32)) length = in.flag() ? -1 : sizes_.S + 1;
-        fits_ = fits_ && length >= 0 && length <= sizes_.S;
-        lengths_.push_back(length);
-      }
-      fits_ = fits_ && count == sizes_.B;
-      has_lengths_ = true;
-    }
-    const Index most = with_faults ? 5 : 2;
-    if ((which & 8u) != 0) {
-      for (Index n = in.between(1, most); n > 0; --n) {
-        pairs_.emplace_back(in, mask_shape(in, with_faults), Role::input, false);
-        keep_.push_back(in.flag());
-        pairs_.back().set([&] { return (numbers.next() > 0.7) != keep_.back(); });
-      }
-    }
-    if ((which & 16u) != 0) {
-      for (Index n = in.between(1, most); n > 0; --n) {
-        biases_.emplace_back(in, mask_shape(in, with_faults), Role::input, T(0));
-        biases_.back().set([&] {
-          const double x = numbers.next();
-          return x > 1.5 ? -std::numeric_limits<double>::infinity() : x;
-        });
-      }
-    }
-    mask_is_allowed_ = pairs_.size() <= 4 && biases_.size() <= 4 && window_.value_or(1) >= 1;
-  }
-
   void draw_options(ByteReader& in, bool with_faults) {
     constexpr std::array<double, 5> scales{1, 0, -0.5, 0.25, 2};
     if (in.flag()) scale_ = T(scales[in.byte() % scales.size()]);
@@ -198,16 +143,7 @@ class AttentionCall {
   }
 
   AttentionOptions<T> options() const {
-    AttentionOptions<T> options{.mask = {}, .scale = scale_, .dropout = dropout_};
-    if (causal_) options.mask.add(causal);
-    if (window_) options.mask.add(Mask::window(*window_));
-    if (has_lengths_) options.mask.add(Mask::key_lengths(lengths_));
-    for (std::size_t n = 0; n < pairs_.size(); ++n) {
-      const In<bool, 4> pairs = pairs_[n].view();
-      options.mask.add(keep_[n] ? Mask::keep(pairs) : Mask::drop(pairs));
-    }
-    for (const auto& bias : biases_) options.mask.add(BiasMask<T>{bias.view()});
-    return options;
+    return {.mask = masks_->mask(), .scale = scale_, .dropout = dropout_};
   }
 
   /// Whether a tensor numbered first to last, or one that both calls read, is wrong.
@@ -259,20 +195,6 @@ class AttentionCall {
     }
   }
 
-  bool visible(Index b, Index h, Index i, Index j) const {
-    const Index diagonal = i + sizes_.S - sizes_.L;
-    if (causal_ && j > diagonal) return false;
-    if (window_ && std::abs(diagonal - j) >= *window_) return false;
-    if (has_lengths_ && j >= lengths_[static_cast<std::size_t>(b)]) return false;
-    for (std::size_t n = 0; n < pairs_.size(); ++n) {
-      if (broadcast<bool>(pairs_[n].view(), b, h, i, j) != keep_[n]) return false;
-    }
-    for (const auto& bias : biases_) {
-      if (std::isinf(broadcast<T>(bias.view(), b, h, i, j))) return false;
-    }
-    return true;
-  }
-
   /// NaN in every key and value that no query sees, and in every query that sees no key.
   void put_nan_out_of_sight() {
     const auto [B, H, G, L, S, d, dv] = sizes_;
@@ -280,7 +202,7 @@ class AttentionCall {
     std::vector<char> sees(static_cast<std::size_t>(B * H * L)),
         seen(static_cast<std::size_t>(B * G * S));
     for_each_index(Shape<4>{B, H, L, S}, [&](const Shape<4>& at) {
-      if (!visible(at[0], at[1], at[2], at[3])) return;
+      if (!masks_->visible(at[0], at[1], at[2], at[3])) return;
       const Index g = at[1] / (sizes_.H / sizes_.G);
       sees[static_cast<std::size_t>((at[0] * sizes_.H + at[1]) * sizes_.L + at[2])] = 1;
       seen[static_cast<std::size_t>((at[0] * sizes_.G + g) * sizes_.S + at[3])] = 1;
@@ -296,12 +218,6 @@ class AttentionCall {
     poison(q_, sees), poison(k_, seen), poison(v_, seen);
   }
 
-  template <class V>
-  static V broadcast(const In<V, 4>& x, Index b, Index h, Index i, Index j) {
-    const auto at = [&](int axis, Index n) { return x.extent(axis) == 1 ? Index{0} : n; };
-    return x(at(0, b), at(1, h), at(2, i), at(3, j));
-  }
-
   void compare() {
     OracleProblem problem;
     problem.sizes = sizes_;
@@ -309,12 +225,10 @@ class AttentionCall {
     problem.v = field_of<T, 4>(v_.view()), problem.d_o = field_of<T, 4>(d_o_.view());
     problem.scale =
         scale_ ? Real{*scale_} : 1 / std::sqrt(static_cast<Real>(std::max(sizes_.d, Index{1})));
-    problem.visible = [this](Index b, Index h, Index i, Index j) { return visible(b, h, i, j); };
-    problem.bias = [this](Index b, Index h, Index i, Index j) {
-      Real sum = 0;
-      for (const auto& bias : biases_) sum += Real{broadcast<T>(bias.view(), b, h, i, j)};
-      return sum;
+    problem.visible = [this](Index b, Index h, Index i, Index j) {
+      return masks_->visible(b, h, i, j);
     };
+    problem.bias = [this](Index b, Index h, Index i, Index j) { return masks_->bias(b, h, i, j); };
     const DropoutMask dropped(dropout_, DropoutStream::weights);
     if (dropout_.active()) {
       problem.factor = [&](Index b, Index h, Index i, Index j) {
@@ -339,15 +253,10 @@ class AttentionCall {
   Sizes sizes_;
   Wrong wrong_;
   Placed<T, 4> q_, k_, v_, d_o_, o_, kept_, dq_, dk_, dv_;
-  bool causal_ = false, has_lengths_ = false, hides_nan_ = false;
-  std::optional<Index> window_;
-  std::vector<Index> lengths_;
-  std::vector<Placed<bool, 4>> pairs_;
-  std::vector<bool> keep_;
-  std::vector<Placed<T, 4>> biases_;
+  std::optional<AttentionMasks<T>> masks_;
   std::optional<T> scale_;
   Dropout dropout_;
-  bool mask_is_allowed_ = true, fits_ = true, options_are_valid_ = true;
+  bool hides_nan_ = false, options_are_valid_ = true;
 };
 
 }  // namespace headwise_fuzz

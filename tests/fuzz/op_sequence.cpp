@@ -16,8 +16,11 @@ constexpr Real slack = 128;
 template <class T>
 class Sequence {
  public:
-  explicit Sequence(ByteReader& in)
-      : in_(in), numbers_(in), x_(matrix(in.between(0, 6), in.between(0, 9))) {}
+  explicit Sequence(ByteReader& in) : in_(in), numbers_(in) {
+    const Index N = in.between(0, 6);
+    const Index M = in.between(0, 9);
+    x_ = matrix(N, M);
+  }
 
   void run() {
     constexpr int most = 6;
