@@ -33,7 +33,8 @@ std::vector<Input> inputs_of(const std::filesystem::path& folder) {
   return inputs;
 }
 
-/// A copy with one to four bytes changed, dropped or doubled, or its tail replaced by another's.
+/// A copy with one to four bytes changed, dropped or doubled, and now and then another's tail or
+/// random bytes behind it.
 Input changed(Input input, const Input& other, std::uint32_t number) {
   const auto key = headwise::philox_key(5);
   const auto words = headwise::philox({number, 0, 0, 0}, key);
@@ -41,6 +42,9 @@ Input changed(Input input, const Input& other, std::uint32_t number) {
     input.resize(words[2] % input.size());
     const auto cut = other.begin() + static_cast<std::ptrdiff_t>(words[3] % other.size());
     input.insert(input.end(), cut, other.end());
+  }
+  for (std::uint32_t n = 0; words[1] % 4 == 1 && n < words[2] % 160; ++n) {
+    input.push_back(static_cast<std::uint8_t>(headwise::philox({number, n, 2, 0}, key)[0]));
   }
   for (std::uint32_t change = 0; change <= words[0] % 4 && !input.empty(); ++change) {
     const auto draw = headwise::philox({number, change, 1, 0}, key);
