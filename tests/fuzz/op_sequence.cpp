@@ -23,7 +23,7 @@ class Sequence {
   }
 
   void run() {
-    constexpr int most = 6;
+    constexpr int most = 4;
     for (int n = 0; n < most; ++n) {
       switch (in_.byte() % 6) {
         case 1:
