@@ -69,8 +69,9 @@ inline std::string quote(std::string_view text) {
   while (n < text.size() && n < longest) {
     const auto first = static_cast<unsigned char>(text[n]);
     const std::size_t length = utf8_length(text.substr(n));
-    const bool control = first < 0x20 || first == 0x7F ||
-                         (first == 0xC2 && static_cast<unsigned char>(text[n + 1]) < 0xA0);
+    const bool control =
+        first < 0x20 || first == 0x7F ||
+        (length == 2 && first == 0xC2 && static_cast<unsigned char>(text[n + 1]) < 0xA0);
     if (length == 0 || control) {
       quoted += {'\\', 'x', digits[first / 16u], digits[first % 16u]};
       n += 1;
