@@ -1,73 +1,7 @@
-#include "headwise/io/safetensors.hpp"
+// What SafetensorsFile gives back of what was written, by PyTorch or by SafetensorsWriter.
+#include "io/written_files.hpp"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <cstdlib>
-#include <fstream>
-#include <limits>
-
-#include "headwise/tensor/view_ops.hpp"
-#include "support/catch.hpp"
-
-using namespace headwise;
-
-namespace {
-
-namespace fs = std::filesystem;
-
-/// A folder of this test's own, gone with the object.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (fs::temp_directory_path() / "headwise-io-XXXXXX").string();
-    REQUIRE(::mkdtemp(pattern.data()) != nullptr);
-    path_ = pattern;
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  fs::path operator/(const char* name) const { return path_ / name; }
-  std::ptrdiff_t num_files() const {
-    return std::distance(fs::directory_iterator(path_), fs::directory_iterator());
-  }
-
- private:
-  fs::path path_;
-};
-
-std::string content(const fs::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-}
-
-std::string text_of(const std::vector<std::byte>& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-template <class T, int R>
-void require_same_bits(const Tensor<T, R>& a, const Tensor<T, R>& b) {
-  REQUIRE(a.shape() == b.shape());
-  REQUIRE(std::equal(a.begin(), a.end(), b.begin(),
-                     [](const T& x, const T& y) { return std::memcmp(&x, &y, sizeof(T)) == 0; }));
-}
-
-template <class T>
-Tensor<T, 3> awkward_numbers() {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  const double infinity = std::numeric_limits<double>::infinity();
-  Tensor<double, 3> wide(Shape{2, 1, 5},
-                         {0.0, -0.0, 1.0 / 3, -1e-6, 0x1p-24, nan, infinity, -infinity, 1e30, -7});
-  Tensor<T, 3> tensor(wide.shape());
-  for_each_index(wide.shape(), [&](const auto& i) { tensor(i) = convert_float<T>(wide(i)); });
-  return tensor;
-}
-
-}  // namespace
+using namespace headwise_tests;
 
 TEMPLATE_TEST_CASE("a floating-point tensor comes back with the same bits", "[io]", double, float,
                    Float16, BFloat16) {
@@ -149,36 +83,10 @@ TEST_CASE("names and metadata hold any text", "[io]") {
   CHECK(file.metadata() == std::map<std::string, std::string>{{odd, odd}});
 }
 
-TEST_CASE("the same content gives the same bytes in whatever order it was added", "[io]") {
-  const Tensor<double, 1> x(Shape{3}, {1, 2, 3});
-  const Tensor<bool, 1> keep(Shape{1}, {true});
-  SafetensorsWriter one, other;
-  one.add("b", x);
-  one.add("a", keep);
-  one.add("c", x, DType::f16);
-  one.set_metadata("k", "v");
-  one.set_metadata("j", "w");
-  other.set_metadata("j", "w");
-  other.add("c", x, DType::f16);
-  other.set_metadata("k", "v");
-  other.add("a", keep);
-  other.add("b", x);
-  CHECK(one.bytes() == other.bytes());
-
-  const std::string header =
-      R"({"__metadata__":{"j":"w","k":"v"},"b":{"dtype":"F64","shape":[3],"data_offsets":[0,24]},)"
-      R"("c":{"dtype":"F16","shape":[3],"data_offsets":[24,30]},)"
-      R"("a":{"dtype":"BOOL","shape":[1],"data_offsets":[30,31]}})";
-  const std::string text = text_of(one.bytes());
-  const std::size_t data = text.size() - 31;
-  CHECK(data % 8 == 0);
-  CHECK(data - 8 - header.size() < 8);
-  CHECK(text.substr(8, data - 8) == header + std::string(data - 8 - header.size(), ' '));
-}
-
 TEST_CASE("a file that PyTorch wrote is read, and written again byte by byte", "[io]") {
   const fs::path path = fs::path(HEADWISE_TEST_DATA) / "mha_self.safetensors";
   const auto file = SafetensorsFile::read(path);
+  CHECK(file.name() == path.string());
   CHECK(file.names().size() == 13);
   CHECK(file.metadata().at("num_heads") == "3");
   CHECK(file.contains("in_proj_weight"));
@@ -227,80 +135,6 @@ TEST_CASE("a file that PyTorch wrote is read, and written again byte by byte", "
   CHECK(without_padding(from_here(ours)) == without_padding(from_here(theirs)));
 }
 
-TEST_CASE("a file that was written is read, and nothing else is left beside it", "[io]") {
-  const TemporaryFolder folder;
-  const fs::path path = folder / "x.safetensors";
-  SafetensorsWriter writer;
-  writer.add("x", awkward_numbers<float>());
-  writer.write(path);
-  writer.add("y", awkward_numbers<double>());
-  writer.write(path);
-  CHECK(folder.num_files() == 1);
-  CHECK(content(path) == text_of(writer.bytes()));
-  require_same_bits(SafetensorsFile::read(path).get<double, 3>("y"), awkward_numbers<double>());
-}
-
-TEST_CASE("a write that fails half-way leaves the old file as it was", "[io]") {
-  const TemporaryFolder folder;
-  const fs::path path = folder / "x.safetensors";
-  SafetensorsWriter writer;
-  writer.add("x", Tensor<float, 1>(Shape{4}, {1, 2, 3, 4}));
-  writer.write(path);
-  const std::string before = content(path);
-  writer.add("large", Tensor<double, 1>(Shape{10000}));
-
-  rlimit limit{};
-  REQUIRE(::getrlimit(RLIMIT_FSIZE, &limit) == 0);
-  const rlimit small{4096, limit.rlim_max};
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
-  std::string message;
-  try {
-    writer.write(path);
-  } catch (const FileError& error) {
-    message = error.what();
-  }
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
-  std::signal(SIGXFSZ, handler);
-
-  CHECK_THAT(message, ContainsSubstring("x.safetensors: byte 4096: cannot be written: "));
-  CHECK(content(path) == before);
-  CHECK(folder.num_files() == 1);
-}
-
-TEST_CASE("a write to where no file can be says so and leaves nothing behind", "[io]") {
-  const TemporaryFolder folder;
-  SafetensorsWriter writer;
-  writer.add_scalar("x", 1.0);
-  fs::create_directory(folder / "taken");
-  CHECK_THROWS_WITH(writer.write(folder / "taken"), ContainsSubstring("taken: byte"));
-  CHECK_THROWS_AS(writer.write(folder / "missing" / "x"), FileError);
-  CHECK(folder.num_files() == 1);
-}
-
-TEST_CASE("a writer refuses what the format cannot say, and stays as it was", "[io]") {
-  SafetensorsWriter writer;
-  const Tensor<float, 1> x(Shape{2}, {1, 2});
-  const Tensor<bool, 1> keep(Shape{2}, {true, false});
-  writer.add("x", x);
-  const auto before = writer.bytes();
-  const auto says = [](const char* text) { return ContainsSubstring(text); };
-  CHECK_THROWS_WITH(writer.add("x", x), says("name \"x\" was added before"));
-  CHECK_THROWS_WITH(writer.add("__metadata__", x), says("name __metadata__ is the format's own"));
-  CHECK_THROWS_WITH(writer.add("\xFF", x), says("is not UTF-8"));
-  CHECK_THROWS_WITH(writer.set_metadata("k", "\xC3"), says("value \"\xC3\" is not UTF-8"));
-  CHECK_THROWS_WITH(writer.add("y", x, DType::i64),
-                    says("tensor \"y\" of F32 does not convert to I64"));
-  CHECK_THROWS_WITH(writer.add("y", x, DType::boolean), says("F32 does not convert to BOOL"));
-  CHECK_THROWS_WITH(writer.add("y", keep, DType::f32), says("BOOL does not convert to F32"));
-  CHECK_THROWS_AS(writer.add("y", x, DType::u8), ArgumentError);
-  const float one = 1;
-  const Index many = Index{1} << 62;
-  const In<float, 2> vast(&one, Shape<2>(many, 2), Shape<2>(0, 0));
-  CHECK_THROWS_AS(writer.add("y", vast), ShapeError);
-  CHECK(writer.bytes() == before);
-}
-
 TEST_CASE("a request that the file cannot answer names tensor, shape and file", "[io]") {
   SafetensorsWriter writer;
   writer.add("q", Tensor<double, 3>(Shape{2, 5, 12}));
@@ -317,4 +151,6 @@ TEST_CASE("a request that the file cannot answer names tensor, shape and file", 
                     "mha.safetensors: holds no tensor \"k\", but 2: \"q\", \"keep\"");
   CHECK_THROWS_AS(file.dtype("k"), FileError);
   CHECK_THROWS_AS(SafetensorsFile().bytes("k"), FileError);
+  CHECK(file.name() == "mha.safetensors");
+  CHECK(SafetensorsFile::parse(writer.bytes()).name() == "memory");
 }

@@ -1,9 +1,9 @@
 // What a safetensors header says of a tensor, and the words in which a file is refused.
 #pragma once
 
-#include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <map>
 #include <optional>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "headwise/io/dtype.hpp"
+#include "headwise/io/utf8.hpp"
 #include "headwise/tensor/shape.hpp"
 
 namespace headwise::inline v0_1::detail {
@@ -23,6 +24,8 @@ static_assert(std::endian::native == std::endian::little,
 inline constexpr std::uint64_t header_length_bytes = 8;
 inline constexpr std::uint64_t max_header_length = 100'000'000;
 inline constexpr std::size_t max_rank = 8;
+/// What a header may make the reader keep beside the file's own bytes. About 170,000 tensors.
+inline constexpr std::size_t max_entry_bytes = std::size_t{48} << 20;
 inline constexpr std::string_view metadata_key = "__metadata__";
 
 struct StoredTensor {
@@ -35,8 +38,8 @@ struct StoredTensor {
 };
 
 struct SafetensorsHeader {
-  std::vector<StoredTensor> tensors;  // as the header lists them
-  std::vector<std::size_t> by_name;   // their numbers, in the order of their names
+  std::deque<StoredTensor> tensors;  // as the header lists them; growing it copies nothing
+  std::vector<std::size_t> by_name;  // their numbers, in the order of their names
   std::map<std::string, std::string> metadata;
 };
 
@@ -44,26 +47,6 @@ struct SafetensorsHeader {
                                   std::string_view message) {
   raise<FileError>(std::string(file) + ": byte " + std::to_string(position) + ": " +
                    std::string(message));
-}
-
-/// A name out of a file, fit for a message: in quotes, one line, not too long.
-inline std::string quote(std::string_view text) {
-  constexpr std::size_t longest = 80;
-  std::size_t length = std::min<std::size_t>(text.size(), longest);
-  while (length < text.size() && length > 0 && (text[length] & 0xC0) == 0x80) --length;
-  std::string quoted = "\"";
-  for (char c : text.substr(0, length)) {
-    if (c == '"' || c == '\\') {
-      quoted += {'\\', c};
-    } else if ((c >= 0 && c < 0x20) || c == 0x7F) {
-      constexpr std::string_view digits = "0123456789abcdef";
-      quoted += {'\\', 'x', digits[static_cast<std::size_t>(c) / 16],
-                 digits[static_cast<std::size_t>(c) % 16]};
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + (length < text.size() ? "...\"" : "\"");
 }
 
 /// The bytes of a dense tensor. Nothing for an extent below 0 and where Index cannot count the

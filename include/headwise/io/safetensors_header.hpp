@@ -2,11 +2,11 @@
 // bytes lie. Everything about it is checked here, before memory for any data is asked for.
 //
 // It accepts what the reference implementation accepts, white space around the object, names in
-// any order, scalars and empty tensors included, and refuses more in six places: a name or key that
-// occurs twice (the format forbids it, the reference keeps the last), a field that it does not know
-// (it could change what the bytes mean), a `__metadata__` that is null, more than 8 axes, a shape
-// whose extents other than 0 multiply to more bytes than Index counts, elements of less than a
-// byte.
+// any order, scalars and empty tensors included, and refuses more in seven places: a name or key
+// that occurs twice (the format forbids it, the reference keeps the last), a field that it does not
+// know (it could change what the bytes mean), a `__metadata__` that is null, more than 8 axes, a
+// shape whose extents other than 0 multiply to more bytes than Index counts, elements of less than
+// a byte, names and metadata that take more memory than max_entry_bytes.
 #pragma once
 
 #include <algorithm>
@@ -72,8 +72,7 @@ inline void check_tiling(const SafetensorsHeader& header, std::uint64_t data_beg
 /// data_bytes   how many bytes follow the header
 /// file         named in the messages
 ///
-/// Work     O(n log n) for n tensors; memory at most about ten times the text's length (measured:
-///          3 for empty tensors, 6 for one long name, 10 for empty lines of metadata).
+/// Work     O(n log n) for n tensors; memory at most max_entry_bytes and a message.
 /// Throws   FileError `file: byte N: what is wrong`, before any data is read.
 inline SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t data_bytes,
                                                   std::string_view file) {

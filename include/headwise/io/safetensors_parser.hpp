@@ -1,236 +1,202 @@
-// The JSON of a safetensors header, taken event by event. Nothing nests deeper than the format
-// itself does, header, tensor, list, and what has no place in it ends the reading at once.
+// The entries of a safetensors header, read one behind the other. What has no place in the format
+// ends the reading at once, and so does a header whose entries would take more memory than the
+// format's use ever asks for.
 #pragma once
 
+#include <array>
 #include <cstddef>
-#include <iterator>
+#include <cstdint>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "headwise/io/safetensors_format.hpp"
+#include "headwise/io/json_cursor.hpp"
 
 namespace headwise::inline v0_1::detail {
 
-/// Walks over the header's text and leaves behind how far it has come.
-class HeaderCursor {
- public:
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const char*;
-  using reference = const char&;
-
-  HeaderCursor(const char* at, const char** reached) : at_(at), reached_(reached) {}
-  reference operator*() const { return *at_; }
-  HeaderCursor& operator++() {
-    *reached_ = ++at_;
-    return *this;
-  }
-  HeaderCursor operator++(int) {
-    const HeaderCursor before = *this;
-    ++*this;
-    return before;
-  }
-  friend bool operator==(const HeaderCursor& a, const HeaderCursor& b) { return a.at_ == b.at_; }
-  friend bool operator!=(const HeaderCursor& a, const HeaderCursor& b) { return a.at_ != b.at_; }
-
- private:
-  const char* at_;
-  const char** reached_;
-};
-
-/// Takes the events of the JSON parser, and keeps nothing but what the format has a place for.
-class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
+/// Turns a header's text into its entries, each checked for itself.
+class HeaderReader {
  public:
   HeaderReader(std::string_view text, std::string_view file)
-      : file_(file), text_(text), reached_(text.data()) {}
+      : text_(text), file_(file), json_(text, file) {}
 
   SafetensorsHeader read() {
-    if (text_.starts_with("\xEF\xBB\xBF")) {
-      raise_at(file_, header_length_bytes, "the header begins with a byte order mark");
-    }
-    // The parser would take a zero byte for the end of the text.
+    if (text_.starts_with("\xEF\xBB\xBF")) json_.refuse("the header begins with a byte order mark");
     if (const auto zero = text_.find('\0'); zero != std::string_view::npos) {
       raise_at(file_, header_length_bytes + zero, "the header holds a zero byte");
     }
-    const char* const last = text_.data() + text_.size();
-    nlohmann::json::sax_parse(HeaderCursor(text_.data(), &reached_), HeaderCursor(last, &reached_),
-                              this);
+    if (json_.peek() == '\0') json_.refuse_json("it is empty");
+    if (json_.peek() != '{') json_.refuse("the header is " + value_kind() + ", expected an object");
+    json_.object(left_, [&](std::string key) {
+      if (key == metadata_key) {
+        read_metadata();
+      } else {
+        read_tensor(std::move(key));
+      }
+    });
+    json_.expect_end();
     return std::move(header_);
   }
 
-  bool null() override { unexpected("null"); }
-  bool boolean(bool) override { unexpected("a boolean"); }
-  bool number_float(double, const std::string&) override {
-    unexpected("a number with a fraction, an exponent or too many digits");
-  }
-  bool number_integer(std::int64_t) override { unexpected("a negative number"); }
-  bool binary(nlohmann::json::binary_t&) override { unexpected("binary data"); }
+ private:
+  struct Fields {
+    bool dtype = false, shape = false, data_offsets = false;
+  };
 
-  bool number_unsigned(std::uint64_t number) override {
-    if (place_ != Place::list) unexpected("a number");
-    if (key_ == "shape") {
-      if (tensor_.shape.size() == max_rank) {
-        refuse(where() + ": shape has more than " + std::to_string(max_rank) + " axes");
+  /// Takes the memory of an entry from what is left: `bytes` in so many blocks of the heap.
+  void charge(std::size_t bytes, std::size_t blocks) {
+    constexpr std::size_t block_overhead = 32;
+    const std::size_t sum = bytes + blocks * block_overhead;
+    if (sum > left_) {
+      json_.refuse("names, shapes and metadata take more than " + std::to_string(max_entry_bytes) +
+                   " bytes of memory");
+    }
+    left_ -= sum;
+  }
+
+  /// As `kind`, and for a number why it is no unsigned integer.
+  std::string value_kind() {
+    const std::string_view kind = json_.kind();
+    if (kind == "a number" && !json_.unsigned_integer()) {
+      return "a number with a fraction, an exponent or too many digits";
+    }
+    return std::string(kind);
+  }
+
+  void read_metadata() {
+    if (std::exchange(has_metadata_, true)) json_.refuse("__metadata__ occurs twice");
+    if (json_.peek() != '{')
+      json_.refuse("__metadata__ is " + value_kind() + ", expected an object");
+    json_.object(left_, [&](std::string key) {
+      constexpr std::size_t node_bytes = sizeof(std::pair<std::string, std::string>) + 32;
+      charge(node_bytes + key.size(), 3);
+      if (json_.peek() != '"') {
+        json_.refuse("__metadata__: " + quote(key) + " is " + value_kind() + ", expected a string");
+      }
+      std::string value = json_.string(left_);
+      charge(value.size(), 0);
+      const auto [line, inserted] = header_.metadata.try_emplace(std::move(key), std::move(value));
+      if (!inserted) json_.refuse("__metadata__: the key " + quote(line->first) + " occurs twice");
+    });
+  }
+
+  void read_tensor(std::string name) {
+    // Its place in `tensors` and in two orders of them.
+    charge(sizeof(StoredTensor) + 3 * sizeof(std::size_t) + name.size(), 2);
+    StoredTensor tensor;
+    tensor.name = std::move(name);
+    if (json_.peek() != '{') {
+      json_.refuse(where(tensor) + " is " + value_kind() + ", expected an object");
+    }
+    tensor.position = json_.position();
+    Fields seen;
+    json_.object(left_, [&](const std::string& field) {
+      bool* const is_seen = field == "dtype"          ? &seen.dtype
+                            : field == "shape"        ? &seen.shape
+                            : field == "data_offsets" ? &seen.data_offsets
+                                                      : nullptr;
+      if (is_seen == nullptr) {
+        json_.refuse(where(tensor) + ": the field " + quote(field) + " is not known");
+      }
+      if (std::exchange(*is_seen, true)) {
+        json_.refuse(where(tensor) + ": " + field + " occurs twice");
+      }
+      if (field == "dtype") {
+        read_dtype(tensor);
+      } else if (field == "shape") {
+        read_shape(tensor);
+      } else {
+        read_offsets(tensor);
+      }
+    });
+    check_tensor(tensor, seen);
+    header_.tensors.push_back(std::move(tensor));
+  }
+
+  void read_dtype(StoredTensor& tensor) {
+    if (json_.peek() != '"') {
+      json_.refuse(where(tensor) + ": dtype is " + value_kind() + ", expected a string");
+    }
+    const std::uint64_t position = json_.position();
+    const std::string name = json_.string(left_);
+    const std::optional<DType> dtype = dtype_from_name(name);
+    if (!dtype) {
+      raise_at(file_, position, where(tensor) + ": dtype " + quote(name) + " is not known");
+    }
+    tensor.dtype = *dtype;
+  }
+
+  void read_shape(StoredTensor& tensor) {
+    std::array<Index, max_rank> extents{};
+    std::size_t rank = 0;
+    read_numbers(tensor, "shape", [&](std::uint64_t number) {
+      if (rank == max_rank) {
+        json_.refuse(where(tensor) + ": shape has more than " + std::to_string(max_rank) + " axes");
       }
       if (number > static_cast<std::uint64_t>((std::numeric_limits<Index>::max)())) {
-        refuse(where() + ": shape holds " + std::to_string(number) + ", more than can be counted");
+        json_.refuse(where(tensor) + ": shape holds " + std::to_string(number) +
+                     ", more than can be counted");
       }
-      tensor_.shape.push_back(static_cast<Index>(number));
-    } else {
-      if (num_offsets_ == 2) refuse(where() + ": data_offsets holds more than 2 numbers");
-      (num_offsets_++ == 0 ? tensor_.begin : tensor_.end) = number;
-    }
-    return true;
+      extents[rank++] = static_cast<Index>(number);
+    });
+    charge(rank * sizeof(Index), 0);
+    tensor.shape.assign(extents.begin(), extents.begin() + static_cast<std::ptrdiff_t>(rank));
   }
 
-  bool string(std::string& value) override {
-    if (place_ == Place::metadata) {
-      if (!header_.metadata.try_emplace(std::move(key_), std::move(value)).second) {
-        // A name that is there already leaves key_ as it was.
-        refuse("__metadata__: the key " + quote(key_) + " occurs twice");
+  void read_offsets(StoredTensor& tensor) {
+    int count = 0;
+    read_numbers(tensor, "data_offsets", [&](std::uint64_t number) {
+      if (count == 2) json_.refuse(where(tensor) + ": data_offsets holds more than 2 numbers");
+      (count++ == 0 ? tensor.begin : tensor.end) = number;
+    });
+    if (count != 2) refuse_entry(tensor, "data_offsets does not hold 2 numbers");
+  }
+
+  template <class Take>
+  void read_numbers(const StoredTensor& tensor, std::string_view field, Take&& take) {
+    if (json_.peek() != '[') {
+      json_.refuse(where(tensor) + ": " + std::string(field) + " is " + value_kind() +
+                   ", expected an array of unsigned integers");
+    }
+    json_.list([&] {
+      const std::optional<std::uint64_t> number = json_.unsigned_integer();
+      if (!number) {
+        json_.refuse(where(tensor) + ": " + std::string(field) + " holds " + value_kind() +
+                     ", expected an unsigned integer");
       }
-    } else if (place_ == Place::tensor && key_ == "dtype") {
-      const std::optional<DType> dtype = dtype_from_name(value);
-      if (!dtype) refuse(where() + ": dtype " + quote(value) + " is not known");
-      tensor_.dtype = *dtype;
-    } else {
-      unexpected("a string");
-    }
-    return true;
+      take(*number);
+    });
   }
 
-  bool start_object(std::size_t) override {
-    if (place_ == Place::start) {
-      place_ = Place::header;
-    } else if (place_ == Place::header && key_ == metadata_key) {
-      if (std::exchange(has_metadata_, true)) refuse("__metadata__ occurs twice");
-      place_ = Place::metadata;
-    } else if (place_ == Place::header) {
-      place_ = Place::tensor;
-      tensor_ = {};
-      tensor_.name = std::move(key_);
-      tensor_.position = position() - 1;
-      num_offsets_ = 0;
-      has_dtype_ = has_shape_ = has_offsets_ = false;
-    } else {
-      unexpected("an object");
-    }
-    return true;
+  static std::string where(const StoredTensor& tensor) { return "tensor " + quote(tensor.name); }
+
+  [[noreturn]] void refuse_entry(const StoredTensor& tensor, const std::string& message) const {
+    raise_at(file_, tensor.position, where(tensor) + ": " + message);
   }
 
-  bool key(std::string& key) override {
-    key_ = std::move(key);
-    if (place_ == Place::tensor) {
-      bool* const seen = key_ == "dtype"          ? &has_dtype_
-                         : key_ == "shape"        ? &has_shape_
-                         : key_ == "data_offsets" ? &has_offsets_
-                                                  : nullptr;
-      if (seen == nullptr) refuse(where() + ": the field " + quote(key_) + " is not known");
-      if (std::exchange(*seen, true)) refuse(where() + ": " + key_ + " occurs twice");
-    }
-    return true;
-  }
+  void check_tensor(const StoredTensor& tensor, const Fields& seen) const {
+    if (!seen.dtype) refuse_entry(tensor, "dtype is missing");
+    if (!seen.shape) refuse_entry(tensor, "shape is missing");
+    if (!seen.data_offsets) refuse_entry(tensor, "data_offsets is missing");
+    const std::optional<std::uint64_t> bytes = tensor_bytes(tensor.shape, tensor.dtype);
+    if (bytes && tensor.begin <= tensor.end && tensor.end - tensor.begin == *bytes) return;
 
-  bool end_object() override {
-    if (place_ == Place::tensor) {
-      check_tensor();
-      header_.tensors.push_back(std::move(tensor_));
-    }
-    place_ = Place::header;
-    return true;
-  }
-
-  bool start_array(std::size_t) override {
-    if (place_ != Place::tensor || key_ == "dtype") unexpected("an array");
-    place_ = Place::list;
-    return true;
-  }
-
-  bool end_array() override {
-    place_ = Place::tensor;
-    return true;
-  }
-
-  bool parse_error(std::size_t, const std::string&,
-                   const nlohmann::json::exception& error) override {
-    constexpr std::size_t longest_prefix = 80;
-    std::string_view reason = error.what();  // "[json.exception...] ... column 7: the reason"
-    for (const std::string_view prefix_end : {"] ", "column ", ": "}) {
-      const auto found = reason.substr(0, longest_prefix).find(prefix_end);
-      if (found == std::string_view::npos) break;
-      reason.remove_prefix(found + prefix_end.size());
-    }
-    constexpr std::size_t longest = 160;
-    refuse("the header is not JSON: " + std::string(reason.substr(0, longest)));
-  }
-
- private:
-  enum class Place { start, header, metadata, tensor, list };
-
-  std::uint64_t position() const {
-    return header_length_bytes + static_cast<std::uint64_t>(reached_ - text_.data());
-  }
-
-  [[noreturn]] void refuse(const std::string& message) const {
-    raise_at(file_, position(), message);
-  }
-
-  std::string where() const { return "tensor " + quote(tensor_.name); }
-
-  [[noreturn]] void unexpected(const std::string& got) const {
-    switch (place_) {
-      case Place::start:
-        refuse("the header is " + got + ", expected an object");
-      case Place::header:
-        refuse((key_ == metadata_key ? key_ : "tensor " + quote(key_)) + " is " + got +
-               ", expected an object");
-      case Place::metadata:
-        refuse("__metadata__: " + quote(key_) + " is " + got + ", expected a string");
-      case Place::tensor:
-        refuse(where() + ": " + key_ + " is " + got + ", expected " +
-               (key_ == "dtype" ? "a string" : "an array of unsigned integers"));
-      case Place::list:
-        break;
-    }
-    refuse(where() + ": " + key_ + " holds " + got + ", expected an unsigned integer");
-  }
-
-  void check_tensor() const {
-    const auto refuse_entry = [&](const std::string& message) {
-      raise_at(file_, tensor_.position, where() + ": " + message);
-    };
-    if (!has_dtype_) refuse_entry("dtype is missing");
-    if (!has_shape_) refuse_entry("shape is missing");
-    if (!has_offsets_) refuse_entry("data_offsets is missing");
-    if (num_offsets_ != 2) refuse_entry("data_offsets does not hold 2 numbers");
     const std::string offsets =
-        "data_offsets [" + std::to_string(tensor_.begin) + ", " + std::to_string(tensor_.end) + "]";
-    if (tensor_.begin > tensor_.end) refuse_entry(offsets + " end before they begin");
+        "data_offsets [" + std::to_string(tensor.begin) + ", " + std::to_string(tensor.end) + "]";
+    if (tensor.begin > tensor.end) refuse_entry(tensor, offsets + " end before they begin");
     const std::string shape =
-        "shape " + format_extents(tensor_.shape) + " of " + std::string(dtype_name(tensor_.dtype));
-    const std::optional<std::uint64_t> bytes = tensor_bytes(tensor_.shape, tensor_.dtype);
-    if (!bytes) refuse_entry(shape + " has more bytes than can be counted");
-    if (tensor_.end - tensor_.begin != *bytes) {
-      refuse_entry(offsets + " hold " + std::to_string(tensor_.end - tensor_.begin) + " bytes, " +
-                   shape + " needs " + std::to_string(*bytes));
-    }
+        "shape " + format_extents(tensor.shape) + " of " + std::string(dtype_name(tensor.dtype));
+    if (!bytes) refuse_entry(tensor, shape + " has more bytes than can be counted");
+    refuse_entry(tensor, offsets + " hold " + std::to_string(tensor.end - tensor.begin) +
+                             " bytes, " + shape + " needs " + std::to_string(*bytes));
   }
 
-  std::string_view file_;
   std::string_view text_;
-  const char* reached_;
-  Place place_ = Place::start;
-  std::string key_;
-  StoredTensor tensor_;
-  int num_offsets_ = 0;
-  bool has_dtype_ = false;
-  bool has_shape_ = false;
-  bool has_offsets_ = false;
+  std::string_view file_;
+  JsonCursor json_;
+  std::size_t left_ = max_entry_bytes;  // that the entries may still take
   bool has_metadata_ = false;
   SafetensorsHeader header_;
 };

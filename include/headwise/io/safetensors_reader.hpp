@@ -3,8 +3,7 @@
 //
 // A file is refused, with its name and the byte at fault, unless its header accounts for every byte
 // of it. That is found out before memory is asked for: what a file can make the reader allocate is
-// its own size and about ten times its header's length. The elements are not looked at, so NaN
-// passes.
+// less than its own size and 64 MiB. The elements are not looked at, so NaN passes.
 #pragma once
 
 #include <algorithm>
@@ -12,17 +11,16 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory_resource>
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "headwise/io/read_file.hpp"
 #include "headwise/io/safetensors_header.hpp"
 #include "headwise/tensor/tensor.hpp"
 
@@ -39,23 +37,9 @@ class SafetensorsFile {
   /// Throws   FileError where it cannot be read, is no regular file, or is not what the format
   /// says.
   static SafetensorsFile read(const std::filesystem::path& path) {
-    std::error_code error;
-    const auto status = std::filesystem::status(path, error);
-    if (!error && !std::filesystem::is_regular_file(status)) {
-      raise<FileError>(path.string() + ": is not a regular file");
-    }
-    const std::uint64_t file_bytes = error ? 0 : std::filesystem::file_size(path, error);
-    if (error) raise<FileError>(path.string() + ": cannot be read: " + error.message());
-    std::ifstream stream(path, std::ios::binary);
-    if (!stream) raise<FileError>(path.string() + ": cannot be opened for reading");
-    std::uint64_t position = 0;
-    return read_parts(path.string(), file_bytes, [&](void* to, std::uint64_t count) {
-      stream.read(static_cast<char*>(to), static_cast<std::streamsize>(count));
-      position += static_cast<std::uint64_t>(stream.gcount());
-      if (static_cast<std::uint64_t>(stream.gcount()) != count) {
-        detail::raise_at(path.string(), position, "cannot be read further");
-      }
-    });
+    detail::InputFile file(path);
+    return read_parts(file.name(), file.size(),
+                      [&](void* to, std::uint64_t count) { file.read(to, count); });
   }
 
   /// The same from memory; the bytes are copied.
@@ -70,6 +54,9 @@ class SafetensorsFile {
       bytes = bytes.subspan(count);
     });
   }
+
+  /// The file's path, or the name that `parse` was given: what messages begin with.
+  const std::string& name() const { return name_; }
 
   /// The tensors' names in the order of the header.
   std::vector<std::string> names() const {

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "headwise/io/json_cursor.hpp"
 #include "headwise/io/safetensors_format.hpp"
 #include "headwise/io/write_file.hpp"
 #include "headwise/tensor/view.hpp"
@@ -43,7 +44,7 @@ class SafetensorsWriter {
   void add(std::string name, const In<T, R>& tensor, DType dtype = dtype_of<T>) {
     static_assert(R <= static_cast<int>(detail::max_rank), "the reader takes no more axes");
     const auto& extents = tensor.shape().extents;
-    Entry entry = start_entry<T>(name, extents, dtype);
+    Entry entry = start_converted<T>(name, extents, dtype);
     for_each_index(tensor.shape(), [&](const Shape<R>& index) { append(entry, tensor(index)); });
     entries_.emplace(std::move(name), std::move(entry));
   }
@@ -51,10 +52,48 @@ class SafetensorsWriter {
   /// Adds a tensor without axes. Throws ArgumentError, and the writer stays as it was.
   template <StoredScalar T>
   void add_scalar(std::string name, T value, DType dtype = dtype_of<T>) {
-    Entry entry = start_entry<T>(name, {}, dtype);
+    Entry entry = start_converted<T>(name, {}, dtype);
     append(entry, value);
     entries_.emplace(std::move(name), std::move(entry));
   }
+
+  /// Adds a tensor of any type by the bytes of its elements, dense and row-major: to pass on what
+  /// SafetensorsFile::bytes gave.
+  ///
+  /// Throws   ArgumentError, or ShapeError for more than 8 axes and for bytes that do not fit the
+  ///          shape; the writer stays as it was.
+  void add_bytes(std::string name, DType dtype, std::span<const Index> shape,
+                 std::span<const std::byte> bytes) {
+    constexpr std::string_view function = "SafetensorsWriter::add_bytes";
+    Entry entry = start_entry(function, name, shape, dtype);
+    if (shape.size() > detail::max_rank || bytes.size() != detail::tensor_bytes(shape, dtype)) {
+      raise<ShapeError>(std::string(function) + ": tensor " + detail::quote(name) + " has " +
+                        std::to_string(bytes.size()) + " bytes, which do not fit shape " +
+                        format_extents(shape) + " of " + std::string(dtype_name(dtype)) +
+                        " with at most " + std::to_string(detail::max_rank) + " axes");
+    }
+    entry.bytes.assign(bytes.begin(), bytes.end());
+    entries_.emplace(std::move(name), std::move(entry));
+  }
+
+  /// Moves all tensors and metadata of another writer here; a line of metadata that both have gets
+  /// the other's value.
+  ///
+  /// Throws   ArgumentError for a name that is here already; both writers then stay as they were.
+  ///          Allocates nothing.
+  void merge(SafetensorsWriter&& other) {
+    for (const auto& entry : other.entries_) {
+      require_new("SafetensorsWriter::merge", entry.first);
+    }
+    entries_.merge(other.entries_);
+    other.metadata_.merge(metadata_);
+    metadata_.swap(other.metadata_);
+    other.entries_.clear();
+    other.metadata_.clear();
+  }
+
+  /// Whether a tensor of this name was added.
+  bool contains(std::string_view name) const { return entries_.find(name) != entries_.end(); }
 
   /// Sets a line of the metadata; a key that is there already gets the new value. Throws
   /// ArgumentError for text that is not UTF-8.
@@ -89,36 +128,42 @@ class SafetensorsWriter {
     std::vector<Index> shape;
     std::vector<std::byte> bytes;
   };
-  using Entries = std::map<std::string, Entry>;
+  using Entries = std::map<std::string, Entry, std::less<>>;
 
   static void require_utf8(std::string_view function, std::string_view argument,
                            const std::string& text) {
-    bool valid = true;
-    try {
-      static_cast<void>(nlohmann::json(text).dump());
-    } catch (const nlohmann::json::exception&) {
-      valid = false;
-    }
-    require(valid, function, std::string(argument) + " " + detail::quote(text) + " is not UTF-8");
+    require(detail::is_utf8(text), function,
+            [&] { return std::string(argument) + " " + detail::quote(text) + " is not UTF-8"; });
   }
 
-  template <StoredScalar T>
-  Entry start_entry(const std::string& name, std::span<const Index> shape, DType dtype) const {
-    constexpr std::string_view function = "SafetensorsWriter::add";
-    require_utf8(function, "name", name);
+  void require_new(std::string_view function, const std::string& name) const {
     require(name != detail::metadata_key, function, "name __metadata__ is the format's own");
     require(!entries_.contains(name), function,
-            "name " + detail::quote(name) + " was added before");
+            [&] { return "name " + detail::quote(name) + " was added before"; });
+  }
+
+  Entry start_entry(std::string_view function, const std::string& name,
+                    std::span<const Index> shape, DType dtype) const {
+    require_utf8(function, "name", name);
+    require_new(function, name);
+    return {dtype, {shape.begin(), shape.end()}, {}};
+  }
+
+  /// An entry with room for its elements, which are converted from T.
+  template <StoredScalar T>
+  Entry start_converted(const std::string& name, std::span<const Index> shape, DType dtype) const {
+    constexpr std::string_view function = "SafetensorsWriter::add";
+    Entry entry = start_entry(function, name, shape, dtype);
     const bool float_type = detail::with_float_type(dtype, [](auto) {});
-    require(StoredFloat<T> ? float_type : dtype == DType::boolean, function,
-            "tensor " + detail::quote(name) + " of " + std::string(dtype_name(dtype_of<T>)) +
-                " does not convert to " + std::string(dtype_name(dtype)));
+    require(StoredFloat<T> ? float_type : dtype == DType::boolean, function, [&] {
+      return "tensor " + detail::quote(name) + " of " + std::string(dtype_name(dtype_of<T>)) +
+             " does not convert to " + std::string(dtype_name(dtype));
+    });
     const std::optional<std::uint64_t> count = detail::tensor_bytes(shape, dtype);
     if (!count) {
       raise<ShapeError>(std::string(function) + ": tensor " + detail::quote(name) + " is " +
                         format_extents(shape) + ", which has more bytes than can be counted");
     }
-    Entry entry{dtype, {shape.begin(), shape.end()}, {}};
     entry.bytes.reserve(*count);
     return entry;
   }
@@ -141,9 +186,11 @@ class SafetensorsWriter {
 
   std::vector<Entries::const_pointer> in_file_order() const {
     std::vector<Entries::const_pointer> order;
+    order.reserve(entries_.size());
     for (const auto& entry : entries_) order.push_back(&entry);
-    std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-      return a->second.dtype > b->second.dtype;
+    std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+      const DType left = a->second.dtype, right = b->second.dtype;
+      return left != right ? left > right : a->first < b->first;
     });
     return order;
   }
@@ -153,23 +200,33 @@ class SafetensorsWriter {
   std::string header(const std::vector<Entries::const_pointer>& order) const {
     std::string text(detail::header_length_bytes, '\0');
     text += '{';
-    if (!metadata_.empty()) text += "\"__metadata__\":" + nlohmann::json(metadata_).dump();
+    for (const auto& [key, value] : metadata_) {
+      text += text.back() == '{' ? "\"__metadata__\":{" : ",";
+      detail::append_json_string(text, key);
+      text += ':';
+      detail::append_json_string(text, value);
+    }
+    if (!metadata_.empty()) text += '}';
     std::uint64_t offset = 0;
     for (const auto* entry : order) {
       const auto& [dtype, shape, bytes] = entry->second;
       if (text.back() != '{') text += ',';
-      text += nlohmann::json(entry->first).dump() + ":{\"dtype\":\"";
-      text += dtype_name(dtype);
-      text += "\",\"shape\":" + nlohmann::json(shape).dump() + ",\"data_offsets\":[" +
-              std::to_string(offset) + ',' + std::to_string(offset + bytes.size()) + "]}";
+      detail::append_json_string(text, entry->first);
+      text += ":{\"dtype\":\"" + std::string(dtype_name(dtype)) + "\",\"shape\":[";
+      for (std::size_t r = 0; r < shape.size(); ++r) {
+        text += (r == 0 ? "" : ",") + std::to_string(shape[r]);
+      }
+      text += "],\"data_offsets\":[" + std::to_string(offset) + ',' +
+              std::to_string(offset + bytes.size()) + "]}";
       offset += bytes.size();
     }
     text += '}';
     while (text.size() % 8 != 0) text += ' ';
     const std::uint64_t length = text.size() - detail::header_length_bytes;
-    require(length <= detail::max_header_length, "SafetensorsWriter",
-            "the header has " + std::to_string(length) + " bytes, expected at most " +
-                std::to_string(detail::max_header_length));
+    require(length <= detail::max_header_length, "SafetensorsWriter", [&] {
+      return "the header has " + std::to_string(length) + " bytes, expected at most " +
+             std::to_string(detail::max_header_length);
+    });
     std::memcpy(text.data(), &length, detail::header_length_bytes);
     return text;
   }

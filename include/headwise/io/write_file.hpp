@@ -13,10 +13,10 @@
 #include <filesystem>
 #include <span>
 #include <string>
-#include <system_error>
+#include <string_view>
 #include <utility>
 
-#include "headwise/tensor/error.hpp"
+#include "headwise/io/read_file.hpp"
 
 namespace headwise::inline v0_1::detail {
 
@@ -24,15 +24,19 @@ namespace headwise::inline v0_1::detail {
 class TemporaryFile {
  public:
   /// Throws FileError where the target's folder does not take a new file.
-  explicit TemporaryFile(std::filesystem::path target) : target_(std::move(target)) {
+  explicit TemporaryFile(std::filesystem::path target)
+      : target_(std::move(target)),
+        folder_(target_.has_parent_path() ? target_.parent_path() : ".") {
     const std::string stem = ".headwise-" + std::to_string(::getpid()) + "-";
     for (int attempt = 0; attempt < 1000; ++attempt) {
       // Not the target's name and a suffix: that could be longer than a name may be.
       path_ = target_.parent_path() / (stem + std::to_string(attempt) + ".tmp");
-      descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      descriptor_ = Descriptor::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL);
       if (descriptor_ >= 0 || errno != EEXIST) break;
     }
-    if (descriptor_ < 0) fail("no temporary file can be made in its folder");
+    if (descriptor_ < 0) {
+      raise_file_error(target_.string(), "no temporary file can be made in its folder", errno);
+    }
   }
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
@@ -45,35 +49,38 @@ class TemporaryFile {
     while (!bytes.empty()) {
       const ::ssize_t count = ::write(descriptor_, bytes.data(), bytes.size());
       if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) fail("cannot be written");
+      if (count <= 0) fail_write(count < 0 ? errno : ENOSPC);
       bytes = bytes.subspan(static_cast<std::size_t>(count));
       written_ += static_cast<std::uint64_t>(count);
     }
   }
 
   void replace_target() {
-    if (::fsync(descriptor_) != 0) fail("cannot be brought to the disk");
+    while (::fsync(descriptor_) != 0) {
+      if (errno != EINTR) fail("cannot be brought to the disk");
+    }
+    // Linux closes a file even where a signal comes between.
     const int closing = std::exchange(descriptor_, -1);
-    if (::close(closing) != 0) fail("cannot be closed");
+    if (::close(closing) != 0 && errno != EINTR) fail("cannot be closed");
     if (std::rename(path_.c_str(), target_.c_str()) != 0) fail("cannot be replaced");
     renamed_ = true;
     // The new name, too, on the disk. Some file systems refuse this for a folder; the content is
     // whole either way.
-    const std::filesystem::path folder = target_.has_parent_path() ? target_.parent_path() : ".";
-    const int descriptor = ::open(folder.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) return;
-    static_cast<void>(::fsync(descriptor));
-    ::close(descriptor);
+    const Descriptor folder(Descriptor::open(folder_.c_str(), O_RDONLY));
+    if (folder.number() >= 0) static_cast<void>(::fsync(folder.number()));
   }
 
  private:
-  [[noreturn]] void fail(const char* what) const {
-    const std::string reason = std::generic_category().message(errno);
-    raise<FileError>(target_.string() + ": byte " + std::to_string(written_) + ": " + what + ": " +
-                     reason);
+  [[noreturn]] void fail(std::string_view what) const {
+    raise_file_error(target_.string(), what, errno);
+  }
+  [[noreturn]] void fail_write(int error) const {
+    raise_file_error(target_.string(), "byte " + std::to_string(written_) + ": cannot be written",
+                     error);
   }
 
   std::filesystem::path target_;
+  std::filesystem::path folder_;
   std::filesystem::path path_;
   int descriptor_ = -1;
   std::uint64_t written_ = 0;

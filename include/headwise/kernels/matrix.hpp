@@ -41,21 +41,33 @@ Row<T> row(const Matrix<T>& matrix, Index i) {
   return {matrix.data + i * matrix.row, matrix.column};
 }
 
+/// Whether a view has no elements. From its pointer, which may be null, no step may be taken.
+template <class T, int R>
+bool is_empty(const In<T, R>& view) {
+  bool empty = false;
+  for (int r = 0; r < R; ++r) empty = empty || view.extent(r) == 0;
+  return empty;
+}
+
 template <class T>
 Matrix<const T> matrix(const In<T, 2>& view) {
+  if (is_empty(view)) return {view.data(), 0, 0};
   return {view.data(), view.stride(0), view.stride(1)};
 }
 template <class T>
 Matrix<T> matrix(const Out<T, 2>& view) {
+  if (is_empty(view)) return {view.data(), 0, 0};
   return {view.data(), view.stride(0), view.stride(1)};
 }
 /// The matrix of batch element b and head h.
 template <class T>
 Matrix<const T> matrix(const In<T, 4>& view, Index b, Index h) {
+  if (is_empty(view)) return {view.data(), 0, 0};
   return {view.data() + b * view.stride(0) + h * view.stride(1), view.stride(2), view.stride(3)};
 }
 template <class T>
 Matrix<T> matrix(const Out<T, 4>& view, Index b, Index h) {
+  if (is_empty(view)) return {view.data(), 0, 0};
   return {view.data() + b * view.stride(0) + h * view.stride(1), view.stride(2), view.stride(3)};
 }
 

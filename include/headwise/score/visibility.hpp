@@ -119,6 +119,7 @@ class HeadVisibility {
     const auto step = [&](int axis) {
       return view.extent(axis) == 1 ? Index{0} : view.stride(axis);
     };
+    if (view.size() == 0) return {view.data(), 0, 0};  // null, perhaps: no step may be taken
     return {view.data() + b * step(0) + h * step(1), step(2), step(3)};
   }
 

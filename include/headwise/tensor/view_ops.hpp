@@ -77,7 +77,8 @@ auto select(V&& tensor, Index index) {
     shape[r] = view.extent(r + 1);
     strides[r] = view.stride(r + 1);
   }
-  return view_of_rank<V&, rank>(view.data() + index * view.stride(0), shape, strides);
+  const Index offset = view.data() == nullptr ? 0 : index * view.stride(0);
+  return view_of_rank<V&, rank>(view.data() + offset, shape, strides);
 }
 
 /// Two axes exchanged. Throws ArgumentError for an axis that is not there.

@@ -1,0 +1,262 @@
+// A call of either attention, drawn from bytes: shapes, places, masks, options. It is run forward
+// and backward and held against the naive loops of support/oracle.hpp.
+#pragma once
+
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "fuzz/attention_masks.hpp"
+#include "headwise/ops/attention.hpp"
+#include "headwise/ops/flash_attention.hpp"
+
+namespace headwise_fuzz {
+
+using headwise_tests::Field;
+using headwise_tests::oracle_attention;
+using headwise_tests::OracleProblem;
+using headwise_tests::OracleResult;
+
+/// The elements of a view in row-major order, as an oracle takes them.
+template <class T, int R>
+Field field_of(const In<T, R>& x) {
+  Field field(x.size());
+  Index n = 0;
+  for_each_index(x.shape(), [&](const Shape<R>& at) { field[n++] = static_cast<Real>(x(at)); });
+  return field;
+}
+
+/// Whether `got` is `expected` to `slack` epsilon of the greatest sum behind it.
+template <class T, int R>
+bool near(const In<T, R>& got, const Field& expected, Real slack) {
+  const Real tolerance = slack * Real{std::numeric_limits<T>::epsilon()} * expected.size() +
+                         Real{std::numeric_limits<T>::min()};
+  bool is_near = got.size() == static_cast<Index>(expected.values.size());
+  Index n = 0;
+  for_each_index(got.shape(), [&](const Shape<R>& at) {
+    const Real a = static_cast<Real>(got(at)), b = expected[n++];
+    is_near = is_near && (a == b || std::abs(a - b) <= tolerance);
+  });
+  return is_near;
+}
+
+/// One extent of one tensor made wrong. The memory behind it stays as it is.
+struct Wrong {
+  int tensor = -1;  // 0 q, 1 k, 2 v, 3 o, 4 weights or lse, 5 d_o, 6 dq, 7 dk, 8 dv; -1 for none
+  int axis = 0;
+  Index extent = 0;
+
+  Wrong() = default;
+  explicit Wrong(ByteReader& in) {
+    constexpr std::array<Index, 8> extents{
+        0, -1, 1, 2, 3, 7, Index{1} << 40, std::numeric_limits<Index>::max()};
+    if (!in.once_in(4)) return;
+    tensor = static_cast<int>(in.between(0, 8));
+    axis = static_cast<int>(in.between(0, 3));
+    extent = extents[in.byte() % extents.size()];
+  }
+
+  template <class View>
+  View applied(int which, const View& view) const {
+    if (which != tensor) return view;
+    Shape<4> shape = view.shape();
+    shape[axis] = extent;
+    return View(view.data(), shape, view.strides());
+  }
+};
+
+template <class T>
+class AttentionCall {
+ public:
+  /// with_faults   whether the call may be one that is to be refused
+  AttentionCall(ByteReader& in, bool with_faults)
+      : tiles_(in.flag()),
+        sizes_(draw_sizes(in, with_faults)),
+        wrong_(with_faults ? Wrong(in) : Wrong()) {
+    const auto [B, H, G, L, S, d, dv] = sizes_;
+    const Shape<4> at_q{B, H, L, d}, at_k{B, G, S, d}, at_v{B, G, S, dv}, at_o{B, H, L, dv};
+    const T nan = std::numeric_limits<T>::quiet_NaN();
+    hides_nan_ = in.flag();
+    Numbers numbers(in);
+    const auto input = [&](const Shape<4>& shape) {
+      Placed<T, 4> x(in, shape, hides_nan_ ? Role::output : Role::input, nan);
+      x.set([&] { return numbers.next(); });
+      return x;
+    };
+    const auto output = [&](const Shape<4>& shape) {
+      return Placed<T, 4>(in, shape, Role::output, T(777));
+    };
+    q_ = input(at_q), k_ = input(at_k), v_ = input(at_v), d_o_ = input(at_o);
+    o_ = output(at_o), kept_ = output(tiles_ ? Shape<4>{B, H, L, Index{2}} : Shape<4>{B, H, L, S});
+    dq_ = output(at_q), dk_ = output(at_k), dv_ = output(at_v);
+    masks_.emplace(in, sizes_, with_faults, numbers);
+    draw_options(in, with_faults);
+    if (hides_nan_ && masks_->fits()) put_nan_out_of_sight();
+  }
+
+  /// Calls forward and backward, and checks what they do. Both attentions may throw nothing but
+  /// ShapeError and ArgumentError.
+  void run() {
+    std::optional<AttentionOptions<T>> options;
+    try {
+      options = this->options();
+    } catch (const ArgumentError&) {
+      check(!masks_->allowed(), "a mask that is allowed is put together");
+      return;
+    }
+    check(masks_->allowed(), "a mask that is not allowed is refused");
+    const bool group_divides = sizes_.G == 0 ? sizes_.H == 0 : sizes_.H % sizes_.G == 0;
+    const bool fits = masks_->fits() && options_are_valid_ && group_divides;
+    if (!attempt(fits && !is_wrong(0, 4), [&] { forward(*options); })) {
+      check(o_.untouched() && kept_.untouched(), "a refused forward writes nothing");
+      return;
+    }
+    check(o_.gaps_untouched() && kept_.gaps_untouched(), "forward writes its outputs alone");
+    if (!attempt(fits && !is_wrong(0, 8), [&] { backward(*options); })) {
+      check(dq_.untouched() && dk_.untouched() && dv_.untouched(),
+            "a refused backward writes nothing");
+      return;
+    }
+    check(dq_.gaps_untouched() && dk_.gaps_untouched() && dv_.gaps_untouched(),
+          "backward writes its outputs alone");
+    compare();
+  }
+
+ private:
+  static Sizes draw_sizes(ByteReader& in, bool any_group) {
+    Sizes s{};
+    s.B = in.between(1, 2) - (in.once_in(16) ? 1 : 0);
+    s.G = in.between(1, 2) - (in.once_in(16) ? 1 : 0);
+    s.H = any_group && in.once_in(8) ? in.between(0, 3) : s.G * in.between(1, 2);
+    s.L = in.between(0, 5), s.S = in.between(0, 5), s.d = in.between(0, 5), s.dv = in.between(0, 5);
+    return s;
+  }
+
+  void draw_options(ByteReader& in, bool with_faults) {
+    constexpr std::array<double, 5> scales{1, 0, -0.5, 0.25, 2};
+    if (in.flag()) scale_ = T(scales[in.byte() % scales.size()]);
+    const std::array<double, 8> rates{
+        0, 0.5, 0.25, 1, 0x1p-18, -0.25, 1.5, std::numeric_limits<double>::quiet_NaN()};
+    dropout_.rate = rates[in.byte() % (with_faults ? 8 : 5)];
+    dropout_.seed = in.byte(), dropout_.step = in.byte();
+    options_are_valid_ = dropout_.rate >= 0 && dropout_.rate <= 1;
+  }
+
+  AttentionOptions<T> options() const {
+    return {.mask = masks_->mask(), .scale = scale_, .dropout = dropout_};
+  }
+
+  /// Whether a tensor numbered first to last, or one that both calls read, is wrong.
+  bool is_wrong(int first, int last) const {
+    if (wrong_.tensor < first || wrong_.tensor > last) return false;
+    const std::array<const Placed<T, 4>*, 9> tensors{&q_,   &k_,  &v_,  &o_, &kept_,
+                                                     &d_o_, &dq_, &dk_, &dv_};
+    return tensors[static_cast<std::size_t>(wrong_.tensor)]->view().extent(wrong_.axis) !=
+           wrong_.extent;
+  }
+
+  /// Whether f did not throw; it has to where `allowed`, and must not elsewhere.
+  template <class F>
+  bool attempt(bool allowed, F&& f) {
+    bool refused = false;
+    try {
+      f();
+    } catch (const ShapeError&) {
+      refused = true;
+    } catch (const ArgumentError&) {
+      refused = true;
+    }
+    check(refused != allowed,
+          allowed ? "a call that fits is not refused" : "a call that does not fit is refused");
+    return !refused;
+  }
+
+  void forward(const AttentionOptions<T>& options) {
+    const In<T, 4> q = wrong_.applied(0, q_.view()), k = wrong_.applied(1, k_.view()),
+                   v = wrong_.applied(2, v_.view());
+    const auto o = wrong_.applied(3, o_.view()), kept = wrong_.applied(4, kept_.view());
+    if (tiles_) {
+      flash_attention_forward<T>(q, k, v, options, o, kept);
+    } else {
+      attention_forward<T>(q, k, v, options, kept, o);
+    }
+  }
+
+  void backward(const AttentionOptions<T>& options) {
+    const AttentionInputs<T> inputs{q_.view(), k_.view(), v_.view()};
+    const AttentionGradients<T> gradients{wrong_.applied(6, dq_.view()),
+                                          wrong_.applied(7, dk_.view()),
+                                          wrong_.applied(8, dv_.view())};
+    const In<T, 4> d_o = wrong_.applied(5, d_o_.view());
+    if (tiles_) {
+      flash_attention_backward<T>(d_o, inputs, o_.view(), kept_.view(), options, gradients);
+    } else {
+      attention_backward<T>(d_o, inputs, kept_.view(), options, gradients);
+    }
+  }
+
+  /// NaN in every key and value that no query sees, and in every query that sees no key.
+  void put_nan_out_of_sight() {
+    const auto [B, H, G, L, S, d, dv] = sizes_;
+    if (G == 0 || H % G != 0) return;
+    std::vector<char> sees(static_cast<std::size_t>(B * H * L)),
+        seen(static_cast<std::size_t>(B * G * S));
+    for_each_index(Shape<4>{B, H, L, S}, [&](const Shape<4>& at) {
+      if (!masks_->visible(at[0], at[1], at[2], at[3])) return;
+      const Index g = at[1] / (sizes_.H / sizes_.G);
+      sees[static_cast<std::size_t>((at[0] * sizes_.H + at[1]) * sizes_.L + at[2])] = 1;
+      seen[static_cast<std::size_t>((at[0] * sizes_.G + g) * sizes_.S + at[3])] = 1;
+    });
+    const auto poison = [](const Placed<T, 4>& x, const std::vector<char>& used) {
+      const auto view = x.view();
+      for_each_index(view.shape(), [&](const Shape<4>& at) {
+        const Index row = (at[0] * view.extent(1) + at[1]) * view.extent(2) + at[2];
+        if (used[static_cast<std::size_t>(row)] == 0)
+          view(at) = std::numeric_limits<T>::quiet_NaN();
+      });
+    };
+    poison(q_, sees), poison(k_, seen), poison(v_, seen);
+  }
+
+  void compare() {
+    OracleProblem problem;
+    problem.sizes = sizes_;
+    problem.q = field_of<T, 4>(q_.view()), problem.k = field_of<T, 4>(k_.view());
+    problem.v = field_of<T, 4>(v_.view()), problem.d_o = field_of<T, 4>(d_o_.view());
+    problem.scale =
+        scale_ ? Real{*scale_} : 1 / std::sqrt(static_cast<Real>(std::max(sizes_.d, Index{1})));
+    problem.visible = [this](Index b, Index h, Index i, Index j) {
+      return masks_->visible(b, h, i, j);
+    };
+    problem.bias = [this](Index b, Index h, Index i, Index j) { return masks_->bias(b, h, i, j); };
+    const DropoutMask dropped(dropout_, DropoutStream::weights);
+    if (dropout_.active()) {
+      problem.factor = [&](Index b, Index h, Index i, Index j) {
+        return dropped.kept(b, h, i, j) ? 1 / (1 - Real{dropout_.rate}) : Real{0};
+      };
+    }
+    const OracleResult expected = oracle_attention(problem);
+    const Real slack = 64 * (1 + expected.condition);
+    check(near<T, 4>(o_.view(), expected.o, slack), "o is the naive loops'");
+    check(near<T, 4>(dq_.view(), expected.dq, slack), "dq is the naive loops'");
+    check(near<T, 4>(dk_.view(), expected.dk, slack), "dk is the naive loops'");
+    check(near<T, 4>(dv_.view(), expected.dv, slack), "dv is the naive loops'");
+    if (tiles_) {
+      check(near<T, 4>(slice(kept_.view(), 3, 0, 1), expected.lse, slack),
+            "lse is the naive loops'");
+    } else {
+      check(near<T, 4>(kept_.view(), expected.weights, slack), "weights are the naive loops'");
+    }
+  }
+
+  bool tiles_;
+  Sizes sizes_;
+  Wrong wrong_;
+  Placed<T, 4> q_, k_, v_, d_o_, o_, kept_, dq_, dk_, dv_;
+  std::optional<AttentionMasks<T>> masks_;
+  std::optional<T> scale_;
+  Dropout dropout_;
+  bool hides_nan_ = false, options_are_valid_ = true;
+};
+
+}  // namespace headwise_fuzz
