@@ -21,7 +21,7 @@ void line(const std::string& what, double error, double allowed) {
   std::printf("  %-58s %9.1e  %s %.0e\n", what.c_str(), error, right ? "<=" : "ABOVE", allowed);
 }
 
-void against_pytorch(const examples::ReferenceCase& c, Path path, const char* name) {
+void against_pytorch(const ReferenceCase& c, Path path, const char* name) {
   const auto bytes = examples::run_reference_case<double>(c, path).bytes();
   const auto results = SafetensorsFile::parse(bytes, "results");
   double gradients = 0;
@@ -36,7 +36,7 @@ void against_pytorch(const examples::ReferenceCase& c, Path path, const char* na
   line(std::string(name) + " against PyTorch: worst gradient", gradients, 1e-11);
 }
 
-void against_each_other(const examples::ReferenceCase& c) {
+void against_each_other(const ReferenceCase& c) {
   const auto kept = examples::run_reference_case<double>(c, Path::materialized).bytes();
   const auto tiled = examples::run_reference_case<double>(c, Path::flash).bytes();
   const auto a = SafetensorsFile::parse(kept, "kept"), b = SafetensorsFile::parse(tiled, "tiled");
@@ -108,8 +108,8 @@ void heat_map(const MultiHeadAttention<double>& module, const Tensor3<double>& x
 }
 
 int run(const std::string& path) {
-  const auto c = examples::read_reference_case(path);
-  if (c.kind != examples::CaseKind::mha || c.file.contains("key")) {
+  const auto c = read_reference_case(path);
+  if (c.kind != CaseKind::mha || c.file.contains("key")) {
     raise<ArgumentError>("demo: " + path + " is not a case of self-attention");
   }
   if (c.file.contains("attn_mask")) raise<ArgumentError>("demo: " + path + " has an attn_mask");

@@ -301,13 +301,13 @@ struct Shape {
     Index count = 1;
     bool none = false;
     for (Index extent : extents) {
-      if (extent < 0) raise<ShapeError>("Shape: " + format() + " has a negative extent");
+      if (extent < 0) raise<ShapeError>("Shape: extents are " + format() + ", expected 0 or more");
       if (extent == 0) none = true;
     }
     if (none) return 0;
     for (Index extent : extents) {
       if (count > (std::numeric_limits<Index>::max)() / extent) {
-        raise<ShapeError>("Shape: " + format() + " has more elements than can be counted");
+        raise<ShapeError>("Shape: extents are " + format() + ", expected a product below 2^63");
       }
       count *= extent;
     }
@@ -361,6 +361,8 @@ void for_each_index(const Shape<R>& shape, F&& f) {
 namespace headwise::inline v0_1 {
 
 /// What a call costs depends on these alone. Widths of 0 take the default that stands beside them.
+/// Every formula throws ArgumentError for a shape that no call can have, or whose cost is beyond
+/// what can be counted.
 struct AttentionShape {
   Index batch_size = 1;                     // B
   Index seq_len = 0;                        // L
@@ -422,11 +424,71 @@ constexpr std::int64_t pairs_up_to(std::int64_t L, std::int64_t K, std::int64_t 
   return clamped_sum(L + t, K) - clamped_sum(t, K);
 }
 
+/// Throws ArgumentError unless a size is between its least value and 2^30.
+constexpr void require_size(std::string_view function, std::string_view argument, Index size,
+                            Index least) {
+  if (size >= least && size <= Index{1} << 30) return;
+  raise<ArgumentError>(std::string(function) + ": " + std::string(argument) + " is " +
+                       std::to_string(size) + ", expected " + std::to_string(least) + " to 2^30");
+}
+
+inline void require_key_lengths(std::string_view function, const AttentionShape& shape) {
+  const auto count = static_cast<Index>(shape.key_lengths.size());
+  require(count == 0 || count == shape.batch_size, function, [&] {
+    return "key_lengths has " + std::to_string(count) + " lengths, expected " +
+           std::to_string(shape.batch_size) + " (the batch size) or none";
+  });
+  for (const Index length : shape.key_lengths) {
+    require(length >= 0 && length <= shape.S(), function, [&] {
+      return "key_lengths holds " + std::to_string(length) + ", expected 0 to " +
+             std::to_string(shape.S()) + " (the number of keys)";
+    });
+  }
+}
+
+/// Throws ArgumentError unless there is a call of this shape whose cost, up to `times` the largest
+/// of its terms, can be counted.
+inline void require_shape_of_call(std::string_view function, const AttentionShape& s,
+                                  double times = 1) {
+  require_size(function, "batch_size", s.batch_size, 0);
+  require_size(function, "seq_len", s.seq_len, 0);
+  require_size(function, "key_len", s.S(), 0);
+  require_size(function, "d_model", s.d_model, 0);
+  require_size(function, "num_heads", s.num_heads, 1);
+  require_size(function, "num_kv_heads", s.num_kv_heads, 0);
+  require_size(function, "d_head", s.d_head, 0);
+  require_size(function, "d_value", s.d_value, 0);
+  require_size(function, "kdim", s.kdim, 0);
+  require_size(function, "vdim", s.vdim, 0);
+  require_size(function, "window", s.window, 0);
+  require_size(function, "mask_biases", s.mask_biases, 0);
+  require(s.num_heads % s.G() == 0, function, [&] {
+    return "num_kv_heads is " + std::to_string(s.num_kv_heads) +
+           ", expected a divisor of num_heads " + std::to_string(s.num_heads);
+  });
+  require(s.d_head != 0 || s.d_model % s.num_heads == 0, function, [&] {
+    return "num_heads is " + std::to_string(s.num_heads) + ", expected a divisor of d_model " +
+           std::to_string(s.d_model) + " (or give d_head)";
+  });
+  require_key_lengths(function, s);
+  const auto product = [](auto... sizes) { return (static_cast<double>(sizes) * ... * 1.0); };
+  const double B = product(s.batch_size), H = product(s.num_heads), L = product(s.seq_len),
+               S = product(s.S()), heads = H * product(s.d() + s.dv() + s.mask_biases + 1);
+  const double cost = B * L * S * heads +
+                      (B * L + B * S + 1) * product(s.d_model + s.k_in() + s.v_in() + 1) * heads;
+  require(64 * times * cost < 0x1p63, function,
+          "the cost of this shape is beyond 2^63, expected smaller sizes");
+}
+
 }  // namespace detail
 
 /// The pairs (i, j) of one head that causality, window and `keys` keys leave, in closed form:
 /// j - i between S - L - (window - 1) and S - L, or S - L + (window - 1) where not causal.
 constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causal, Index window) {
+  detail::require_size("visible_pairs", "L", L, 0);
+  detail::require_size("visible_pairs", "S", S, 0);
+  detail::require_size("visible_pairs", "keys", keys, 0);
+  detail::require_size("visible_pairs", "window", window, 0);
   const std::int64_t offset = S - L;
   std::int64_t highest = keys;  // j - i is below the number of keys
   if (is_causal) highest = offset;
@@ -438,6 +500,7 @@ constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causa
 
 /// The same for all heads and the whole batch.
 inline std::int64_t visible_pairs(const AttentionShape& shape) {
+  detail::require_shape_of_call("visible_pairs", shape);
   std::int64_t pairs = 0;
   if (shape.key_lengths.empty()) {
     pairs = shape.batch_size *
@@ -517,6 +580,7 @@ struct FlopCount {
 
 /// Forward, either path.
 inline FlopCount count_flops(const AttentionShape& s) {
+  detail::require_shape_of_call("count_flops", s);
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
   const std::int64_t pairs = visible_pairs(s);
   FlopCount count;
@@ -541,6 +605,7 @@ inline FlopCount count_flops(const AttentionShape& s) {
 /// of the logsumexp (2), e^x again, then subtract, multiply, scale, and 2 dv a query for
 /// rowsum(d_o o).
 inline FlopCount count_backward_flops(const AttentionShape& s, Path path) {
+  detail::require_shape_of_call("count_backward_flops", s);
   const bool flash = path == Path::flash;
   const FlopCount forward = count_flops(s);
   const std::int64_t N = s.query_rows(), D = s.d_model, pairs = visible_pairs(s);
@@ -587,17 +652,36 @@ concept Scalar = std::numeric_limits<T>::is_specialized && !std::same_as<T, bool
   a < b;
 };
 
-/// -infinity, written by its bits: the literal is refused by some compilers under -ffast-math.
-/// It is stored in results, never computed with.
+inline namespace HEADWISE_CODE {
+
+/// x = -infinity, written by its bits: some compilers refuse the literal under -ffast-math, and
+/// clang 19 lets no function return it. It is stored in results, never computed with.
 template <Scalar T>
-T negative_infinity() {
+void set_negative_infinity(T& x) {
+  constexpr std::uint32_t single = 0xFF800000u;
+  constexpr std::uint64_t twice = 0xFFF0000000000000u;
   if constexpr (std::same_as<T, float>) {
-    return std::bit_cast<float>(std::uint32_t{0xFF800000u});
+    std::memcpy(&x, &single, sizeof x);
+  } else if constexpr (std::same_as<T, double>) {
+    std::memcpy(&x, &twice, sizeof x);
   } else {
-    return T(std::bit_cast<double>(std::uint64_t{0xFFF0000000000000u}));
+    x = T(std::bit_cast<double>(twice));
   }
 }
 
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Whether an option is a number to compute with: neither NaN nor infinite. By comparisons, for a
+/// scalar type that counts its operations; strict, so that -ffast-math does not decide it unseen.
+template <Scalar T>
+bool is_finite_option(const T& value) {
+  const T most = (std::numeric_limits<T>::max)(), least = std::numeric_limits<T>::lowest();
+  return !(value < least) && !(most < value) && (value < most || least < value);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace HEADWISE_CODE
 }  // namespace headwise::inline v0_1
 
 // headwise/simd/vector.hpp
@@ -631,7 +715,7 @@ struct Simd {
   HEADWISE_INLINE static Vector broadcast(const T& x) { return x; }
   HEADWISE_INLINE static Vector load(const T* from) { return *from; }
   HEADWISE_INLINE static void store(const Vector& x, T* to) { *to = x; }
-  HEADWISE_INLINE static Vector max(const Vector& a, const Vector& b) { return a < b ? b : a; }
+  HEADWISE_INLINE static Vector greater(const Vector& a, const Vector& b) { return a < b ? b : a; }
   HEADWISE_INLINE static T lane(const Vector& x, int) { return x; }
 };
 
@@ -653,7 +737,7 @@ struct Simd<T, Isa> {
     return x;
   }
   HEADWISE_INLINE static void store(Vector x, T* to) { std::memcpy(to, &x, sizeof x); }
-  HEADWISE_INLINE static Vector max(Vector a, Vector b) { return a < b ? b : a; }
+  HEADWISE_INLINE static Vector greater(Vector a, Vector b) { return a < b ? b : a; }
   HEADWISE_INLINE static T lane(Vector x, int i) { return x[i]; }
   HEADWISE_INLINE static Vector select(IntVector condition, Vector yes, Vector no) {
     return condition ? yes : no;
@@ -915,21 +999,33 @@ Row<T> row(const Matrix<T>& matrix, Index i) {
   return {matrix.data + i * matrix.row, matrix.column};
 }
 
+/// Whether a view has no elements. From its pointer, which may be null, no step may be taken.
+template <class T, int R>
+bool is_empty(const In<T, R>& view) {
+  bool empty = false;
+  for (int r = 0; r < R; ++r) empty = empty || view.extent(r) == 0;
+  return empty;
+}
+
 template <class T>
 Matrix<const T> matrix(const In<T, 2>& view) {
+  if (is_empty(view)) return {view.data(), 0, 0};
   return {view.data(), view.stride(0), view.stride(1)};
 }
 template <class T>
 Matrix<T> matrix(const Out<T, 2>& view) {
+  if (is_empty(view)) return {view.data(), 0, 0};
   return {view.data(), view.stride(0), view.stride(1)};
 }
 /// The matrix of batch element b and head h.
 template <class T>
 Matrix<const T> matrix(const In<T, 4>& view, Index b, Index h) {
+  if (is_empty(view)) return {view.data(), 0, 0};
   return {view.data() + b * view.stride(0) + h * view.stride(1), view.stride(2), view.stride(3)};
 }
 template <class T>
 Matrix<T> matrix(const Out<T, 4>& view, Index b, Index h) {
+  if (is_empty(view)) return {view.data(), 0, 0};
   return {view.data() + b * view.stride(0) + h * view.stride(1), view.stride(2), view.stride(3)};
 }
 
@@ -999,8 +1095,8 @@ class Tensor : public InOut<T, R>, public OwnsElements {
          std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : Tensor(shape, memory) {
     if (static_cast<Index>(values.size()) != this->size()) {
-      raise<ShapeError>("Tensor: " + std::to_string(values.size()) + " values for shape " +
-                        shape.format());
+      raise<ShapeError>("Tensor: values are " + std::to_string(values.size()) + ", expected " +
+                        std::to_string(this->size()) + " (shape " + shape.format() + ")");
     }
     std::copy(values.begin(), values.end(), data());
   }
@@ -1073,8 +1169,9 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     const Index count = shape.size();
     if (count == 0) return nullptr;
     if (count > (std::numeric_limits<Index>::max)() / static_cast<Index>(sizeof(T))) {
-      raise<ShapeError>("Tensor: " + shape.format() + " has more bytes than can be counted");
+      raise<ShapeError>("Tensor: shape is " + shape.format() + ", expected below 2^63 bytes");
     }
+    require(memory != nullptr, "Tensor", "memory is null, expected a memory resource");
     return static_cast<T*>(memory->allocate(storage_bytes<T>(count), storage_alignment));
   }
 
@@ -1435,6 +1532,7 @@ class Workspace {
   Workspace(Index workers, Index elements, std::pmr::memory_resource* memory)
       : elements_(padded<T>(elements)), count_(workers * elements_), memory_(memory) {
     if (count_ == 0) return;
+    require(memory_ != nullptr, "Workspace", "memory is null, expected a memory resource");
     block_ = static_cast<T*>(memory_->allocate(storage_bytes<T>(count_), storage_alignment));
     std::uninitialized_default_construct_n(block_, count_);
   }
@@ -1522,6 +1620,8 @@ inline double philox_normal(std::array<std::uint32_t, 2> key, std::uint64_t posi
 
 namespace headwise::inline v0_1 {
 
+HEADWISE_STRICT_MATH_BEGIN
+
 /// Elements are zeroed with probability `rate` and the others multiplied by 1 / (1 - rate).
 /// Rate 0, the default, is inference. `step` is what changes from one training step to the next.
 struct Dropout {
@@ -1538,6 +1638,8 @@ struct Dropout {
             [&] { return "dropout rate is " + std::to_string(rate) + ", expected 0 to 1"; });
   }
 };
+
+HEADWISE_STRICT_MATH_END
 
 /// What a dropout is applied to. The same seed draws unrelated masks for each.
 enum class DropoutStream : std::uint32_t { weights = 1, output = 2 };
@@ -1605,6 +1707,245 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/tensor/overlap.hpp
+// Whether two views share an element, decided from addresses, extents and strides alone: heads that
+// lie between each other in one row are apart, though their ranges of memory are not.
+//   require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}})
+
+namespace headwise::inline v0_1::detail {
+
+/// A view without its types: where its elements lie, under the name that an error calls it by.
+struct Footprint {
+  std::string_view name;
+  std::uintptr_t address = 0;
+  std::uintptr_t low = 0, high = 0;  // of the first bytes of elements
+  Index element_bytes = 1;
+  int axes = 0;                           // those with more than one index
+  std::array<Index, 8> extents, strides;  // of those; what is behind them is not set
+  bool empty = false;
+
+  template <class T, int R>
+  Footprint(std::string_view argument, const In<T, R>& view)
+      : name(argument),
+        address(reinterpret_cast<std::uintptr_t>(view.data())),
+        low(address),
+        high(address),
+        element_bytes(static_cast<Index>(sizeof(T))) {
+    static_assert(R <= 8);
+    empty = view.data() == nullptr;
+    for (int r = 0; r < R; ++r) {
+      if (view.extent(r) <= 0) empty = true;
+      if (view.extent(r) <= 1) continue;
+      extents[static_cast<std::size_t>(axes)] = view.extent(r);
+      strides[static_cast<std::size_t>(axes++)] = view.stride(r);
+      const auto reach = static_cast<std::uintptr_t>(view.stride(r)) *
+                         static_cast<std::uintptr_t>(view.extent(r) - 1) * sizeof(T);
+      (view.stride(r) < 0 ? low : high) += reach;
+    }
+  }
+};
+
+/// sum of step x over x in [0, most], one of several: all steps are above 0.
+struct StepSum {
+  Index step, most;
+};
+
+/// How many of up to `wanted` ways there are to reach the target, the steps falling. It looks at no
+/// more than `budget` cases and says 0 beyond them; nested strides need one or two an axis.
+inline int count_ways(std::span<const StepSum> sums, Index target, int wanted, int& budget) {
+  if (target < 0) return 0;
+  if (sums.empty()) return target == 0 ? 1 : 0;
+  Index rest = 0;
+  for (const StepSum& inner : sums.subspan(1)) rest += inner.step * inner.most;
+  const auto [step, most] = sums.front();
+  const Index low = target <= rest ? 0 : (target - rest + step - 1) / step;
+  const Index high = target / step < most ? target / step : most;
+  int ways = 0;
+  for (Index x = low; x <= high && ways < wanted && --budget > 0; ++x) {
+    ways += count_ways(sums.subspan(1), target - x * step, wanted - ways, budget);
+  }
+  return ways;
+}
+
+/// The equation that two elements lie at one address: a sum over the axes of both views.
+class Meeting {
+ public:
+  explicit Meeting(Index distance) : target_(distance) {}
+
+  /// Adds stride x for x in [0, most].
+  void add(Index stride, Index most) {
+    constexpr Index far = Index{1} << 58;  // beyond any memory: nothing is decided there
+    if (stride == 0 || most == 0) return;
+    if (stride > far / most || stride < -(far / most)) undecided_ = true;
+    if (undecided_) return;
+    if (stride < 0) target_ -= stride * most;
+    const StepSum sum{stride < 0 ? -stride : stride, most};
+    for (std::size_t n = 0; n < count_; ++n) {
+      if (sums_[n].step == sum.step) return void(sums_[n].most += most);
+    }
+    sums_[count_++] = sum;
+  }
+
+  bool has_solutions(int wanted) {
+    if (undecided_) return false;
+    std::sort(sums_.begin(), sums_.begin() + static_cast<std::ptrdiff_t>(count_),
+              [](const StepSum& a, const StepSum& b) { return a.step > b.step; });
+    int budget = 4096;
+    return count_ways({sums_.data(), count_}, target_, wanted, budget) >= wanted;
+  }
+
+ private:
+  Index target_;
+  bool undecided_ = false;
+  std::size_t count_ = 0;
+  std::array<StepSum, 16> sums_{};
+};
+
+/// Whether the two share an element. Views whose layout would take too long to decide count as
+/// apart, and so do views of unequal element size.
+inline bool overlap(const Footprint& a, const Footprint& b) {
+  if (a.empty || b.empty || a.element_bytes != b.element_bytes) return false;
+  if (a.high < b.low || b.high < a.low) return false;
+  const auto bytes = static_cast<std::intptr_t>(b.address - a.address);
+  if (bytes % a.element_bytes != 0) return false;
+  Meeting meeting(static_cast<Index>(bytes) / a.element_bytes);
+  for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
+    meeting.add(a.strides[r], a.extents[r] - 1);
+  }
+  for (std::size_t r = 0; r < static_cast<std::size_t>(b.axes); ++r) {
+    meeting.add(-b.strides[r], b.extents[r] - 1);
+  }
+  return meeting.has_solutions(1);
+}
+
+/// Whether two indices of one view name the same element.
+inline bool repeats_elements(const Footprint& a) {
+  if (a.empty) return false;
+  const std::uintptr_t element = static_cast<std::uintptr_t>(a.element_bytes);
+  std::uintptr_t inner = 0;  // how far the axes behind reach: a longer stride leads beyond them
+  int nested = a.axes;
+  for (; nested > 0; --nested) {
+    const auto r = static_cast<std::size_t>(nested - 1);
+    if (a.strides[r] <= 0 || static_cast<std::uintptr_t>(a.strides[r]) * element <= inner) break;
+    inner += static_cast<std::uintptr_t>(a.strides[r]) *
+             static_cast<std::uintptr_t>(a.extents[r] - 1) * element;
+  }
+  if (nested == 0) return false;
+  Index middle = 0;  // every x at half of its range: the indices are equal
+  for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
+    const Index step = a.strides[r] < 0 ? -a.strides[r] : a.strides[r];
+    if (step == 0) return true;
+    if (step > (Index{1} << 56) / a.extents[r]) return false;
+    middle += step * (a.extents[r] - 1);
+    for (std::size_t s = 0; s < r; ++s) {
+      if (a.strides[s] == a.strides[r] || a.strides[s] == -a.strides[r]) return true;
+    }
+  }
+  Meeting meeting(middle);
+  for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
+    meeting.add(a.strides[r] < 0 ? -a.strides[r] : a.strides[r], 2 * (a.extents[r] - 1));
+  }
+  return meeting.has_solutions(2);
+}
+
+/// Whether they are the same elements in the same order.
+inline bool same_elements(const Footprint& a, const Footprint& b) {
+  return a.address == b.address && a.element_bytes == b.element_bytes && a.axes == b.axes &&
+         std::equal(a.extents.begin(), a.extents.begin() + a.axes, b.extents.begin()) &&
+         std::equal(a.strides.begin(), a.strides.begin() + a.axes, b.strides.begin());
+}
+
+}  // namespace headwise::inline v0_1::detail
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Throws ShapeError unless every index of `out` names an element of its own.
+inline void require_distinct(std::string_view function, const detail::Footprint& out) {
+  if (!detail::repeats_elements(out)) [[likely]]
+    return;
+  raise<ShapeError>(std::string(function) + ": " + std::string(out.name) +
+                    " holds one element at two indices, expected elements of their own");
+}
+
+/// Throws ShapeError unless `out` shares no element with any of the others, nor any with itself.
+inline void require_apart(std::string_view function, const detail::Footprint& out,
+                          std::initializer_list<detail::Footprint> others) {
+  require_distinct(function, out);
+  for (const detail::Footprint& other : others) {
+    if (!detail::overlap(out, other)) [[likely]]
+      continue;
+    raise<ShapeError>(std::string(function) + ": " + std::string(out.name) + " overlaps " +
+                      std::string(other.name) + ", expected memory of its own");
+  }
+}
+
+/// Throws ShapeError unless `out` is `in`, element for element, or shares none with it.
+inline void require_same_or_apart(std::string_view function, const detail::Footprint& out,
+                                  const detail::Footprint& in) {
+  if (detail::same_elements(out, in) || !detail::overlap(out, in)) [[likely]]
+    return;
+  raise<ShapeError>(std::string(function) + ": " + std::string(out.name) + " overlaps " +
+                    std::string(in.name) + " shifted, expected " + std::string(in.name) +
+                    " itself or memory of its own");
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/tensor/require.hpp
+// The shape rules of a call, a line each:
+//   require_shape("linear_forward", "w", w, Shape{I, O}, "I from x " + ...)
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Throws ShapeError for a view with an extent below 0, with more elements than any memory holds
+/// (an extent of 0 counts as 1, so that no product of extents overflows), or with elements and
+/// no address.
+template <class T, int R>
+void require_countable(std::string_view function, std::string_view argument,
+                       const In<T, R>& tensor) {
+  constexpr Index most = Index{1} << 48;
+  Index count = 1;
+  bool some = true;
+  for (int r = 0; r < R; ++r) {
+    const Index extent = tensor.extent(r);
+    if (extent < 0) {
+      raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
+                        tensor.shape().format() + ", expected extents of 0 or more");
+    }
+    if (extent > 0 && count > most / extent) {
+      raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
+                        tensor.shape().format() +
+                        ", expected extents whose product is at most 2^48");
+    }
+    some = some && extent > 0;
+    if (extent > 0) count *= extent;
+  }
+  if (some && tensor.data() == nullptr) {
+    raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
+                      tensor.shape().format() + " at a null address, expected its elements");
+  }
+}
+
+/// Throws ShapeError `function: argument is [got], expected [wanted] (whence)` unless they agree,
+/// and for a view that is not countable. `whence` is called only then, so that a call that is right
+/// builds no text.
+template <class T, int R, class Whence>
+void require_shape(std::string_view function, std::string_view argument, const In<T, R>& tensor,
+                   const Shape<R>& expected, Whence&& whence) {
+  if (tensor.shape() == expected) [[likely]]
+    return require_countable(function, argument, tensor);
+  std::string text = std::string(function) + ": " + std::string(argument) + " is " +
+                     tensor.shape().format() + ", expected " + expected.format();
+  if constexpr (std::is_invocable_v<Whence>) {
+    text += " (" + std::string(whence()) + ")";
+  } else {
+    text += " (" + std::string(whence) + ")";
+  }
+  raise<ShapeError>(text);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/tensor/view_ops.hpp
 // Views of views: slices, transposes, heads. Nothing here copies but `copy` and `contiguous`.
 
@@ -1652,8 +1993,9 @@ view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
   const auto view = as_view(tensor);
   detail::require_axis("slice", axis, view.rank);
   if (begin < 0 || count < 0 || begin > view.extent(axis) - count) {
-    raise<ShapeError>("slice: [" + std::to_string(begin) + ", " + std::to_string(begin + count) +
-                      ") of axis " + std::to_string(axis) + " is outside " + view.shape().format());
+    raise<ShapeError>("slice: begin is " + std::to_string(begin) + " and count " +
+                      std::to_string(count) + ", expected a part of axis " + std::to_string(axis) +
+                      " of " + view.shape().format());
   }
   auto shape = view.shape();
   shape[axis] = count;
@@ -1669,7 +2011,7 @@ auto select(V&& tensor, Index index) {
   using View = std::remove_const_t<decltype(view)>;
   constexpr int rank = View::rank - 1;
   if (index < 0 || index >= view.extent(0)) {
-    raise<ShapeError>("select: " + std::to_string(index) + " on axis 0 is outside " +
+    raise<ShapeError>("select: index is " + std::to_string(index) + ", expected one of axis 0 of " +
                       view.shape().format());
   }
   Shape<rank> shape, strides;
@@ -1677,7 +2019,8 @@ auto select(V&& tensor, Index index) {
     shape[r] = view.extent(r + 1);
     strides[r] = view.stride(r + 1);
   }
-  return view_of_rank<V&, rank>(view.data() + index * view.stride(0), shape, strides);
+  const Index offset = view.data() == nullptr ? 0 : index * view.stride(0);
+  return view_of_rank<V&, rank>(view.data() + offset, shape, strides);
 }
 
 /// Two axes exchanged. Throws ArgumentError for an axis that is not there.
@@ -1704,9 +2047,11 @@ bool rows_are_uniform(const V& tensor) {
 template <Viewable V>
 auto merge_rows(V&& tensor) {
   const auto view = as_view(tensor);
+  require_countable("merge_rows", "x", view);
   if (!rows_are_uniform(view)) {
-    raise<ShapeError>("merge_rows: strides " + view.strides().format() + " of " +
-                      view.shape().format() + " have no common row distance; copy it first");
+    raise<ShapeError>("merge_rows: strides of x " + view.shape().format() + " are " +
+                      view.strides().format() +
+                      ", expected rows at one common distance; copy it first");
   }
   return view_of_rank<V&, 2>(view.data(), Shape{view.extent(0) * view.extent(1), view.extent(2)},
                              Shape{view.stride(view.extent(1) == 1 ? 0 : 1), view.stride(2)});
@@ -1719,9 +2064,10 @@ auto merge_rows(V&& tensor) {
 template <Viewable V>
 auto split_heads(V&& tensor, Index num_heads) {
   const auto view = as_view(tensor);
+  require_countable("split_heads", "x", view);
   if (num_heads <= 0 || view.extent(2) % num_heads != 0) {
-    raise<ShapeError>("split_heads: x is " + view.shape().format() + ", its width is not " +
-                      std::to_string(num_heads) + " heads of equal width");
+    raise<ShapeError>("split_heads: x is " + view.shape().format() + ", expected a width of " +
+                      std::to_string(num_heads) + " equal heads, at least 1");
   }
   const Index width = view.extent(2) / num_heads;
   return view_of_rank<V&, 4>(
@@ -1734,23 +2080,25 @@ auto split_heads(V&& tensor, Index num_heads) {
 template <Viewable V>
 auto merge_heads(V&& tensor) {
   const auto view = as_view(tensor);
+  require_countable("merge_heads", "x", view);
   if (view.extent(1) > 1 && view.stride(1) != view.extent(3) * view.stride(3)) {
-    raise<ShapeError>("merge_heads: strides " + view.strides().format() + " of " +
-                      view.shape().format() +
-                      " do not put the heads side by side; copy it into such a layout first");
+    raise<ShapeError>("merge_heads: strides of x " + view.shape().format() + " are " +
+                      view.strides().format() +
+                      ", expected heads side by side; copy it into such a layout first");
   }
   return view_of_rank<V&, 3>(view.data(),
                              Shape{view.extent(0), view.extent(2), view.extent(1) * view.extent(3)},
                              Shape{view.stride(0), view.stride(2), view.stride(3)});
 }
 
-/// to = from, element by element. Throws ShapeError unless the shapes are equal.
+/// to = from, element by element. Throws ShapeError unless the shapes are equal and the two are one
+/// tensor or lie apart.
 template <class T, int R>
 void copy(In<T, R> from, Out<std::type_identity_t<T>, R> to) {
-  if (from.shape() != to.shape()) {
-    raise<ShapeError>("copy: to is " + to.shape().format() + ", expected " + from.shape().format() +
-                      " (from)");
-  }
+  require_countable("copy", "from", from);
+  require_shape("copy", "to", to, from.shape(), "from");
+  require_distinct("copy", {"to", to});
+  require_same_or_apart("copy", {"to", to}, {"from", from});
   for_each_index(from.shape(), [&](const Shape<R>& index) { to(index) = from(index); });
 }
 
@@ -1766,12 +2114,14 @@ Tensor<T, R> contiguous(In<T, R> from,
 /// Every element = value.
 template <class T, int R>
 void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
+  require_countable("fill", "tensor", tensor);
   for_each_index(tensor.shape(), [&](const Shape<R>& index) { tensor(index) = value; });
 }
 
 /// The same values in another scalar type, as static_cast rounds them. Throws std::bad_alloc.
 template <class To, class From, int R>
 Tensor<To, R> convert(In<From, R> from) {
+  require_countable("convert", "from", from);
   Tensor<To, R> result(from.shape());
   for_each_index(from.shape(),
                  [&](const Shape<R>& index) { result(index) = static_cast<To>(from(index)); });
@@ -1903,18 +2253,20 @@ class AttentionMask {
   }
   /// Throws ArgumentError where there are key lengths already.
   void add(KeyLengths keys) {
-    require(!has_key_lengths_, "AttentionMask", "key lengths are given twice");
+    require(!has_key_lengths_, "AttentionMask", "key lengths are given twice, expected once");
     key_lengths_ = keys.lengths;
     has_key_lengths_ = true;
   }
   /// Throws ArgumentError for more than 4 keep and drop masks.
   void add(const PairMask& mask) {
-    require(pair_count_ < most, "AttentionMask", "more than 4 keep and drop masks");
+    require(pair_count_ < most, "AttentionMask",
+            "keep and drop masks are 5, expected at most 4 (combine some into one tensor)");
     pairs_[static_cast<std::size_t>(pair_count_++)] = mask;
   }
   /// Throws ArgumentError for more than 4 biases.
   void add(const BiasMask<T>& mask) {
-    require(bias_count_ < most, "AttentionMask", "more than 4 biases");
+    require(bias_count_ < most, "AttentionMask",
+            "biases are 5, expected at most 4 (add some up into one tensor)");
     biases_[static_cast<std::size_t>(bias_count_++)] = mask;
   }
   /// All terms of another mask, or, where they do not go together, an error and none.
@@ -1948,11 +2300,11 @@ class AttentionMask {
   /// Throws ShapeError or ArgumentError unless every term fits scores [B, H, L, S].
   void require_fits(std::string_view function, Index B, Index H, Index L, Index S) const {
     for (const PairMask& mask : pair_masks()) {
-      require_broadcast(function, mask.keep ? "Mask::keep" : "Mask::drop", mask.pairs.shape(),
+      require_broadcast(function, mask.keep ? "Mask::keep" : "Mask::drop", mask.pairs,
                         Shape{B, H, L, S});
     }
     for (const BiasMask<T>& mask : biases()) {
-      require_broadcast(function, "Mask::bias", mask.values.shape(), Shape{B, H, L, S});
+      require_broadcast(function, "Mask::bias", mask.values, Shape{B, H, L, S});
     }
     if (!has_key_lengths_) return;
     require(static_cast<Index>(key_lengths_.size()) == B, function, [&] {
@@ -1968,8 +2320,11 @@ class AttentionMask {
   }
 
  private:
+  template <class V>
   static void require_broadcast(std::string_view function, std::string_view argument,
-                                const Shape<4>& got, const Shape<4>& wanted) {
+                                const In<V, 4>& mask, const Shape<4>& wanted) {
+    const Shape<4>& got = mask.shape();
+    require_countable(function, argument, mask);
     for (int r = 0; r < 4; ++r) {
       if (got[r] == wanted[r] || got[r] == 1) continue;
       raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
@@ -2122,6 +2477,7 @@ class HeadVisibility {
     const auto step = [&](int axis) {
       return view.extent(axis) == 1 ? Index{0} : view.stride(axis);
     };
+    if (view.size() == 0) return {view.data(), 0, 0};  // null, perhaps: no step may be taken
     return {view.data() + b * step(0) + h * step(1), step(2), step(3)};
   }
 
@@ -2772,7 +3128,7 @@ struct OnlineSoftmax {
     }
     auto greatest_lanes = S::broadcast(greatest[r]);
     for (Index j = 0; j < keys; j += S::width) {
-      greatest_lanes = S::max(greatest_lanes, S::load(s + j));
+      greatest_lanes = S::greater(greatest_lanes, S::load(s + j));
     }
     const T m = simd::max_lanes<T, Isa>(greatest_lanes);
     const T factor = S::lane(simd::exp<T, Isa>(S::broadcast(greatest[r]) - S::broadcast(m)), 0);
@@ -2790,7 +3146,7 @@ template <class T, class Isa>
 void store_logsumexp(const OnlineSoftmax<T, Isa>& softmax, Index r, Matrix<T> lse, Index i) {
   using std::log;
   if (!softmax.any[r]) {
-    lse(i, 0) = negative_infinity<T>();
+    set_negative_infinity(lse(i, 0));
     lse(i, 1) = T(0);
     return;
   }
@@ -2887,6 +3243,9 @@ enum class ScalarType : std::size_t { f32 = 4, f64 = 8 };
 /// flash attention keeps 2 B H L numbers in place of the weights; see count_memory.)
 inline std::int64_t count_memory_bytes(Index batch_size, Index seq_len, Index d_model,
                                        Index n_heads, ScalarType dtype) {
+  detail::require_shape_of_call(
+      "count_memory_bytes",
+      {.batch_size = batch_size, .seq_len = seq_len, .d_model = d_model, .num_heads = n_heads});
   const std::int64_t elements =
       5 * batch_size * seq_len * d_model + batch_size * n_heads * seq_len * seq_len;
   return elements * static_cast<std::int64_t>(dtype);
@@ -2894,6 +3253,7 @@ inline std::int64_t count_memory_bytes(Index batch_size, Index seq_len, Index d_
 
 /// Bytes of keys and values, B S G (d + dv) elements: smaller by H / G with grouped heads.
 inline std::int64_t count_kv_bytes(const AttentionShape& s, ScalarType dtype) {
+  detail::require_shape_of_call("count_kv_bytes", s);
   return s.key_rows() * (s.k_width() + s.v_width()) * static_cast<std::int64_t>(dtype);
 }
 
@@ -2925,17 +3285,24 @@ std::int64_t workspace_bytes(Index workers, Index elements) {
   return workers * padded<T>(elements) * static_cast<std::int64_t>(sizeof(T));
 }
 
+inline namespace HEADWISE_CODE {  // tiles depend on flags
+
 template <class T>
 std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N) {
   constexpr Index scratch = kernels::GemmTile<T, simd::Best>::scratch;
   return M == 0 || N == 0 ? 0 : workspace_bytes<T>(workers, scratch);
 }
 
+}  // namespace HEADWISE_CODE
 }  // namespace detail
+
+inline namespace HEADWISE_CODE {
 
 /// The forward call of MultiHeadAttention: `training` fills a cache. Inputs are viewed.
 template <Scalar T>
 MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Index workers = 1) {
+  detail::require_size("count_memory", "workers", workers, 1);
+  detail::require_shape_of_call("count_memory", s, static_cast<double>(workers));
   const bool flash = path == Path::flash;
   using Isa = simd::Best;
   constexpr std::int64_t bytes = sizeof(T);
@@ -2974,6 +3341,8 @@ MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Inde
 /// The backward call, on top of what the forward call left.
 template <Scalar T>
 MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index workers = 1) {
+  detail::require_size("count_backward_memory", "workers", workers, 1);
+  detail::require_shape_of_call("count_backward_memory", s, static_cast<double>(workers));
   const bool flash = path == Path::flash;
   using Isa = simd::Best;
   constexpr std::int64_t bytes = sizeof(T);
@@ -3005,6 +3374,7 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
   return count;
 }
 
+}  // namespace HEADWISE_CODE
 }  // namespace headwise::inline v0_1
 
 // headwise/runtime/tally.hpp
@@ -3037,7 +3407,9 @@ class MemoryTally : public std::pmr::memory_resource {
  public:
   /// Counts what it passes on to `upstream`, which must outlive it.
   explicit MemoryTally(std::pmr::memory_resource* upstream = std::pmr::get_default_resource())
-      : upstream_(upstream) {}
+      : upstream_(upstream) {
+    require(upstream != nullptr, "MemoryTally", "upstream is null, expected a memory resource");
+  }
 
   /// Bytes given out and not yet returned.
   std::int64_t live() const { return live_.load(); }
@@ -3133,6 +3505,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// The standard deviation of a weight [in, out]; 0 for one without elements.
 inline double init_std(Init init, Index in, Index out) {
+  require(in >= 0, "init_std", [&] { return "in is " + std::to_string(in) + ", expected >= 0"; });
+  require(out >= 0, "init_std",
+          [&] { return "out is " + std::to_string(out) + ", expected >= 0"; });
   const double fan = static_cast<double>(init == Init::he_normal ? in : in + out);
   return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
 }
@@ -3141,6 +3516,7 @@ inline double init_std(Init init, Index in, Index out) {
 /// apart.
 template <Scalar T>
 void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
+  require_countable("init_weights", "w", w);
   const double std_deviation = init_std(init, w.extent(0), w.extent(1));
   const auto key = philox_key(seed, 0x77000000u + parameter, 0);
   for (Index i = 0; i < w.extent(0); ++i) {
@@ -3198,6 +3574,7 @@ struct SerialExecutor {
 };
 
 /// Any executor, by reference. What it refers to must outlive it. By default, a serial one.
+/// Throws ArgumentError for an executor without workers.
 class ExecutorRef {
  public:
   /// A serial one.
@@ -3208,7 +3585,11 @@ class ExecutorRef {
   requires(!std::same_as<E, ExecutorRef>) ExecutorRef(E& executor)
       : executor_(std::addressof(executor)),
         concurrency_([](void* e) { return Index{static_cast<E*>(e)->concurrency()}; }),
-        run_([](void* e, Index tasks, TaskRef task) { static_cast<E*>(e)->run(tasks, task); }) {}
+        run_([](void* e, Index tasks, TaskRef task) { static_cast<E*>(e)->run(tasks, task); }) {
+    require(concurrency() >= 1, "ExecutorRef", [&] {
+      return "concurrency of the executor is " + std::to_string(concurrency()) + ", expected >= 1";
+    });
+  }
 
   /// How many workers there are.
   Index concurrency() const { return executor_ == nullptr ? 1 : concurrency_(executor_); }
@@ -3248,6 +3629,7 @@ class Trace {
   /// Appends a copy under a name, which may be there already. Throws std::bad_alloc.
   template <class T, int R>
   void record(std::string_view name, const In<T, R>& tensor) {
+    require_countable("Trace::record", "tensor", tensor);
     Entry entry{
         std::string(name), {tensor.shape().extents.begin(), tensor.shape().extents.end()}, {}};
     entry.values.reserve(static_cast<std::size_t>(tensor.size()));
@@ -3270,8 +3652,7 @@ class Trace {
     if (const Entry* entry = find(name)) return *entry;
     std::string names;
     for (const Entry& entry : entries_) names += " " + entry.name;
-    raise<ArgumentError>("Trace::at: no tensor named " + std::string(name) +
-                         ", there are:" + names);
+    raise<ArgumentError>("Trace::at: name is " + std::string(name) + ", expected one of:" + names);
   }
 
   /// The newest tensor of this name as a view of rank R. Throws ArgumentError or ShapeError.
@@ -3322,43 +3703,6 @@ struct Context {
 
 }  // namespace headwise::inline v0_1
 
-// headwise/tensor/require.hpp
-// The shape rules of a call, a line each:
-//   require_shape("linear_forward", "w", w, Shape{I, O}, "I from x " + ...)
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// Throws ShapeError for a view with an extent below 0.
-template <class T, int R>
-void require_countable(std::string_view function, std::string_view argument,
-                       const In<T, R>& tensor) {
-  for (int r = 0; r < R; ++r) {
-    if (tensor.extent(r) >= 0) [[likely]]
-      continue;
-    raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                      tensor.shape().format() + ", expected extents of 0 or more");
-  }
-}
-
-/// Throws ShapeError `function: argument is [got], expected [wanted] (whence)` unless they agree.
-/// `whence` is called only then, so that a call that is right builds no text.
-template <class T, int R, class Whence>
-void require_shape(std::string_view function, std::string_view argument, const In<T, R>& tensor,
-                   const Shape<R>& expected, Whence&& whence) {
-  if (tensor.shape() == expected) [[likely]]
-    return;
-  std::string text = std::string(function) + ": " + std::string(argument) + " is " +
-                     tensor.shape().format() + ", expected " + expected.format();
-  if constexpr (std::is_invocable_v<Whence>) {
-    text += " (" + std::string(whence()) + ")";
-  } else {
-    text += " (" + std::string(whence) + ")";
-  }
-  raise<ShapeError>(text);
-}
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
 // headwise/ops/attention_options.hpp
 // What both attentions take, and the rules that their arguments keep.
 
@@ -3370,6 +3714,13 @@ struct AttentionOptions {
   AttentionMask<T> mask = {};   // none: every query sees every key
   std::optional<T> scale = {};  // what q k^T is multiplied by; 1 / sqrt(d) if not given
   Dropout dropout = {};         // of the weights
+
+  /// Throws ArgumentError unless scale and dropout are in range.
+  void require_in_range(std::string_view function) const {
+    require(!scale || is_finite_option(*scale), function,
+            "scale is not finite, expected a number, or none for 1 / sqrt(d)");
+    dropout.require_valid(function);
+  }
 };
 
 /// Queries [B, H, L, d], keys [B, G, S, d] and values [B, G, S, dv], as a backward call reads them.
@@ -3415,7 +3766,7 @@ AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, c
                       std::to_string(G) + ", expected a divisor of the former");
   }
   options.mask.require_fits(function, B, H, L, S);
-  options.dropout.require_valid(function);
+  options.require_in_range(function);
   return sizes;
 }
 
@@ -3484,11 +3835,20 @@ struct MultiHeadAttentionOptions {
   MultiHeadAttentionOptions resolved() const {
     MultiHeadAttentionOptions full = *this;
     const auto name = "MultiHeadAttention";
-    require(d_model >= 1, name, "d_model is " + std::to_string(d_model) + ", expected >= 1");
-    require(num_heads >= 1, name, "num_heads is " + std::to_string(num_heads) + ", expected >= 1");
-    for (const Index width : {num_kv_heads, d_head, d_value, kdim, vdim}) {
-      require(width >= 0, name, "a width of " + std::to_string(width) + " is negative");
-    }
+    const auto require_width = [&](const char* option, Index width, Index least) {
+      constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
+      require(width >= least && width <= widest, name, [&] {
+        return std::string(option) + " is " + std::to_string(width) + ", expected " +
+               std::to_string(least) + " to 2^30";
+      });
+    };
+    require_width("d_model", d_model, 1);
+    require_width("num_heads", num_heads, 1);
+    require_width("num_kv_heads", num_kv_heads, 0);
+    require_width("d_head", d_head, 0);
+    require_width("d_value", d_value, 0);
+    require_width("kdim", kdim, 0);
+    require_width("vdim", vdim, 0);
     if (d_head == 0) {
       require(d_model % num_heads == 0, name,
               "num_heads is " + std::to_string(num_heads) + ", expected a divisor of d_model " +
@@ -3502,13 +3862,12 @@ struct MultiHeadAttentionOptions {
     if (d_value == 0) full.d_value = full.d_head;
     if (kdim == 0) full.kdim = d_model;
     if (vdim == 0) full.vdim = d_model;
-    require(layer_norm_epsilon > 0, name, "layer_norm_epsilon is not above 0");
-    constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
-    for (const Index width : {d_model, num_heads, full.d_head, full.d_value, kdim, vdim}) {
-      require(width <= widest, name, "a width of " + std::to_string(width) + " is beyond 2^30");
-    }
-    require(full.d_head <= widest / num_heads && full.d_value <= widest / num_heads, name,
-            "num_heads times the width of a head is beyond 2^30");
+    require(is_finite_option(layer_norm_epsilon) && layer_norm_epsilon > 0, name, [&] {
+      return "layer_norm_epsilon is " + std::to_string(layer_norm_epsilon) +
+             ", expected a finite number above 0";
+    });
+    require_width("num_heads times d_head", num_heads * full.d_head, 1);
+    require_width("num_heads times d_value", num_heads * full.d_value, 1);
     return full;
   }
 
@@ -3753,17 +4112,27 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// f(name, parameter, gradient) for each parameter: what an optimiser walks.
 ///   for_each_with_gradient(p, g, [](auto& name, auto w, auto dw) { w = w - 0.1 dw, elementwise });
 /// (The two may differ in scalar type: differences are taken in a wider one.)
+/// Throws ShapeError, before the first f, unless each parameter has a gradient of its shape.
 template <Scalar T, Scalar U, class F>
 void for_each_with_gradient(MultiHeadAttentionParameters<T>& parameters,
                             const MultiHeadAttentionGradients<U>& gradients, F&& f) {
-  parameters.for_each([&](const std::string& name, auto parameter) {
-    constexpr int rank = decltype(parameter)::rank;
-    gradients.for_each([&](const std::string& gradient_name, auto gradient) {
-      if constexpr (rank == decltype(gradient)::rank) {
-        if (gradient_name == "grad_" + name) f(name, parameter, gradient);
-      }
+  const auto for_each_pair = [&](auto&& g) {
+    parameters.for_each([&](const std::string& name, auto parameter) {
+      constexpr int rank = decltype(parameter)::rank;
+      In<U, rank> found;
+      gradients.for_each([&](const std::string& gradient_name, auto gradient) {
+        if constexpr (rank == decltype(gradient)::rank) {
+          if (gradient_name == "grad_" + name) found = gradient;
+        }
+      });
+      g(name, parameter, found);
     });
+  };
+  for_each_pair([](const std::string& name, auto parameter, auto gradient) {
+    require_shape("for_each_with_gradient", "grad_" + name, gradient, parameter.shape(),
+                  "the shape of " + name);
   });
+  for_each_pair(f);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -3821,6 +4190,7 @@ HEADWISE_STRICT_MATH_BEGIN
 template <Scalar T>
 Tensor<T, 3> average_heads(In<T, 4> weights,
                            std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+  require_countable("average_heads", "weights", weights);
   const Index B = weights.extent(0), H = weights.extent(1);
   Tensor<T, 3> mean({B, weights.extent(2), weights.extent(3)}, memory);
   for_each_index(mean.shape(), [&](const Shape<3>& at) {
@@ -3887,7 +4257,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// o        [B, H, L, dv]   out
 ///
 /// A query that sees no key has weights 0 and o 0. What a hidden pair holds, NaN or infinity, does
-/// not reach o. Any strides; outputs must not overlap inputs.
+/// not reach o. Any strides; outputs must not overlap inputs or each other.
 /// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Vaswani et al., "Attention Is All You Need", 2017, arXiv 1706.03762, equation 1.
@@ -3902,6 +4272,9 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   const auto [B, H, G, L, S, d, dv] = sizes;
   require_shape("attention_forward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
   require_shape("attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
+  require_apart("attention_forward", {"weights", weights}, {{"q", q}, {"k", k}, {"v", v}});
+  require_apart("attention_forward", {"o", o},
+                {{"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
 
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::attention_forward_scratch<T, Isa>(L, S, options.dropout.active()),
@@ -3931,7 +4304,8 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// dk       [B, G, S, d]    out; summed over the query heads of a group
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
-/// Nothing flows through a hidden pair, whatever it holds.
+/// Nothing flows through a hidden pair, whatever it holds. Outputs must not overlap inputs or each
+/// other.
 /// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  docs/derivations/attention_backward.md, steps 4e to 4a.
@@ -3951,6 +4325,13 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   require_shape("attention_backward", "dq", dq, q.shape(), "the shape of q");
   require_shape("attention_backward", "dk", dk, k.shape(), "the shape of k");
   require_shape("attention_backward", "dv", dv, v.shape(), "the shape of v");
+  require_apart("attention_backward", {"dq", dq},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
+  require_apart("attention_backward", {"dk", dk},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}});
+  require_apart(
+      "attention_backward", {"dv", dv},
+      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}, {"dk", dk}});
 
   Workspace<T> workspace(
       context.executor.concurrency(),
@@ -4104,6 +4485,7 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
                   [&] { return std::to_string(O) + " from w " + w.shape().format(); });
   }
   require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
+  require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
   if (N == 0 || O == 0) return;
 
   Tensor<T, 1> dense_bias;
@@ -4123,13 +4505,15 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
 /// db += the column sums of dy: the gradient of a bias that was added to every row.
 ///
 /// dy  [N, O]   in
-/// db  [O]      added to
+/// db  [O]      added to; must not overlap dy
 ///
 /// Work    N O FLOPs.
 /// Throws  ShapeError before anything is written.
 template <Scalar T>
 void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Context& context = {}) {
+  require_countable("bias_backward", "dy", dy);
   require_shape("bias_backward", "db", db, Shape{dy.extent(1)}, "columns of dy");
+  require_apart("bias_backward", {"db", db}, {{"dy", dy}});
   const auto term = [&](Index n, Index o) { return dy(n, o); };
   kernels::add_column_sums(dy.extent(0), dy.extent(1), term, db.data(), db.stride(0));
   context.count_flops(dy.size(), dy.size());
@@ -4145,7 +4529,8 @@ void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Cont
 /// db  [O]      added to: the column sums of dy; {} for none
 ///
 /// A row of x whose dy is 0 adds nothing to dw, even if it holds NaN or infinity: so padding that
-/// attention hides does not reach the weights.
+/// attention hides does not reach the weights. dx, dw and db must not overlap the inputs or each
+/// other.
 /// Work    2 N K O FLOPs for each of dx and dw, N O for db.
 /// Throws  ShapeError before anything is written; std::bad_alloc.
 /// Source  docs/derivations/attention_backward.md, step 6.
@@ -4164,6 +4549,10 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
   if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");
   if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
+  require_apart("linear_backward", {"dx", dx}, {{"dy", dy}, {"x", x}, {"w", w}});
+  require_apart("linear_backward", {"dw", dw}, {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}});
+  require_apart("linear_backward", {"db", db},
+                {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}, {"dw", dw}});
 
   const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
   Tensor<T, 2> storage;
@@ -4205,7 +4594,7 @@ Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<
                                          packed.data());
       for (Index i = 0; i < sizes.L; ++i) {
         for (Index j = 0; j < sizes.S; ++j) {
-          if (!head.visibility.visible(i, j)) scores(b, h, i, j) = negative_infinity<T>();
+          if (!head.visibility.visible(i, j)) set_negative_infinity(scores(b, h, i, j));
         }
       }
     }
@@ -4290,7 +4679,10 @@ HEADWISE_STRICT_MATH_BEGIN
 template <Scalar T>
 void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_t<T>, 2> y,
                      const Context& context = {}) {
+  require_countable("dropout_forward", "x", x);
   require_shape("dropout_forward", "y", y, x.shape(), "the shape of x");
+  require_distinct("dropout_forward", {"y", y});
+  require_same_or_apart("dropout_forward", {"y", y}, {"x", x});
   dropout.require_valid("dropout_forward");
   const DropoutMask mask(dropout, DropoutStream::output);
   const T factor = T(mask.keep_factor());
@@ -4324,7 +4716,10 @@ void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_
 template <Scalar T>
 void dropout_backward(In<T, 2> dy, const Dropout& dropout, Out<std::type_identity_t<T>, 2> dx,
                       const Context& context = {}) {
+  require_countable("dropout_backward", "dy", dy);
   require_shape("dropout_backward", "dx", dx, dy.shape(), "the shape of dy");
+  require_distinct("dropout_backward", {"dx", dx});
+  require_same_or_apart("dropout_backward", {"dx", dx}, {"dy", dy});
   dropout.require_valid("dropout_backward");
   dropout_forward(dy, dropout, dx, context);
 }
@@ -4352,8 +4747,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// A query that sees no key has o 0 and lse -infinity. What a hidden pair holds, NaN or infinity,
 /// does not reach o. A query's bits depend on its own row and the keys alone: not on the batch, the
-/// other queries, or how many keys stand behind those it sees. Any strides.
-/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout; tiles without
+/// other queries, or how many keys stand behind those it sees. Any strides; outputs must not
+/// overlap inputs or each other. Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and
+/// one for dropout; tiles without
 ///         a visible pair are skipped. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
@@ -4372,6 +4768,8 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
     require_shape("flash_attention_forward", "lse", lse, Shape{B, H, L, 2},
                   "two numbers a query of q");
   }
+  require_apart("flash_attention_forward", {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
+  require_apart("flash_attention_forward", {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
 
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::flash_forward_scratch<T, Isa>(d, dv), context.memory);
@@ -4401,7 +4799,8 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// dk       [B, G, S, d]    out; summed over the query heads of a group
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
-/// Nothing flows through a hidden pair, whatever it holds.
+/// Nothing flows through a hidden pair, whatever it holds. Outputs must not overlap inputs or each
+/// other.
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
 ///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
@@ -4425,6 +4824,13 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
   require_shape(function, "dq", dq, q.shape(), "the shape of q");
   require_shape(function, "dk", dk, k.shape(), "the shape of k");
   require_shape(function, "dv", dv, v.shape(), "the shape of v");
+  require_apart(function, {"dq", dq},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}});
+  require_apart(function, {"dk", dk},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}});
+  require_apart(
+      function, {"dv", dv},
+      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
 
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::flash_backward_scratch<T, Isa>(d, width_v), context.memory);
@@ -4583,6 +4989,7 @@ HEADWISE_STRICT_MATH_BEGIN
 /// moments.mean      [N]      out; kept for backward, {} for inference
 /// moments.rstd      [N]      out; kept for backward, {} for inference
 ///
+/// Outputs must not overlap anything else.
 /// Work    6 D + 5 FLOPs a row, and D for each of gamma and beta.
 /// Throws  ShapeError or ArgumentError before anything is written.
 /// Source  Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv 1607.06450.
@@ -4593,16 +5000,25 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
                         const Context& context = {}) {
   constexpr std::string_view function = "layer_norm_forward";
   const Index N = x.extent(0), D = x.extent(1);
-  const auto& [mean, rstd] = moments;
+  const Out<T, 1> mean = moments.mean, rstd = moments.rstd;
+  require_countable(function, "x", x);
   detail::require_affine<T>(function, affine, D);
-  require(T(0) < epsilon, function, "epsilon is not above 0");
+  require(T(0) < epsilon && is_finite_option(epsilon), function,
+          "epsilon is not above 0, or not finite, expected a small number like 1e-5");
   require_shape(function, "y", y, x.shape(), "the shape of x");
   if (!mean.absent()) require_shape(function, "mean", mean, Shape{N}, "rows of x");
   if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
+  require_apart(function, {"y", y}, {{"gamma", affine.gamma}, {"beta", affine.beta}});
+  require_same_or_apart(function, {"y", y}, {"x", x});
+  require_apart(function, {"mean", mean},
+                {{"x", x}, {"gamma", affine.gamma}, {"beta", affine.beta}, {"y", y}});
+  require_apart(
+      function, {"rstd", rstd},
+      {{"x", x}, {"gamma", affine.gamma}, {"beta", affine.beta}, {"y", y}, {"mean", mean}});
   const auto x_rows = kernels::matrix(x);
   const auto y_rows = kernels::matrix(y);
   const auto gamma = kernels::row(affine.gamma), beta = kernels::row(affine.beta);
-  const auto task = [&, &mean = mean, &rstd = rstd](Index n, Index) {
+  const auto task = [&](Index n, Index) {
     // Of an empty row, 0 / 0 is no mean.
     const auto row_of = D == 0 ? kernels::RowMoments<T>{T(0), T(0)}
                                : kernels::row_moments<T>(row(x_rows, n), D, epsilon);
@@ -4628,7 +5044,7 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
 /// gradients.beta    [D]      added to: sum over rows of dy; {} for none
 ///
 /// An element whose dy is 0 adds nothing, and a row whose dy is 0 throughout has dx 0, whatever x
-/// holds.
+/// holds. Outputs must not overlap anything else.
 /// Work    11 D + 2 FLOPs a row, 2 D with gamma, 4 D and D for the gradients of gamma and beta.
 /// Throws  ShapeError before anything is written.
 /// Source  docs/derivations/layer_norm_backward.md.
@@ -4641,8 +5057,9 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                          const Context& context = {}) {
   constexpr std::string_view function = "layer_norm_backward";
   const Index N = x.extent(0), D = x.extent(1);
-  const auto& [mean, rstd] = moments;
+  const In<T, 1> mean = moments.mean, rstd = moments.rstd;
   const auto& [dgamma, dbeta] = gradients;
+  require_countable(function, "x", x);
   detail::require_affine<T>(function, {gamma, {}}, D);
   require_shape(function, "dy", dy, x.shape(), "the shape of x");
   require_shape(function, "mean", mean, Shape{N}, "rows of x");
@@ -4650,9 +5067,22 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   require_shape(function, "dx", dx, x.shape(), "the shape of x");
   if (!dgamma.absent()) require_shape(function, "dgamma", dgamma, Shape{D}, "the width of x");
   if (!dbeta.absent()) require_shape(function, "dbeta", dbeta, Shape{D}, "the width of x");
+  require_apart(function, {"dx", dx}, {{"x", x}, {"gamma", gamma}, {"mean", mean}, {"rstd", rstd}});
+  require_same_or_apart(function, {"dx", dx}, {"dy", dy});
+  require_apart(
+      function, {"dgamma", dgamma},
+      {{"dy", dy}, {"x", x}, {"gamma", gamma}, {"mean", mean}, {"rstd", rstd}, {"dx", dx}});
+  require_apart(function, {"dbeta", dbeta},
+                {{"dy", dy},
+                 {"x", x},
+                 {"gamma", gamma},
+                 {"mean", mean},
+                 {"rstd", rstd},
+                 {"dx", dx},
+                 {"dgamma", dgamma}});
   if (N == 0 || D == 0) return;
   if (!dgamma.absent()) {
-    const auto term = [&, &mean = mean, &rstd = rstd](Index i, Index n) {
+    const auto term = [&](Index i, Index n) {
       return dy(i, n) == T(0) ? T(0) : T(dy(i, n) * ((x(i, n) - mean(i)) * rstd(i)));
     };
     kernels::add_column_sums(N, D, term, dgamma.data(), dgamma.stride(0));
@@ -4664,7 +5094,7 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   const auto dy_rows = kernels::matrix(dy), x_rows = kernels::matrix(x);
   const auto dx_rows = kernels::matrix(dx);
   const auto gamma_row = kernels::row(gamma);
-  const auto task = [&, &mean = mean, &rstd = rstd](Index n, Index) {
+  const auto task = [&](Index n, Index) {
     kernels::layer_norm_backward_row<T>(row(dy_rows, n), row(x_rows, n), D, {mean(n), rstd(n)},
                                         gamma_row, row(dx_rows, n));
   };
@@ -4858,8 +5288,10 @@ struct ModuleInputs {
   bool self_attention;
 };
 
+/// All rules of a call, before the first step of it is taken and counted.
 template <class T>
-void require_inputs(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inputs) {
+void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inputs,
+                  const MultiHeadAttentionCall<T>& call) {
   constexpr std::string_view function = "MultiHeadAttention::forward";
   const auto& [query, key, value, self] = inputs;
   const Index B = query.extent(0), L = query.extent(1), S = key.extent(1);
@@ -4868,12 +5300,15 @@ void require_inputs(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& i
   if (self) {
     require(o.fused(), function,
             "kdim or vdim differ from d_model, expected separate keys and values");
-    return;
+  } else {
+    require_shape(function, "key", key, Shape{B, S, o.kdim},
+                  "batch of query, kdim " + std::to_string(o.kdim));
+    require_shape(function, "value", value, Shape{B, S, o.vdim},
+                  "batch and length of key, vdim " + std::to_string(o.vdim));
   }
-  require_shape(function, "key", key, Shape{B, S, o.kdim},
-                "batch of query, kdim " + std::to_string(o.kdim));
-  require_shape(function, "value", value, Shape{B, S, o.vdim},
-                "batch and length of key, vdim " + std::to_string(o.vdim));
+  call.mask.require_fits(function, B, o.num_heads, L, S);
+  call.attention().require_in_range(function);
+  call.output_dropout.require_valid(function);
 }
 
 /// Step 2 of self-attention: one product with the fused matrix. Where only some of q, k and v have
@@ -4955,8 +5390,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
                                           const MultiHeadAttentionCall<T>& call,
                                           MultiHeadAttentionCache<T>& cache, bool training,
                                           const Context& context) {
-  require_inputs(o, inputs);
-  call.output_dropout.require_valid("MultiHeadAttention::forward");
+  require_call(o, inputs, call);
   const bool self = inputs.self_attention;
   cache.self_attention = self;
   cache.module = o;
@@ -5024,7 +5458,8 @@ class MultiHeadAttention {
   /// Self-attention, inference: y [B, L, D] for x [B, L, D].
   ///
   /// call.mask must fit [B, H, L, L]. All of forward throws ShapeError or ArgumentError for inputs
-  /// and masks that do not fit, and std::bad_alloc. Work: count_flops of the shape.
+  /// and masks that do not fit, before anything is written or counted, and std::bad_alloc.
+  /// Work: count_flops of the shape.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call = {}, const Context& context = {}) const {
     return infer({x, x, x, true}, call, context);
   }
@@ -5107,7 +5542,17 @@ class MultiHeadAttention {
             self ? "the cache is of a call with separate keys and values: use backward_cross"
                  : "the cache is of self-attention: use backward");
     require(cache.module.same_shape(options_), function,
-            "the cache is of a module of another shape");
+            "the cache is of a module of another shape, expected one that this module filled");
+    const Index B = cache.query.extent(0), L = cache.query.extent(1), H = options_.num_heads;
+    const auto whence = "what forward left: a cache that was moved from is empty";
+    require_shape(function, "cache.context", cache.context, Shape{B, L, options_.context_width()},
+                  whence);
+    if (cache.call.path == Path::materialized) {
+      require_shape(function, "cache.weights", cache.weights, Shape{B, H, L, cache.key.extent(1)},
+                    whence);
+    } else {
+      require_shape(function, "cache.lse", cache.lse, Shape{B, H, L, 2}, whence);
+    }
   }
 
   MultiHeadAttentionOptions options_;
@@ -5152,13 +5597,17 @@ template <Scalar T>
 MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first, Index count) {
   const MultiHeadAttentionOptions& o = whole.options();
   const Index group = o.num_heads / o.num_kv_heads;
-  require(first >= 0 && count >= 1 && count <= o.num_heads - first, "head_shard",
-          "heads [" + std::to_string(first) + ", " + std::to_string(first + count) +
-              ") are outside 0 to " + std::to_string(o.num_heads));
-  require(first % group == 0 && count % group == 0, "head_shard",
-          "heads [" + std::to_string(first) + ", " + std::to_string(first + count) +
-              ") cut a group of " + std::to_string(group) + " that share keys");
-  require(!o.layer_norm, "head_shard", "the module has layer_norm: normalise the input before");
+  const auto got = [&] {
+    return "first is " + std::to_string(first) + " and count " + std::to_string(count);
+  };
+  require(first >= 0 && count >= 1 && count <= o.num_heads - first, "head_shard", [&] {
+    return got() + ", expected at least one of heads 0 to " + std::to_string(o.num_heads - 1);
+  });
+  require(first % group == 0 && count % group == 0, "head_shard", [&] {
+    return got() + ", expected multiples of " + std::to_string(group) + " (heads that share keys)";
+  });
+  require(!o.layer_norm, "head_shard",
+          "the module has layer_norm, expected one without: normalise the input before");
 
   MultiHeadAttentionOptions part = o;
   part.num_heads = count;
@@ -5228,8 +5677,14 @@ class LayerNorm {
     bool filled = false;  // whether forward has been called with it
   };
 
-  /// gamma 1 and beta 0, or neither. Throws ShapeError for a negative width.
-  explicit LayerNorm(Index width, bool affine = true, double epsilon = 1e-5) : epsilon_(epsilon) {
+  /// gamma 1 and beta 0, or neither. Throws ArgumentError for a negative width or an epsilon that
+  /// is not above 0.
+  explicit LayerNorm(Index width, bool affine = true, double epsilon = 1e-5)
+      : width_(width), epsilon_(epsilon) {
+    require(width >= 0, "LayerNorm", "width is " + std::to_string(width) + ", expected >= 0");
+    require(is_finite_option(epsilon) && epsilon > 0, "LayerNorm", [&] {
+      return "epsilon is " + std::to_string(epsilon) + ", expected a finite number above 0";
+    });
     if (!affine) return;
     parameters_.gamma = Tensor<T, 1>({width});
     parameters_.beta = Tensor<T, 1>({width});
@@ -5238,12 +5693,14 @@ class LayerNorm {
 
   /// y [N, D] for x [N, D]: inference. Throws and works as layer_norm_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
+    require_width("LayerNorm::forward", "x", x);
     Tensor<T, 2> y(x.shape(), context.memory);
     layer_norm_forward(x, {parameters_.gamma, parameters_.beta}, T(epsilon_), y, {{}, {}}, context);
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
+    require_width("LayerNorm::forward", "x", x);
     Tensor<T, 2> y(x.shape(), context.memory);
     Cache filled{x, Tensor<T, 1>({x.extent(0)}, context.memory),
                  Tensor<T, 1>({x.extent(0)}, context.memory), true};
@@ -5259,6 +5716,8 @@ class LayerNorm {
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LayerNormParameters<T>& gradients,
                         const Context& context = {}) const {
     require(cache.filled, "LayerNorm::backward", "the cache is empty: pass it to forward first");
+    require_width("LayerNorm::backward", "cache.x", cache.x);
+    require_shape("LayerNorm::backward", "dy", dy, cache.x.shape(), "the output");
     require_shape("LayerNorm::backward", "gradients.gamma", gradients.gamma,
                   parameters_.gamma.shape(), "zero_gradients()");
     require_shape("LayerNorm::backward", "gradients.beta", gradients.beta, parameters_.beta.shape(),
@@ -5286,6 +5745,12 @@ class LayerNorm {
   const LayerNormParameters<T>& parameters() const { return parameters_; }
 
  private:
+  void require_width(std::string_view function, std::string_view argument,
+                     const In<T, 2>& x) const {
+    require_shape(function, argument, x, Shape{x.extent(0), width_}, "the width of the module");
+  }
+
+  Index width_;
   double epsilon_;
   LayerNormParameters<T> parameters_;
 };
@@ -5337,9 +5802,11 @@ class Linear {
     bool filled = false;  // whether forward has been called with it
   };
 
-  /// Weights by `init`, bias 0. Throws ShapeError for a negative width.
+  /// Weights by `init`, bias 0. Throws ArgumentError for a negative width.
   Linear(Index in, Index out, bool bias = true, Init init = Init::xavier_normal,
          std::uint64_t seed = 0) {
+    require(in >= 0, "Linear", "in is " + std::to_string(in) + ", expected >= 0");
+    require(out >= 0, "Linear", "out is " + std::to_string(out) + ", expected >= 0");
     parameters_.w = Tensor<T, 2>({in, out});
     if (bias) parameters_.b = Tensor<T, 1>({out});
     init_weights<T>(parameters_.w, init, seed, 0);
@@ -5347,6 +5814,8 @@ class Linear {
 
   /// y [N, O] for x [N, K]: inference. Throws and works as linear_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
+    require_shape("Linear::forward", "x", x, Shape{x.extent(0), parameters_.w.extent(0)},
+                  "the rows of W");
     Tensor<T, 2> y({x.extent(0), parameters_.w.extent(1)}, context.memory);
     linear_forward(x, parameters_.w, parameters_.b, y, context);
     return y;
@@ -5363,7 +5832,10 @@ class Linear {
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
                         const Context& context = {}) const {
+    const Index N = cache.x.extent(0), K = parameters_.w.extent(0), O = parameters_.w.extent(1);
     require(cache.filled, "Linear::backward", "the cache is empty: pass it to forward first");
+    require_shape("Linear::backward", "cache.x", cache.x, Shape{N, K}, "the rows of W");
+    require_shape("Linear::backward", "dy", dy, Shape{N, O}, "the output");
     require_shape("Linear::backward", "gradients.w", gradients.w, parameters_.w.shape(),
                   "zero_gradients()");
     require_shape("Linear::backward", "gradients.b", gradients.b, parameters_.b.shape(),
@@ -5411,7 +5883,10 @@ HEADWISE_STRICT_MATH_BEGIN
 /// 1990.
 template <Scalar T>
 void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Context& context = {}) {
+  require_countable("softmax_forward", "x", x);
   require_shape("softmax_forward", "p", p, x.shape(), "the shape of x");
+  require_distinct("softmax_forward", {"p", p});
+  require_same_or_apart("softmax_forward", {"p", p}, {"x", x});
   for (Index n = 0; n < x.extent(0); ++n) {
     for (Index m = 0; m < x.extent(1); ++m) p(n, m) = x(n, m);
     if (x.extent(1) == 0) continue;
@@ -5425,7 +5900,7 @@ void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Contex
 ///
 /// dp  [N, M]   in
 /// p   [N, M]   in; what softmax_forward returned
-/// dx  [N, M]   out; may be dp
+/// dx  [N, M]   out; may be dp, must not overlap p
 ///
 /// Work    4 N M FLOPs.
 /// Throws  ShapeError before anything is written.
@@ -5433,8 +5908,11 @@ void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Contex
 template <Scalar T>
 void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
                       Out<std::type_identity_t<T>, 2> dx, const Context& context = {}) {
+  require_countable("softmax_backward", "dp", dp);
   require_shape("softmax_backward", "p", p, dp.shape(), "the shape of dp");
   require_shape("softmax_backward", "dx", dx, dp.shape(), "the shape of dp");
+  require_apart("softmax_backward", {"dx", dx}, {{"p", p}});
+  require_same_or_apart("softmax_backward", {"dx", dx}, {"dp", dp});
   if (dp.extent(1) == 0) return;
   for (Index n = 0; n < dp.extent(0); ++n) {
     kernels::softmax_backward_row<T>(row(kernels::matrix(dp), n), row(kernels::matrix(p), n),
@@ -5447,7 +5925,7 @@ void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
 /// The Jacobian of softmax at its output p: J = diag(p) - p p^T, J(i, j) = dp_i / dx_j.
 ///
 /// p          [M]      in
-/// jacobian   [M, M]   out
+/// jacobian   [M, M]   out; must not overlap p
 ///
 /// softmax_backward is J^T dp without the M x M matrix.
 /// Work    2 M^2 FLOPs.
@@ -5455,7 +5933,9 @@ void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
 template <Scalar T>
 void softmax_jacobian(In<T, 1> p, Out<std::type_identity_t<T>, 2> jacobian) {
   const Index M = p.extent(0);
+  require_countable("softmax_jacobian", "p", p);
   require_shape("softmax_jacobian", "jacobian", jacobian, Shape{M, M}, "the length of p, twice");
+  require_apart("softmax_jacobian", {"jacobian", jacobian}, {{"p", p}});
   for (Index i = 0; i < M; ++i) {
     for (Index j = 0; j < M; ++j) {
       jacobian(i, j) = i == j ? p(i) * (T(1) - p(j)) : T(0) - p(i) * p(j);
@@ -5517,8 +5997,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// One line a fact, a word and what it is: "headwise    0.1.0".
 inline std::string format_config() {
-  const auto dotted = [](int major, int minor, int patch) {
-    return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
+  const auto dotted = [](int first, int second, int third) {
+    return std::to_string(first) + "." + std::to_string(second) + "." + std::to_string(third);
   };
   const auto line = [](std::string word, const std::string& text) {
     word.resize(12, ' ');
@@ -5561,10 +6041,11 @@ namespace headwise::inline v0_1 {
 /// A task must not call run on the pool that runs it: it would wait for itself.
 class ThreadPool {
  public:
-  /// Throws ArgumentError for fewer than one thread, std::system_error if one cannot be started.
+  /// Throws ArgumentError for fewer than 1 thread or more than 65536, std::system_error if one
+  /// cannot be started.
   explicit ThreadPool(Index threads) {
-    require(threads >= 1, "ThreadPool",
-            "threads is " + std::to_string(threads) + ", expected >= 1");
+    require(threads >= 1 && threads <= 65536, "ThreadPool",
+            "threads is " + std::to_string(threads) + ", expected 1 to 65536");
     workers_.threads.reserve(static_cast<std::size_t>(threads - 1));
     for (Index worker = 1; worker < threads; ++worker) {
       workers_.threads.emplace_back([this, worker] { serve(worker); });
@@ -5869,85 +6350,6 @@ std::vector<Index> index_of(const Shape<R>& index) {
 }  // namespace HEADWISE_CODE
 }  // namespace headwise::inline v0_1::detail
 
-// headwise/testing/gradient_report.hpp
-// What a gradient check found, and how it says so.
-
-namespace headwise::inline v0_1 {
-
-/// One input: how far its analytic gradient is from differences, and where it is furthest.
-///
-///   error = max|analytic - numeric| / (max|numeric| + 1e-3 max|dy|)
-///
-/// The maxima go over the elements of the input, or over the random directions. The second term
-/// keeps the rule from blowing up where the true gradient is 0.
-struct GradientError {
-  std::string input;          // its name
-  std::vector<Index> index;   // of the worst element; empty where only a direction is known
-  std::vector<Index> output;  // of a whole Jacobian: the element of y that is differentiated
-  int direction = -1;         // the worst random direction; -1 where every element was differenced
-  long double analytic = 0;   // at that element, or along that direction
-  long double numeric = 0;    // likewise
-  double error = 0;           // the largest double where a value is NaN or infinite
-  Index compared = 0;         // elements or directions
-
-  /// `dx[1, 0, 3]`, `dx[1, 0, 3] of y[2]`, `dx along random direction 5`
-  std::string where() const {
-    std::string text = "d" + input;
-    if (!index.empty()) text += format_extents(index);
-    if (!output.empty()) text += " of y" + format_extents(output);
-    if (direction >= 0) {
-      text += (index.empty() ? " along random direction " : " found in random direction ") +
-              std::to_string(direction);
-    }
-    return text;
-  }
-};
-
-/// All inputs of a check. Converts to bool where a condition is expected; prints as its message.
-struct GradientReport {
-  std::vector<GradientError> inputs;  // in the order in which they were added
-  double tolerance = 0;               // what ok() holds errors against
-  std::uint64_t seed = 0;             // of the random directions
-
-  /// The input with the largest error. Throws ArgumentError where nothing was checked.
-  const GradientError& worst() const {
-    require(!inputs.empty(), "GradientReport", "no input was checked");
-    return *std::max_element(inputs.begin(), inputs.end(),
-                             [](const auto& a, const auto& b) { return a.error < b.error; });
-  }
-
-  /// Whether no input is further off. Throws ArgumentError where nothing was checked.
-  bool ok(double within) const { return worst().error <= within; }
-  /// The same within `tolerance`.
-  bool ok() const { return ok(tolerance); }
-  /// ok().
-  explicit operator bool() const { return ok(); }
-
-  /// `dx[1, 0, 3]: analytic 0.123, numeric 0.124, error 0.003 > 1e-09 (seed 7); dw error 2e-11`
-  std::string message(double within) const {
-    const GradientError& first = worst();
-    const auto values = detail::format_apart(first.analytic, first.numeric);
-    std::string text = first.compared == 0
-                           ? "d" + first.input + ": no elements"
-                           : first.where() + ": analytic " + values[0] + ", numeric " + values[1];
-    text += ", error " + detail::format_error(first.error) + (ok(within) ? " <= " : " > ") +
-            detail::format_number(within) + " (seed " + std::to_string(seed) + ")";
-    for (const GradientError& other : inputs) {
-      if (&other == &first) continue;
-      text += "; d" + other.input + " error " + detail::format_error(other.error);
-    }
-    return text;
-  }
-  /// The same within `tolerance`.
-  std::string message() const { return message(tolerance); }
-
-  friend std::ostream& operator<<(std::ostream& out, const GradientReport& report) {
-    return out << report.message();
-  }
-};
-
-}  // namespace headwise::inline v0_1
-
 // headwise/testing/stencil.hpp
 // Derivatives by differences: of a function of elements that are moved in place along a direction
 // and are put back to the same bits, whatever happens meanwhile.
@@ -6049,10 +6451,8 @@ HEADWISE_STRICT_MATH_END
 }  // namespace detail
 }  // namespace headwise::inline v0_1
 
-// headwise/testing/gradient_check.hpp
-// Checks hand-derived gradients against finite differences, for anybody's function and under any
-// test framework or none. Float is refused: its differences are good to two digits. Check the
-// formulas in double or long double, then hold float results against double ones.
+// headwise/testing/gradient_check_options.hpp
+// What a gradient check may be told: tolerance, stencil, step, directions.
 
 namespace headwise::inline v0_1 {
 
@@ -6066,6 +6466,123 @@ struct GradientCheckOptions {
   Index full_below = 400;              // inputs of at most so many scalars: every element
   double max_dy = 1;                   // the largest |dy| of the upstream gradient
 };
+
+namespace detail {
+inline namespace HEADWISE_CODE {
+
+inline void require_valid(const GradientCheckOptions& options, std::string_view function) {
+  const auto got = [](const char* option, auto value, const char* wanted) {
+    return [=] {
+      return std::string(option) + " is " + format_number(static_cast<long double>(value)) +
+             ", expected " + wanted;
+    };
+  };
+  const double tolerance = options.tolerance, step = options.step, max_dy = options.max_dy;
+  require(is_finite_number(tolerance) && tolerance > 0, function,
+          got("tolerance", tolerance, "a finite number above 0"));
+  require(is_finite_number(step) && step >= 0, function,
+          got("step", step, "a finite number above 0, or 0 for the default"));
+  require(options.directions >= 1, function, got("directions", options.directions, "at least 1"));
+  require(options.full_below >= 0, function, got("full_below", options.full_below, "at least 0"));
+  require(is_finite_number(max_dy) && max_dy >= 0, function,
+          got("max_dy", max_dy, "a finite number of at least 0"));
+}
+
+template <class T>
+T chosen_step(const GradientCheckOptions& options) {
+  return options.step > 0 ? static_cast<T>(options.step) : default_step<T>(options.stencil);
+}
+
+}  // namespace HEADWISE_CODE
+}  // namespace detail
+}  // namespace headwise::inline v0_1
+
+// headwise/testing/gradient_report.hpp
+// What a gradient check found, and how it says so.
+
+namespace headwise::inline v0_1 {
+
+/// One input: how far its analytic gradient is from differences, and where it is furthest.
+///
+///   error = max|analytic - numeric| / (max|numeric| + 1e-3 max|dy|)
+///
+/// The maxima go over the elements of the input, or over the random directions. The second term
+/// keeps the rule from blowing up where the true gradient is 0.
+struct GradientError {
+  std::string input;          // its name
+  std::vector<Index> index;   // of the worst element; empty where only a direction is known
+  std::vector<Index> output;  // of a whole Jacobian: the element of y that is differentiated
+  int direction = -1;         // the worst random direction; -1 where every element was differenced
+  long double analytic = 0;   // at that element, or along that direction
+  long double numeric = 0;    // likewise
+  double error = 0;           // the largest double where a value is NaN or infinite
+  Index compared = 0;         // elements or directions
+
+  /// `dx[1, 0, 3]`, `dx[1, 0, 3] of y[2]`, `dx along random direction 5`
+  std::string where() const {
+    std::string text = "d" + input;
+    if (!index.empty()) text += format_extents(index);
+    if (!output.empty()) text += " of y" + format_extents(output);
+    if (direction >= 0) {
+      text += (index.empty() ? " along random direction " : " found in random direction ") +
+              std::to_string(direction);
+    }
+    return text;
+  }
+};
+
+/// All inputs of a check. Converts to bool where a condition is expected; prints as its message.
+struct GradientReport {
+  std::vector<GradientError> inputs;  // in the order in which they were added
+  double tolerance = 0;               // what ok() holds errors against
+  std::uint64_t seed = 0;             // of the random directions
+
+  /// The input with the largest error. Throws ArgumentError where nothing was checked.
+  const GradientError& worst() const {
+    require(!inputs.empty(), "GradientReport",
+            "inputs are 0, expected at least one that was checked");
+    return *std::max_element(inputs.begin(), inputs.end(),
+                             [](const auto& a, const auto& b) { return a.error < b.error; });
+  }
+
+  /// Whether no input is further off. Throws ArgumentError where nothing was checked.
+  bool ok(double within) const { return worst().error <= within; }
+  /// The same within `tolerance`.
+  bool ok() const { return ok(tolerance); }
+  /// ok().
+  explicit operator bool() const { return ok(); }
+
+  /// `dx[1, 0, 3]: analytic 0.123, numeric 0.124, error 0.003 > 1e-09 (seed 7); dw error 2e-11`
+  std::string message(double within) const {
+    const GradientError& first = worst();
+    const auto values = detail::format_apart(first.analytic, first.numeric);
+    std::string text = first.compared == 0
+                           ? "d" + first.input + ": no elements"
+                           : first.where() + ": analytic " + values[0] + ", numeric " + values[1];
+    text += ", error " + detail::format_error(first.error) + (ok(within) ? " <= " : " > ") +
+            detail::format_number(within) + " (seed " + std::to_string(seed) + ")";
+    for (const GradientError& other : inputs) {
+      if (&other == &first) continue;
+      text += "; d" + other.input + " error " + detail::format_error(other.error);
+    }
+    return text;
+  }
+  /// The same within `tolerance`.
+  std::string message() const { return message(tolerance); }
+
+  friend std::ostream& operator<<(std::ostream& out, const GradientReport& report) {
+    return out << report.message();
+  }
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/testing/gradient_check.hpp
+// Checks hand-derived gradients against finite differences, for anybody's function and under any
+// test framework or none. Float is refused: its differences are good to two digits. Check the
+// formulas in double or long double, then hold float results against double ones.
+
+namespace headwise::inline v0_1 {
 
 namespace detail {
 inline namespace HEADWISE_CODE {
@@ -6154,19 +6671,6 @@ inline std::vector<Index> unflatten(const std::vector<Index>& shape, std::size_t
   return index;
 }
 
-inline void require_valid(const GradientCheckOptions& options, std::string_view function) {
-  require(options.tolerance > 0, function, "tolerance must be > 0");
-  require(options.step >= 0, function, "step must be >= 0");
-  require(options.directions >= 1, function, "directions must be >= 1");
-  require(options.full_below >= 0, function, "full_below must be >= 0");
-  require(options.max_dy >= 0, function, "max_dy must be >= 0");
-}
-
-template <class T>
-T chosen_step(const GradientCheckOptions& options) {
-  return options.step > 0 ? static_cast<T>(options.step) : default_step<T>(options.stencil);
-}
-
 }  // namespace HEADWISE_CODE
 }  // namespace detail
 
@@ -6219,6 +6723,8 @@ class GradientCheck {
   void input(std::string name, Out<X, R> x, const In<A, R>& dx) {
     static_assert(std::is_same_v<X, T>,
                   "GradientCheck<T> moves inputs of type T: name the type of this input there");
+    require_countable("GradientCheck", name, x);
+    require_distinct("GradientCheck", {name, x});
     require_shape("GradientCheck", "d" + name, dx, x.shape(), "the shape of " + name);
     Input added{std::move(name), detail::index_of(x.shape()), {}, {}};
     for_each_index(x.shape(), [&](const Shape<R>& index) {
@@ -6234,7 +6740,7 @@ class GradientCheck {
   GradientReport run(Loss&& loss) const {
     static_assert(std::is_same_v<std::invoke_result_t<Loss&>, T>,
                   "the loss of GradientCheck<T> returns a T: sum it in the type of its inputs");
-    require(!inputs_.empty(), "GradientCheck", "run without an input checks nothing");
+    require(!inputs_.empty(), "GradientCheck", "inputs are 0, expected at least one before run");
     const Losses losses = [&loss] { return std::vector<T>{loss()}; };
     GradientReport report{{}, options_.tolerance, options_.seed};
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
@@ -6493,10 +6999,12 @@ template <class A, class E, int R>
 [[nodiscard]] Closeness close_to(const In<A, R>& actual, const In<E, R>& expected, double tolerance,
                                  const CloseToOptions& options = {}) {
   require_shape("close_to", "actual", actual, expected.shape(), "the shape of expected");
-  require(detail::is_finite_number(tolerance) && tolerance >= 0, "close_to",
-          "tolerance must be a finite number >= 0");
-  require(detail::is_finite_number(options.floor) && options.floor >= 0, "close_to",
-          "floor must be a finite number >= 0");
+  require(detail::is_finite_number(tolerance) && tolerance >= 0, "close_to", [&] {
+    return "tolerance is " + detail::format_number(tolerance) + ", expected a finite number >= 0";
+  });
+  require(detail::is_finite_number(options.floor) && options.floor >= 0, "close_to", [&] {
+    return "floor is " + detail::format_number(options.floor) + ", expected a finite number >= 0";
+  });
 
   long double scale = options.floor;
   for_each_index(expected.shape(), [&](const Shape<R>& index) {

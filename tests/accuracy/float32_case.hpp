@@ -123,7 +123,7 @@ struct PyTorchResult {
 };
 
 struct Float32Case {
-  examples::ReferenceCase inputs;
+  ReferenceCase inputs;
   std::vector<PyTorchResult> results;
 };
 
@@ -147,7 +147,7 @@ inline std::vector<Float32Case> read_float32_cases(const std::string& path) {
     }
     Float32Case& added = cases.emplace_back();
     added.inputs =
-        examples::read_reference_case(SafetensorsFile::parse(inputs.writer().bytes()), name);
+        read_reference_case(SafetensorsFile::parse(inputs.writer().bytes()), name);
     for (const auto& [key, result] : entry.at("results").items()) {
       added.results.push_back(
           {key, result.at("count").get<Index>(), result.at("greatest").get<double>(),

@@ -27,6 +27,7 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "../headwise.hpp"
 #include "../io/safetensors.hpp"
@@ -253,8 +254,8 @@ requires StoredFloat<T> MultiHeadAttention<T> from_pytorch(const SafetensorsFile
 ///
 /// dtype   f64, f32, f16 or bf16; T's own: load_pytorch gives back the same bits
 ///
-/// Throws   ArgumentError for a module that PyTorch's cannot hold, before anything is added; and as
-///          SafetensorsWriter::add does.
+/// Throws   ArgumentError for a module that PyTorch's cannot hold, and as SafetensorsWriter::add
+///          does; std::bad_alloc. The writer then is as it was.
 template <Scalar T>
 requires StoredFloat<T>
 void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
@@ -263,10 +264,13 @@ void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
   const MultiHeadAttentionParameters<T>& p = module.parameters();
   const std::string at(prefix);
   detail::require_pytorch_module("add_pytorch", o);
-  detail::add_pytorch_weights(writer, p, at, dtype);
-  if (!o.q_bias && !o.k_bias && !o.v_bias && !o.o_bias) return;
-  writer.add(at + "in_proj_bias", detail::join_biases(p), dtype);
-  writer.add(at + "out_proj.bias", o.o_bias ? p.b_o : Tensor<T, 1>({o.d_model}), dtype);
+  SafetensorsWriter added;
+  detail::add_pytorch_weights(added, p, at, dtype);
+  if (o.q_bias || o.k_bias || o.v_bias || o.o_bias) {
+    added.add(at + "in_proj_bias", detail::join_biases(p), dtype);
+    added.add(at + "out_proj.bias", o.o_bias ? p.b_o : Tensor<T, 1>({o.d_model}), dtype);
+  }
+  writer.merge(std::move(added));
 }
 
 /// Adds the gradients of a module's weights as PyTorch's autograd lays them out:
@@ -275,7 +279,8 @@ void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
 /// in_proj_bias is there where b_Q, b_K and b_V all are, and left out where none is: the gradient
 /// of a bias that the module has not is not 0 but unknown, so that a part of them is refused.
 /// Throws   ArgumentError for such a module and for one that PyTorch's cannot hold, ShapeError for
-///          gradients of another module, before anything is added; and as SafetensorsWriter::add.
+///          gradients of another module, and as SafetensorsWriter::add does; std::bad_alloc. The
+///          writer then is as it was.
 template <Scalar T>
 requires StoredFloat<T>
 void add_pytorch_gradients(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
@@ -300,9 +305,11 @@ void add_pytorch_gradients(SafetensorsWriter& writer, const MultiHeadAttention<T
   match("b_k", gradients.b_k, p.b_k);
   match("b_v", gradients.b_v, p.b_v);
   match("b_o", gradients.b_o, p.b_o);
-  detail::add_pytorch_weights<T>(writer, gradients, at, dtype);
-  if (o.q_bias) writer.add(at + "in_proj_bias", detail::join_biases<T>(gradients), dtype);
-  if (o.o_bias) writer.add(at + "out_proj.bias", gradients.b_o, dtype);
+  SafetensorsWriter added;
+  detail::add_pytorch_weights<T>(added, gradients, at, dtype);
+  if (o.q_bias) added.add(at + "in_proj_bias", detail::join_biases<T>(gradients), dtype);
+  if (o.o_bias) added.add(at + "out_proj.bias", gradients.b_o, dtype);
+  writer.merge(std::move(added));
 }
 
 }  // namespace headwise::inline v0_1

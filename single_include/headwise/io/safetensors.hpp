@@ -24,8 +24,6 @@
 // SOFTWARE.
 #pragma once
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -35,9 +33,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <fcntl.h>
 #include <filesystem>
-#include <fstream>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -47,6 +46,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <sys/stat.h>
 #include <system_error>
 #include <tuple>
 #include <type_traits>
@@ -55,6 +55,87 @@
 #include <vector>
 
 #include "../headwise.hpp"
+
+// headwise/io/read_file.hpp
+// A regular file that is read from its beginning. Folders, pipes and devices are refused: they have
+// no size that a header could be held against.
+
+namespace headwise::inline v0_1::detail {
+
+/// A file descriptor, closed with the object.
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (number_ >= 0) ::close(number_);
+  }
+
+  /// Opens again where a signal came between.
+  static int open(const char* path, int flags) {
+    for (;;) {
+      const int number = ::open(path, flags | O_CLOEXEC, 0666);
+      if (number >= 0 || errno != EINTR) return number;
+    }
+  }
+
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+[[noreturn]] inline void raise_file_error(const std::string& file, std::string_view what,
+                                          int error) {
+  raise<FileError>(file + ": " + std::string(what) + ": " + std::generic_category().message(error));
+}
+
+class InputFile {
+ public:
+  /// Throws FileError for what is not there, cannot be opened, or is no regular file.
+  explicit InputFile(const std::filesystem::path& path)
+      : name_(path.string()),
+        // Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
+        file_(Descriptor::open(name_.c_str(), O_RDONLY | O_NONBLOCK)) {
+    if (file_.number() < 0) raise_file_error(name_, "cannot be opened for reading", errno);
+    struct ::stat status {};
+    if (::fstat(file_.number(), &status) != 0) raise_file_error(name_, "cannot be read", errno);
+    if (!S_ISREG(status.st_mode)) raise<FileError>(name_ + ": is not a regular file");
+    size_ = static_cast<std::uint64_t>(status.st_size);
+  }
+
+  const std::string& name() const { return name_; }
+  std::uint64_t size() const { return size_; }
+
+  /// The next `count` bytes. Throws FileError where they do not come.
+  void read(void* to, std::uint64_t count) {
+    auto* next = static_cast<std::byte*>(to);
+    while (count != 0) {
+      constexpr std::uint64_t most = std::uint64_t{1} << 30;  // what one call is sure to take
+      const ::ssize_t got = ::read(file_.number(), next, std::min<std::uint64_t>(count, most));
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) fail(got < 0 ? errno : 0);
+      next += got;
+      position_ += static_cast<std::uint64_t>(got);
+      count -= static_cast<std::uint64_t>(got);
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(int error) const {
+    const std::string what = "byte " + std::to_string(position_) + ": cannot be read further";
+    if (error != 0) raise_file_error(name_, what, error);
+    raise<FileError>(name_ + ": " + what + ": it has become shorter");
+  }
+
+  std::string name_;
+  Descriptor file_;
+  std::uint64_t size_ = 0;
+  std::uint64_t position_ = 0;
+};
+
+}  // namespace headwise::inline v0_1::detail
 
 // headwise/io/dtype.hpp
 // The element types of a safetensors file, and conversions between its floating-point ones.
@@ -267,6 +348,88 @@ constexpr To convert_float(From from) {
 
 }  // namespace headwise::inline v0_1
 
+// headwise/io/utf8.hpp
+// UTF-8, as far as names in a file need it: whether text is well-formed, and how text of unknown
+// origin is shown in a message.
+
+namespace headwise::inline v0_1::detail {
+
+/// The bytes of the well-formed character that `text` begins with; 0 where there is none.
+///
+/// Overlong forms, surrogates and what lies above U+10FFFF are not well-formed (Unicode 15, table
+/// 3-7).
+constexpr std::size_t utf8_length(std::string_view text) {
+  const auto byte = [&](std::size_t n) {
+    return n < text.size() ? static_cast<unsigned char>(text[n]) : 0u;
+  };
+  const auto continues = [&](std::size_t n) { return (byte(n) & 0xC0u) == 0x80u; };
+  const unsigned lead = byte(0);
+  if (text.empty()) return 0;
+  if (lead < 0x80) return 1;
+  if (lead < 0xC2 || lead > 0xF4 || !continues(1)) return 0;
+  if (lead < 0xE0) return 2;
+  const bool overlong = (lead == 0xE0 && byte(1) < 0xA0) || (lead == 0xF0 && byte(1) < 0x90);
+  const bool surrogate = lead == 0xED && byte(1) > 0x9F;
+  const bool too_large = lead == 0xF4 && byte(1) > 0x8F;
+  if (overlong || surrogate || too_large || !continues(2)) return 0;
+  if (lead < 0xF0) return 3;
+  return continues(3) ? 4 : 0;
+}
+
+constexpr bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
+/// Appends a character of at most U+10FFFF.
+inline void append_utf8(std::string& to, std::uint32_t code) {
+  const auto put = [&](std::uint32_t bits) { to += static_cast<char>(bits); };
+  if (code < 0x80) return put(code);
+  if (code < 0x800) {
+    put(0xC0 | (code >> 6));
+  } else {
+    if (code < 0x10000) {
+      put(0xE0 | (code >> 12));
+    } else {
+      put(0xF0 | (code >> 18));
+      put(0x80 | ((code >> 12) & 0x3F));
+    }
+    put(0x80 | ((code >> 6) & 0x3F));
+  }
+  put(0x80 | (code & 0x3F));
+}
+
+/// Text out of a file, fit for a message: in quotes, on one line, not too long. Control characters
+/// and bytes that are no UTF-8 are shown by their numbers.
+inline std::string quote(std::string_view text) {
+  constexpr std::size_t longest = 80;
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string quoted = "\"";
+  std::size_t n = 0;
+  while (n < text.size() && n < longest) {
+    const auto first = static_cast<unsigned char>(text[n]);
+    const std::size_t length = utf8_length(text.substr(n));
+    const bool control =
+        first < 0x20 || first == 0x7F ||
+        (length == 2 && first == 0xC2 && static_cast<unsigned char>(text[n + 1]) < 0xA0);
+    if (length == 0 || control) {
+      quoted += {'\\', 'x', digits[first / 16u], digits[first % 16u]};
+      n += 1;
+      continue;
+    }
+    if (first == '"' || first == '\\') quoted += '\\';
+    quoted += text.substr(n, length);
+    n += length;
+  }
+  return quoted + (n < text.size() ? "...\"" : "\"");
+}
+
+}  // namespace headwise::inline v0_1::detail
+
 // headwise/io/safetensors_format.hpp
 // What a safetensors header says of a tensor, and the words in which a file is refused.
 
@@ -278,6 +441,8 @@ static_assert(std::endian::native == std::endian::little,
 inline constexpr std::uint64_t header_length_bytes = 8;
 inline constexpr std::uint64_t max_header_length = 100'000'000;
 inline constexpr std::size_t max_rank = 8;
+/// What a header may make the reader keep beside the file's own bytes. About 170,000 tensors.
+inline constexpr std::size_t max_entry_bytes = std::size_t{48} << 20;
 inline constexpr std::string_view metadata_key = "__metadata__";
 
 struct StoredTensor {
@@ -290,8 +455,8 @@ struct StoredTensor {
 };
 
 struct SafetensorsHeader {
-  std::vector<StoredTensor> tensors;  // as the header lists them
-  std::vector<std::size_t> by_name;   // their numbers, in the order of their names
+  std::deque<StoredTensor> tensors;  // as the header lists them; growing it copies nothing
+  std::vector<std::size_t> by_name;  // their numbers, in the order of their names
   std::map<std::string, std::string> metadata;
 };
 
@@ -299,26 +464,6 @@ struct SafetensorsHeader {
                                   std::string_view message) {
   raise<FileError>(std::string(file) + ": byte " + std::to_string(position) + ": " +
                    std::string(message));
-}
-
-/// A name out of a file, fit for a message: in quotes, one line, not too long.
-inline std::string quote(std::string_view text) {
-  constexpr std::size_t longest = 80;
-  std::size_t length = std::min(text.size(), longest);
-  while (length < text.size() && length > 0 && (text[length] & 0xC0) == 0x80) --length;
-  std::string quoted = "\"";
-  for (char c : text.substr(0, length)) {
-    if (c == '"' || c == '\\') {
-      quoted += {'\\', c};
-    } else if ((c >= 0 && c < 0x20) || c == 0x7F) {
-      constexpr std::string_view digits = "0123456789abcdef";
-      quoted += {'\\', 'x', digits[static_cast<std::size_t>(c) / 16],
-                 digits[static_cast<std::size_t>(c) % 16]};
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + (length < text.size() ? "...\"" : "\"");
 }
 
 /// The bytes of a dense tensor. Nothing for an extent below 0 and where Index cannot count the
@@ -330,7 +475,7 @@ inline std::optional<std::uint64_t> tensor_bytes(std::span<const Index> shape, D
     if (extent < 0) return std::nullopt;
     if (extent == 0) {
       empty = true;
-    } else if (bytes > std::numeric_limits<Index>::max() / extent) {
+    } else if (bytes > (std::numeric_limits<Index>::max)() / extent) {
       return std::nullopt;
     } else {
       bytes *= extent;
@@ -341,228 +486,428 @@ inline std::optional<std::uint64_t> tensor_bytes(std::span<const Index> shape, D
 
 }  // namespace headwise::inline v0_1::detail
 
-// headwise/io/safetensors_parser.hpp
-// The JSON of a safetensors header, taken event by event. Nothing nests deeper than the format
-// itself does, header, tensor, list, and what has no place in it ends the reading at once.
+// headwise/io/json_cursor.hpp
+// Reads JSON (RFC 8259) from the front, as far as a safetensors header needs it: objects, lists of
+// unsigned integers, strings. Nothing is built that the caller does not ask for, and nothing nests
+// but the caller's own calls, so that what a text can make it allocate is the string it is asked
+// for.
+//
+// It refuses what the grammar refuses up to the point where it is: what stands behind a value of a
+// kind that the caller has no use for is never looked at.
 
 namespace headwise::inline v0_1::detail {
 
-/// Walks over the header's text and leaves behind how far it has come.
-class HeaderCursor {
+/// A place in a header, which moves on with what is read.
+class JsonCursor {
  public:
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const char*;
-  using reference = const char&;
+  /// file   named in messages
+  JsonCursor(std::string_view text, std::string_view file) : text_(text), file_(file) {}
 
-  HeaderCursor(const char* at, const char** reached) : at_(at), reached_(reached) {}
-  reference operator*() const { return *at_; }
-  HeaderCursor& operator++() {
-    *reached_ = ++at_;
-    return *this;
+  /// Of the next byte, in the file.
+  std::uint64_t position() const { return header_length_bytes + at_; }
+
+  [[noreturn]] void refuse(std::string_view message) const { raise_at(file_, position(), message); }
+  [[noreturn]] void refuse_json(std::string_view reason) const {
+    refuse("the header is not JSON: " + std::string(reason));
   }
-  HeaderCursor operator++(int) {
-    const HeaderCursor before = *this;
-    ++*this;
-    return before;
+
+  /// The next byte that is no white space, which stays the next one; 0 at the end.
+  char peek() {
+    while (at_ < text_.size() && is_white(text_[at_])) ++at_;
+    return at_ < text_.size() ? text_[at_] : '\0';
   }
-  friend bool operator==(const HeaderCursor& a, const HeaderCursor& b) { return a.at_ == b.at_; }
-  friend bool operator!=(const HeaderCursor& a, const HeaderCursor& b) { return a.at_ != b.at_; }
+
+  /// Passes the next byte where it is `c`.
+  bool take(char c) {
+    if (peek() != c) return false;
+    ++at_;
+    return true;
+  }
+
+  void expect(char c) {
+    if (!take(c)) refuse_json("expected '" + std::string(1, c) + "'" + got());
+  }
+
+  /// Nothing but white space may be left.
+  void expect_end() {
+    peek();
+    if (at_ != text_.size()) refuse_json("expected its end" + got());
+  }
+
+  /// What kind of value comes next, in words.
+  std::string_view kind() {
+    const char first = peek();
+    if (first == '{') return "an object";
+    if (first == '[') return "an array";
+    if (first == '"') return "a string";
+    if (first == '-') return "a negative number";
+    if (is_digit(first)) return "a number";
+    const std::string_view rest = text_.substr(at_);
+    if (rest.starts_with("null")) return "null";
+    if (rest.starts_with("true") || rest.starts_with("false")) return "a boolean";
+    refuse_json("expected a value" + got());
+  }
+
+  /// Calls member(key) for each member of an object, which has to read its value.
+  ///
+  /// most   the longest key that is still allowed, in bytes; member() may lower it
+  template <class Member>
+  void object(const std::size_t& most, Member&& member) {
+    expect('{');
+    if (take('}')) return;
+    do {
+      if (peek() != '"') refuse_json("expected a name in quotes" + got());
+      std::string key = string(most);
+      expect(':');
+      member(std::move(key));
+    } while (take(','));
+    expect('}');
+  }
+
+  /// Calls element() for each element of a list, which has to read it.
+  template <class Element>
+  void list(Element&& element) {
+    expect('[');
+    if (take(']')) return;
+    do {
+      element();
+    } while (take(','));
+    expect(']');
+  }
+
+  /// A string of at most `most` bytes. Allocates its length, and not before that is known.
+  std::string string(std::size_t most) {
+    const std::size_t begin = at_;
+    std::size_t length = 0;
+    scan_string([&](std::string_view part) { length += part.size(); });
+    if (length > most) {
+      at_ = begin;
+      refuse("a string of " + std::to_string(length) + " bytes is more than the " +
+             std::to_string(most) + " that the reader has left for names and metadata");
+    }
+    at_ = begin;
+    std::string text;
+    text.reserve(length);
+    scan_string([&](std::string_view part) { text += part; });
+    return text;
+  }
+
+  /// An integer without a sign; nothing, and nothing read, where the number is of another kind.
+  std::optional<std::uint64_t> unsigned_integer() {
+    if (!is_digit(peek())) return std::nullopt;
+    const std::size_t begin = at_;
+    constexpr std::uint64_t most = (std::numeric_limits<std::uint64_t>::max)();
+    std::uint64_t value = 0;
+    bool fits = true;
+    for (; at_ < text_.size() && is_digit(text_[at_]); ++at_) {
+      const auto digit = static_cast<std::uint64_t>(text_[at_] - '0');
+      fits = fits && value <= (most - digit) / 10;
+      value = value * 10 + digit;
+    }
+    if (text_[begin] == '0' && at_ - begin > 1) refuse_json("a number begins with 0");
+    const char next = at_ < text_.size() ? text_[at_] : '\0';
+    if (fits && next != '.' && next != 'e' && next != 'E') return value;
+    at_ = begin;
+    return std::nullopt;
+  }
 
  private:
-  const char* at_;
-  const char** reached_;
+  static bool is_white(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+  /// Whether a string holds it as it is, in one byte.
+  static bool is_plain(char c) {
+    const auto code = static_cast<unsigned char>(c);
+    return code >= 0x20 && code < 0x80 && c != '"' && c != '\\';
+  }
+  static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+  /// ", got ..." for a message.
+  std::string got() const {
+    return at_ < text_.size() ? ", got " + quote(text_.substr(at_, 1)) : ", got its end";
+  }
+
+  /// Passes a string, and calls take(part) for what it means, part by part.
+  template <class Take>
+  void scan_string(Take&& take) {
+    ++at_;  // the quote
+    std::string escaped;
+    for (;;) {
+      if (at_ == text_.size()) refuse_json("a string has no end");
+      if (const std::size_t begin = at_; is_plain(text_[at_])) {
+        while (at_ < text_.size() && is_plain(text_[at_])) ++at_;
+        take(text_.substr(begin, at_ - begin));
+        continue;
+      }
+      const char c = text_[at_];
+      if (c == '"') break;
+      if (static_cast<unsigned char>(c) < 0x20) refuse_json("a control character in a string");
+      if (c == '\\') {
+        escaped.clear();
+        append_utf8(escaped, escape());
+        take(std::string_view(escaped));
+        continue;
+      }
+      const std::size_t length = utf8_length(text_.substr(at_));
+      if (length == 0) refuse_json("ill-formed UTF-8");
+      take(text_.substr(at_, length));
+      at_ += length;
+    }
+    ++at_;
+  }
+
+  /// The character that an escape means.
+  std::uint32_t escape() {
+    ++at_;  // the backslash
+    constexpr std::string_view letters = "\"\\/bfnrt";
+    constexpr std::string_view meanings = "\"\\/\b\f\n\r\t";
+    const char letter = at_ < text_.size() ? text_[at_] : '\0';
+    if (letter == 'u') {
+      ++at_;
+      return escaped_code();
+    }
+    const std::size_t which = letters.find(letter);
+    if (which == letters.npos) refuse_json("an escape that JSON does not know");
+    ++at_;
+    return static_cast<unsigned char>(meanings[which]);
+  }
+
+  std::uint32_t escaped_code() {
+    const std::uint32_t high = four_hex_digits();
+    if (high < 0xD800 || high > 0xDFFF) return high;
+    if (high > 0xDBFF || text_.substr(at_, 2) != "\\u") refuse_json("half a surrogate pair");
+    at_ += 2;
+    const std::uint32_t low = four_hex_digits();
+    if (low < 0xDC00 || low > 0xDFFF) refuse_json("half a surrogate pair");
+    return 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00);
+  }
+
+  std::uint32_t four_hex_digits() {
+    std::uint32_t code = 0;
+    for (const std::size_t end = at_ + 4; at_ < end; ++at_) {
+      const char c = at_ < text_.size() ? text_[at_] : '\0';
+      const int digit = is_digit(c)            ? c - '0'
+                        : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                        : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                               : -1;
+      if (digit < 0) refuse_json("\\u without four hexadecimal digits");
+      code = code * 16 + static_cast<std::uint32_t>(digit);
+    }
+    return code;
+  }
+
+  std::string_view text_;
+  std::string_view file_;
+  std::size_t at_ = 0;
 };
 
-/// Takes the events of the JSON parser, and keeps nothing but what the format has a place for.
-class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
+/// Appends text as a JSON string: what must be escaped is, and nothing else.
+inline void append_json_string(std::string& to, std::string_view text) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  constexpr std::string_view with_letter = "\"\\\b\f\n\r\t";
+  constexpr std::string_view letters = "\"\\bfnrt";
+  to += '"';
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (const std::size_t which = with_letter.find(c); which != with_letter.npos) {
+      to += {'\\', letters[which]};
+    } else if (code < 0x20) {
+      to += {'\\', 'u', '0', '0', digits[code / 16u], digits[code % 16u]};
+    } else {
+      to += c;
+    }
+  }
+  to += '"';
+}
+
+}  // namespace headwise::inline v0_1::detail
+
+// headwise/io/safetensors_parser.hpp
+// The entries of a safetensors header, read one behind the other. What has no place in the format
+// ends the reading at once, and so does a header whose entries would take more memory than the
+// format's use ever asks for.
+
+namespace headwise::inline v0_1::detail {
+
+/// Turns a header's text into its entries, each checked for itself.
+class HeaderReader {
  public:
   HeaderReader(std::string_view text, std::string_view file)
-      : file_(file), text_(text), reached_(text.data()) {}
+      : text_(text), file_(file), json_(text, file) {}
 
   SafetensorsHeader read() {
-    if (text_.starts_with("\xEF\xBB\xBF")) {
-      raise_at(file_, header_length_bytes, "the header begins with a byte order mark");
-    }
-    // The parser would take a zero byte for the end of the text.
+    if (text_.starts_with("\xEF\xBB\xBF")) json_.refuse("the header begins with a byte order mark");
     if (const auto zero = text_.find('\0'); zero != std::string_view::npos) {
       raise_at(file_, header_length_bytes + zero, "the header holds a zero byte");
     }
-    const char* const last = text_.data() + text_.size();
-    nlohmann::json::sax_parse(HeaderCursor(text_.data(), &reached_), HeaderCursor(last, &reached_),
-                              this);
+    if (json_.peek() == '\0') json_.refuse_json("it is empty");
+    if (json_.peek() != '{') json_.refuse("the header is " + value_kind() + ", expected an object");
+    json_.object(left_, [&](std::string key) {
+      if (key == metadata_key) {
+        read_metadata();
+      } else {
+        read_tensor(std::move(key));
+      }
+    });
+    json_.expect_end();
     return std::move(header_);
   }
 
-  bool null() override { unexpected("null"); }
-  bool boolean(bool) override { unexpected("a boolean"); }
-  bool number_float(double, const std::string&) override {
-    unexpected("a number with a fraction, an exponent or too many digits");
-  }
-  bool number_integer(std::int64_t) override { unexpected("a negative number"); }
-  bool binary(nlohmann::json::binary_t&) override { unexpected("binary data"); }
-
-  bool number_unsigned(std::uint64_t number) override {
-    if (place_ != Place::list) unexpected("a number");
-    if (key_ == "shape") {
-      if (tensor_.shape.size() == max_rank) {
-        refuse(where() + ": shape has more than " + std::to_string(max_rank) + " axes");
-      }
-      if (number > static_cast<std::uint64_t>(std::numeric_limits<Index>::max())) {
-        refuse(where() + ": shape holds " + std::to_string(number) + ", more than can be counted");
-      }
-      tensor_.shape.push_back(static_cast<Index>(number));
-    } else {
-      if (num_offsets_ == 2) refuse(where() + ": data_offsets holds more than 2 numbers");
-      (num_offsets_++ == 0 ? tensor_.begin : tensor_.end) = number;
-    }
-    return true;
-  }
-
-  bool string(std::string& value) override {
-    if (place_ == Place::metadata) {
-      if (!header_.metadata.try_emplace(std::move(key_), std::move(value)).second) {
-        // A name that is there already leaves key_ as it was.
-        refuse("__metadata__: the key " + quote(key_) + " occurs twice");
-      }
-    } else if (place_ == Place::tensor && key_ == "dtype") {
-      const std::optional<DType> dtype = dtype_from_name(value);
-      if (!dtype) refuse(where() + ": dtype " + quote(value) + " is not known");
-      tensor_.dtype = *dtype;
-    } else {
-      unexpected("a string");
-    }
-    return true;
-  }
-
-  bool start_object(std::size_t) override {
-    if (place_ == Place::start) {
-      place_ = Place::header;
-    } else if (place_ == Place::header && key_ == metadata_key) {
-      if (std::exchange(has_metadata_, true)) refuse("__metadata__ occurs twice");
-      place_ = Place::metadata;
-    } else if (place_ == Place::header) {
-      place_ = Place::tensor;
-      tensor_ = {};
-      tensor_.name = std::move(key_);
-      tensor_.position = position() - 1;
-      num_offsets_ = 0;
-      has_dtype_ = has_shape_ = has_offsets_ = false;
-    } else {
-      unexpected("an object");
-    }
-    return true;
-  }
-
-  bool key(std::string& key) override {
-    key_ = std::move(key);
-    if (place_ == Place::tensor) {
-      bool* const seen = key_ == "dtype"          ? &has_dtype_
-                         : key_ == "shape"        ? &has_shape_
-                         : key_ == "data_offsets" ? &has_offsets_
-                                                  : nullptr;
-      if (seen == nullptr) refuse(where() + ": the field " + quote(key_) + " is not known");
-      if (std::exchange(*seen, true)) refuse(where() + ": " + key_ + " occurs twice");
-    }
-    return true;
-  }
-
-  bool end_object() override {
-    if (place_ == Place::tensor) {
-      check_tensor();
-      header_.tensors.push_back(std::move(tensor_));
-    }
-    place_ = Place::header;
-    return true;
-  }
-
-  bool start_array(std::size_t) override {
-    if (place_ != Place::tensor || key_ == "dtype") unexpected("an array");
-    place_ = Place::list;
-    return true;
-  }
-
-  bool end_array() override {
-    place_ = Place::tensor;
-    return true;
-  }
-
-  bool parse_error(std::size_t, const std::string&,
-                   const nlohmann::json::exception& error) override {
-    constexpr std::size_t longest_prefix = 80;
-    std::string_view reason = error.what();  // "[json.exception...] ... column 7: the reason"
-    for (const std::string_view prefix_end : {"] ", "column ", ": "}) {
-      const auto found = reason.substr(0, longest_prefix).find(prefix_end);
-      if (found == std::string_view::npos) break;
-      reason.remove_prefix(found + prefix_end.size());
-    }
-    constexpr std::size_t longest = 160;
-    refuse("the header is not JSON: " + std::string(reason.substr(0, longest)));
-  }
-
  private:
-  enum class Place { start, header, metadata, tensor, list };
+  struct Fields {
+    bool dtype = false, shape = false, data_offsets = false;
+  };
 
-  std::uint64_t position() const {
-    return header_length_bytes + static_cast<std::uint64_t>(reached_ - text_.data());
-  }
-
-  [[noreturn]] void refuse(const std::string& message) const {
-    raise_at(file_, position(), message);
-  }
-
-  std::string where() const { return "tensor " + quote(tensor_.name); }
-
-  [[noreturn]] void unexpected(const std::string& got) const {
-    switch (place_) {
-      case Place::start:
-        refuse("the header is " + got + ", expected an object");
-      case Place::header:
-        refuse((key_ == metadata_key ? key_ : "tensor " + quote(key_)) + " is " + got +
-               ", expected an object");
-      case Place::metadata:
-        refuse("__metadata__: " + quote(key_) + " is " + got + ", expected a string");
-      case Place::tensor:
-        refuse(where() + ": " + key_ + " is " + got + ", expected " +
-               (key_ == "dtype" ? "a string" : "an array of unsigned integers"));
-      case Place::list:
-        break;
+  /// Takes the memory of an entry from what is left: `bytes` in so many blocks of the heap.
+  void charge(std::size_t bytes, std::size_t blocks) {
+    constexpr std::size_t block_overhead = 32;
+    const std::size_t sum = bytes + blocks * block_overhead;
+    if (sum > left_) {
+      json_.refuse("names, shapes and metadata take more than " + std::to_string(max_entry_bytes) +
+                   " bytes of memory");
     }
-    refuse(where() + ": " + key_ + " holds " + got + ", expected an unsigned integer");
+    left_ -= sum;
   }
 
-  void check_tensor() const {
-    const auto refuse_entry = [&](const std::string& message) {
-      raise_at(file_, tensor_.position, where() + ": " + message);
-    };
-    if (!has_dtype_) refuse_entry("dtype is missing");
-    if (!has_shape_) refuse_entry("shape is missing");
-    if (!has_offsets_) refuse_entry("data_offsets is missing");
-    if (num_offsets_ != 2) refuse_entry("data_offsets does not hold 2 numbers");
+  /// As `kind`, and for a number why it is no unsigned integer.
+  std::string value_kind() {
+    const std::string_view kind = json_.kind();
+    if (kind == "a number" && !json_.unsigned_integer()) {
+      return "a number with a fraction, an exponent or too many digits";
+    }
+    return std::string(kind);
+  }
+
+  void read_metadata() {
+    if (std::exchange(has_metadata_, true)) json_.refuse("__metadata__ occurs twice");
+    if (json_.peek() != '{')
+      json_.refuse("__metadata__ is " + value_kind() + ", expected an object");
+    json_.object(left_, [&](std::string key) {
+      constexpr std::size_t node_bytes = sizeof(std::pair<std::string, std::string>) + 32;
+      charge(node_bytes + key.size(), 3);
+      if (json_.peek() != '"') {
+        json_.refuse("__metadata__: " + quote(key) + " is " + value_kind() + ", expected a string");
+      }
+      std::string value = json_.string(left_);
+      charge(value.size(), 0);
+      const auto [line, inserted] = header_.metadata.try_emplace(std::move(key), std::move(value));
+      if (!inserted) json_.refuse("__metadata__: the key " + quote(line->first) + " occurs twice");
+    });
+  }
+
+  void read_tensor(std::string name) {
+    // Its place in `tensors` and in two orders of them.
+    charge(sizeof(StoredTensor) + 3 * sizeof(std::size_t) + name.size(), 2);
+    StoredTensor tensor;
+    tensor.name = std::move(name);
+    if (json_.peek() != '{') {
+      json_.refuse(where(tensor) + " is " + value_kind() + ", expected an object");
+    }
+    tensor.position = json_.position();
+    Fields seen;
+    json_.object(left_, [&](const std::string& field) {
+      bool* const is_seen = field == "dtype"          ? &seen.dtype
+                            : field == "shape"        ? &seen.shape
+                            : field == "data_offsets" ? &seen.data_offsets
+                                                      : nullptr;
+      if (is_seen == nullptr) {
+        json_.refuse(where(tensor) + ": the field " + quote(field) + " is not known");
+      }
+      if (std::exchange(*is_seen, true)) {
+        json_.refuse(where(tensor) + ": " + field + " occurs twice");
+      }
+      if (field == "dtype") {
+        read_dtype(tensor);
+      } else if (field == "shape") {
+        read_shape(tensor);
+      } else {
+        read_offsets(tensor);
+      }
+    });
+    check_tensor(tensor, seen);
+    header_.tensors.push_back(std::move(tensor));
+  }
+
+  void read_dtype(StoredTensor& tensor) {
+    if (json_.peek() != '"') {
+      json_.refuse(where(tensor) + ": dtype is " + value_kind() + ", expected a string");
+    }
+    const std::uint64_t position = json_.position();
+    const std::string name = json_.string(left_);
+    const std::optional<DType> dtype = dtype_from_name(name);
+    if (!dtype) {
+      raise_at(file_, position, where(tensor) + ": dtype " + quote(name) + " is not known");
+    }
+    tensor.dtype = *dtype;
+  }
+
+  void read_shape(StoredTensor& tensor) {
+    std::array<Index, max_rank> extents{};
+    std::size_t rank = 0;
+    read_numbers(tensor, "shape", [&](std::uint64_t number) {
+      if (rank == max_rank) {
+        json_.refuse(where(tensor) + ": shape has more than " + std::to_string(max_rank) + " axes");
+      }
+      if (number > static_cast<std::uint64_t>((std::numeric_limits<Index>::max)())) {
+        json_.refuse(where(tensor) + ": shape holds " + std::to_string(number) +
+                     ", more than can be counted");
+      }
+      extents[rank++] = static_cast<Index>(number);
+    });
+    charge(rank * sizeof(Index), 0);
+    tensor.shape.assign(extents.begin(), extents.begin() + static_cast<std::ptrdiff_t>(rank));
+  }
+
+  void read_offsets(StoredTensor& tensor) {
+    int count = 0;
+    read_numbers(tensor, "data_offsets", [&](std::uint64_t number) {
+      if (count == 2) json_.refuse(where(tensor) + ": data_offsets holds more than 2 numbers");
+      (count++ == 0 ? tensor.begin : tensor.end) = number;
+    });
+    if (count != 2) refuse_entry(tensor, "data_offsets does not hold 2 numbers");
+  }
+
+  template <class Take>
+  void read_numbers(const StoredTensor& tensor, std::string_view field, Take&& take) {
+    if (json_.peek() != '[') {
+      json_.refuse(where(tensor) + ": " + std::string(field) + " is " + value_kind() +
+                   ", expected an array of unsigned integers");
+    }
+    json_.list([&] {
+      const std::optional<std::uint64_t> number = json_.unsigned_integer();
+      if (!number) {
+        json_.refuse(where(tensor) + ": " + std::string(field) + " holds " + value_kind() +
+                     ", expected an unsigned integer");
+      }
+      take(*number);
+    });
+  }
+
+  static std::string where(const StoredTensor& tensor) { return "tensor " + quote(tensor.name); }
+
+  [[noreturn]] void refuse_entry(const StoredTensor& tensor, const std::string& message) const {
+    raise_at(file_, tensor.position, where(tensor) + ": " + message);
+  }
+
+  void check_tensor(const StoredTensor& tensor, const Fields& seen) const {
+    if (!seen.dtype) refuse_entry(tensor, "dtype is missing");
+    if (!seen.shape) refuse_entry(tensor, "shape is missing");
+    if (!seen.data_offsets) refuse_entry(tensor, "data_offsets is missing");
+    const std::optional<std::uint64_t> bytes = tensor_bytes(tensor.shape, tensor.dtype);
+    if (bytes && tensor.begin <= tensor.end && tensor.end - tensor.begin == *bytes) return;
+
     const std::string offsets =
-        "data_offsets [" + std::to_string(tensor_.begin) + ", " + std::to_string(tensor_.end) + "]";
-    if (tensor_.begin > tensor_.end) refuse_entry(offsets + " end before they begin");
+        "data_offsets [" + std::to_string(tensor.begin) + ", " + std::to_string(tensor.end) + "]";
+    if (tensor.begin > tensor.end) refuse_entry(tensor, offsets + " end before they begin");
     const std::string shape =
-        "shape " + format_extents(tensor_.shape) + " of " + std::string(dtype_name(tensor_.dtype));
-    const std::optional<std::uint64_t> bytes = tensor_bytes(tensor_.shape, tensor_.dtype);
-    if (!bytes) refuse_entry(shape + " has more bytes than can be counted");
-    if (tensor_.end - tensor_.begin != *bytes) {
-      refuse_entry(offsets + " hold " + std::to_string(tensor_.end - tensor_.begin) + " bytes, " +
-                   shape + " needs " + std::to_string(*bytes));
-    }
+        "shape " + format_extents(tensor.shape) + " of " + std::string(dtype_name(tensor.dtype));
+    if (!bytes) refuse_entry(tensor, shape + " has more bytes than can be counted");
+    refuse_entry(tensor, offsets + " hold " + std::to_string(tensor.end - tensor.begin) +
+                             " bytes, " + shape + " needs " + std::to_string(*bytes));
   }
 
-  std::string_view file_;
   std::string_view text_;
-  const char* reached_;
-  Place place_ = Place::start;
-  std::string key_;
-  StoredTensor tensor_;
-  int num_offsets_ = 0;
-  bool has_dtype_ = false;
-  bool has_shape_ = false;
-  bool has_offsets_ = false;
+  std::string_view file_;
+  JsonCursor json_;
+  std::size_t left_ = max_entry_bytes;  // that the entries may still take
   bool has_metadata_ = false;
   SafetensorsHeader header_;
 };
@@ -574,11 +919,11 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
 // bytes lie. Everything about it is checked here, before memory for any data is asked for.
 //
 // It accepts what the reference implementation accepts, white space around the object, names in
-// any order, scalars and empty tensors included, and refuses more in six places: a name or key that
-// occurs twice (the format forbids it, the reference keeps the last), a field that it does not know
-// (it could change what the bytes mean), a `__metadata__` that is null, more than 8 axes, a shape
-// whose extents other than 0 multiply to more bytes than Index counts, elements of less than a
-// byte.
+// any order, scalars and empty tensors included, and refuses more in seven places: a name or key
+// that occurs twice (the format forbids it, the reference keeps the last), a field that it does not
+// know (it could change what the bytes mean), a `__metadata__` that is null, more than 8 axes, a
+// shape whose extents other than 0 multiply to more bytes than Index counts, elements of less than
+// a byte, names and metadata that take more memory than max_entry_bytes.
 
 namespace headwise::inline v0_1::detail {
 
@@ -621,7 +966,7 @@ inline void check_tiling(const SafetensorsHeader& header, std::uint64_t data_beg
     filled = tensor.end;
   }
   if (filled != data_bytes) {
-    raise_at(file, data_begin + std::min(filled, data_bytes),
+    raise_at(file, data_begin + (std::min)(filled, data_bytes),
              "the tensors take " + std::to_string(filled) + " bytes of data, the file holds " +
                  std::to_string(data_bytes));
   }
@@ -633,8 +978,7 @@ inline void check_tiling(const SafetensorsHeader& header, std::uint64_t data_beg
 /// data_bytes   how many bytes follow the header
 /// file         named in the messages
 ///
-/// Work     O(n log n) for n tensors; memory at most about ten times the text's length (measured:
-///          3 for empty tensors, 6 for one long name, 10 for empty lines of metadata).
+/// Work     O(n log n) for n tensors; memory at most max_entry_bytes and a message.
 /// Throws   FileError `file: byte N: what is wrong`, before any data is read.
 inline SafetensorsHeader parse_safetensors_header(std::string_view text, std::uint64_t data_bytes,
                                                   std::string_view file) {
@@ -667,8 +1011,7 @@ inline void check_header_length(std::uint64_t length, std::uint64_t file_bytes,
 //
 // A file is refused, with its name and the byte at fault, unless its header accounts for every byte
 // of it. That is found out before memory is asked for: what a file can make the reader allocate is
-// its own size and about ten times its header's length. The elements are not looked at, so NaN
-// passes.
+// less than its own size and 64 MiB. The elements are not looked at, so NaN passes.
 
 namespace headwise::inline v0_1 {
 
@@ -683,23 +1026,9 @@ class SafetensorsFile {
   /// Throws   FileError where it cannot be read, is no regular file, or is not what the format
   /// says.
   static SafetensorsFile read(const std::filesystem::path& path) {
-    std::error_code error;
-    const auto status = std::filesystem::status(path, error);
-    if (!error && !std::filesystem::is_regular_file(status)) {
-      raise<FileError>(path.string() + ": is not a regular file");
-    }
-    const std::uint64_t file_bytes = error ? 0 : std::filesystem::file_size(path, error);
-    if (error) raise<FileError>(path.string() + ": cannot be read: " + error.message());
-    std::ifstream stream(path, std::ios::binary);
-    if (!stream) raise<FileError>(path.string() + ": cannot be opened for reading");
-    std::uint64_t position = 0;
-    return read_parts(path.string(), file_bytes, [&](void* to, std::uint64_t count) {
-      stream.read(static_cast<char*>(to), static_cast<std::streamsize>(count));
-      position += static_cast<std::uint64_t>(stream.gcount());
-      if (static_cast<std::uint64_t>(stream.gcount()) != count) {
-        detail::raise_at(path.string(), position, "cannot be read further");
-      }
-    });
+    detail::InputFile file(path);
+    return read_parts(file.name(), file.size(),
+                      [&](void* to, std::uint64_t count) { file.read(to, count); });
   }
 
   /// The same from memory; the bytes are copied.
@@ -714,6 +1043,9 @@ class SafetensorsFile {
       bytes = bytes.subspan(count);
     });
   }
+
+  /// The file's path, or the name that `parse` was given: what messages begin with.
+  const std::string& name() const { return name_; }
 
   /// The tensors' names in the order of the header.
   std::vector<std::string> names() const {
@@ -873,15 +1205,19 @@ namespace headwise::inline v0_1::detail {
 class TemporaryFile {
  public:
   /// Throws FileError where the target's folder does not take a new file.
-  explicit TemporaryFile(std::filesystem::path target) : target_(std::move(target)) {
+  explicit TemporaryFile(std::filesystem::path target)
+      : target_(std::move(target)),
+        folder_(target_.has_parent_path() ? target_.parent_path() : ".") {
     const std::string stem = ".headwise-" + std::to_string(::getpid()) + "-";
     for (int attempt = 0; attempt < 1000; ++attempt) {
       // Not the target's name and a suffix: that could be longer than a name may be.
       path_ = target_.parent_path() / (stem + std::to_string(attempt) + ".tmp");
-      descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      descriptor_ = Descriptor::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL);
       if (descriptor_ >= 0 || errno != EEXIST) break;
     }
-    if (descriptor_ < 0) fail("no temporary file can be made in its folder");
+    if (descriptor_ < 0) {
+      raise_file_error(target_.string(), "no temporary file can be made in its folder", errno);
+    }
   }
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
@@ -894,35 +1230,38 @@ class TemporaryFile {
     while (!bytes.empty()) {
       const ::ssize_t count = ::write(descriptor_, bytes.data(), bytes.size());
       if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) fail("cannot be written");
+      if (count <= 0) fail_write(count < 0 ? errno : ENOSPC);
       bytes = bytes.subspan(static_cast<std::size_t>(count));
       written_ += static_cast<std::uint64_t>(count);
     }
   }
 
   void replace_target() {
-    if (::fsync(descriptor_) != 0) fail("cannot be brought to the disk");
+    while (::fsync(descriptor_) != 0) {
+      if (errno != EINTR) fail("cannot be brought to the disk");
+    }
+    // Linux closes a file even where a signal comes between.
     const int closing = std::exchange(descriptor_, -1);
-    if (::close(closing) != 0) fail("cannot be closed");
+    if (::close(closing) != 0 && errno != EINTR) fail("cannot be closed");
     if (std::rename(path_.c_str(), target_.c_str()) != 0) fail("cannot be replaced");
     renamed_ = true;
     // The new name, too, on the disk. Some file systems refuse this for a folder; the content is
     // whole either way.
-    const std::filesystem::path folder = target_.has_parent_path() ? target_.parent_path() : ".";
-    const int descriptor = ::open(folder.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0) return;
-    static_cast<void>(::fsync(descriptor));
-    ::close(descriptor);
+    const Descriptor folder(Descriptor::open(folder_.c_str(), O_RDONLY));
+    if (folder.number() >= 0) static_cast<void>(::fsync(folder.number()));
   }
 
  private:
-  [[noreturn]] void fail(const char* what) const {
-    const std::string reason = std::generic_category().message(errno);
-    raise<FileError>(target_.string() + ": byte " + std::to_string(written_) + ": " + what + ": " +
-                     reason);
+  [[noreturn]] void fail(std::string_view what) const {
+    raise_file_error(target_.string(), what, errno);
+  }
+  [[noreturn]] void fail_write(int error) const {
+    raise_file_error(target_.string(), "byte " + std::to_string(written_) + ": cannot be written",
+                     error);
   }
 
   std::filesystem::path target_;
+  std::filesystem::path folder_;
   std::filesystem::path path_;
   int descriptor_ = -1;
   std::uint64_t written_ = 0;
@@ -957,7 +1296,7 @@ class SafetensorsWriter {
   void add(std::string name, const In<T, R>& tensor, DType dtype = dtype_of<T>) {
     static_assert(R <= static_cast<int>(detail::max_rank), "the reader takes no more axes");
     const auto& extents = tensor.shape().extents;
-    Entry entry = start_entry<T>(name, extents, dtype);
+    Entry entry = start_converted<T>(name, extents, dtype);
     for_each_index(tensor.shape(), [&](const Shape<R>& index) { append(entry, tensor(index)); });
     entries_.emplace(std::move(name), std::move(entry));
   }
@@ -965,10 +1304,48 @@ class SafetensorsWriter {
   /// Adds a tensor without axes. Throws ArgumentError, and the writer stays as it was.
   template <StoredScalar T>
   void add_scalar(std::string name, T value, DType dtype = dtype_of<T>) {
-    Entry entry = start_entry<T>(name, {}, dtype);
+    Entry entry = start_converted<T>(name, {}, dtype);
     append(entry, value);
     entries_.emplace(std::move(name), std::move(entry));
   }
+
+  /// Adds a tensor of any type by the bytes of its elements, dense and row-major: to pass on what
+  /// SafetensorsFile::bytes gave.
+  ///
+  /// Throws   ArgumentError, or ShapeError for more than 8 axes and for bytes that do not fit the
+  ///          shape; the writer stays as it was.
+  void add_bytes(std::string name, DType dtype, std::span<const Index> shape,
+                 std::span<const std::byte> bytes) {
+    constexpr std::string_view function = "SafetensorsWriter::add_bytes";
+    Entry entry = start_entry(function, name, shape, dtype);
+    if (shape.size() > detail::max_rank || bytes.size() != detail::tensor_bytes(shape, dtype)) {
+      raise<ShapeError>(std::string(function) + ": tensor " + detail::quote(name) + " has " +
+                        std::to_string(bytes.size()) + " bytes, which do not fit shape " +
+                        format_extents(shape) + " of " + std::string(dtype_name(dtype)) +
+                        " with at most " + std::to_string(detail::max_rank) + " axes");
+    }
+    entry.bytes.assign(bytes.begin(), bytes.end());
+    entries_.emplace(std::move(name), std::move(entry));
+  }
+
+  /// Moves all tensors and metadata of another writer here; a line of metadata that both have gets
+  /// the other's value.
+  ///
+  /// Throws   ArgumentError for a name that is here already; both writers then stay as they were.
+  ///          Allocates nothing.
+  void merge(SafetensorsWriter&& other) {
+    for (const auto& entry : other.entries_) {
+      require_new("SafetensorsWriter::merge", entry.first);
+    }
+    entries_.merge(other.entries_);
+    other.metadata_.merge(metadata_);
+    metadata_.swap(other.metadata_);
+    other.entries_.clear();
+    other.metadata_.clear();
+  }
+
+  /// Whether a tensor of this name was added.
+  bool contains(std::string_view name) const { return entries_.find(name) != entries_.end(); }
 
   /// Sets a line of the metadata; a key that is there already gets the new value. Throws
   /// ArgumentError for text that is not UTF-8.
@@ -1003,36 +1380,42 @@ class SafetensorsWriter {
     std::vector<Index> shape;
     std::vector<std::byte> bytes;
   };
-  using Entries = std::map<std::string, Entry>;
+  using Entries = std::map<std::string, Entry, std::less<>>;
 
   static void require_utf8(std::string_view function, std::string_view argument,
                            const std::string& text) {
-    bool valid = true;
-    try {
-      static_cast<void>(nlohmann::json(text).dump());
-    } catch (const nlohmann::json::exception&) {
-      valid = false;
-    }
-    require(valid, function, std::string(argument) + " " + detail::quote(text) + " is not UTF-8");
+    require(detail::is_utf8(text), function,
+            [&] { return std::string(argument) + " " + detail::quote(text) + " is not UTF-8"; });
   }
 
-  template <StoredScalar T>
-  Entry start_entry(const std::string& name, std::span<const Index> shape, DType dtype) const {
-    constexpr std::string_view function = "SafetensorsWriter::add";
-    require_utf8(function, "name", name);
+  void require_new(std::string_view function, const std::string& name) const {
     require(name != detail::metadata_key, function, "name __metadata__ is the format's own");
     require(!entries_.contains(name), function,
-            "name " + detail::quote(name) + " was added before");
+            [&] { return "name " + detail::quote(name) + " was added before"; });
+  }
+
+  Entry start_entry(std::string_view function, const std::string& name,
+                    std::span<const Index> shape, DType dtype) const {
+    require_utf8(function, "name", name);
+    require_new(function, name);
+    return {dtype, {shape.begin(), shape.end()}, {}};
+  }
+
+  /// An entry with room for its elements, which are converted from T.
+  template <StoredScalar T>
+  Entry start_converted(const std::string& name, std::span<const Index> shape, DType dtype) const {
+    constexpr std::string_view function = "SafetensorsWriter::add";
+    Entry entry = start_entry(function, name, shape, dtype);
     const bool float_type = detail::with_float_type(dtype, [](auto) {});
-    require(StoredFloat<T> ? float_type : dtype == DType::boolean, function,
-            "tensor " + detail::quote(name) + " of " + std::string(dtype_name(dtype_of<T>)) +
-                " does not convert to " + std::string(dtype_name(dtype)));
+    require(StoredFloat<T> ? float_type : dtype == DType::boolean, function, [&] {
+      return "tensor " + detail::quote(name) + " of " + std::string(dtype_name(dtype_of<T>)) +
+             " does not convert to " + std::string(dtype_name(dtype));
+    });
     const std::optional<std::uint64_t> count = detail::tensor_bytes(shape, dtype);
     if (!count) {
       raise<ShapeError>(std::string(function) + ": tensor " + detail::quote(name) + " is " +
                         format_extents(shape) + ", which has more bytes than can be counted");
     }
-    Entry entry{dtype, {shape.begin(), shape.end()}, {}};
     entry.bytes.reserve(*count);
     return entry;
   }
@@ -1055,9 +1438,11 @@ class SafetensorsWriter {
 
   std::vector<Entries::const_pointer> in_file_order() const {
     std::vector<Entries::const_pointer> order;
+    order.reserve(entries_.size());
     for (const auto& entry : entries_) order.push_back(&entry);
-    std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-      return a->second.dtype > b->second.dtype;
+    std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+      const DType left = a->second.dtype, right = b->second.dtype;
+      return left != right ? left > right : a->first < b->first;
     });
     return order;
   }
@@ -1067,23 +1452,33 @@ class SafetensorsWriter {
   std::string header(const std::vector<Entries::const_pointer>& order) const {
     std::string text(detail::header_length_bytes, '\0');
     text += '{';
-    if (!metadata_.empty()) text += "\"__metadata__\":" + nlohmann::json(metadata_).dump();
+    for (const auto& [key, value] : metadata_) {
+      text += text.back() == '{' ? "\"__metadata__\":{" : ",";
+      detail::append_json_string(text, key);
+      text += ':';
+      detail::append_json_string(text, value);
+    }
+    if (!metadata_.empty()) text += '}';
     std::uint64_t offset = 0;
     for (const auto* entry : order) {
       const auto& [dtype, shape, bytes] = entry->second;
       if (text.back() != '{') text += ',';
-      text += nlohmann::json(entry->first).dump() + ":{\"dtype\":\"";
-      text += dtype_name(dtype);
-      text += "\",\"shape\":" + nlohmann::json(shape).dump() + ",\"data_offsets\":[" +
-              std::to_string(offset) + ',' + std::to_string(offset + bytes.size()) + "]}";
+      detail::append_json_string(text, entry->first);
+      text += ":{\"dtype\":\"" + std::string(dtype_name(dtype)) + "\",\"shape\":[";
+      for (std::size_t r = 0; r < shape.size(); ++r) {
+        text += (r == 0 ? "" : ",") + std::to_string(shape[r]);
+      }
+      text += "],\"data_offsets\":[" + std::to_string(offset) + ',' +
+              std::to_string(offset + bytes.size()) + "]}";
       offset += bytes.size();
     }
     text += '}';
     while (text.size() % 8 != 0) text += ' ';
     const std::uint64_t length = text.size() - detail::header_length_bytes;
-    require(length <= detail::max_header_length, "SafetensorsWriter",
-            "the header has " + std::to_string(length) + " bytes, expected at most " +
-                std::to_string(detail::max_header_length));
+    require(length <= detail::max_header_length, "SafetensorsWriter", [&] {
+      return "the header has " + std::to_string(length) + " bytes, expected at most " +
+             std::to_string(detail::max_header_length);
+    });
     std::memcpy(text.data(), &length, detail::header_length_bytes);
     return text;
   }

@@ -142,6 +142,7 @@ AttentionArrays<T> attention_arrays(const AttentionProblem<T>& x) {
 template <class T>
 AttentionKernel<T> attention_kernel(std::string name, AttentionForwardFunction<T> forward,
                                     AttentionBackwardFunction<T> backward = nullptr) {
+  require(forward != nullptr, "attention_kernel", "forward is null, expected a function");
   AttentionKernel<T> kernel{std::move(name), {}};
   kernel.forward = [forward](const AttentionProblem<T>& x, const AttentionAnswer<T>& y) {
     const auto arrays = attention_arrays(x);
@@ -175,7 +176,9 @@ struct LawShape {
 
   /// `B2 H4 G2 L13 S17 d7 dv3 causal masked`
   std::string format() const {
-    const auto extent = [](std::string name, Index n) { return name + std::to_string(n) + " "; };
+    const auto extent = [](const std::string& name, Index n) {
+      return name + std::to_string(n) + " ";
+    };
     std::string text = extent("B", B) + extent("H", H) + extent("G", G) + extent("L", L) +
                        extent("S", S) + extent("d", d) + "dv" + std::to_string(dv);
     if (causal) text += " causal";
@@ -1062,7 +1065,7 @@ struct ScoreCard {
     for (const ScoreCardRow& row : rows) {
       if (row.law == law) return row;
     }
-    raise<ArgumentError>("ScoreCard: no law is called " + std::string(law));
+    raise<ArgumentError>("ScoreCard: law is " + std::string(law) + ", expected one of its rows");
   }
 
   /// Puts the rows of another card of the same kernel below its own.
@@ -1210,12 +1213,19 @@ inline namespace HEADWISE_CODE {
 /// options  shapes, seed, slack
 /// laws     attention_laws(), some of them, or more
 ///
-/// Throws ArgumentError for a shape with an extent below 1, with heads that do not divide, or for
-/// a kernel without forward.
+/// Throws ArgumentError for a shape with an extent below 1, with heads that do not divide, for a
+/// kernel without forward, no shapes, no laws, or a slack that is not above 0.
 template <class T>
 ScoreCard run_laws(const AttentionKernel<T>& kernel, const ScoreCardOptions& options = {},
                    const std::vector<AttentionLaw<T>>& laws = attention_laws<T>()) {
-  require(static_cast<bool>(kernel.forward), "run_laws", "the kernel has no forward");
+  require(static_cast<bool>(kernel.forward), "run_laws",
+          "kernel.forward is empty, expected a function");
+  require(!options.shapes.empty(), "run_laws", "shapes are 0, expected at least one");
+  require(detail::is_finite_number(options.slack) && options.slack > 0, "run_laws", [&] {
+    return "slack is " + detail::format_number(options.slack) +
+           ", expected a finite number above 0";
+  });
+  require(!laws.empty(), "run_laws", "laws are 0, expected at least one");
   ScoreCard card{kernel.name, {}};
   for (const AttentionLaw<T>& law : laws) card.rows.push_back({law.name, law.statement, {}, {}});
   for (const LawShape& shape : options.shapes) {
@@ -1224,6 +1234,8 @@ ScoreCard run_laws(const AttentionKernel<T>& kernel, const ScoreCardOptions& opt
     require(least >= 1 && shape.H % shape.G == 0, "run_laws", [&] {
       return "shape is " + shape.format() + ", expected extents >= 1 and G a divisor of H";
     });
+  }
+  for (const LawShape& shape : options.shapes) {
     if ((shape.causal && !kernel.takes_causal) || (shape.masked && !kernel.takes_keep) ||
         (shape.G != shape.H && !kernel.takes_groups)) {
       continue;
