@@ -146,8 +146,7 @@ inline std::vector<Float32Case> read_float32_cases(const std::string& path) {
                                    value.is_string() ? value.get<std::string>() : value.dump());
     }
     Float32Case& added = cases.emplace_back();
-    added.inputs =
-        read_reference_case(SafetensorsFile::parse(inputs.writer().bytes()), name);
+    added.inputs = read_reference_case(SafetensorsFile::parse(inputs.writer().bytes()), name);
     for (const auto& [key, result] : entry.at("results").items()) {
       added.results.push_back(
           {key, result.at("count").get<Index>(), result.at("greatest").get<double>(),
