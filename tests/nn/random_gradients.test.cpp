@@ -97,9 +97,11 @@ GradientCheckOptions check_options(const RandomConfiguration& c, double max_dy, 
   GradientCheckOptions options;
   options.tolerance = tolerance;
   options.stencil = Stencil::five_point;
-  // Truncation and rounding meet here. layer_norm bends at the scale of its row's deviation: with
-  // one step for all, a row of 3 that deviates by 4e-3 was off by 2e-6, once in 100,000.
-  options.step = 0x1.0p-13 * spread;
+  // Truncation and rounding meet here: with 2^-13 two of 100,000 were off by up to 1.8e-9, along
+  // directions in W_Q that turn every score at once. layer_norm bends at the scale of its row's
+  // deviation: with one step for all, a row of 3 that deviates by 4e-3 was off by 2e-6, once in
+  // 100,000.
+  options.step = 0x1.0p-14 * spread;
   options.seed = c.seed;
   options.full_below = c.seed % 20 == 0 ? 120 : 12;
   options.directions = c.L > 44 ? 2 : 4;
