@@ -7076,8 +7076,8 @@ template <class T, int R>
 }  // namespace headwise::inline v0_1
 
 // headwise/headwise.hpp
-// Everything but io/, which needs nlohmann-json (headwise/io/safetensors.hpp, pytorch.hpp), and
-// testing/laws.hpp.
+// Everything but testing/laws.hpp and io/ (headwise/io/safetensors.hpp, pytorch.hpp): that handles
+// files by POSIX calls, and would take the compiler half as long again.
 
 /// \namespace headwise
 /// Multi-head attention for CPUs: everything public stands here, and each kind of thing in a header
