@@ -1,5 +1,6 @@
-// Holds the headers to the layers: an #include points to a lower rank or into its own folder. It
-// reads lines, not C++: an #include that the preprocessor would skip counts too.
+// Holds the headers to the layers: an #include points to a lower rank, into its own folder, or to
+// the system or Eigen. It reads lines, not C++: an #include that the preprocessor would skip counts
+// too.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -55,7 +56,7 @@ std::optional<std::string> include_operand(std::string_view line) {
 std::optional<std::string> arrow_fault(const std::string& from, const std::string& to) {
   if (to == version) return std::nullopt;
   if (tops.contains(from)) {
-    if (folder_of(to) == "io") return from + " includes " + to + ", which needs more than Eigen";
+    if (folder_of(to) == "io") return from + " includes " + to + ", which handles files";
     if (from != umbrella && to == umbrella) return "includes the umbrella";
     return std::nullopt;
   }
@@ -91,6 +92,9 @@ std::vector<std::string> include_faults(const std::string& path, const std::stri
       if (const auto fault = arrow_fault(path, to)) faults.push_back(where + *fault);
     } else if (quoted) {
       faults.push_back(where + *operand + " must be written \"headwise/<folder>/<file>\"");
+    } else if (operand->find('/') != std::string::npos && !operand->starts_with("<Eigen/") &&
+               !operand->starts_with("<sys/")) {
+      faults.push_back(where + *operand + " is of a library that headwise does without");
     }
   }
   return faults;
@@ -190,7 +194,8 @@ TEST_CASE("a planted arrow upward is found") {
       {"simd/region.hpp", "HEADWISE_TARGET", "hides where it points"},
       {"misc/all.hpp", "<vector>", "is in no known layer"},
       {"stray.hpp", "<vector>", "is in no known layer"},
-      {"headwise.hpp", "\"headwise/io/names.hpp\"", "needs more than Eigen"},
+      {"headwise.hpp", "\"headwise/io/names.hpp\"", "which handles files"},
+      {"io/names.hpp", "<nlohmann/json.hpp>", "is of a library that headwise does without"},
   }));
   CAPTURE(plant.path, plant.include);
   const auto faults =

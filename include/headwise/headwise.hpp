@@ -1,5 +1,5 @@
-// Everything but io/, which needs nlohmann-json (headwise/io/safetensors.hpp, pytorch.hpp), and
-// testing/laws.hpp.
+// Everything but testing/laws.hpp and io/ (headwise/io/safetensors.hpp, pytorch.hpp): that handles
+// files by POSIX calls, and would take the compiler half as long again.
 #pragma once
 
 /// \namespace headwise

@@ -1,7 +1,6 @@
 """Conan 2 recipe: packages the headers of the checkout that it lies in.
 
-    conan create packaging/conan --build=missing          headwise::headwise
-    conan create packaging/conan -o "&:io=True" ...       headwise::io too
+    conan create packaging/conan --build=missing
 
 It builds nothing: the tests are the checkout's own (./dev test).
 """
@@ -26,8 +25,6 @@ class HeadwiseConan(ConanFile):
     topics = ("attention", "transformer", "header-only")
     package_type = "header-library"
     settings = "os", "arch", "compiler", "build_type"
-    options = {"io": [True, False]}
-    default_options = {"io": False}
     no_copy_source = True
 
     @property
@@ -48,8 +45,6 @@ class HeadwiseConan(ConanFile):
 
     def requirements(self):
         self.requires("eigen/[>=3.4 <6]", transitive_headers=True)
-        if self.options.io:
-            self.requires("nlohmann_json/[>=3.10 <4]", transitive_headers=True)
 
     def validate(self):
         check_min_cppstd(self, 20)
@@ -85,8 +80,7 @@ class HeadwiseConan(ConanFile):
         if self.settings.os in ("Linux", "FreeBSD"):
             core.system_libs = ["pthread"]
 
-        if self.options.io:
-            io = self.cpp_info.components["io"]
-            io.set_property("cmake_target_name", "headwise::io")
-            io.requires = ["headwise", "nlohmann_json::nlohmann_json"]
-            io.bindirs = io.libdirs = []
+        io = self.cpp_info.components["io"]
+        io.set_property("cmake_target_name", "headwise::io")
+        io.requires = ["headwise"]
+        io.bindirs = io.libdirs = []

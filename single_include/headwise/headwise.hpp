@@ -1774,9 +1774,9 @@ class Meeting {
 
   /// Adds stride x for x in [0, most].
   void add(Index stride, Index most) {
-    constexpr Index far = Index{1} << 58;  // beyond any memory: nothing is decided there
+    constexpr Index limit = Index{1} << 58;  // beyond any memory: nothing is decided there
     if (stride == 0 || most == 0) return;
-    if (stride > far / most || stride < -(far / most)) undecided_ = true;
+    if (stride > limit / most || stride < -(limit / most)) undecided_ = true;
     if (undecided_) return;
     if (stride < 0) target_ -= stride * most;
     const StepSum sum{stride < 0 ? -stride : stride, most};
@@ -7076,8 +7076,8 @@ template <class T, int R>
 }  // namespace headwise::inline v0_1
 
 // headwise/headwise.hpp
-// Everything but io/, which needs nlohmann-json (headwise/io/safetensors.hpp, pytorch.hpp), and
-// testing/laws.hpp.
+// Everything but testing/laws.hpp and io/ (headwise/io/safetensors.hpp, pytorch.hpp): that handles
+// files by POSIX calls, and would take the compiler half as long again.
 
 /// \namespace headwise
 /// Multi-head attention for CPUs: everything public stands here, and each kind of thing in a header

@@ -1,8 +1,9 @@
 // All of headwise behind the macros that other headers leave lying about: Windows' min, max, near,
 // far and ERROR, <complex.h>'s I, <termios.h>'s B0, X11's None and Status, the functions that
-// <math.h> may define as macros. The standard library's, Eigen's and nlohmann's headers come first:
-// they have to look after themselves.
+// <math.h> may define as macros. The system's, the standard library's and Eigen's headers come
+// first: they have to look after themselves.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <Eigen/Core>
@@ -20,6 +21,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -29,11 +31,11 @@
 #include <iostream>
 #include <iterator>
 #include <limits>
+#include <locale>
 #include <map>
 #include <memory>
 #include <memory_resource>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <numbers>
 #include <numeric>
 #include <optional>

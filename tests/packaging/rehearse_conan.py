@@ -61,9 +61,8 @@ class Components(dict):
 
 
 class ConanFile:
-    def __init__(self, recipe_folder, options, settings):
+    def __init__(self, recipe_folder, settings):
         self.recipe_folder = recipe_folder
-        self.options = types.SimpleNamespace(**{**self.default_options, **options})
         self.settings = settings
         self.info = types.SimpleNamespace(settings=Settings(**vars(settings)))
         self.cpp_info = CppInfo()
@@ -128,8 +127,8 @@ def recipe_class(checkout):
     return conanfile.HeadwiseConan, os.path.dirname(path)
 
 
-def create(recipe, recipe_folder, scratch, options):
-    conanfile = recipe(recipe_folder, options, settings())
+def create(recipe, recipe_folder, scratch):
+    conanfile = recipe(recipe_folder, settings())
     conanfile.set_version()
     conanfile.export_sources_folder = conanfile.source_folder = os.path.join(scratch, "source")
     conanfile.package_folder = os.path.join(scratch, "package")
@@ -147,7 +146,7 @@ def create(recipe, recipe_folder, scratch, options):
 
 def refuses(recipe, recipe_folder, **kind):
     try:
-        recipe(recipe_folder, {}, settings(**kind)).validate()
+        recipe(recipe_folder, settings(**kind)).validate()
     except ConanInvalidConfiguration:
         return True
     return False
@@ -156,8 +155,6 @@ def refuses(recipe, recipe_folder, **kind):
 # Whose targets stand for what another recipe would have provided.
 PROVIDED = {
     "eigen::eigen": ("find_package(Eigen3 CONFIG REQUIRED)", "Eigen3::Eigen"),
-    "nlohmann_json::nlohmann_json":
-        ("find_package(nlohmann_json CONFIG REQUIRED)", "nlohmann_json::nlohmann_json"),
 }
 
 
@@ -206,10 +203,9 @@ def main(checkout, scratch):
     assert refuses(recipe, recipe_folder, cppstd="17")
     assert not refuses(recipe, recipe_folder, compiler="clang", version="14")
 
-    plain = create(recipe, recipe_folder, os.path.join(scratch, "plain"), {})
-    assert list(plain.cpp_info.components) == ["headwise"] and len(plain.required) == 1
-
-    conanfile = create(recipe, recipe_folder, os.path.join(scratch, "io"), {"io": True})
+    conanfile = create(recipe, recipe_folder, scratch)
+    assert list(conanfile.cpp_info.components) == ["headwise", "io"], conanfile.cpp_info.components
+    assert len(conanfile.required) == 1, f"headwise needs Eigen alone: {conanfile.required}"
     generators = os.path.join(scratch, "generators")
     write_find_package_file(conanfile, generators)
     build = os.path.join(scratch, "build")
@@ -218,6 +214,7 @@ def main(checkout, scratch):
     run("cmake", "--build", build)
     printed = run(os.path.join(build, "hello"))
     assert conanfile.version in printed, printed
+    run(os.path.join(build, "io"))
     print(f"the recipe's steps made headwise/{conanfile.version}: {printed}", end="")
 
 

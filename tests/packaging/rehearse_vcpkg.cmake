@@ -6,7 +6,6 @@
 cmake_minimum_required(VERSION 3.21)
 
 set(PORT headwise)
-set(FEATURES core io)
 set(port_file_dir "${SOURCE}/packaging/vcpkg/ports/headwise")
 set(CURRENT_PACKAGES_DIR "${SCRATCH}/packages/headwise_x64-linux")
 set(build_dir "${SCRATCH}/buildtrees/headwise")
@@ -23,20 +22,6 @@ function(run)
 endfunction()
 
 # ---- vcpkg's functions -----------------------------------------------------------------------
-
-function(vcpkg_check_features)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "" "OUT_FEATURE_OPTIONS" "FEATURES")
-  set(options "")
-  while(arg_FEATURES)
-    list(POP_FRONT arg_FEATURES feature option)
-    if(feature IN_LIST FEATURES)
-      list(APPEND options "-D${option}=ON")
-    else()
-      list(APPEND options "-D${option}=OFF")
-    endif()
-  endwhile()
-  set(${arg_OUT_FEATURE_OPTIONS} "${options}" PARENT_SCOPE)
-endfunction()
 
 function(vcpkg_cmake_configure)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "SOURCE_PATH" "OPTIONS")
@@ -120,13 +105,12 @@ endforeach()
 file(READ "${port_file_dir}/vcpkg.json" manifest)
 string(JSON manifest_version GET "${manifest}" version)
 string(JSON manifest_name GET "${manifest}" name)
-string(JSON io_needs GET "${manifest}" features io dependencies 0)
 string(JSON needs GET "${manifest}" dependencies 0)
 file(STRINGS "${build_dir}/CMakeCache.txt" line REGEX "^CMAKE_PROJECT_VERSION:")
 require("vcpkg.json is of another version" line MATCHES "=${manifest_version}$")
 require("vcpkg.json names another port" manifest_name STREQUAL PORT)
 require("vcpkg.json does not name what the targets need"
-        "${needs} ${io_needs}" STREQUAL "eigen3 nlohmann-json")
+        needs STREQUAL "eigen3")
 
 # ---- A consumer, from where vcpkg puts the package -------------------------------------------
 

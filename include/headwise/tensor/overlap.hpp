@@ -75,9 +75,9 @@ class Meeting {
 
   /// Adds stride x for x in [0, most].
   void add(Index stride, Index most) {
-    constexpr Index far = Index{1} << 58;  // beyond any memory: nothing is decided there
+    constexpr Index limit = Index{1} << 58;  // beyond any memory: nothing is decided there
     if (stride == 0 || most == 0) return;
-    if (stride > far / most || stride < -(far / most)) undecided_ = true;
+    if (stride > limit / most || stride < -(limit / most)) undecided_ = true;
     if (undecided_) return;
     if (stride < 0) target_ -= stride * most;
     const StepSum sum{stride < 0 ? -stride : stride, most};

@@ -1,4 +1,4 @@
-"""Builds the consumers' hello program from the package, and runs it."""
+"""Builds two of the consumers' programs from the package, and runs them."""
 
 import os
 
@@ -24,4 +24,5 @@ class HeadwiseTestPackage(ConanFile):
 
     def test(self):
         if can_run(self):
-            self.run(os.path.join(self.cpp.build.bindir, "hello"), env="conanrun")
+            for program in ("hello", "io"):
+                self.run(os.path.join(self.cpp.build.bindir, program), env="conanrun")

@@ -1466,7 +1466,8 @@ class SafetensorsWriter {
       detail::append_json_string(text, entry->first);
       text += ":{\"dtype\":\"" + std::string(dtype_name(dtype)) + "\",\"shape\":[";
       for (std::size_t r = 0; r < shape.size(); ++r) {
-        text += (r == 0 ? "" : ",") + std::to_string(shape[r]);
+        if (r != 0) text += ',';
+        text += std::to_string(shape[r]);
       }
       text += "],\"data_offsets\":[" + std::to_string(offset) + ',' +
               std::to_string(offset + bytes.size()) + "]}";

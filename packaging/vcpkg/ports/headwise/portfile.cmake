@@ -7,11 +7,9 @@ cmake_path(SET SOURCE_PATH NORMALIZE "${port_dir}/../../../..")
 
 set(VCPKG_BUILD_TYPE release) # header-only
 
-vcpkg_check_features(OUT_FEATURE_OPTIONS feature_options FEATURES io HEADWISE_IO)
 vcpkg_cmake_configure(
   SOURCE_PATH "${SOURCE_PATH}"
-  OPTIONS ${feature_options}
-          -DHEADWISE_BUILD_TESTS=OFF
+  OPTIONS -DHEADWISE_BUILD_TESTS=OFF
           -DHEADWISE_BUILD_BENCHMARKS=OFF
           -DHEADWISE_BUILD_EXAMPLES=OFF
           -DHEADWISE_INSTALL=ON)
