@@ -249,7 +249,37 @@ const std::vector<Refusals> of_shapes = {
             [](Call& c) { c.lse = {}; }}}),
 };
 
+/// An output that lies in the storage of a mask.
+std::vector<Rule> apart_from_masks(const std::string& name, Member member) {
+  const auto overlaps = [&](const std::string& mask) {
+    return name + " overlaps " + mask + ", expected memory of its own";
+  };
+  const auto first_bytes = [](const View4<double>& x) {
+    return View4<bool>(reinterpret_cast<bool*>(x.data()), Shape{1, 1, 1, 7});
+  };
+  return {{overlaps("Mask::bias"),
+           [=](Call& c) {
+             const View4<double> out = c.*member;
+             c.options.mask.add(Mask::bias(View4<double>(out.data() + 1, Shape{1, 1, 5, 7})));
+           }},
+          {overlaps("Mask::keep"),
+           [=](Call& c) { c.options.mask.add(Mask::keep(first_bytes(c.*member))); }},
+          {overlaps("Mask::drop"),
+           [=](Call& c) { c.options.mask.add(Mask::drop(first_bytes(c.*member))); }},
+          {overlaps("Mask::key_lengths"), [=](Call& c) {
+             static std::vector<Index> storage(1000);  // two lengths of 0, and the output behind
+             c.options.mask.add(Mask::key_lengths(std::span<const Index>(storage.data(), 2)));
+             c.*member = {reinterpret_cast<double*>(storage.data() + 1), (c.*member).shape()};
+           }}};
+}
+
 const std::vector<Refusals> of_overlaps = {
+    table({forward}, apart_from_masks("weights", &Call::weights)),
+    table({forward, flash_forward}, apart_from_masks("o", &Call::o)),
+    table({flash_forward}, apart_from_masks("lse", &Call::lse)),
+    table({backward, flash_backward}, apart_from_masks("dq", &Call::dq)),
+    table({backward, flash_backward}, apart_from_masks("dk", &Call::dk)),
+    table({backward, flash_backward}, apart_from_masks("dv", &Call::dv)),
     table({forward}, own_memory("weights", &Call::weights, {q, k, v})),
     table({forward}, own_memory("o", &Call::o, {q, k, v, weights})),
     table({flash_forward}, own_memory("o", &Call::o, {q, k, v})),

@@ -297,6 +297,9 @@ class RuleReader {
   std::vector<std::string> forms(std::size_t source, Range range, const Names& names) const {
     const Tokens& tokens = sources_[source].tokens;
     auto [begin, end] = range;
+    if (tokens[begin].kind == '{') {  // {"y", y}: its first text
+      return forms(source, split(tokens, {begin + 1, end - 1}, ',')[0], names);
+    }
     if (tokens[begin].kind == '[') {  // a lambda: what it returns
       for (std::size_t t = begin; t < end; ++t) {
         if (tokens[t].text != "return") continue;
@@ -371,12 +374,6 @@ class RuleReader {
     for (const auto& any : rules) found.push_back({where, any});
   }
 
-  /// The first text in braces: {"y", y}.
-  std::string name_in(std::size_t source, Range braces, const Names& names) const {
-    const auto parts = split(sources_[source].tokens, {braces.first + 1, braces.second - 1}, ',');
-    return forms(source, parts[0], names)[0];
-  }
-
   std::vector<std::vector<std::string>> forms_of_rule(std::size_t source, const std::string& word,
                                                       Range inside, const Names& names) const {
     const Tokens& tokens = sources_[source].tokens;
@@ -405,16 +402,18 @@ class RuleReader {
         }
       }
     } else {
-      const std::string out = name_in(source, arguments[1], names);
+      const std::string out = forms(source, arguments[1], names)[0];
       if (word != "require_same_or_apart") rules.push_back({start + out + " holds one element*"});
       if (word == "require_same_or_apart") {
-        const std::string in = name_in(source, arguments[2], names);
+        const std::string in = forms(source, arguments[2], names)[0];
         rules.push_back({start + out + " overlaps " + in + " shifted*"});
       }
       if (word == "require_apart") {
         const auto others = split(tokens, {arguments[2].first + 1, arguments[2].second - 1}, ',');
         for (const Range& other : others) {
-          rules.push_back({start + out + " overlaps " + name_in(source, other, names) + ", *"});
+          for (const std::string& name : forms(source, other, names)) {
+            rules.push_back({start + out + " overlaps " + name + ", *"});
+          }
         }
       }
     }

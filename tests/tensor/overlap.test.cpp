@@ -95,6 +95,40 @@ TEST_CASE("views that lie beyond what addresses can say are not refused", "[tens
   const In<float, 1> wide(x, Shape{3}, Shape{far}), near(x, Shape{4});
   CHECK_FALSE(detail::overlap({"wide", wide}, {"near", near}));
   const In<double, 1> other(reinterpret_cast<const double*>(x), Shape{2});
-  CHECK_FALSE(detail::overlap({"near", near}, {"other", other}));
+  CHECK(detail::overlap({"near", near}, {"other", other}));
   CHECK_FALSE(detail::overlap({"near", near}, {"none", In<float, 1>()}));
+}
+
+TEST_CASE("elements of unequal size overlap where they share a byte", "[tensor]") {
+  alignas(16) static const unsigned char bytes[64] = {};
+  const auto floats = [](Index byte, Index count, Index stride) {
+    return In<float, 1>(reinterpret_cast<const float*>(bytes + byte), Shape{count}, Shape{stride});
+  };
+  const auto bools = [](Index byte, Index count, Index stride) {
+    return In<bool, 1>(reinterpret_cast<const bool*>(bytes + byte), Shape{count}, Shape{stride});
+  };
+  const auto overlap = [](const auto& a, const auto& b) {
+    const bool found = detail::overlap({"a", a}, {"b", b});
+    CHECK(detail::overlap({"b", b}, {"a", a}) == found);
+    return found;
+  };
+  // Records of a float and 4 flags: the flags lie between the floats.
+  CHECK_FALSE(overlap(floats(0, 4, 2), bools(4, 4, 8)));
+  CHECK_FALSE(overlap(floats(0, 4, 2), bools(7, 4, 8)));
+  CHECK(overlap(floats(0, 4, 2), bools(3, 4, 8)));
+  CHECK(overlap(floats(0, 4, 2), bools(8, 1, 1)));
+  CHECK_FALSE(overlap(floats(0, 4, 1), bools(16, 4, 1)));
+  CHECK(overlap(floats(4, 4, 1), bools(19, 4, 1)));
+  CHECK_FALSE(overlap(floats(4, 4, 1), bools(0, 4, 1)));
+  CHECK(overlap(floats(0, 2, 1), In<char, 1>(reinterpret_cast<const char*>(bytes + 7), Shape{1})));
+}
+
+TEST_CASE("strides beyond any memory decide nothing, and one of 0 repeats elements", "[tensor]") {
+  static const float x[4] = {};
+  constexpr Index least = std::numeric_limits<Index>::min();
+  const In<float, 2> endless(x, Shape{2, 2}, Shape{least, 1});
+  CHECK_FALSE(detail::overlap({"endless", endless}, {"x", In<float, 1>(x, Shape{4})}));
+  CHECK_FALSE(detail::repeats_elements({"endless", endless}));
+  const In<float, 2> still(x, Shape{2, 2}, Shape{Index{1} << 57, 0});
+  CHECK(detail::repeats_elements({"still", still}));
 }

@@ -36,6 +36,9 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   require_apart("attention_forward", {"weights", weights}, {{"q", q}, {"k", k}, {"v", v}});
   require_apart("attention_forward", {"o", o},
                 {{"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
+  detail::require_apart_from_masks<T>("attention_forward", {"weights", weights}, options.mask);
+  detail::require_apart_from_masks<T>("attention_forward", {"o", o}, options.mask);
+  if (weights.size() == 0 && o.size() == 0) return;
 
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::attention_forward_scratch<T, Isa>(L, S, options.dropout.active()),
@@ -93,6 +96,10 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   require_apart(
       "attention_backward", {"dv", dv},
       {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}, {"dk", dk}});
+  detail::require_apart_from_masks<T>("attention_backward", {"dq", dq}, options.mask);
+  detail::require_apart_from_masks<T>("attention_backward", {"dk", dk}, options.mask);
+  detail::require_apart_from_masks<T>("attention_backward", {"dv", dv}, options.mask);
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   Workspace<T> workspace(
       context.executor.concurrency(),

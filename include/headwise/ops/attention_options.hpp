@@ -74,6 +74,23 @@ AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, c
   return sizes;
 }
 
+/// Throws ShapeError where an output shares memory with a mask.
+template <class T>
+void require_apart_from_masks(std::string_view function, const Footprint& out,
+                              const AttentionMask<T>& mask) {
+  for (const BiasMask<T>& bias : mask.biases()) {
+    require_apart(function, out, {{"Mask::bias", bias.values}});
+  }
+  for (const PairMask& pairs : mask.pair_masks()) {
+    require_apart(function, out, {{pairs.keep ? "Mask::keep" : "Mask::drop", pairs.pairs}});
+  }
+  if (!mask.has_key_lengths()) return;
+  const std::span<const Index> lengths = mask.key_lengths();
+  require_apart(function, out,
+                {{"Mask::key_lengths",
+                  In<Index, 1>(lengths.data(), Shape{static_cast<Index>(lengths.size())})}});
+}
+
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>

@@ -30,6 +30,7 @@ void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_
   require_distinct("dropout_forward", {"y", y});
   require_same_or_apart("dropout_forward", {"y", y}, {"x", x});
   dropout.require_valid("dropout_forward");
+  if (x.size() == 0) return;
   const DropoutMask mask(dropout, DropoutStream::output);
   const T factor = T(mask.keep_factor());
   constexpr Index step = 64;

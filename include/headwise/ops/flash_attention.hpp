@@ -24,8 +24,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// A query that sees no key has o 0 and lse -infinity. What a hidden pair holds, NaN or infinity,
 /// does not reach o. A query's bits depend on its own row and the keys alone: not on the batch, the
 /// other queries, or how many keys stand behind those it sees. Any strides; outputs must not
-/// overlap inputs or each other. Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and
-/// one for dropout; tiles without
+/// overlap inputs, masks or each other.
+///
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout; tiles without
 ///         a visible pair are skipped. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
@@ -46,6 +47,9 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   }
   require_apart("flash_attention_forward", {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
   require_apart("flash_attention_forward", {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
+  detail::require_apart_from_masks<T>("flash_attention_forward", {"o", o}, options.mask);
+  detail::require_apart_from_masks<T>("flash_attention_forward", {"lse", lse}, options.mask);
+  if (o.size() == 0 && lse.size() == 0) return;
 
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::flash_forward_scratch<T, Isa>(d, dv), context.memory);
@@ -107,6 +111,10 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
   require_apart(
       function, {"dv", dv},
       {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
+  detail::require_apart_from_masks<T>(function, {"dq", dq}, options.mask);
+  detail::require_apart_from_masks<T>(function, {"dk", dk}, options.mask);
+  detail::require_apart_from_masks<T>(function, {"dv", dv}, options.mask);
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::flash_backward_scratch<T, Isa>(d, width_v), context.memory);

@@ -18,7 +18,8 @@ HEADWISE_STRICT_MATH_BEGIN
 /// x   [N, M]   in
 /// p   [N, M]   out; may be x
 ///
-/// Subtracting the maximum changes nothing but keeps e^x in range: 1000 is no overflow.
+/// Subtracting the maximum changes nothing but keeps e^x in range: 1000 is no overflow. A row that
+/// holds NaN or +infinity, or -infinity alone, becomes NaN: nothing here is masked.
 /// Work    4 N M FLOPs: subtract, e^x, sum, divide.
 /// Throws  ShapeError before anything is written.
 /// Source  Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs",
@@ -29,9 +30,9 @@ void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Contex
   require_shape("softmax_forward", "p", p, x.shape(), "the shape of x");
   require_distinct("softmax_forward", {"p", p});
   require_same_or_apart("softmax_forward", {"p", p}, {"x", x});
+  if (x.extent(1) == 0) return;
   for (Index n = 0; n < x.extent(0); ++n) {
     for (Index m = 0; m < x.extent(1); ++m) p(n, m) = x(n, m);
-    if (x.extent(1) == 0) continue;
     kernels::softmax_row(kernels::row(kernels::matrix(p), n), p.extent(1),
                          [](Index) { return true; });
   }

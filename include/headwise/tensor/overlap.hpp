@@ -1,4 +1,4 @@
-// Whether two views share an element, decided from addresses, extents and strides alone: heads that
+// Whether two views share memory, decided from addresses, extents and strides alone: heads that
 // lie between each other in one row are apart, though their ranges of memory are not.
 //   require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}})
 #pragma once
@@ -23,7 +23,7 @@ struct Footprint {
   Index element_bytes = 1;
   int axes = 0;                           // those with more than one index
   std::array<Index, 8> extents, strides;  // of those; what is behind them is not set
-  bool empty = false;
+  bool empty = false;  // without elements, or beyond any memory: nothing is decided there
 
   template <class T, int R>
   Footprint(std::string_view argument, const In<T, R>& view)
@@ -34,9 +34,11 @@ struct Footprint {
         element_bytes(static_cast<Index>(sizeof(T))) {
     static_assert(R <= 8);
     empty = view.data() == nullptr;
+    constexpr Index longest = Index{1} << 58;
     for (int r = 0; r < R; ++r) {
       if (view.extent(r) <= 0) empty = true;
       if (view.extent(r) <= 1) continue;
+      if (view.stride(r) > longest || view.stride(r) < -longest) empty = true;
       extents[static_cast<std::size_t>(axes)] = view.extent(r);
       strides[static_cast<std::size_t>(axes++)] = view.stride(r);
       const auto reach = static_cast<std::uintptr_t>(view.stride(r)) *
@@ -99,23 +101,28 @@ class Meeting {
   Index target_;
   bool undecided_ = false;
   std::size_t count_ = 0;
-  std::array<StepSum, 16> sums_{};
+  std::array<StepSum, 18> sums_{};
 };
 
-/// Whether the two share an element. Views whose layout would take too long to decide count as
-/// apart, and so do views of unequal element size.
+/// Whether the two share a byte. Views whose layout would take too long to decide count as apart.
 inline bool overlap(const Footprint& a, const Footprint& b) {
-  if (a.empty || b.empty || a.element_bytes != b.element_bytes) return false;
-  if (a.high < b.low || b.high < a.low) return false;
-  const auto bytes = static_cast<std::intptr_t>(b.address - a.address);
-  if (bytes % a.element_bytes != 0) return false;
-  Meeting meeting(static_cast<Index>(bytes) / a.element_bytes);
-  for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
-    meeting.add(a.strides[r], a.extents[r] - 1);
+  if (a.empty || b.empty || a.high + (static_cast<std::uintptr_t>(a.element_bytes) - 1) < b.low ||
+      b.high + (static_cast<std::uintptr_t>(b.element_bytes) - 1) < a.low) {
+    return false;
   }
-  for (std::size_t r = 0; r < static_cast<std::size_t>(b.axes); ++r) {
-    meeting.add(-b.strides[r], b.extents[r] - 1);
-  }
+  const auto bytes = static_cast<Index>(b.address - a.address);
+  // In elements where they are alike, in bytes otherwise: then each byte of an element counts.
+  const bool alike = a.element_bytes == b.element_bytes && bytes % a.element_bytes == 0;
+  const Index unit = alike ? a.element_bytes : 1;
+  Meeting meeting(bytes / unit);
+  const auto add = [&](const Footprint& x, Index sign) {
+    for (std::size_t r = 0; r < static_cast<std::size_t>(x.axes); ++r) {
+      meeting.add(sign * x.strides[r] * (x.element_bytes / unit), x.extents[r] - 1);
+    }
+    if (!alike) meeting.add(sign, x.element_bytes - 1);
+  };
+  add(a, 1);
+  add(b, -1);
   return meeting.has_solutions(1);
 }
 
@@ -132,10 +139,12 @@ inline bool repeats_elements(const Footprint& a) {
              static_cast<std::uintptr_t>(a.extents[r] - 1) * element;
   }
   if (nested == 0) return false;
+  for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
+    if (a.strides[r] == 0) return true;
+  }
   Index middle = 0;  // every x at half of its range: the indices are equal
   for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
     const Index step = a.strides[r] < 0 ? -a.strides[r] : a.strides[r];
-    if (step == 0) return true;
     if (step > (Index{1} << 56) / a.extents[r]) return false;
     middle += step * (a.extents[r] - 1);
     for (std::size_t s = 0; s < r; ++s) {
