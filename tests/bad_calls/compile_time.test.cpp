@@ -25,6 +25,20 @@ concept TrainedOn = requires(const MultiHeadAttention<float>& module, X&& x,
                              MultiHeadAttention<float>::Cache& cache) {
   module.forward(static_cast<X&&>(x), MultiHeadAttention<float>::Call(), cache);
 };
+template <class Q, class K, class V>
+concept CrossTrainedOn = requires(const MultiHeadAttention<float>& module, Q&& q, K&& k, V&& v,
+                                  MultiHeadAttention<float>::Cache& cache) {
+  module.forward(static_cast<Q&&>(q), static_cast<K&&>(k), static_cast<V&&>(v),
+                 MultiHeadAttention<float>::Call(), cache);
+};
+template <class Layer, class X>
+concept LayerTrainedOn = requires(const Layer& layer, X&& x, typename Layer::Cache& cache) {
+  layer.forward(static_cast<X&&>(x), cache);
+};
+template <class X>
+concept LengthsIn = requires(X&& lengths) {
+  { Mask::key_lengths(static_cast<X&&>(lengths)) } -> std::same_as<KeyLengths>;
+};
 template <class X>
 concept MaskedBy = requires(X&& pairs) {
   Mask::keep(static_cast<X&&>(pairs));
@@ -90,6 +104,18 @@ TEST_CASE("what would be gone before it is read is not viewed", "[bad_calls]") {
   STATIC_REQUIRE(TrainedOn<Tensor3<float>&>);
   STATIC_REQUIRE(TrainedOn<In<float, 3>>);
   STATIC_REQUIRE_FALSE(TrainedOn<Tensor3<float>>);
+  using X = Tensor3<float>;
+  STATIC_REQUIRE(CrossTrainedOn<X&, X&, X&>);
+  STATIC_REQUIRE_FALSE(CrossTrainedOn<X, X&, X&>);
+  STATIC_REQUIRE_FALSE(CrossTrainedOn<X&, X, X&>);
+  STATIC_REQUIRE_FALSE(CrossTrainedOn<X&, X&, X>);
+  STATIC_REQUIRE_FALSE(CrossTrainedOn<X, X, X>);
+  STATIC_REQUIRE(LayerTrainedOn<Linear<float>, Tensor2<float>&>);
+  STATIC_REQUIRE_FALSE(LayerTrainedOn<Linear<float>, Tensor2<float>>);
+  STATIC_REQUIRE(LayerTrainedOn<LayerNorm<float>, Tensor2<float>&>);
+  STATIC_REQUIRE_FALSE(LayerTrainedOn<LayerNorm<float>, Tensor2<float>>);
+  STATIC_REQUIRE(LengthsIn<std::vector<Index>&>);
+  STATIC_REQUIRE_FALSE(LengthsIn<std::vector<Index>>);
 }
 
 TEST_CASE("a const Eigen matrix is not written to, and a cache is not copied", "[bad_calls]") {

@@ -161,6 +161,9 @@ const Refusals bad_inputs(of_forward({
      [](Attention& a) { a.module = Module(Options{.d_model = 8, .num_heads = 4, .kdim = 4}); }},
     {true, argument_of, "kdim or vdim differ from d_model, expected separate keys and values",
      [](Attention& a) { a.module = Module(Options{.d_model = 8, .num_heads = 4, .vdim = 4}); }},
+    {true, shape_of,
+     "W_O is [0, 0], expected [8, 8] (the options: a module that was moved from has none)",
+     [](Attention& a) { const Module taken = std::move(a.module); }},
 }));
 
 const Refusals bad_options(of_forward({

@@ -72,6 +72,8 @@ class LayerNorm {
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
+  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     require_width("LayerNorm::forward", "x", x);
     Tensor<T, 2> y(x.shape(), context.memory);

@@ -67,6 +67,14 @@ class MultiHeadAttention {
     return train({query, key, value, false}, call, cache, context);
   }
 
+  // Gone before backward: the cache views its inputs.
+  Tensor<T, 3> forward(const Tensor<T, 3>&& query, In<T, 3> key, In<T, 3> value, const Call& call,
+                       Cache& cache, const Context& context = {}) const = delete;
+  Tensor<T, 3> forward(In<T, 3> query, const Tensor<T, 3>&& key, In<T, 3> value, const Call& call,
+                       Cache& cache, const Context& context = {}) const = delete;
+  Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, const Tensor<T, 3>&& value, const Call& call,
+                       Cache& cache, const Context& context = {}) const = delete;
+
   /// dx [B, L, D] of a self-attention; the parameters' gradients are added to `gradients`.
   ///
   /// dy [B, L, D]. Throws ArgumentError for a cache that is empty, of cross-attention, or of a
@@ -105,6 +113,7 @@ class MultiHeadAttention {
  private:
   Tensor<T, 3> infer(const detail::ModuleInputs<T>& inputs, const Call& call,
                      const Context& context) const {
+    require_parameters();
     Cache unused;
     return detail::multi_head_attention_forward(options_, parameters_, inputs, call, unused, false,
                                                 context);
@@ -112,11 +121,18 @@ class MultiHeadAttention {
   /// The caller's cache changes only when all has gone well.
   Tensor<T, 3> train(const detail::ModuleInputs<T>& inputs, const Call& call, Cache& cache,
                      const Context& context) const {
+    require_parameters();
     Cache fresh;
     Tensor<T, 3> y = detail::multi_head_attention_forward(options_, parameters_, inputs, call,
                                                           fresh, true, context);
     cache = std::move(fresh);
     return y;
+  }
+
+  void require_parameters() const {
+    require_shape("MultiHeadAttention::forward", "W_O", In<T, 2>(parameters_.w_o),
+                  Shape{options_.context_width(), options_.d_model},
+                  "the options: a module that was moved from has none");
   }
 
   void require_cache(std::string_view function, const Cache& cache, bool self) const {

@@ -26,15 +26,15 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
   const auto& [query, key, value, self] = inputs;
   const Index B = query.extent(0), L = query.extent(1), S = key.extent(1);
   require_shape(function, self ? "x" : "query", query, Shape{B, L, o.d_model},
-                "d_model " + std::to_string(o.d_model));
+                [&] { return "d_model " + std::to_string(o.d_model); });
   if (self) {
     require(o.fused(), function,
             "kdim or vdim differ from d_model, expected separate keys and values");
   } else {
     require_shape(function, "key", key, Shape{B, S, o.kdim},
-                  "batch of query, kdim " + std::to_string(o.kdim));
+                  [&] { return "batch of query, kdim " + std::to_string(o.kdim); });
     require_shape(function, "value", value, Shape{B, S, o.vdim},
-                  "batch and length of key, vdim " + std::to_string(o.vdim));
+                  [&] { return "batch and length of key, vdim " + std::to_string(o.vdim); });
   }
   call.mask.require_fits(function, B, o.num_heads, L, S);
   call.attention().require_in_range(function);

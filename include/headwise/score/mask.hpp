@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "headwise/tensor/scalar.hpp"
 #include "headwise/tensor/view_ops.hpp"
@@ -78,6 +79,7 @@ struct Mask {
 
   /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed.
   static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
+  static void key_lengths(const std::vector<Index>&& temporary) = delete;
   /// Query i sees key j only where |i + (S - L) - j| < size; size >= 1.
   static Window window(Index size) { return {size}; }
 
