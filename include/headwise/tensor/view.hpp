@@ -19,7 +19,8 @@ struct OwnsElements {};
 template <class U>
 concept OwnsItsElements = std::derived_from<std::remove_const_t<U>, OwnsElements>;
 
-/// A tensor that is read. `{}` is an absent one.
+/// A tensor that is read. `{}` is an absent one. Elements lie where their type may: an address that
+/// T is not aligned for is the caller's fault, and is not found out.
 template <class T, int R>
 class In {
  public:
