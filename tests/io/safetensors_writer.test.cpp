@@ -83,7 +83,7 @@ TEST_CASE("a write to where no file can be says so and leaves nothing behind", "
   writer.add_scalar("x", 1.0);
   fs::create_directory(folder / "taken");
   CHECK_THROWS_WITH(writer.write(folder / "taken"),
-                    ContainsSubstring("taken: cannot be replaced: "));
+                    ContainsSubstring("taken: is not a regular file"));
   CHECK_THROWS_AS(writer.write(folder / "missing" / "x"), FileError);
   CHECK(folder.num_files() == 1);
 }
