@@ -270,6 +270,25 @@ TEST_CASE("what PyTorch's module cannot hold is refused by name, and nothing is 
   }
 }
 
+TEST_CASE("a module that was moved from is refused, and nothing is added", "[io]") {
+  for (const Options& options : {biased, with([](Options& o) { o.kdim = 3; })}) {
+    MultiHeadAttention<double> module(options);
+    const auto gradients = module.zero_gradients();
+    SafetensorsWriter whole;
+    add_pytorch(whole, module);
+    const MultiHeadAttention<double> moved = std::move(module);
+    SafetensorsWriter writer;
+    const auto says = ContainsSubstring("a module that was moved from has no parameters");
+    CHECK_THROWS_AS(add_pytorch(writer, module), ShapeError);
+    CHECK_THROWS_WITH(add_pytorch(writer, module), says);
+    CHECK_THROWS_WITH(add_pytorch_gradients(writer, module, gradients), says);
+    CHECK_THROWS_WITH(add_pytorch_gradients(writer, module, MultiHeadAttentionGradients<double>()),
+                      says);
+    CHECK_THROWS_WITH(load_pytorch(reread(whole), module), says);
+    CHECK(reread(writer).names().empty());
+  }
+}
+
 TEST_CASE("a module with any bias is saved with all of PyTorch's, 0 where it has none", "[io]") {
   const auto module = scrambled<double>(with([](Options& o) { o.k_bias = o.o_bias = false; }), 9);
   SafetensorsWriter writer;

@@ -83,7 +83,7 @@ TEST_CASE("a write to where no file can be says so and leaves nothing behind", "
   writer.add_scalar("x", 1.0);
   fs::create_directory(folder / "taken");
   CHECK_THROWS_WITH(writer.write(folder / "taken"),
-                    ContainsSubstring("taken: cannot be replaced: "));
+                    ContainsSubstring("taken: is not a regular file"));
   CHECK_THROWS_AS(writer.write(folder / "missing" / "x"), FileError);
   CHECK(folder.num_files() == 1);
 }
@@ -108,6 +108,17 @@ TEST_CASE("a writer refuses what the format cannot say, and stays as it was", "[
   const Index many = Index{1} << 62;
   const In<float, 2> vast(&one, Shape<2>(many, 2), Shape<2>(0, 0));
   CHECK_THROWS_AS(writer.add("y", vast), ShapeError);
+  CHECK_THROWS_WITH(
+      writer.add("y", In<float, 2>(nullptr, Shape{2, 3})),
+      "SafetensorsWriter::add: tensor \"y\" is [2, 3] at a null address, expected its "
+      "elements");
+  CHECK_THROWS_WITH(
+      writer.add("y", In<float, 2>(&one, Shape{-1, 3})),
+      "SafetensorsWriter::add: tensor \"y\" is [-1, 3], expected extents of 0 or more");
+  CHECK_THROWS_WITH(writer.add_scalar("x", 1.0F),
+                    "SafetensorsWriter::add_scalar: name \"x\" was added before");
+  CHECK_THROWS_WITH(writer.add_scalar("y", 1.0F, DType::i64),
+                    "SafetensorsWriter::add_scalar: tensor \"y\" of F32 does not convert to I64");
   CHECK(writer.bytes() == before);
 }
 

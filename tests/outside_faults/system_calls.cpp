@@ -11,6 +11,8 @@
 
 extern "C" {
 int __real_open(const char* path, int flags, mode_t mode);
+int __real_stat(const char* path, struct stat* status);
+int __real_fchmod(int file, mode_t mode);
 int __real_fstat(int file, struct stat* status);
 ssize_t __real_read(int file, void* to, std::size_t count);
 ssize_t __real_write(int file, const void* from, std::size_t count);
@@ -66,6 +68,12 @@ extern "C" {
 
 int __wrap_open(const char* path, int flags, mode_t mode) {
   return fails("open") ? -1 : __real_open(path, flags, mode);
+}
+int __wrap_stat(const char* path, struct stat* status) {
+  return fails("stat") ? -1 : __real_stat(path, status);
+}
+int __wrap_fchmod(int file, mode_t mode) {
+  return fails("fchmod") ? -1 : __real_fchmod(file, mode);
 }
 int __wrap_fstat(int file, struct stat* status) {
   return fails("fstat") ? -1 : __real_fstat(file, status);

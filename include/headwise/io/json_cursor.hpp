@@ -187,7 +187,7 @@ class JsonCursor {
       return escaped_code();
     }
     const std::size_t which = letters.find(letter);
-    if (which == letters.npos) refuse_json("an escape that JSON does not know");
+    if (which == std::string_view::npos) refuse_json("an escape that JSON does not know");
     ++at_;
     return static_cast<unsigned char>(meanings[which]);
   }
@@ -229,7 +229,7 @@ inline void append_json_string(std::string& to, std::string_view text) {
   to += '"';
   for (const char c : text) {
     const auto code = static_cast<unsigned char>(c);
-    if (const std::size_t which = with_letter.find(c); which != with_letter.npos) {
+    if (const std::size_t which = with_letter.find(c); which != std::string_view::npos) {
       to += {'\\', letters[which]};
     } else if (code < 0x20) {
       to += {'\\', 'u', '0', '0', digits[code / 16u], digits[code % 16u]};

@@ -11,139 +11,15 @@
 // than heads, heads of another width than D / H, layer_norm; and add_bias_kv of theirs.
 #pragma once
 
-#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
-#include "headwise/io/safetensors.hpp"
+#include "headwise/io/pytorch_layout.hpp"
 #include "headwise/nn/multi_head_attention.hpp"
 
 namespace headwise::inline v0_1 {
-
-namespace detail {
-
-/// Throws ArgumentError for a module that PyTorch's cannot hold.
-inline void require_pytorch_module(std::string_view function, const MultiHeadAttentionOptions& o) {
-  const std::string heads = std::to_string(o.num_heads);
-  require(o.num_kv_heads == o.num_heads, function,
-          "num_kv_heads is " + std::to_string(o.num_kv_heads) + ", expected num_heads " + heads +
-              " (PyTorch's module has no grouped queries)");
-  require(o.q_width() == o.d_model, function,
-          "d_head is " + std::to_string(o.d_head) + ", expected d_model " +
-              std::to_string(o.d_model) + " / num_heads " + heads + " (PyTorch's module)");
-  require(o.d_value == o.d_head, function,
-          "d_value is " + std::to_string(o.d_value) + ", expected d_head " +
-              std::to_string(o.d_head) + " (PyTorch's module)");
-  require(!o.layer_norm, function, "layer_norm is set, which PyTorch's module has not");
-}
-
-/// A tensor of the file. Throws ShapeError unless it has this shape.
-template <class T, int R>
-Tensor<T, R> get_shaped(std::string_view function, const SafetensorsFile& file,
-                        const std::string& name, const Shape<R>& expected,
-                        std::string_view whence) {
-  const std::vector<Index>& shape = file.shape(name);
-  if (!std::equal(shape.begin(), shape.end(), expected.extents.begin(), expected.extents.end())) {
-    raise<ShapeError>(std::string(function) + ": " + name + " is " + format_extents(shape) +
-                      ", expected " + expected.format() + " (" + std::string(whence) + ")");
-  }
-  return file.get<T, R>(name);
-}
-
-/// Whether the projections are three matrices. Throws ArgumentError for what no module here has.
-inline bool has_separate_projections(std::string_view function, const SafetensorsFile& file,
-                                     const std::string& prefix) {
-  for (const char* name : {"bias_k", "bias_v"}) {
-    require(!file.contains(prefix + name), function,
-            prefix + name + " is there: add_bias_kv is not supported");
-  }
-  const bool separate = file.contains(prefix + "q_proj_weight");
-  require(!separate || !file.contains(prefix + "in_proj_weight"), function,
-          prefix + "in_proj_weight and " + prefix + "q_proj_weight are both there");
-  return separate;
-}
-
-template <class T>
-void read_pytorch_projections(std::string_view function, const SafetensorsFile& file,
-                              const std::string& prefix, const MultiHeadAttentionOptions& o,
-                              MultiHeadAttentionParameters<T>& to) {
-  const Index D = o.d_model;
-  if (has_separate_projections(function, file, prefix)) {
-    const auto read = [&](const char* name, Index in, const char* whence, auto w) {
-      const auto stored = get_shaped<T>(function, file, prefix + name, Shape{D, in}, whence);
-      copy(In<T, 2>(transpose(stored, 0, 1)), w);
-    };
-    read("q_proj_weight", D, "d_model, d_model of the module", to.W_Q());
-    read("k_proj_weight", o.kdim, "d_model, kdim of the module", to.W_K());
-    read("v_proj_weight", o.vdim, "d_model, vdim of the module", to.W_V());
-    return;
-  }
-  const std::string name = prefix + "in_proj_weight";
-  const std::string shape = format_extents(file.shape(name));
-  if (!o.fused()) {
-    raise<ShapeError>(std::string(function) + ": " + name + " is " + shape + ", expected " +
-                      prefix + "q_proj_weight, k_proj_weight and v_proj_weight (d_model " +
-                      std::to_string(D) + ", kdim " + std::to_string(o.kdim) + ", vdim " +
-                      std::to_string(o.vdim) + " of the module)");
-  }
-  const auto stored = get_shaped<T>(function, file, name, Shape{3 * D, D},
-                                    "3 d_model, d_model of the module's W_Q, W_K, W_V");
-  copy(In<T, 2>(transpose(stored, 0, 1)), to.w_qkv);
-}
-
-/// A part of a stored bias goes to the module's; where that has none, it must be 0.
-template <class T>
-void take_bias(std::string_view function, const std::string& name, In<T, 1> stored,
-               std::string_view option, Tensor<T, 1>& to) {
-  if (!to.absent()) return copy(stored, to);
-  for (Index n = 0; n < stored.size(); ++n) {
-    require(stored(n) == T(0), function,
-            name + " is not 0, the module has no bias for it (" + std::string(option) + ")");
-  }
-}
-
-template <class T>
-void read_pytorch_biases(std::string_view function, const SafetensorsFile& file,
-                         const std::string& prefix, Index D, MultiHeadAttentionParameters<T>& to) {
-  const std::string in = prefix + "in_proj_bias", out = prefix + "out_proj.bias";
-  if (file.contains(in) || !to.b_q.absent() || !to.b_k.absent() || !to.b_v.absent()) {
-    const auto stored =
-        get_shaped<T>(function, file, in, Shape{3 * D}, "3 d_model of the module's b_Q, b_K, b_V");
-    take_bias<T>(function, in, slice(stored, 0, 0, D), "q_bias", to.b_q);
-    take_bias<T>(function, in, slice(stored, 0, D, D), "k_bias", to.b_k);
-    take_bias<T>(function, in, slice(stored, 0, 2 * D, D), "v_bias", to.b_v);
-  }
-  if (file.contains(out) || !to.b_o.absent()) {
-    const auto stored = get_shaped<T>(function, file, out, Shape{D}, "d_model of the module's b_O");
-    take_bias<T>(function, out, stored, "o_bias", to.b_o);
-  }
-}
-
-/// b_Q | b_K | b_V, 0 for one that is absent.
-template <class T>
-Tensor<T, 1> join_biases(const MultiHeadAttentionParameters<T>& p) {
-  Tensor<T, 1> joined({p.q_width + p.k_width + p.v_width});
-  if (!p.b_q.absent()) copy(In<T, 1>(p.b_q), slice(joined, 0, 0, p.q_width));
-  if (!p.b_k.absent()) copy(In<T, 1>(p.b_k), slice(joined, 0, p.q_width, p.k_width));
-  if (!p.b_v.absent()) copy(In<T, 1>(p.b_v), slice(joined, 0, p.q_width + p.k_width, p.v_width));
-  return joined;
-}
-
-template <class T>
-void add_pytorch_weights(SafetensorsWriter& writer, const MultiHeadAttentionParameters<T>& p,
-                         const std::string& prefix, DType dtype) {
-  if (p.fused()) {
-    writer.add(prefix + "in_proj_weight", transpose(p.w_qkv, 0, 1), dtype);
-  } else {
-    writer.add(prefix + "q_proj_weight", transpose(p.w_q, 0, 1), dtype);
-    writer.add(prefix + "k_proj_weight", transpose(p.w_k, 0, 1), dtype);
-    writer.add(prefix + "v_proj_weight", transpose(p.w_v, 0, 1), dtype);
-  }
-  writer.add(prefix + "out_proj.weight", transpose(p.w_o, 0, 1), dtype);
-}
-
-}  // namespace detail
 
 /// The options of the module whose weights a file holds; the number of heads is not among them.
 ///
@@ -185,7 +61,8 @@ inline MultiHeadAttentionOptions pytorch_options(const SafetensorsFile& file, In
 ///
 /// A bias that the module has not must be 0 in the file; one that it has must be there.
 /// Throws   FileError for a tensor that is not there, ShapeError or ArgumentError for one that does
-///          not fit, std::bad_alloc; the module then is as it was.
+///          not fit, ShapeError for a module that was moved from, std::bad_alloc; the module then
+///          is as it was.
 template <Scalar T>
 requires StoredFloat<T>
 void load_pytorch(const SafetensorsFile& file, MultiHeadAttention<T>& module,
@@ -194,6 +71,7 @@ void load_pytorch(const SafetensorsFile& file, MultiHeadAttention<T>& module,
   const MultiHeadAttentionOptions& o = module.options();
   const std::string at(prefix);
   detail::require_pytorch_module(function, o);
+  detail::require_parameters(function, o, module.parameters());
   MultiHeadAttentionParameters<T> loaded(o);
   detail::read_pytorch_projections(function, file, at, o, loaded);
   const auto w_o = detail::get_shaped<T>(function, file, at + "out_proj.weight",
@@ -228,8 +106,9 @@ requires StoredFloat<T> MultiHeadAttention<T> from_pytorch(const SafetensorsFile
 ///
 /// dtype   f64, f32, f16 or bf16; T's own: load_pytorch gives back the same bits
 ///
-/// Throws   ArgumentError for a module that PyTorch's cannot hold, and as SafetensorsWriter::add
-///          does; std::bad_alloc. The writer then is as it was.
+/// Throws   ArgumentError for a module that PyTorch's cannot hold, ShapeError for one that was
+///          moved from, and as SafetensorsWriter::add does; std::bad_alloc. The writer then is as
+///          it was.
 template <Scalar T>
 requires StoredFloat<T>
 void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
@@ -238,10 +117,11 @@ void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
   const MultiHeadAttentionParameters<T>& p = module.parameters();
   const std::string at(prefix);
   detail::require_pytorch_module("add_pytorch", o);
+  detail::require_parameters("add_pytorch", o, p);
   SafetensorsWriter added;
   detail::add_pytorch_weights(added, p, at, dtype);
   if (o.q_bias || o.k_bias || o.v_bias || o.o_bias) {
-    added.add(at + "in_proj_bias", detail::join_biases(p), dtype);
+    added.add(at + "in_proj_bias", detail::join_biases(p, o.d_model), dtype);
     added.add(at + "out_proj.bias", o.o_bias ? p.b_o : Tensor<T, 1>({o.d_model}), dtype);
   }
   writer.merge(std::move(added));
@@ -253,8 +133,8 @@ void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
 /// in_proj_bias is there where b_Q, b_K and b_V all are, and left out where none is: the gradient
 /// of a bias that the module has not is not 0 but unknown, so that a part of them is refused.
 /// Throws   ArgumentError for such a module and for one that PyTorch's cannot hold, ShapeError for
-///          gradients of another module, and as SafetensorsWriter::add does; std::bad_alloc. The
-///          writer then is as it was.
+///          one that was moved from and for gradients of another module, and as
+///          SafetensorsWriter::add does; std::bad_alloc. The writer then is as it was.
 template <Scalar T>
 requires StoredFloat<T>
 void add_pytorch_gradients(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
@@ -267,6 +147,7 @@ void add_pytorch_gradients(SafetensorsWriter& writer, const MultiHeadAttention<T
   require(o.q_bias == o.k_bias && o.k_bias == o.v_bias, function,
           "only some of q_bias, k_bias and v_bias are set, expected all or none");
   const MultiHeadAttentionParameters<T>& p = module.parameters();
+  detail::require_parameters(function, o, p);
   const auto match = [&](const char* name, const auto& gradient, const auto& parameter) {
     require_shape(function, name, gradient, parameter.shape(), "the shape of its parameter");
   };
@@ -281,7 +162,7 @@ void add_pytorch_gradients(SafetensorsWriter& writer, const MultiHeadAttention<T
   match("b_o", gradients.b_o, p.b_o);
   SafetensorsWriter added;
   detail::add_pytorch_weights<T>(added, gradients, at, dtype);
-  if (o.q_bias) added.add(at + "in_proj_bias", detail::join_biases<T>(gradients), dtype);
+  if (o.q_bias) added.add(at + "in_proj_bias", detail::join_biases<T>(gradients, o.d_model), dtype);
   if (o.o_bias) added.add(at + "out_proj.bias", gradients.b_o, dtype);
   writer.merge(std::move(added));
 }

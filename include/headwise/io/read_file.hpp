@@ -15,6 +15,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "headwise/io/utf8.hpp"
 #include "headwise/tensor/error.hpp"
 
 namespace headwise::inline v0_1::detail {
@@ -29,10 +30,10 @@ class Descriptor {
     if (number_ >= 0) ::close(number_);
   }
 
-  /// Opens again where a signal came between.
-  static int open(const char* path, int flags) {
+  /// Opens again where a signal came between. A new file gets `mode`, less the umask.
+  static int open(const char* path, int flags, ::mode_t mode = 0666) {
     for (;;) {
-      const int number = ::open(path, flags | O_CLOEXEC, 0666);
+      const int number = ::open(path, flags | O_CLOEXEC, mode);
       if (number >= 0 || errno != EINTR) return number;
     }
   }
@@ -45,7 +46,12 @@ class Descriptor {
 
 [[noreturn]] inline void raise_file_error(const std::string& file, std::string_view what,
                                           int error) {
-  raise<FileError>(file + ": " + std::string(what) + ": " + std::generic_category().message(error));
+  raise<FileError>(shown_name(file) + ": " + std::string(what) + ": " +
+                   std::generic_category().message(error));
+}
+
+inline void require_regular(const std::string& file, const struct ::stat& status) {
+  if (!S_ISREG(status.st_mode)) raise<FileError>(shown_name(file) + ": is not a regular file");
 }
 
 class InputFile {
@@ -58,7 +64,7 @@ class InputFile {
     if (file_.number() < 0) raise_file_error(name_, "cannot be opened for reading", errno);
     struct ::stat status {};
     if (::fstat(file_.number(), &status) != 0) raise_file_error(name_, "cannot be read", errno);
-    if (!S_ISREG(status.st_mode)) raise<FileError>(name_ + ": is not a regular file");
+    require_regular(name_, status);
     size_ = static_cast<std::uint64_t>(status.st_size);
   }
 
@@ -83,7 +89,7 @@ class InputFile {
   [[noreturn]] void fail(int error) const {
     const std::string what = "byte " + std::to_string(position_) + ": cannot be read further";
     if (error != 0) raise_file_error(name_, what, error);
-    raise<FileError>(name_ + ": " + what + ": it has become shorter");
+    raise<FileError>(shown_name(name_) + ": " + what + ": it has become shorter");
   }
 
   std::string name_;

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "headwise/io/dtype.hpp"
@@ -45,9 +46,27 @@ struct SafetensorsHeader {
 
 [[noreturn]] inline void raise_at(std::string_view file, std::uint64_t position,
                                   std::string_view message) {
-  raise<FileError>(std::string(file) + ": byte " + std::to_string(position) + ": " +
+  raise<FileError>(shown_name(file) + ": byte " + std::to_string(position) + ": " +
                    std::string(message));
 }
+
+/// The memory that an entry is counted with: its bytes, and what each block of the heap adds.
+///@{
+constexpr std::size_t entry_charge(std::size_t bytes, std::size_t blocks) {
+  constexpr std::size_t block_overhead = 32;
+  return bytes + blocks * block_overhead;
+}
+/// A line of metadata, without its value.
+constexpr std::size_t metadata_charge(std::size_t key_bytes) {
+  constexpr std::size_t node_bytes = sizeof(std::pair<std::string, std::string>) + 32;
+  return entry_charge(node_bytes + key_bytes, 3);
+}
+/// A tensor, its place in `tensors` and in two orders of them, without its shape.
+constexpr std::size_t tensor_charge(std::size_t name_bytes) {
+  return entry_charge(sizeof(StoredTensor) + 3 * sizeof(std::size_t) + name_bytes, 2);
+}
+constexpr std::size_t shape_charge(std::size_t rank) { return rank * sizeof(Index); }
+///@}
 
 /// The bytes of a dense tensor. Nothing for an extent below 0 and where Index cannot count the
 /// bytes of the extents other than 0: strides are products of those.

@@ -45,15 +45,13 @@ class HeaderReader {
     bool dtype = false, shape = false, data_offsets = false;
   };
 
-  /// Takes the memory of an entry from what is left: `bytes` in so many blocks of the heap.
-  void charge(std::size_t bytes, std::size_t blocks) {
-    constexpr std::size_t block_overhead = 32;
-    const std::size_t sum = bytes + blocks * block_overhead;
-    if (sum > left_) {
+  /// Takes the memory of an entry from what is left.
+  void charge(std::size_t bytes) {
+    if (bytes > left_) {
       json_.refuse("names, shapes and metadata take more than " + std::to_string(max_entry_bytes) +
                    " bytes of memory");
     }
-    left_ -= sum;
+    left_ -= bytes;
   }
 
   /// As `kind`, and for a number why it is no unsigned integer.
@@ -70,21 +68,19 @@ class HeaderReader {
     if (json_.peek() != '{')
       json_.refuse("__metadata__ is " + value_kind() + ", expected an object");
     json_.object(left_, [&](std::string key) {
-      constexpr std::size_t node_bytes = sizeof(std::pair<std::string, std::string>) + 32;
-      charge(node_bytes + key.size(), 3);
+      charge(metadata_charge(key.size()));
       if (json_.peek() != '"') {
         json_.refuse("__metadata__: " + quote(key) + " is " + value_kind() + ", expected a string");
       }
       std::string value = json_.string(left_);
-      charge(value.size(), 0);
+      charge(value.size());
       const auto [line, inserted] = header_.metadata.try_emplace(std::move(key), std::move(value));
       if (!inserted) json_.refuse("__metadata__: the key " + quote(line->first) + " occurs twice");
     });
   }
 
   void read_tensor(std::string name) {
-    // Its place in `tensors` and in two orders of them.
-    charge(sizeof(StoredTensor) + 3 * sizeof(std::size_t) + name.size(), 2);
+    charge(tensor_charge(name.size()));
     StoredTensor tensor;
     tensor.name = std::move(name);
     if (json_.peek() != '{') {
@@ -141,7 +137,7 @@ class HeaderReader {
       }
       extents[rank++] = static_cast<Index>(number);
     });
-    charge(rank * sizeof(Index), 0);
+    charge(shape_charge(rank));
     tensor.shape.assign(extents.begin(), extents.begin() + static_cast<std::ptrdiff_t>(rank));
   }
 

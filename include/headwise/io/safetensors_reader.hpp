@@ -26,7 +26,8 @@
 
 namespace headwise::inline v0_1 {
 
-/// The tensors of one file, held in memory. Const calls from many threads are safe.
+/// The tensors of one file, held in memory. Const calls from many threads are safe. One that was
+/// moved from holds no tensor, and its name is empty.
 class SafetensorsFile {
  public:
   /// An empty file.
@@ -34,8 +35,8 @@ class SafetensorsFile {
 
   /// Reads a whole file.
   ///
-  /// Throws   FileError where it cannot be read, is no regular file, or is not what the format
-  /// says.
+  /// Throws   FileError where it cannot be read, is no regular file, or breaks the format;
+  ///          std::bad_alloc.
   static SafetensorsFile read(const std::filesystem::path& path) {
     detail::InputFile file(path);
     return read_parts(file.name(), file.size(),
@@ -44,7 +45,7 @@ class SafetensorsFile {
 
   /// The same from memory; the bytes are copied.
   ///
-  /// name   of the file in messages
+  /// name   of the file in messages; they quote it where it is empty or has control characters
   ///
   /// Throws   FileError where they are not what the format says, std::bad_alloc.
   static SafetensorsFile parse(std::span<const std::byte> bytes, std::string name = "memory") {
@@ -155,8 +156,9 @@ class SafetensorsFile {
       held += (t == 0 ? "" : ", ") + detail::quote(header_.tensors[t].name);
     }
     if (header_.tensors.size() > most) held += ", ...";
-    raise<FileError>(name_ + ": holds no tensor " + detail::quote(name) + ", but " +
-                     std::to_string(header_.tensors.size()) + (held.empty() ? "" : ": ") + held);
+    raise<FileError>(detail::shown_name(name_) + ": holds no tensor " + detail::quote(name) +
+                     ", but " + std::to_string(header_.tensors.size()) +
+                     (held.empty() ? "" : ": ") + held);
   }
 
   std::span<const std::byte> bytes_of(const detail::StoredTensor& tensor) const {

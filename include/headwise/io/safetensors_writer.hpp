@@ -1,6 +1,7 @@
 // Writes tensors by name as a safetensors file, whole or not at all.
 //
-// It refuses what the reader would: a name twice, a name that is not UTF-8, more than 8 axes.
+// It refuses what the reader would: a name twice, a name that is not UTF-8, more than 8 axes, names
+// and metadata beyond what the reader keeps.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +11,6 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,7 +21,7 @@
 #include "headwise/io/json_cursor.hpp"
 #include "headwise/io/safetensors_format.hpp"
 #include "headwise/io/write_file.hpp"
-#include "headwise/tensor/view.hpp"
+#include "headwise/tensor/require.hpp"
 
 namespace headwise::inline v0_1 {
 
@@ -43,8 +43,9 @@ class SafetensorsWriter {
   template <StoredScalar T, int R>
   void add(std::string name, const In<T, R>& tensor, DType dtype = dtype_of<T>) {
     static_assert(R <= static_cast<int>(detail::max_rank), "the reader takes no more axes");
-    const auto& extents = tensor.shape().extents;
-    Entry entry = start_converted<T>(name, extents, dtype);
+    constexpr std::string_view function = "SafetensorsWriter::add";
+    require_countable(function, "tensor " + detail::quote(name), tensor);
+    Entry entry = start_converted<T>(function, name, tensor.shape().extents, dtype);
     for_each_index(tensor.shape(), [&](const Shape<R>& index) { append(entry, tensor(index)); });
     entries_.emplace(std::move(name), std::move(entry));
   }
@@ -52,7 +53,7 @@ class SafetensorsWriter {
   /// Adds a tensor without axes. Throws ArgumentError, and the writer stays as it was.
   template <StoredScalar T>
   void add_scalar(std::string name, T value, DType dtype = dtype_of<T>) {
-    Entry entry = start_converted<T>(name, {}, dtype);
+    Entry entry = start_converted<T>("SafetensorsWriter::add_scalar", name, {}, dtype);
     append(entry, value);
     entries_.emplace(std::move(name), std::move(entry));
   }
@@ -103,22 +104,33 @@ class SafetensorsWriter {
     metadata_.insert_or_assign(key, value);
   }
 
-  /// The file as it would be written. Throws ArgumentError for a header that is too long.
+  /// The file as it would be written. Throws ArgumentError for a header that the reader would
+  /// refuse: names, shapes and metadata of more than 48 MiB, text of more than 100 MB.
   std::vector<std::byte> bytes() const {
-    std::vector<std::byte> file;
-    for_each_part([&](std::span<const std::byte> part) {
-      file.insert(file.end(), part.begin(), part.end());
-    });
+    const auto order = in_file_order();
+    const std::string text = header("SafetensorsWriter::bytes", order);
+    const auto first = std::as_bytes(std::span(text));
+    std::vector<std::byte> file(first.begin(), first.end());
+    for (const auto* entry : order) {
+      file.insert(file.end(), entry->second.bytes.begin(), entry->second.bytes.end());
+    }
     return file;
   }
 
   /// Writes the file whole or not at all: what `path` held before stays until the new file is on
   /// the disk, and stays for good where that fails.
   ///
-  /// Throws   FileError.
+  /// path   a regular file, which is replaced by one of the same permissions, or nothing yet; for
+  ///        a symbolic link the file that it leads to
+  ///
+  /// Throws   ArgumentError as `bytes` does, FileError where there is something else or the system
+  ///          refuses, std::bad_alloc.
   void write(const std::filesystem::path& path) const {
+    const auto order = in_file_order();
+    const std::string text = header("SafetensorsWriter::write", order);
     detail::TemporaryFile file(path);
-    for_each_part([&](std::span<const std::byte> part) { file.append(part); });
+    file.append(std::as_bytes(std::span(text)));
+    for (const auto* entry : order) file.append(std::span(entry->second.bytes));
     file.replace_target();
   }
 
@@ -151,20 +163,16 @@ class SafetensorsWriter {
 
   /// An entry with room for its elements, which are converted from T.
   template <StoredScalar T>
-  Entry start_converted(const std::string& name, std::span<const Index> shape, DType dtype) const {
-    constexpr std::string_view function = "SafetensorsWriter::add";
+  Entry start_converted(std::string_view function, const std::string& name,
+                        std::span<const Index> shape, DType dtype) const {
     Entry entry = start_entry(function, name, shape, dtype);
     const bool float_type = detail::with_float_type(dtype, [](auto) {});
     require(StoredFloat<T> ? float_type : dtype == DType::boolean, function, [&] {
       return "tensor " + detail::quote(name) + " of " + std::string(dtype_name(dtype_of<T>)) +
              " does not convert to " + std::string(dtype_name(dtype));
     });
-    const std::optional<std::uint64_t> count = detail::tensor_bytes(shape, dtype);
-    if (!count) {
-      raise<ShapeError>(std::string(function) + ": tensor " + detail::quote(name) + " is " +
-                        format_extents(shape) + ", which has more bytes than can be counted");
-    }
-    entry.bytes.reserve(*count);
+    // A shape that is countable has a number of bytes.
+    entry.bytes.reserve(detail::tensor_bytes(shape, dtype).value_or(0));
     return entry;
   }
 
@@ -195,9 +203,28 @@ class SafetensorsWriter {
     return order;
   }
 
+  /// Throws ArgumentError for entries that the reader has no memory for.
+  void require_readable(std::string_view function) const {
+    // What it keeps free for the longest name of a field.
+    std::size_t charge = std::string_view("data_offsets").size();
+    for (const auto& [key, value] : metadata_) {
+      charge += detail::metadata_charge(key.size()) + value.size();
+    }
+    for (const auto& [name, entry] : entries_) {
+      charge += detail::tensor_charge(name.size()) + detail::shape_charge(entry.shape.size());
+    }
+    require(charge <= detail::max_entry_bytes, function, [&] {
+      return "names, shapes and metadata take " + std::to_string(charge) +
+             " bytes of the reader's memory, expected at most " +
+             std::to_string(detail::max_entry_bytes);
+    });
+  }
+
   /// The header's length and the header, padded with spaces until the data starts at a multiple
   /// of 8.
-  std::string header(const std::vector<Entries::const_pointer>& order) const {
+  std::string header(std::string_view function,
+                     const std::vector<Entries::const_pointer>& order) const {
+    require_readable(function);
     std::string text(detail::header_length_bytes, '\0');
     text += '{';
     for (const auto& [key, value] : metadata_) {
@@ -224,20 +251,12 @@ class SafetensorsWriter {
     text += '}';
     while (text.size() % 8 != 0) text += ' ';
     const std::uint64_t length = text.size() - detail::header_length_bytes;
-    require(length <= detail::max_header_length, "SafetensorsWriter", [&] {
+    require(length <= detail::max_header_length, function, [&] {
       return "the header has " + std::to_string(length) + " bytes, expected at most " +
              std::to_string(detail::max_header_length);
     });
     std::memcpy(text.data(), &length, detail::header_length_bytes);
     return text;
-  }
-
-  template <class F>
-  void for_each_part(F&& f) const {
-    const auto order = in_file_order();
-    const std::string text = header(order);
-    f(std::as_bytes(std::span(text)));
-    for (const auto* entry : order) f(std::span(entry->second.bytes));
   }
 
   Entries entries_;

@@ -59,6 +59,17 @@ inline void append_utf8(std::string& to, std::uint32_t code) {
   put(0x80 | (code & 0x3F));
 }
 
+/// The bytes of the character that `text` begins with, where a message can show it; 0 for a control
+/// character and for what is no UTF-8.
+constexpr std::size_t shown_length(std::string_view text) {
+  const std::size_t length = utf8_length(text);
+  if (length == 0) return 0;
+  const auto byte = [&](std::size_t n) { return static_cast<unsigned char>(text[n]); };
+  const bool control =
+      byte(0) < 0x20 || byte(0) == 0x7F || (length == 2 && byte(0) == 0xC2 && byte(1) < 0xA0);
+  return control ? 0 : length;
+}
+
 /// Text out of a file, fit for a message: in quotes, on one line, not too long. Control characters
 /// and bytes that are no UTF-8 are shown by their numbers.
 inline std::string quote(std::string_view text) {
@@ -68,11 +79,8 @@ inline std::string quote(std::string_view text) {
   std::size_t n = 0;
   while (n < text.size() && n < longest) {
     const auto first = static_cast<unsigned char>(text[n]);
-    const std::size_t length = utf8_length(text.substr(n));
-    const bool control =
-        first < 0x20 || first == 0x7F ||
-        (length == 2 && first == 0xC2 && static_cast<unsigned char>(text[n + 1]) < 0xA0);
-    if (length == 0 || control) {
+    const std::size_t length = shown_length(text.substr(n));
+    if (length == 0) {
       quoted += {'\\', 'x', digits[first / 16u], digits[first % 16u]};
       n += 1;
       continue;
@@ -82,6 +90,14 @@ inline std::string quote(std::string_view text) {
     n += length;
   }
   return quoted + (n < text.size() ? "...\"" : "\"");
+}
+
+/// A file's name, fit to begin a message: as it is, or quoted where it is empty or holds what
+/// cannot be shown.
+inline std::string shown_name(std::string_view file) {
+  std::size_t shown = 0;
+  while (const std::size_t length = shown_length(file.substr(shown))) shown += length;
+  return file.empty() || shown < file.size() ? quote(file) : std::string(file);
 }
 
 }  // namespace headwise::inline v0_1::detail
