@@ -1,7 +1,8 @@
 // The operations and the module for float and double, declared as compiled elsewhere: the target
 // headwise::compiled holds them, and defines HEADWISE_COMPILED, by which headwise.hpp includes
-// this. A translation unit that is compiled with flags of its own (-mavx2, -ffast-math and so on)
-// compiles what it uses itself, as it would without.
+// this (a file that includes single headers of the library includes this one, too). A translation
+// unit that is compiled with flags of its own (-mavx2, -ffast-math and so on) compiles what it uses
+// itself, as it would without.
 #pragma once
 
 #include "headwise/nn/multi_head_attention.hpp"

@@ -795,7 +795,8 @@ struct OwnsElements {};
 template <class U>
 concept OwnsItsElements = std::derived_from<std::remove_const_t<U>, OwnsElements>;
 
-/// A tensor that is read. `{}` is an absent one.
+/// A tensor that is read. `{}` is an absent one. Elements lie where their type may: an address that
+/// T is not aligned for is the caller's fault, and is not found out.
 template <class T, int R>
 class In {
  public:
@@ -1708,7 +1709,7 @@ HEADWISE_STRICT_MATH_END
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
 // headwise/tensor/overlap.hpp
-// Whether two views share an element, decided from addresses, extents and strides alone: heads that
+// Whether two views share memory, decided from addresses, extents and strides alone: heads that
 // lie between each other in one row are apart, though their ranges of memory are not.
 //   require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}})
 
@@ -1722,7 +1723,7 @@ struct Footprint {
   Index element_bytes = 1;
   int axes = 0;                           // those with more than one index
   std::array<Index, 8> extents, strides;  // of those; what is behind them is not set
-  bool empty = false;
+  bool empty = false;  // without elements, or beyond any memory: nothing is decided there
 
   template <class T, int R>
   Footprint(std::string_view argument, const In<T, R>& view)
@@ -1733,9 +1734,11 @@ struct Footprint {
         element_bytes(static_cast<Index>(sizeof(T))) {
     static_assert(R <= 8);
     empty = view.data() == nullptr;
+    constexpr Index longest = Index{1} << 58;
     for (int r = 0; r < R; ++r) {
       if (view.extent(r) <= 0) empty = true;
       if (view.extent(r) <= 1) continue;
+      if (view.stride(r) > longest || view.stride(r) < -longest) empty = true;
       extents[static_cast<std::size_t>(axes)] = view.extent(r);
       strides[static_cast<std::size_t>(axes++)] = view.stride(r);
       const auto reach = static_cast<std::uintptr_t>(view.stride(r)) *
@@ -1798,23 +1801,28 @@ class Meeting {
   Index target_;
   bool undecided_ = false;
   std::size_t count_ = 0;
-  std::array<StepSum, 16> sums_{};
+  std::array<StepSum, 18> sums_{};
 };
 
-/// Whether the two share an element. Views whose layout would take too long to decide count as
-/// apart, and so do views of unequal element size.
+/// Whether the two share a byte. Views whose layout would take too long to decide count as apart.
 inline bool overlap(const Footprint& a, const Footprint& b) {
-  if (a.empty || b.empty || a.element_bytes != b.element_bytes) return false;
-  if (a.high < b.low || b.high < a.low) return false;
-  const auto bytes = static_cast<std::intptr_t>(b.address - a.address);
-  if (bytes % a.element_bytes != 0) return false;
-  Meeting meeting(static_cast<Index>(bytes) / a.element_bytes);
-  for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
-    meeting.add(a.strides[r], a.extents[r] - 1);
+  if (a.empty || b.empty || a.high + (static_cast<std::uintptr_t>(a.element_bytes) - 1) < b.low ||
+      b.high + (static_cast<std::uintptr_t>(b.element_bytes) - 1) < a.low) {
+    return false;
   }
-  for (std::size_t r = 0; r < static_cast<std::size_t>(b.axes); ++r) {
-    meeting.add(-b.strides[r], b.extents[r] - 1);
-  }
+  const auto bytes = static_cast<Index>(b.address - a.address);
+  // In elements where they are alike, in bytes otherwise: then each byte of an element counts.
+  const bool alike = a.element_bytes == b.element_bytes && bytes % a.element_bytes == 0;
+  const Index unit = alike ? a.element_bytes : 1;
+  Meeting meeting(bytes / unit);
+  const auto add = [&](const Footprint& x, Index sign) {
+    for (std::size_t r = 0; r < static_cast<std::size_t>(x.axes); ++r) {
+      meeting.add(sign * x.strides[r] * (x.element_bytes / unit), x.extents[r] - 1);
+    }
+    if (!alike) meeting.add(sign, x.element_bytes - 1);
+  };
+  add(a, 1);
+  add(b, -1);
   return meeting.has_solutions(1);
 }
 
@@ -1831,10 +1839,12 @@ inline bool repeats_elements(const Footprint& a) {
              static_cast<std::uintptr_t>(a.extents[r] - 1) * element;
   }
   if (nested == 0) return false;
+  for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
+    if (a.strides[r] == 0) return true;
+  }
   Index middle = 0;  // every x at half of its range: the indices are equal
   for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
     const Index step = a.strides[r] < 0 ? -a.strides[r] : a.strides[r];
-    if (step == 0) return true;
     if (step > (Index{1} << 56) / a.extents[r]) return false;
     middle += step * (a.extents[r] - 1);
     for (std::size_t s = 0; s < r; ++s) {
@@ -2202,6 +2212,7 @@ struct Mask {
 
   /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed.
   static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
+  static void key_lengths(const std::vector<Index>&& temporary) = delete;
   /// Query i sees key j only where |i + (S - L) - j| < size; size >= 1.
   static Window window(Index size) { return {size}; }
 
@@ -3770,6 +3781,23 @@ AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, c
   return sizes;
 }
 
+/// Throws ShapeError where an output shares memory with a mask.
+template <class T>
+void require_apart_from_masks(std::string_view function, const Footprint& out,
+                              const AttentionMask<T>& mask) {
+  for (const BiasMask<T>& bias : mask.biases()) {
+    require_apart(function, out, {{"Mask::bias", bias.values}});
+  }
+  for (const PairMask& pairs : mask.pair_masks()) {
+    require_apart(function, out, {{pairs.keep ? "Mask::keep" : "Mask::drop", pairs.pairs}});
+  }
+  if (!mask.has_key_lengths()) return;
+  const std::span<const Index> lengths = mask.key_lengths();
+  require_apart(function, out,
+                {{"Mask::key_lengths",
+                  In<Index, 1>(lengths.data(), Shape{static_cast<Index>(lengths.size())})}});
+}
+
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
@@ -4275,6 +4303,9 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   require_apart("attention_forward", {"weights", weights}, {{"q", q}, {"k", k}, {"v", v}});
   require_apart("attention_forward", {"o", o},
                 {{"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
+  detail::require_apart_from_masks<T>("attention_forward", {"weights", weights}, options.mask);
+  detail::require_apart_from_masks<T>("attention_forward", {"o", o}, options.mask);
+  if (weights.size() == 0 && o.size() == 0) return;
 
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::attention_forward_scratch<T, Isa>(L, S, options.dropout.active()),
@@ -4332,6 +4363,10 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   require_apart(
       "attention_backward", {"dv", dv},
       {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}, {"dk", dk}});
+  detail::require_apart_from_masks<T>("attention_backward", {"dq", dq}, options.mask);
+  detail::require_apart_from_masks<T>("attention_backward", {"dk", dk}, options.mask);
+  detail::require_apart_from_masks<T>("attention_backward", {"dv", dv}, options.mask);
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   Workspace<T> workspace(
       context.executor.concurrency(),
@@ -4684,6 +4719,7 @@ void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_
   require_distinct("dropout_forward", {"y", y});
   require_same_or_apart("dropout_forward", {"y", y}, {"x", x});
   dropout.require_valid("dropout_forward");
+  if (x.size() == 0) return;
   const DropoutMask mask(dropout, DropoutStream::output);
   const T factor = T(mask.keep_factor());
   constexpr Index step = 64;
@@ -4748,8 +4784,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// A query that sees no key has o 0 and lse -infinity. What a hidden pair holds, NaN or infinity,
 /// does not reach o. A query's bits depend on its own row and the keys alone: not on the batch, the
 /// other queries, or how many keys stand behind those it sees. Any strides; outputs must not
-/// overlap inputs or each other. Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and
-/// one for dropout; tiles without
+/// overlap inputs, masks or each other.
+///
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout; tiles without
 ///         a visible pair are skipped. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
@@ -4770,6 +4807,9 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   }
   require_apart("flash_attention_forward", {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
   require_apart("flash_attention_forward", {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
+  detail::require_apart_from_masks<T>("flash_attention_forward", {"o", o}, options.mask);
+  detail::require_apart_from_masks<T>("flash_attention_forward", {"lse", lse}, options.mask);
+  if (o.size() == 0 && lse.size() == 0) return;
 
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::flash_forward_scratch<T, Isa>(d, dv), context.memory);
@@ -4831,6 +4871,10 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
   require_apart(
       function, {"dv", dv},
       {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
+  detail::require_apart_from_masks<T>(function, {"dq", dq}, options.mask);
+  detail::require_apart_from_masks<T>(function, {"dk", dk}, options.mask);
+  detail::require_apart_from_masks<T>(function, {"dv", dv}, options.mask);
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   Workspace<T> workspace(context.executor.concurrency(),
                          kernels::flash_backward_scratch<T, Isa>(d, width_v), context.memory);
@@ -5015,6 +5059,7 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
   require_apart(
       function, {"rstd", rstd},
       {{"x", x}, {"gamma", affine.gamma}, {"beta", affine.beta}, {"y", y}, {"mean", mean}});
+  if (x.size() == 0 && mean.absent() && rstd.absent()) return;
   const auto x_rows = kernels::matrix(x);
   const auto y_rows = kernels::matrix(y);
   const auto gamma = kernels::row(affine.gamma), beta = kernels::row(affine.beta);
@@ -5296,15 +5341,15 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
   const auto& [query, key, value, self] = inputs;
   const Index B = query.extent(0), L = query.extent(1), S = key.extent(1);
   require_shape(function, self ? "x" : "query", query, Shape{B, L, o.d_model},
-                "d_model " + std::to_string(o.d_model));
+                [&] { return "d_model " + std::to_string(o.d_model); });
   if (self) {
     require(o.fused(), function,
             "kdim or vdim differ from d_model, expected separate keys and values");
   } else {
     require_shape(function, "key", key, Shape{B, S, o.kdim},
-                  "batch of query, kdim " + std::to_string(o.kdim));
+                  [&] { return "batch of query, kdim " + std::to_string(o.kdim); });
     require_shape(function, "value", value, Shape{B, S, o.vdim},
-                  "batch and length of key, vdim " + std::to_string(o.vdim));
+                  [&] { return "batch and length of key, vdim " + std::to_string(o.vdim); });
   }
   call.mask.require_fits(function, B, o.num_heads, L, S);
   call.attention().require_in_range(function);
@@ -5484,6 +5529,14 @@ class MultiHeadAttention {
     return train({query, key, value, false}, call, cache, context);
   }
 
+  // Gone before backward: the cache views its inputs.
+  Tensor<T, 3> forward(const Tensor<T, 3>&& query, In<T, 3> key, In<T, 3> value, const Call& call,
+                       Cache& cache, const Context& context = {}) const = delete;
+  Tensor<T, 3> forward(In<T, 3> query, const Tensor<T, 3>&& key, In<T, 3> value, const Call& call,
+                       Cache& cache, const Context& context = {}) const = delete;
+  Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, const Tensor<T, 3>&& value, const Call& call,
+                       Cache& cache, const Context& context = {}) const = delete;
+
   /// dx [B, L, D] of a self-attention; the parameters' gradients are added to `gradients`.
   ///
   /// dy [B, L, D]. Throws ArgumentError for a cache that is empty, of cross-attention, or of a
@@ -5522,6 +5575,7 @@ class MultiHeadAttention {
  private:
   Tensor<T, 3> infer(const detail::ModuleInputs<T>& inputs, const Call& call,
                      const Context& context) const {
+    require_parameters();
     Cache unused;
     return detail::multi_head_attention_forward(options_, parameters_, inputs, call, unused, false,
                                                 context);
@@ -5529,11 +5583,18 @@ class MultiHeadAttention {
   /// The caller's cache changes only when all has gone well.
   Tensor<T, 3> train(const detail::ModuleInputs<T>& inputs, const Call& call, Cache& cache,
                      const Context& context) const {
+    require_parameters();
     Cache fresh;
     Tensor<T, 3> y = detail::multi_head_attention_forward(options_, parameters_, inputs, call,
                                                           fresh, true, context);
     cache = std::move(fresh);
     return y;
+  }
+
+  void require_parameters() const {
+    require_shape("MultiHeadAttention::forward", "W_O", In<T, 2>(parameters_.w_o),
+                  Shape{options_.context_width(), options_.d_model},
+                  "the options: a module that was moved from has none");
   }
 
   void require_cache(std::string_view function, const Cache& cache, bool self) const {
@@ -5699,6 +5760,8 @@ class LayerNorm {
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
+  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     require_width("LayerNorm::forward", "x", x);
     Tensor<T, 2> y(x.shape(), context.memory);
@@ -5821,6 +5884,8 @@ class Linear {
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
+  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     Tensor<T, 2> y = forward(x, context);
     cache = {x, true};
@@ -5876,7 +5941,8 @@ HEADWISE_STRICT_MATH_BEGIN
 /// x   [N, M]   in
 /// p   [N, M]   out; may be x
 ///
-/// Subtracting the maximum changes nothing but keeps e^x in range: 1000 is no overflow.
+/// Subtracting the maximum changes nothing but keeps e^x in range: 1000 is no overflow. A row that
+/// holds NaN or +infinity, or -infinity alone, becomes NaN: nothing here is masked.
 /// Work    4 N M FLOPs: subtract, e^x, sum, divide.
 /// Throws  ShapeError before anything is written.
 /// Source  Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs",
@@ -5887,9 +5953,9 @@ void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Contex
   require_shape("softmax_forward", "p", p, x.shape(), "the shape of x");
   require_distinct("softmax_forward", {"p", p});
   require_same_or_apart("softmax_forward", {"p", p}, {"x", x});
+  if (x.extent(1) == 0) return;
   for (Index n = 0; n < x.extent(0); ++n) {
     for (Index m = 0; m < x.extent(1); ++m) p(n, m) = x(n, m);
-    if (x.extent(1) == 0) continue;
     kernels::softmax_row(kernels::row(kernels::matrix(p), n), p.extent(1),
                          [](Index) { return true; });
   }
@@ -7088,9 +7154,9 @@ template <class T, int R>
 // headwise/compiled.hpp
 // The operations and the module for float and double, declared as compiled elsewhere: the target
 // headwise::compiled holds them, and defines HEADWISE_COMPILED, by which headwise.hpp includes
-// this. A translation unit that is compiled with flags of its own (-mavx2, -ffast-math,
-// -fno-exceptions
-// ...) compiles what it uses itself, as it would without.
+// this (a file that includes single headers of the library includes this one, too). A translation
+// unit that is compiled with flags of its own (-mavx2, -ffast-math and so on) compiles what it uses
+// itself, as it would without.
 
 #if !defined(HEADWISE_INSTANCE)
 #define HEADWISE_INSTANCE extern template  // src/compiled.cpp: template

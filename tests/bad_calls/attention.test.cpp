@@ -89,9 +89,9 @@ std::vector<Rule> shaped(const std::string& name, Member member, const Shape<4>&
 std::vector<Rule> own_memory(const std::string& name, Member member,
                              const std::vector<std::pair<std::string, Member>>& others) {
   std::vector<Rule> rules;
-  for (const auto& [other_name, other] : others) {
+  for (const auto& [other_name, other_member] : others) {
     rules.push_back({name + " overlaps " + other_name + ", expected memory of its own",
-                     [member = member, other = other](Call& c) {
+                     [member, other = other_member](Call& c) {
                        // The last element of the one is the first of the other.
                        const auto a = c.*member, b = c.*other;
                        const auto block = c.memory.tensor(a.size() + b.size() - 1);

@@ -28,26 +28,16 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "../headwise.hpp"
 #include "../io/safetensors.hpp"
 
-// headwise/io/pytorch.hpp
-// The weights of PyTorch's torch.nn.MultiheadAttention, in its names and layouts, both ways.
-//
-//   in_proj_weight [3 D, D]      rows W_Q | W_K | W_V; where kdim and vdim are D
-//   q_proj_weight  [D, D]        and k_proj_weight [D, kdim], v_proj_weight [D, vdim] elsewhere
-//   in_proj_bias   [3 D]         b_Q | b_K | b_V
-//   out_proj.weight [D, D], out_proj.bias [D]
-//
-// Weights are [out, in] there and [in, out] here: the same numbers, transposed, to the bit. It is
-// either all biases or none there; what a module here lacks is written as 0, and a bias that is 0
-// fits a module without it. What that module cannot hold is refused by name: fewer key/value heads
-// than heads, heads of another width than D / H, layer_norm; and add_bias_kv of theirs.
+// headwise/io/pytorch_layout.hpp
+// How the parameters of a module lie among PyTorch's tensors, and which modules have no place
+// there. pytorch.hpp says what the names and layouts are.
 
-namespace headwise::inline v0_1 {
-
-namespace detail {
+namespace headwise::inline v0_1::detail {
 
 /// Throws ArgumentError for a module that PyTorch's cannot hold.
 inline void require_pytorch_module(std::string_view function, const MultiHeadAttentionOptions& o) {
@@ -62,6 +52,27 @@ inline void require_pytorch_module(std::string_view function, const MultiHeadAtt
           "d_value is " + std::to_string(o.d_value) + ", expected d_head " +
               std::to_string(o.d_head) + " (PyTorch's module)");
   require(!o.layer_norm, function, "layer_norm is set, which PyTorch's module has not");
+}
+
+/// Throws ShapeError unless the parameters are those of a module of these options, which
+/// PyTorch's can hold. A module that was moved from has none.
+template <class T>
+void require_parameters(std::string_view function, const MultiHeadAttentionOptions& o,
+                        const MultiHeadAttentionParameters<T>& p) {
+  const auto match = [&](const char* name, const auto& tensor, bool there, auto shape) {
+    require_shape(function, name, tensor, there ? shape : decltype(shape)(),
+                  "the module's options; a module that was moved from has no parameters");
+  };
+  const Index D = o.d_model;
+  match("w_qkv", p.w_qkv, o.fused(), Shape{D, 3 * D});
+  match("w_q", p.w_q, !o.fused(), Shape{D, D});
+  match("w_k", p.w_k, !o.fused(), Shape{o.kdim, D});
+  match("w_v", p.w_v, !o.fused(), Shape{o.vdim, D});
+  match("w_o", p.w_o, true, Shape{D, D});
+  match("b_q", p.b_q, o.q_bias, Shape{D});
+  match("b_k", p.b_k, o.k_bias, Shape{D});
+  match("b_v", p.b_v, o.v_bias, Shape{D});
+  match("b_o", p.b_o, o.o_bias, Shape{D});
 }
 
 /// A tensor of the file. Throws ShapeError unless it has this shape.
@@ -146,13 +157,13 @@ void read_pytorch_biases(std::string_view function, const SafetensorsFile& file,
   }
 }
 
-/// b_Q | b_K | b_V, 0 for one that is absent.
+/// b_Q | b_K | b_V, each [D], 0 for one that is absent.
 template <class T>
-Tensor<T, 1> join_biases(const MultiHeadAttentionParameters<T>& p) {
-  Tensor<T, 1> joined({p.q_width + p.k_width + p.v_width});
-  if (!p.b_q.absent()) copy(In<T, 1>(p.b_q), slice(joined, 0, 0, p.q_width));
-  if (!p.b_k.absent()) copy(In<T, 1>(p.b_k), slice(joined, 0, p.q_width, p.k_width));
-  if (!p.b_v.absent()) copy(In<T, 1>(p.b_v), slice(joined, 0, p.q_width + p.k_width, p.v_width));
+Tensor<T, 1> join_biases(const MultiHeadAttentionParameters<T>& p, Index D) {
+  Tensor<T, 1> joined({3 * D});
+  if (!p.b_q.absent()) copy(In<T, 1>(p.b_q), slice(joined, 0, 0, D));
+  if (!p.b_k.absent()) copy(In<T, 1>(p.b_k), slice(joined, 0, D, D));
+  if (!p.b_v.absent()) copy(In<T, 1>(p.b_v), slice(joined, 0, 2 * D, D));
   return joined;
 }
 
@@ -169,7 +180,22 @@ void add_pytorch_weights(SafetensorsWriter& writer, const MultiHeadAttentionPara
   writer.add(prefix + "out_proj.weight", transpose(p.w_o, 0, 1), dtype);
 }
 
-}  // namespace detail
+}  // namespace headwise::inline v0_1::detail
+
+// headwise/io/pytorch.hpp
+// The weights of PyTorch's torch.nn.MultiheadAttention, in its names and layouts, both ways.
+//
+//   in_proj_weight [3 D, D]      rows W_Q | W_K | W_V; where kdim and vdim are D
+//   q_proj_weight  [D, D]        and k_proj_weight [D, kdim], v_proj_weight [D, vdim] elsewhere
+//   in_proj_bias   [3 D]         b_Q | b_K | b_V
+//   out_proj.weight [D, D], out_proj.bias [D]
+//
+// Weights are [out, in] there and [in, out] here: the same numbers, transposed, to the bit. It is
+// either all biases or none there; what a module here lacks is written as 0, and a bias that is 0
+// fits a module without it. What that module cannot hold is refused by name: fewer key/value heads
+// than heads, heads of another width than D / H, layer_norm; and add_bias_kv of theirs.
+
+namespace headwise::inline v0_1 {
 
 /// The options of the module whose weights a file holds; the number of heads is not among them.
 ///
@@ -211,7 +237,8 @@ inline MultiHeadAttentionOptions pytorch_options(const SafetensorsFile& file, In
 ///
 /// A bias that the module has not must be 0 in the file; one that it has must be there.
 /// Throws   FileError for a tensor that is not there, ShapeError or ArgumentError for one that does
-///          not fit, std::bad_alloc; the module then is as it was.
+///          not fit, ShapeError for a module that was moved from, std::bad_alloc; the module then
+///          is as it was.
 template <Scalar T>
 requires StoredFloat<T>
 void load_pytorch(const SafetensorsFile& file, MultiHeadAttention<T>& module,
@@ -220,6 +247,7 @@ void load_pytorch(const SafetensorsFile& file, MultiHeadAttention<T>& module,
   const MultiHeadAttentionOptions& o = module.options();
   const std::string at(prefix);
   detail::require_pytorch_module(function, o);
+  detail::require_parameters(function, o, module.parameters());
   MultiHeadAttentionParameters<T> loaded(o);
   detail::read_pytorch_projections(function, file, at, o, loaded);
   const auto w_o = detail::get_shaped<T>(function, file, at + "out_proj.weight",
@@ -254,8 +282,9 @@ requires StoredFloat<T> MultiHeadAttention<T> from_pytorch(const SafetensorsFile
 ///
 /// dtype   f64, f32, f16 or bf16; T's own: load_pytorch gives back the same bits
 ///
-/// Throws   ArgumentError for a module that PyTorch's cannot hold, and as SafetensorsWriter::add
-///          does; std::bad_alloc. The writer then is as it was.
+/// Throws   ArgumentError for a module that PyTorch's cannot hold, ShapeError for one that was
+///          moved from, and as SafetensorsWriter::add does; std::bad_alloc. The writer then is as
+///          it was.
 template <Scalar T>
 requires StoredFloat<T>
 void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
@@ -264,10 +293,11 @@ void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
   const MultiHeadAttentionParameters<T>& p = module.parameters();
   const std::string at(prefix);
   detail::require_pytorch_module("add_pytorch", o);
+  detail::require_parameters("add_pytorch", o, p);
   SafetensorsWriter added;
   detail::add_pytorch_weights(added, p, at, dtype);
   if (o.q_bias || o.k_bias || o.v_bias || o.o_bias) {
-    added.add(at + "in_proj_bias", detail::join_biases(p), dtype);
+    added.add(at + "in_proj_bias", detail::join_biases(p, o.d_model), dtype);
     added.add(at + "out_proj.bias", o.o_bias ? p.b_o : Tensor<T, 1>({o.d_model}), dtype);
   }
   writer.merge(std::move(added));
@@ -279,8 +309,8 @@ void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
 /// in_proj_bias is there where b_Q, b_K and b_V all are, and left out where none is: the gradient
 /// of a bias that the module has not is not 0 but unknown, so that a part of them is refused.
 /// Throws   ArgumentError for such a module and for one that PyTorch's cannot hold, ShapeError for
-///          gradients of another module, and as SafetensorsWriter::add does; std::bad_alloc. The
-///          writer then is as it was.
+///          one that was moved from and for gradients of another module, and as
+///          SafetensorsWriter::add does; std::bad_alloc. The writer then is as it was.
 template <Scalar T>
 requires StoredFloat<T>
 void add_pytorch_gradients(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
@@ -293,6 +323,7 @@ void add_pytorch_gradients(SafetensorsWriter& writer, const MultiHeadAttention<T
   require(o.q_bias == o.k_bias && o.k_bias == o.v_bias, function,
           "only some of q_bias, k_bias and v_bias are set, expected all or none");
   const MultiHeadAttentionParameters<T>& p = module.parameters();
+  detail::require_parameters(function, o, p);
   const auto match = [&](const char* name, const auto& gradient, const auto& parameter) {
     require_shape(function, name, gradient, parameter.shape(), "the shape of its parameter");
   };
@@ -307,7 +338,7 @@ void add_pytorch_gradients(SafetensorsWriter& writer, const MultiHeadAttention<T
   match("b_o", gradients.b_o, p.b_o);
   SafetensorsWriter added;
   detail::add_pytorch_weights<T>(added, gradients, at, dtype);
-  if (o.q_bias) added.add(at + "in_proj_bias", detail::join_biases<T>(gradients), dtype);
+  if (o.q_bias) added.add(at + "in_proj_bias", detail::join_biases<T>(gradients, o.d_model), dtype);
   if (o.o_bias) added.add(at + "out_proj.bias", gradients.b_o, dtype);
   writer.merge(std::move(added));
 }

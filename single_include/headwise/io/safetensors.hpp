@@ -56,6 +56,104 @@
 
 #include "../headwise.hpp"
 
+// headwise/io/utf8.hpp
+// UTF-8, as far as names in a file need it: whether text is well-formed, and how text of unknown
+// origin is shown in a message.
+
+namespace headwise::inline v0_1::detail {
+
+/// The bytes of the well-formed character that `text` begins with; 0 where there is none.
+///
+/// Overlong forms, surrogates and what lies above U+10FFFF are not well-formed (Unicode 15, table
+/// 3-7).
+constexpr std::size_t utf8_length(std::string_view text) {
+  const auto byte = [&](std::size_t n) {
+    return n < text.size() ? static_cast<unsigned char>(text[n]) : 0u;
+  };
+  const auto continues = [&](std::size_t n) { return (byte(n) & 0xC0u) == 0x80u; };
+  const unsigned lead = byte(0);
+  if (text.empty()) return 0;
+  if (lead < 0x80) return 1;
+  if (lead < 0xC2 || lead > 0xF4 || !continues(1)) return 0;
+  if (lead < 0xE0) return 2;
+  const bool overlong = (lead == 0xE0 && byte(1) < 0xA0) || (lead == 0xF0 && byte(1) < 0x90);
+  const bool surrogate = lead == 0xED && byte(1) > 0x9F;
+  const bool too_large = lead == 0xF4 && byte(1) > 0x8F;
+  if (overlong || surrogate || too_large || !continues(2)) return 0;
+  if (lead < 0xF0) return 3;
+  return continues(3) ? 4 : 0;
+}
+
+constexpr bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t length = utf8_length(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
+/// Appends a character of at most U+10FFFF.
+inline void append_utf8(std::string& to, std::uint32_t code) {
+  const auto put = [&](std::uint32_t bits) { to += static_cast<char>(bits); };
+  if (code < 0x80) return put(code);
+  if (code < 0x800) {
+    put(0xC0 | (code >> 6));
+  } else {
+    if (code < 0x10000) {
+      put(0xE0 | (code >> 12));
+    } else {
+      put(0xF0 | (code >> 18));
+      put(0x80 | ((code >> 12) & 0x3F));
+    }
+    put(0x80 | ((code >> 6) & 0x3F));
+  }
+  put(0x80 | (code & 0x3F));
+}
+
+/// The bytes of the character that `text` begins with, where a message can show it; 0 for a control
+/// character and for what is no UTF-8.
+constexpr std::size_t shown_length(std::string_view text) {
+  const std::size_t length = utf8_length(text);
+  if (length == 0) return 0;
+  const auto byte = [&](std::size_t n) { return static_cast<unsigned char>(text[n]); };
+  const bool control =
+      byte(0) < 0x20 || byte(0) == 0x7F || (length == 2 && byte(0) == 0xC2 && byte(1) < 0xA0);
+  return control ? 0 : length;
+}
+
+/// Text out of a file, fit for a message: in quotes, on one line, not too long. Control characters
+/// and bytes that are no UTF-8 are shown by their numbers.
+inline std::string quote(std::string_view text) {
+  constexpr std::size_t longest = 80;
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string quoted = "\"";
+  std::size_t n = 0;
+  while (n < text.size() && n < longest) {
+    const auto first = static_cast<unsigned char>(text[n]);
+    const std::size_t length = shown_length(text.substr(n));
+    if (length == 0) {
+      quoted += {'\\', 'x', digits[first / 16u], digits[first % 16u]};
+      n += 1;
+      continue;
+    }
+    if (first == '"' || first == '\\') quoted += '\\';
+    quoted += text.substr(n, length);
+    n += length;
+  }
+  return quoted + (n < text.size() ? "...\"" : "\"");
+}
+
+/// A file's name, fit to begin a message: as it is, or quoted where it is empty or holds what
+/// cannot be shown.
+inline std::string shown_name(std::string_view file) {
+  std::size_t shown = 0;
+  while (const std::size_t length = shown_length(file.substr(shown))) shown += length;
+  return file.empty() || shown < file.size() ? quote(file) : std::string(file);
+}
+
+}  // namespace headwise::inline v0_1::detail
+
 // headwise/io/read_file.hpp
 // A regular file that is read from its beginning. Folders, pipes and devices are refused: they have
 // no size that a header could be held against.
@@ -72,10 +170,10 @@ class Descriptor {
     if (number_ >= 0) ::close(number_);
   }
 
-  /// Opens again where a signal came between.
-  static int open(const char* path, int flags) {
+  /// Opens again where a signal came between. A new file gets `mode`, less the umask.
+  static int open(const char* path, int flags, ::mode_t mode = 0666) {
     for (;;) {
-      const int number = ::open(path, flags | O_CLOEXEC, 0666);
+      const int number = ::open(path, flags | O_CLOEXEC, mode);
       if (number >= 0 || errno != EINTR) return number;
     }
   }
@@ -88,7 +186,12 @@ class Descriptor {
 
 [[noreturn]] inline void raise_file_error(const std::string& file, std::string_view what,
                                           int error) {
-  raise<FileError>(file + ": " + std::string(what) + ": " + std::generic_category().message(error));
+  raise<FileError>(shown_name(file) + ": " + std::string(what) + ": " +
+                   std::generic_category().message(error));
+}
+
+inline void require_regular(const std::string& file, const struct ::stat& status) {
+  if (!S_ISREG(status.st_mode)) raise<FileError>(shown_name(file) + ": is not a regular file");
 }
 
 class InputFile {
@@ -101,7 +204,7 @@ class InputFile {
     if (file_.number() < 0) raise_file_error(name_, "cannot be opened for reading", errno);
     struct ::stat status {};
     if (::fstat(file_.number(), &status) != 0) raise_file_error(name_, "cannot be read", errno);
-    if (!S_ISREG(status.st_mode)) raise<FileError>(name_ + ": is not a regular file");
+    require_regular(name_, status);
     size_ = static_cast<std::uint64_t>(status.st_size);
   }
 
@@ -126,7 +229,7 @@ class InputFile {
   [[noreturn]] void fail(int error) const {
     const std::string what = "byte " + std::to_string(position_) + ": cannot be read further";
     if (error != 0) raise_file_error(name_, what, error);
-    raise<FileError>(name_ + ": " + what + ": it has become shorter");
+    raise<FileError>(shown_name(name_) + ": " + what + ": it has become shorter");
   }
 
   std::string name_;
@@ -348,88 +451,6 @@ constexpr To convert_float(From from) {
 
 }  // namespace headwise::inline v0_1
 
-// headwise/io/utf8.hpp
-// UTF-8, as far as names in a file need it: whether text is well-formed, and how text of unknown
-// origin is shown in a message.
-
-namespace headwise::inline v0_1::detail {
-
-/// The bytes of the well-formed character that `text` begins with; 0 where there is none.
-///
-/// Overlong forms, surrogates and what lies above U+10FFFF are not well-formed (Unicode 15, table
-/// 3-7).
-constexpr std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t n) {
-    return n < text.size() ? static_cast<unsigned char>(text[n]) : 0u;
-  };
-  const auto continues = [&](std::size_t n) { return (byte(n) & 0xC0u) == 0x80u; };
-  const unsigned lead = byte(0);
-  if (text.empty()) return 0;
-  if (lead < 0x80) return 1;
-  if (lead < 0xC2 || lead > 0xF4 || !continues(1)) return 0;
-  if (lead < 0xE0) return 2;
-  const bool overlong = (lead == 0xE0 && byte(1) < 0xA0) || (lead == 0xF0 && byte(1) < 0x90);
-  const bool surrogate = lead == 0xED && byte(1) > 0x9F;
-  const bool too_large = lead == 0xF4 && byte(1) > 0x8F;
-  if (overlong || surrogate || too_large || !continues(2)) return 0;
-  if (lead < 0xF0) return 3;
-  return continues(3) ? 4 : 0;
-}
-
-constexpr bool is_utf8(std::string_view text) {
-  while (!text.empty()) {
-    const std::size_t length = utf8_length(text);
-    if (length == 0) return false;
-    text.remove_prefix(length);
-  }
-  return true;
-}
-
-/// Appends a character of at most U+10FFFF.
-inline void append_utf8(std::string& to, std::uint32_t code) {
-  const auto put = [&](std::uint32_t bits) { to += static_cast<char>(bits); };
-  if (code < 0x80) return put(code);
-  if (code < 0x800) {
-    put(0xC0 | (code >> 6));
-  } else {
-    if (code < 0x10000) {
-      put(0xE0 | (code >> 12));
-    } else {
-      put(0xF0 | (code >> 18));
-      put(0x80 | ((code >> 12) & 0x3F));
-    }
-    put(0x80 | ((code >> 6) & 0x3F));
-  }
-  put(0x80 | (code & 0x3F));
-}
-
-/// Text out of a file, fit for a message: in quotes, on one line, not too long. Control characters
-/// and bytes that are no UTF-8 are shown by their numbers.
-inline std::string quote(std::string_view text) {
-  constexpr std::size_t longest = 80;
-  constexpr std::string_view digits = "0123456789abcdef";
-  std::string quoted = "\"";
-  std::size_t n = 0;
-  while (n < text.size() && n < longest) {
-    const auto first = static_cast<unsigned char>(text[n]);
-    const std::size_t length = utf8_length(text.substr(n));
-    const bool control =
-        first < 0x20 || first == 0x7F ||
-        (length == 2 && first == 0xC2 && static_cast<unsigned char>(text[n + 1]) < 0xA0);
-    if (length == 0 || control) {
-      quoted += {'\\', 'x', digits[first / 16u], digits[first % 16u]};
-      n += 1;
-      continue;
-    }
-    if (first == '"' || first == '\\') quoted += '\\';
-    quoted += text.substr(n, length);
-    n += length;
-  }
-  return quoted + (n < text.size() ? "...\"" : "\"");
-}
-
-}  // namespace headwise::inline v0_1::detail
-
 // headwise/io/safetensors_format.hpp
 // What a safetensors header says of a tensor, and the words in which a file is refused.
 
@@ -462,9 +483,27 @@ struct SafetensorsHeader {
 
 [[noreturn]] inline void raise_at(std::string_view file, std::uint64_t position,
                                   std::string_view message) {
-  raise<FileError>(std::string(file) + ": byte " + std::to_string(position) + ": " +
+  raise<FileError>(shown_name(file) + ": byte " + std::to_string(position) + ": " +
                    std::string(message));
 }
+
+/// The memory that an entry is counted with: its bytes, and what each block of the heap adds.
+///@{
+constexpr std::size_t entry_charge(std::size_t bytes, std::size_t blocks) {
+  constexpr std::size_t block_overhead = 32;
+  return bytes + blocks * block_overhead;
+}
+/// A line of metadata, without its value.
+constexpr std::size_t metadata_charge(std::size_t key_bytes) {
+  constexpr std::size_t node_bytes = sizeof(std::pair<std::string, std::string>) + 32;
+  return entry_charge(node_bytes + key_bytes, 3);
+}
+/// A tensor, its place in `tensors` and in two orders of them, without its shape.
+constexpr std::size_t tensor_charge(std::size_t name_bytes) {
+  return entry_charge(sizeof(StoredTensor) + 3 * sizeof(std::size_t) + name_bytes, 2);
+}
+constexpr std::size_t shape_charge(std::size_t rank) { return rank * sizeof(Index); }
+///@}
 
 /// The bytes of a dense tensor. Nothing for an extent below 0 and where Index cannot count the
 /// bytes of the extents other than 0: strides are products of those.
@@ -665,7 +704,7 @@ class JsonCursor {
       return escaped_code();
     }
     const std::size_t which = letters.find(letter);
-    if (which == letters.npos) refuse_json("an escape that JSON does not know");
+    if (which == std::string_view::npos) refuse_json("an escape that JSON does not know");
     ++at_;
     return static_cast<unsigned char>(meanings[which]);
   }
@@ -707,7 +746,7 @@ inline void append_json_string(std::string& to, std::string_view text) {
   to += '"';
   for (const char c : text) {
     const auto code = static_cast<unsigned char>(c);
-    if (const std::size_t which = with_letter.find(c); which != with_letter.npos) {
+    if (const std::size_t which = with_letter.find(c); which != std::string_view::npos) {
       to += {'\\', letters[which]};
     } else if (code < 0x20) {
       to += {'\\', 'u', '0', '0', digits[code / 16u], digits[code % 16u]};
@@ -756,15 +795,13 @@ class HeaderReader {
     bool dtype = false, shape = false, data_offsets = false;
   };
 
-  /// Takes the memory of an entry from what is left: `bytes` in so many blocks of the heap.
-  void charge(std::size_t bytes, std::size_t blocks) {
-    constexpr std::size_t block_overhead = 32;
-    const std::size_t sum = bytes + blocks * block_overhead;
-    if (sum > left_) {
+  /// Takes the memory of an entry from what is left.
+  void charge(std::size_t bytes) {
+    if (bytes > left_) {
       json_.refuse("names, shapes and metadata take more than " + std::to_string(max_entry_bytes) +
                    " bytes of memory");
     }
-    left_ -= sum;
+    left_ -= bytes;
   }
 
   /// As `kind`, and for a number why it is no unsigned integer.
@@ -781,21 +818,19 @@ class HeaderReader {
     if (json_.peek() != '{')
       json_.refuse("__metadata__ is " + value_kind() + ", expected an object");
     json_.object(left_, [&](std::string key) {
-      constexpr std::size_t node_bytes = sizeof(std::pair<std::string, std::string>) + 32;
-      charge(node_bytes + key.size(), 3);
+      charge(metadata_charge(key.size()));
       if (json_.peek() != '"') {
         json_.refuse("__metadata__: " + quote(key) + " is " + value_kind() + ", expected a string");
       }
       std::string value = json_.string(left_);
-      charge(value.size(), 0);
+      charge(value.size());
       const auto [line, inserted] = header_.metadata.try_emplace(std::move(key), std::move(value));
       if (!inserted) json_.refuse("__metadata__: the key " + quote(line->first) + " occurs twice");
     });
   }
 
   void read_tensor(std::string name) {
-    // Its place in `tensors` and in two orders of them.
-    charge(sizeof(StoredTensor) + 3 * sizeof(std::size_t) + name.size(), 2);
+    charge(tensor_charge(name.size()));
     StoredTensor tensor;
     tensor.name = std::move(name);
     if (json_.peek() != '{') {
@@ -852,7 +887,7 @@ class HeaderReader {
       }
       extents[rank++] = static_cast<Index>(number);
     });
-    charge(rank * sizeof(Index), 0);
+    charge(shape_charge(rank));
     tensor.shape.assign(extents.begin(), extents.begin() + static_cast<std::ptrdiff_t>(rank));
   }
 
@@ -1015,7 +1050,8 @@ inline void check_header_length(std::uint64_t length, std::uint64_t file_bytes,
 
 namespace headwise::inline v0_1 {
 
-/// The tensors of one file, held in memory. Const calls from many threads are safe.
+/// The tensors of one file, held in memory. Const calls from many threads are safe. One that was
+/// moved from holds no tensor, and its name is empty.
 class SafetensorsFile {
  public:
   /// An empty file.
@@ -1023,8 +1059,8 @@ class SafetensorsFile {
 
   /// Reads a whole file.
   ///
-  /// Throws   FileError where it cannot be read, is no regular file, or is not what the format
-  /// says.
+  /// Throws   FileError where it cannot be read, is no regular file, or breaks the format;
+  ///          std::bad_alloc.
   static SafetensorsFile read(const std::filesystem::path& path) {
     detail::InputFile file(path);
     return read_parts(file.name(), file.size(),
@@ -1033,7 +1069,7 @@ class SafetensorsFile {
 
   /// The same from memory; the bytes are copied.
   ///
-  /// name   of the file in messages
+  /// name   of the file in messages; they quote it where it is empty or has control characters
   ///
   /// Throws   FileError where they are not what the format says, std::bad_alloc.
   static SafetensorsFile parse(std::span<const std::byte> bytes, std::string name = "memory") {
@@ -1144,8 +1180,9 @@ class SafetensorsFile {
       held += (t == 0 ? "" : ", ") + detail::quote(header_.tensors[t].name);
     }
     if (header_.tensors.size() > most) held += ", ...";
-    raise<FileError>(name_ + ": holds no tensor " + detail::quote(name) + ", but " +
-                     std::to_string(header_.tensors.size()) + (held.empty() ? "" : ": ") + held);
+    raise<FileError>(detail::shown_name(name_) + ": holds no tensor " + detail::quote(name) +
+                     ", but " + std::to_string(header_.tensors.size()) +
+                     (held.empty() ? "" : ": ") + held);
   }
 
   std::span<const std::byte> bytes_of(const detail::StoredTensor& tensor) const {
@@ -1197,34 +1234,62 @@ class SafetensorsFile {
 // headwise/io/write_file.hpp
 // A file that is written whole or not at all: into a temporary neighbour, which then takes its
 // name. A reader sees the old content or the new, never a part; so does the disk after a crash.
-// A path that is a symbolic link is replaced by the file, what it pointed to stays.
+//
+// It replaces regular files alone, and the new file keeps the old one's permissions. A symbolic
+// link stays: the file that it leads to is the one that is written, and there has to be one.
+// Folders, pipes and devices are refused before anything is made.
 
 namespace headwise::inline v0_1::detail {
+
+/// The file that a path leads to. Throws FileError for a symbolic link to nothing.
+inline std::filesystem::path follow_link(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_symlink(std::filesystem::symlink_status(path, error))) return path;
+  std::filesystem::path file = std::filesystem::canonical(path, error);
+  if (error) raise_file_error(path.string(), "cannot be followed", error.value());
+  return file;
+}
+
+/// The permissions of the file at `path`; nothing where there is none. Throws FileError where there
+/// is something else.
+inline std::optional<::mode_t> permissions_at(const std::filesystem::path& path,
+                                              const std::string& name) {
+  struct ::stat status {};
+  if (::stat(path.c_str(), &status) != 0) {
+    if (errno == ENOENT && !path.empty()) return std::nullopt;
+    raise_file_error(name, "cannot be written", errno);
+  }
+  require_regular(name, status);
+  return status.st_mode & 07777;
+}
 
 /// Gone with the object, unless it has replaced its target.
 class TemporaryFile {
  public:
-  /// Throws FileError where the target's folder does not take a new file.
-  explicit TemporaryFile(std::filesystem::path target)
-      : target_(std::move(target)),
+  /// Throws FileError where the target is no regular file, and where its folder does not take a new
+  /// one.
+  explicit TemporaryFile(const std::filesystem::path& target)
+      : name_(target.string()),
+        target_(follow_link(target)),
         folder_(target_.has_parent_path() ? target_.parent_path() : ".") {
+    const std::optional<::mode_t> permissions = permissions_at(target_, name_);
+    // Nobody may open it who may not read what it replaces.
+    const ::mode_t mode = permissions ? 0600 : 0666;
     const std::string stem = ".headwise-" + std::to_string(::getpid()) + "-";
     for (int attempt = 0; attempt < 1000; ++attempt) {
       // Not the target's name and a suffix: that could be longer than a name may be.
       path_ = target_.parent_path() / (stem + std::to_string(attempt) + ".tmp");
-      descriptor_ = Descriptor::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL);
+      descriptor_ = Descriptor::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL, mode);
       if (descriptor_ >= 0 || errno != EEXIST) break;
     }
     if (descriptor_ < 0) {
-      raise_file_error(target_.string(), "no temporary file can be made in its folder", errno);
+      raise_file_error(name_, "no temporary file can be made in its folder", errno);
     }
+    if (permissions) keep_permissions(*permissions);
   }
   TemporaryFile(const TemporaryFile&) = delete;
   TemporaryFile& operator=(const TemporaryFile&) = delete;
-  ~TemporaryFile() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-    if (!renamed_) ::unlink(path_.c_str());
-  }
+  ~TemporaryFile() { discard(); }
 
   void append(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
@@ -1252,15 +1317,25 @@ class TemporaryFile {
   }
 
  private:
-  [[noreturn]] void fail(std::string_view what) const {
-    raise_file_error(target_.string(), what, errno);
+  void keep_permissions(::mode_t permissions) {
+    while (::fchmod(descriptor_, permissions) != 0) {
+      if (errno == EINTR) continue;
+      const int error = errno;
+      discard();  // the destructor of what was never whole does not run
+      raise_file_error(name_, "its permissions cannot be kept", error);
+    }
   }
+  void discard() {
+    if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
+    if (!renamed_) ::unlink(path_.c_str());
+  }
+  [[noreturn]] void fail(std::string_view what) const { raise_file_error(name_, what, errno); }
   [[noreturn]] void fail_write(int error) const {
-    raise_file_error(target_.string(), "byte " + std::to_string(written_) + ": cannot be written",
-                     error);
+    raise_file_error(name_, "byte " + std::to_string(written_) + ": cannot be written", error);
   }
 
-  std::filesystem::path target_;
+  std::string name_;              // of the target, as it was given
+  std::filesystem::path target_;  // behind all links
   std::filesystem::path folder_;
   std::filesystem::path path_;
   int descriptor_ = -1;
@@ -1273,7 +1348,8 @@ class TemporaryFile {
 // headwise/io/safetensors_writer.hpp
 // Writes tensors by name as a safetensors file, whole or not at all.
 //
-// It refuses what the reader would: a name twice, a name that is not UTF-8, more than 8 axes.
+// It refuses what the reader would: a name twice, a name that is not UTF-8, more than 8 axes, names
+// and metadata beyond what the reader keeps.
 
 namespace headwise::inline v0_1 {
 
@@ -1295,8 +1371,9 @@ class SafetensorsWriter {
   template <StoredScalar T, int R>
   void add(std::string name, const In<T, R>& tensor, DType dtype = dtype_of<T>) {
     static_assert(R <= static_cast<int>(detail::max_rank), "the reader takes no more axes");
-    const auto& extents = tensor.shape().extents;
-    Entry entry = start_converted<T>(name, extents, dtype);
+    constexpr std::string_view function = "SafetensorsWriter::add";
+    require_countable(function, "tensor " + detail::quote(name), tensor);
+    Entry entry = start_converted<T>(function, name, tensor.shape().extents, dtype);
     for_each_index(tensor.shape(), [&](const Shape<R>& index) { append(entry, tensor(index)); });
     entries_.emplace(std::move(name), std::move(entry));
   }
@@ -1304,7 +1381,7 @@ class SafetensorsWriter {
   /// Adds a tensor without axes. Throws ArgumentError, and the writer stays as it was.
   template <StoredScalar T>
   void add_scalar(std::string name, T value, DType dtype = dtype_of<T>) {
-    Entry entry = start_converted<T>(name, {}, dtype);
+    Entry entry = start_converted<T>("SafetensorsWriter::add_scalar", name, {}, dtype);
     append(entry, value);
     entries_.emplace(std::move(name), std::move(entry));
   }
@@ -1355,22 +1432,33 @@ class SafetensorsWriter {
     metadata_.insert_or_assign(key, value);
   }
 
-  /// The file as it would be written. Throws ArgumentError for a header that is too long.
+  /// The file as it would be written. Throws ArgumentError for a header that the reader would
+  /// refuse: names, shapes and metadata of more than 48 MiB, text of more than 100 MB.
   std::vector<std::byte> bytes() const {
-    std::vector<std::byte> file;
-    for_each_part([&](std::span<const std::byte> part) {
-      file.insert(file.end(), part.begin(), part.end());
-    });
+    const auto order = in_file_order();
+    const std::string text = header("SafetensorsWriter::bytes", order);
+    const auto first = std::as_bytes(std::span(text));
+    std::vector<std::byte> file(first.begin(), first.end());
+    for (const auto* entry : order) {
+      file.insert(file.end(), entry->second.bytes.begin(), entry->second.bytes.end());
+    }
     return file;
   }
 
   /// Writes the file whole or not at all: what `path` held before stays until the new file is on
   /// the disk, and stays for good where that fails.
   ///
-  /// Throws   FileError.
+  /// path   a regular file, which is replaced by one of the same permissions, or nothing yet; for
+  ///        a symbolic link the file that it leads to
+  ///
+  /// Throws   ArgumentError as `bytes` does, FileError where there is something else or the system
+  ///          refuses, std::bad_alloc.
   void write(const std::filesystem::path& path) const {
+    const auto order = in_file_order();
+    const std::string text = header("SafetensorsWriter::write", order);
     detail::TemporaryFile file(path);
-    for_each_part([&](std::span<const std::byte> part) { file.append(part); });
+    file.append(std::as_bytes(std::span(text)));
+    for (const auto* entry : order) file.append(std::span(entry->second.bytes));
     file.replace_target();
   }
 
@@ -1403,20 +1491,16 @@ class SafetensorsWriter {
 
   /// An entry with room for its elements, which are converted from T.
   template <StoredScalar T>
-  Entry start_converted(const std::string& name, std::span<const Index> shape, DType dtype) const {
-    constexpr std::string_view function = "SafetensorsWriter::add";
+  Entry start_converted(std::string_view function, const std::string& name,
+                        std::span<const Index> shape, DType dtype) const {
     Entry entry = start_entry(function, name, shape, dtype);
     const bool float_type = detail::with_float_type(dtype, [](auto) {});
     require(StoredFloat<T> ? float_type : dtype == DType::boolean, function, [&] {
       return "tensor " + detail::quote(name) + " of " + std::string(dtype_name(dtype_of<T>)) +
              " does not convert to " + std::string(dtype_name(dtype));
     });
-    const std::optional<std::uint64_t> count = detail::tensor_bytes(shape, dtype);
-    if (!count) {
-      raise<ShapeError>(std::string(function) + ": tensor " + detail::quote(name) + " is " +
-                        format_extents(shape) + ", which has more bytes than can be counted");
-    }
-    entry.bytes.reserve(*count);
+    // A shape that is countable has a number of bytes.
+    entry.bytes.reserve(detail::tensor_bytes(shape, dtype).value_or(0));
     return entry;
   }
 
@@ -1447,9 +1531,28 @@ class SafetensorsWriter {
     return order;
   }
 
+  /// Throws ArgumentError for entries that the reader has no memory for.
+  void require_readable(std::string_view function) const {
+    // What it keeps free for the longest name of a field.
+    std::size_t charge = std::string_view("data_offsets").size();
+    for (const auto& [key, value] : metadata_) {
+      charge += detail::metadata_charge(key.size()) + value.size();
+    }
+    for (const auto& [name, entry] : entries_) {
+      charge += detail::tensor_charge(name.size()) + detail::shape_charge(entry.shape.size());
+    }
+    require(charge <= detail::max_entry_bytes, function, [&] {
+      return "names, shapes and metadata take " + std::to_string(charge) +
+             " bytes of the reader's memory, expected at most " +
+             std::to_string(detail::max_entry_bytes);
+    });
+  }
+
   /// The header's length and the header, padded with spaces until the data starts at a multiple
   /// of 8.
-  std::string header(const std::vector<Entries::const_pointer>& order) const {
+  std::string header(std::string_view function,
+                     const std::vector<Entries::const_pointer>& order) const {
+    require_readable(function);
     std::string text(detail::header_length_bytes, '\0');
     text += '{';
     for (const auto& [key, value] : metadata_) {
@@ -1476,20 +1579,12 @@ class SafetensorsWriter {
     text += '}';
     while (text.size() % 8 != 0) text += ' ';
     const std::uint64_t length = text.size() - detail::header_length_bytes;
-    require(length <= detail::max_header_length, "SafetensorsWriter", [&] {
+    require(length <= detail::max_header_length, function, [&] {
       return "the header has " + std::to_string(length) + " bytes, expected at most " +
              std::to_string(detail::max_header_length);
     });
     std::memcpy(text.data(), &length, detail::header_length_bytes);
     return text;
-  }
-
-  template <class F>
-  void for_each_part(F&& f) const {
-    const auto order = in_file_order();
-    const std::string text = header(order);
-    f(std::as_bytes(std::span(text)));
-    for (const auto* entry : order) f(std::span(entry->second.bytes));
   }
 
   Entries entries_;
