@@ -207,7 +207,7 @@ namespace headwise::inline v0_1 {
 inline MultiHeadAttentionOptions pytorch_options(const SafetensorsFile& file, Index num_heads,
                                                  std::string_view prefix = "") {
   constexpr std::string_view function = "pytorch_options";
-  const std::string at(prefix);
+  const std::string at{prefix};
   const auto matrix = [&](const char* name) {
     const std::vector<Index>& shape = file.shape(at + name);
     if (shape.size() != 2) {
@@ -245,7 +245,7 @@ void load_pytorch(const SafetensorsFile& file, MultiHeadAttention<T>& module,
                   std::string_view prefix = "") {
   constexpr std::string_view function = "load_pytorch";
   const MultiHeadAttentionOptions& o = module.options();
-  const std::string at(prefix);
+  const std::string at{prefix};
   detail::require_pytorch_module(function, o);
   detail::require_parameters(function, o, module.parameters());
   MultiHeadAttentionParameters<T> loaded(o);
@@ -291,7 +291,7 @@ void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
                  std::string_view prefix = "", DType dtype = dtype_of<T>) {
   const MultiHeadAttentionOptions& o = module.options();
   const MultiHeadAttentionParameters<T>& p = module.parameters();
-  const std::string at(prefix);
+  const std::string at{prefix};
   detail::require_pytorch_module("add_pytorch", o);
   detail::require_parameters("add_pytorch", o, p);
   SafetensorsWriter added;
@@ -318,7 +318,7 @@ void add_pytorch_gradients(SafetensorsWriter& writer, const MultiHeadAttention<T
                            std::string_view prefix = "grad.", DType dtype = dtype_of<T>) {
   constexpr std::string_view function = "add_pytorch_gradients";
   const MultiHeadAttentionOptions& o = module.options();
-  const std::string at(prefix);
+  const std::string at{prefix};
   detail::require_pytorch_module(function, o);
   require(o.q_bias == o.k_bias && o.k_bias == o.v_bias, function,
           "only some of q_bias, k_bias and v_bias are set, expected all or none");
