@@ -115,10 +115,10 @@ const Spoilt spoilt_parameters[] = {
      [](Parameters& p) {
        p.w_o = Tensor2<double>({1, 1});
      }},
-    {"b_q is [1], expected [4]", [](Parameters& p) { p.b_q = Tensor1<double>({1}); }},
-    {"b_k is [1], expected [4]", [](Parameters& p) { p.b_k = Tensor1<double>({1}); }},
-    {"b_v is [1], expected [4]", [](Parameters& p) { p.b_v = Tensor1<double>({1}); }},
-    {"b_o is [1], expected [4]", [](Parameters& p) { p.b_o = Tensor1<double>({1}); }}};
+    {"b_q is [1], expected [4]", [](Parameters& p) { p.b_q = Tensor1<double>(Shape{1}); }},
+    {"b_k is [1], expected [4]", [](Parameters& p) { p.b_k = Tensor1<double>(Shape{1}); }},
+    {"b_v is [1], expected [4]", [](Parameters& p) { p.b_v = Tensor1<double>(Shape{1}); }},
+    {"b_o is [1], expected [4]", [](Parameters& p) { p.b_o = Tensor1<double>(Shape{1}); }}};
 
 std::vector<Refusal> parameters_table() {
   const std::string whence =
