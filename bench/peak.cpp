@@ -18,7 +18,8 @@ using Clock = std::chrono::steady_clock;
       _Pragma("GCC unroll 12") for (int i = 0; i < 12; ++i) sums[i] = sums[i] * factor + step; \
     }                                                                                          \
     for (int i = 1; i < 12; ++i) sums[0] = sums[0] + sums[i];                                  \
-    benchmark::DoNotOptimize(sums[0][0]);                                                      \
+    T used = sums[0][0]; /* clang binds no reference to an element of a vector */              \
+    benchmark::DoNotOptimize(used);                                                            \
     return 2.0 * 12.0 * static_cast<double>(bytes / sizeof(T)) * rounds;                       \
   }
 HEADWISE_BENCH_PEAK(peak_f32_avx512, float, 64, "avx512f")
