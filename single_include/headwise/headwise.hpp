@@ -4406,11 +4406,14 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// sums_n = sum of term(i, n) over rows i = begin ... end - 1, n < count: chains of 16 rows, then
-/// pairwise, so that the error grows with the logarithm of the rows.
+/// Columns that are summed together, so that rows are read along.
+inline constexpr Index columns_together = 64;
+
+/// sums_n = sum of term(i, n) over rows i = begin ... end - 1, n < count <= columns_together:
+/// chains of 16 rows, then pairwise, so that the error grows with the logarithm of the rows.
 template <class T, class Term>
 void sum_columns(Index begin, Index end, Index count, const Term& term, T* sums) {
-  constexpr Index chain = 16, most = 64;
+  constexpr Index chain = 16;
   if (end - begin <= chain) {
     for (Index n = 0; n < count; ++n) sums[n] = term(begin, n);
     for (Index i = begin + 1; i < end; ++i) {
@@ -4419,21 +4422,20 @@ void sum_columns(Index begin, Index end, Index count, const Term& term, T* sums)
     return;
   }
   const Index middle = begin + (end - begin + chain) / (2 * chain) * chain;
-  T lower[most];
+  T lower[columns_together];
   sum_columns(begin, middle, count, term, sums);
   sum_columns(middle, end, count, term, lower);
   for (Index n = 0; n < count; ++n) sums[n] = sums[n] + lower[n];
 }
 
-/// out_n += sum over i of term(i, n), added to out once. 64 columns at a time, so that rows are
-/// read along; what a column gives depends on its rows alone.
+/// out_n += sum over i of term(i, n), added to out once. What a column gives depends on its rows
+/// alone.
 template <class T, class Term>
 void add_column_sums(Index rows, Index columns, Term term, T* out, Index step) {
-  constexpr Index together = 64;
   if (rows == 0) return;
-  for (Index n0 = 0; n0 < columns; n0 += together) {
-    const Index count = std::min<Index>(together, columns - n0);
-    T sums[together];
+  for (Index n0 = 0; n0 < columns; n0 += columns_together) {
+    const Index count = std::min(columns_together, columns - n0);
+    T sums[columns_together];
     sum_columns(
         Index{0}, rows, count, [&](Index i, Index n) { return term(i, n0 + n); }, sums);
     for (Index n = 0; n < count; ++n) out[(n0 + n) * step] = out[(n0 + n) * step] + sums[n];
