@@ -90,6 +90,22 @@ TEST_CASE("a file that is written again keeps its permissions", "[io]") {
   CHECK(permissions_of(folder / "y") == 0600);
 }
 
+TEST_CASE("a file that is written again loses set-user-ID, set-group-ID and the sticky bit",
+          "[io]") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "x";
+  one_number().write(path);
+  int num_modes = 0;
+  for (const mode_t mode : {04755u, 02755u, 01644u, 07777u}) {
+    // Some sandboxes refuse set-user-ID and set-group-ID.
+    if (::chmod(path.c_str(), mode) != 0 || permissions_of(path) != mode) continue;
+    ++num_modes;
+    one_number().write(path);
+    CHECK(permissions_of(path) == (mode & 0777));
+  }
+  CHECK(num_modes > 0);
+}
+
 TEST_CASE("a file without a name is refused, and its name is shown in quotes", "[io]") {
   CHECK_THROWS_WITH(one_number().write(""), "\"\": cannot be written: No such file or directory");
   CHECK_THROWS_WITH(SafetensorsFile::read(""),

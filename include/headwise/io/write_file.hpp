@@ -1,9 +1,10 @@
 // A file that is written whole or not at all: into a temporary neighbour, which then takes its
 // name. A reader sees the old content or the new, never a part; so does the disk after a crash.
 //
-// It replaces regular files alone, and the new file keeps the old one's permissions. A symbolic
-// link stays: the file that it leads to is the one that is written, and there has to be one.
-// Folders, pipes and devices are refused before anything is made.
+// It replaces regular files alone, and the new file keeps the old one's permissions, but neither
+// set-user-ID nor set-group-ID: those were given to the old content. A symbolic link stays: the
+// file that it leads to is the one that is written, and there has to be one. Folders, pipes and
+// devices are refused before anything is made.
 #pragma once
 
 #include <fcntl.h>
@@ -35,8 +36,8 @@ inline std::filesystem::path follow_link(const std::filesystem::path& path) {
   return file;
 }
 
-/// The permissions of the file at `path`; nothing where there is none. Throws FileError where there
-/// is something else.
+/// Who may read, write and execute the file at `path`; nothing where there is none. Throws
+/// FileError where there is something else.
 inline std::optional<::mode_t> permissions_at(const std::filesystem::path& path,
                                               const std::string& name) {
   struct ::stat status {};
@@ -45,7 +46,7 @@ inline std::optional<::mode_t> permissions_at(const std::filesystem::path& path,
     raise_file_error(name, "cannot be written", errno);
   }
   require_regular(name, status);
-  return status.st_mode & 07777;
+  return status.st_mode & 0777;
 }
 
 /// Gone with the object, unless it has replaced its target.
