@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "support/attention_case.hpp"
+#include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
 
 using namespace headwise_tests;

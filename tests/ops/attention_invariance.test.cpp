@@ -5,6 +5,7 @@
 
 #include "headwise/runtime/thread_pool.hpp"
 #include "support/attention_case.hpp"
+#include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
 
 using namespace headwise_tests;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "support/attention_case.hpp"
+#include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
 
 using namespace headwise_tests;
