@@ -4,29 +4,17 @@
 // writes them, and no more C++ than that.
 #pragma once
 
-#include <cctype>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
-namespace headwise_tests {
+#include "bad_calls/rule_forms.hpp"
+#include "bad_calls/rule_tokens.hpp"
 
-/// Whether a text is of a form in which * stands for anything.
-inline bool is_of_form(std::string_view text, std::string_view form) {
-  const std::size_t star = form.find('*');
-  if (star == form.npos) return text == form;
-  if (text.substr(0, star) != form.substr(0, star)) return false;
-  std::string_view rest = form.substr(star + 1);
-  while (rest.starts_with('*')) rest.remove_prefix(1);
-  for (std::size_t n = star; n <= text.size(); ++n) {
-    if (is_of_form(text.substr(n), rest)) return true;
-  }
-  return false;
-}
+namespace headwise_tests {
 
 /// One rule: a message of one of these forms shows that it holds.
 struct Rule {
@@ -58,12 +46,6 @@ class RuleReader {
   }
 
  private:
-  struct Token {
-    char kind;  // w word, t text, or the sign itself
-    std::string text;
-    int line;
-  };
-  using Tokens = std::vector<Token>;
   struct Source {
     std::string name;
     Tokens tokens;
@@ -75,95 +57,6 @@ class RuleReader {
     std::vector<std::string> parameters;
     std::size_t needed;  // of them; the others have defaults
   };
-  using Names = std::map<std::string, std::string>;
-  using Range = std::pair<std::size_t, std::size_t>;
-
-  static Tokens tokens_of(const std::string& text) {
-    Tokens tokens;
-    int line = 1;
-    const auto is_word = [](char c) {
-      return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
-    };
-    for (std::size_t n = 0; n < text.size();) {
-      const char c = text[n];
-      if (c == '\n') ++line;
-      if (std::isspace(static_cast<unsigned char>(c)) != 0) {
-        ++n;
-      } else if (text.compare(n, 2, "//") == 0 || c == '#') {
-        n = std::min(text.find('\n', n), text.size());
-      } else if (c == '"') {
-        std::string value;
-        for (++n; n < text.size() && text[n] != '"'; ++n) {
-          if (text[n] == '\\') ++n;
-          value += text[n];
-        }
-        ++n;
-        if (!tokens.empty() && tokens.back().kind == 't') {
-          tokens.back().text += value;
-        } else {
-          tokens.push_back({'t', value, line});
-        }
-      } else if (c == '\'') {
-        n = text.find('\'', n + (text[n + 1] == '\\' ? 3 : 2)) + 1;
-        tokens.push_back({'w', "char", line});
-      } else if (is_word(c)) {
-        const std::size_t begin = n;
-        while (n < text.size() && is_word(text[n])) ++n;
-        tokens.push_back({'w', text.substr(begin, n - begin), line});
-      } else {
-        tokens.push_back({c, std::string(1, c), line});
-        ++n;
-      }
-    }
-    return tokens;
-  }
-
-  /// Behind the bracket that closes the one at `open`.
-  static std::size_t behind(const Tokens& tokens, std::size_t open) {
-    int depth = 0;
-    for (std::size_t t = open; t < tokens.size(); ++t) {
-      const char kind = tokens[t].kind;
-      if (kind == '(' || kind == '{' || kind == '[') ++depth;
-      if (kind == ')' || kind == '}' || kind == ']') {
-        if (--depth == 0) return t + 1;
-      }
-    }
-    return tokens.size();
-  }
-
-  /// The parts of a range between signs that stand outside all brackets. (A < is no bracket.)
-  static std::vector<Range> split(const Tokens& tokens, Range range, char sign) {
-    std::vector<Range> parts;
-    std::size_t begin = range.first;
-    for (std::size_t t = range.first; t < range.second; ++t) {
-      const char kind = tokens[t].kind;
-      if (kind == '(' || kind == '{' || kind == '[') {
-        t = behind(tokens, t) - 1;
-      } else if (kind == sign) {
-        parts.push_back({begin, t});
-        begin = t + 1;
-      }
-    }
-    if (begin < range.second) parts.push_back({begin, range.second});
-    return parts;
-  }
-
-  /// In a declaration each < is a bracket.
-  static std::vector<Range> parameters_of(const Tokens& tokens, Range range) {
-    std::vector<Range> parts;
-    int depth = 0;
-    for (const Range& part : split(tokens, range, ',')) {
-      if (depth > 0) {
-        parts.back().second = part.second;
-      } else {
-        parts.push_back(part);
-      }
-      for (std::size_t t = part.first; t < part.second; ++t) {
-        depth += tokens[t].kind == '<' ? 1 : tokens[t].kind == '>' ? -1 : 0;
-      }
-    }
-    return parts;
-  }
 
   void find_helpers(std::size_t source) {
     const Tokens& tokens = sources_[source].tokens;
@@ -238,7 +131,7 @@ class RuleReader {
           std::vector<Names> ways{outer};
           for (std::size_t a = 0; a < arguments.size(); ++a) {
             std::vector<Names> more;
-            for (const std::string& text : forms(s, arguments[a], outer)) {
+            for (const std::string& text : forms_of(tokens, arguments[a], outer)) {
               for (Names way : ways) {
                 way[helper.parameters[a]] = text;
                 more.push_back(way);
@@ -273,81 +166,6 @@ class RuleReader {
     return false;
   }
 
-  /// The bracket that opens the arguments of the call at a word; 0 where there is none.
-  static std::size_t opening(const Tokens& tokens, std::size_t word) {
-    std::size_t t = word + 1;
-    if (t < tokens.size() && tokens[t].kind == '<') {
-      while (t < tokens.size() && tokens[t].kind != '>' && tokens[t].kind != ';') ++t;
-      ++t;
-    }
-    return t < tokens.size() && tokens[t].kind == '(' ? t : 0;
-  }
-
-  std::string value_of(std::size_t source, std::size_t before, const std::string& word,
-                       const Names& names) const {
-    if (const auto given = names.find(word); given != names.end()) return given->second;
-    const Tokens& tokens = sources_[source].tokens;
-    for (std::size_t t = before; t-- > 2;) {  // word = "text";
-      if (tokens[t].kind == 't' && tokens[t - 1].kind == '=' && tokens[t - 2].text == word) {
-        return tokens[t].text;
-      }
-    }
-    return "*";
-  }
-
-  /// The texts that an expression may be.
-  std::vector<std::string> forms(std::size_t source, Range range, const Names& names) const {
-    const Tokens& tokens = sources_[source].tokens;
-    auto [begin, end] = range;
-    if (tokens[begin].kind == '{' && end - begin == 2) return {"*"};
-    if (tokens[begin].kind == '{') {  // {"y", y}: its first text
-      return forms(source, split(tokens, {begin + 1, end - 1}, ',')[0], names);
-    }
-    if (tokens[begin].kind == '[') {  // a lambda: what it returns
-      for (std::size_t t = begin; t < end; ++t) {
-        if (tokens[t].text != "return") continue;
-        if (tokens[t + 1].kind == '[') return forms(source, {t + 1, end}, names);
-        std::size_t stop = t;
-        while (stop < end && tokens[stop].kind != ';') ++stop;
-        return forms(source, {t + 1, stop}, names);
-      }
-    }
-    if (const auto choice = split(tokens, range, '?'); choice.size() == 2) {
-      std::vector<std::string> all;
-      for (const Range& part : split(tokens, choice[1], ':')) {
-        for (const std::string& text : forms(source, part, names)) all.push_back(text);
-      }
-      return all;
-    }
-    std::vector<std::string> all{""};
-    for (const auto& [from, to] : split(tokens, range, '+')) {
-      std::vector<std::string> more;
-      for (const std::string& text : part_forms(source, {from, to}, names)) {
-        for (const std::string& start : all) more.push_back(start + text);
-      }
-      all = more;
-    }
-    return all;
-  }
-
-  std::vector<std::string> part_forms(std::size_t source, Range range, const Names& names) const {
-    const Tokens& tokens = sources_[source].tokens;
-    auto [begin, end] = range;
-    // std::string(word) is the word.
-    if (end - begin == 7 && tokens[begin + 3].text == "string") {
-      begin += 5;
-      end = begin + 1;
-    }
-    if (end - begin == 1 && tokens[begin].kind == 't') return {tokens[begin].text};
-    if (end - begin == 1) return {value_of(source, begin, tokens[begin].text, names)};
-    std::string text = "*";  // a call: the texts among its arguments
-    for (std::size_t t = begin; t < end; ++t) {
-      if (tokens[t].kind == 't') text += tokens[t].text + "*";
-    }
-    return {end - begin > 2 && tokens[end - 2].kind == 't' ? text.substr(0, text.size() - 1)
-                                                           : text};
-  }
-
   void add_rules(std::size_t source, std::size_t token, std::vector<Rule>& found) {
     static const std::set<std::string> words{
         "require", "require_shape",    "require_apart",    "require_same_or_apart",
@@ -362,12 +180,12 @@ class RuleReader {
     if (sources_[source].name == "headwise/tensor/require.hpp" ||
         sources_[source].name == "headwise/tensor/overlap.hpp") {
       // The rules' own rules: under whatever name.
-      if (tokens[token].text == "raise") add(source, token, {forms(source, inside, {})}, found);
+      if (tokens[token].text == "raise") add(source, token, {forms_of(tokens, inside, {})}, found);
       return;
     }
     const std::size_t before = found.size();
     for (const Names& names : names_at(source, token)) {
-      add(source, token, forms_of_rule(source, tokens[token].text, inside, names), found);
+      add(source, token, forms_of_rule(tokens, tokens[token].text, inside, names), found);
     }
     if (found.size() == before) add(source, token, {{}}, found);
   }
@@ -379,44 +197,44 @@ class RuleReader {
     for (const auto& any : rules) found.push_back({where, any});
   }
 
-  std::vector<std::vector<std::string>> forms_of_rule(std::size_t source, const std::string& word,
-                                                      Range inside, const Names& names) const {
-    const Tokens& tokens = sources_[source].tokens;
+  static std::vector<std::vector<std::string>> forms_of_rule(const Tokens& tokens,
+                                                             const std::string& word, Range inside,
+                                                             const Names& names) {
     const auto arguments = split(tokens, inside, ',');
     std::vector<std::vector<std::string>> rules;
     if (word == "raise") {
-      for (const std::string& text : forms(source, inside, names)) rules.push_back({text});
+      for (const std::string& text : forms_of(tokens, inside, names)) rules.push_back({text});
       return rules;
     }
     const std::size_t place = word == "require" ? 1 : 0;
     if (arguments.size() < place + 2) return {};  // a declaration
-    const std::string start = forms(source, arguments[place], names)[0] + ": ";
+    const std::string start = forms_of(tokens, arguments[place], names)[0] + ": ";
     if (word == "require") {
-      for (const std::string& text : forms(source, arguments[2], names)) {
+      for (const std::string& text : forms_of(tokens, arguments[2], names)) {
         rules.push_back({start + text});
       }
     } else if (word == "require_shape" || word == "require_countable") {
-      for (const std::string& argument : forms(source, arguments[1], names)) {
+      for (const std::string& argument : forms_of(tokens, arguments[1], names)) {
         const std::string is = start + argument + " is ";
         if (word == "require_countable") {
           rules.push_back({is + "*, expected extents*", is + "* at a null address*"});
           continue;
         }
-        for (const std::string& whence : forms(source, arguments[4], names)) {
+        for (const std::string& whence : forms_of(tokens, arguments[4], names)) {
           rules.push_back({is + "*, expected * (" + whence + ")"});
         }
       }
     } else {
-      const std::string out = forms(source, arguments[1], names)[0];
+      const std::string out = forms_of(tokens, arguments[1], names)[0];
       if (word != "require_same_or_apart") rules.push_back({start + out + " holds one element*"});
       if (word == "require_same_or_apart") {
-        const std::string in = forms(source, arguments[2], names)[0];
+        const std::string in = forms_of(tokens, arguments[2], names)[0];
         rules.push_back({start + out + " overlaps " + in + " shifted*"});
       }
       if (word == "require_apart") {
         const auto others = split(tokens, {arguments[2].first + 1, arguments[2].second - 1}, ',');
         for (const Range& other : others) {
-          for (const std::string& name : forms(source, other, names)) {
+          for (const std::string& name : forms_of(tokens, other, names)) {
             rules.push_back({start + out + " overlaps " + name + ", *"});
           }
         }
