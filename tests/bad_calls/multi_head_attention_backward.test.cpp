@@ -1,0 +1,158 @@
+// MultiHeadAttention: caches that it did not fill and gradients that do not fit.
+#include "bad_calls/multi_head_attention_calls.hpp"
+
+using namespace headwise_tests;
+using namespace headwise_tests::multi_head_attention_calls;
+
+namespace {
+
+/// Each for backward of a self-attention and backward_cross of one that is not.
+std::vector<Refusal> of_backward(const std::vector<Spoilt>& rules) {
+  std::vector<Refusal> refusals;
+  for (const bool self : {true, false}) {
+    const std::string function = self ? "backward" : "backward_cross";
+    for (const Spoilt& rule : rules) {
+      refusals.push_back({"MultiHeadAttention::" + function + ": " + rule.message, rule.error,
+                          [=](Witness& memory) {
+                            Attention a{memory, self};
+                            a.fill_cache();
+                            rule.spoil(a);
+                            self ? a.backward() : a.backward_cross();
+                          }});
+    }
+  }
+  return refusals;
+}
+
+/// The cache of another module, which takes the same x.
+void refill(Attention& a, const Options& o) {
+  a.cache = Cache();
+  const Module other(o);
+  if (a.self) {
+    (void)other.forward(a.x, {}, a.cache);
+  } else {
+    (void)other.forward(a.x, a.key, a.value, {}, a.cache);
+  }
+}
+const std::string foreign =
+    "the cache is of a module of another shape, expected one that this module filled";
+const std::string left = " (what forward left: a cache that was moved from is empty)";
+
+const Refusals bad_caches(of_backward({
+    {true, argument_of, "the cache is empty: pass it to forward first",
+     [](Attention& a) { a.cache = Cache(); }},
+    {true, argument_of, foreign, [](Attention& a) { refill(a, {.d_model = 8, .num_heads = 2}); }},
+    {true, argument_of, foreign, [](Attention& a) { refill(a, {.d_model = 8, .num_heads = 4}); }},
+    {true, argument_of, foreign,
+     [](Attention& a) {
+       refill(a, {.d_model = 8, .num_heads = 4, .num_kv_heads = 2, .d_value = 3});
+     }},
+    {true, argument_of, foreign,
+     [](Attention& a) {
+       refill(a, {.d_model = 8, .num_heads = 4, .num_kv_heads = 2, .layer_norm = true});
+     }},
+    {true, argument_of, foreign,
+     [](Attention& a) {
+       a.cache = Cache();
+       a.x = a.m.tensor(2, 3, 12), a.key = a.value = a.m.tensor(2, 5, 12);
+       refill(a, {.d_model = 12, .num_heads = 4, .num_kv_heads = 2});
+     }},
+    {true, shape_of, "cache.context is [0, 0, 0], expected [2, 3, 8]" + left,
+     [](Attention& a) { const Cache taken = std::move(a.cache); }},
+    {true, shape_of, "cache.lse is [0, 0, 0, 0], expected [2, 4, 3, 2]" + left,
+     [](Attention& a) { a.cache.lse = {}; }},
+}));
+
+const Refusals bad_weights_kept({
+    {"MultiHeadAttention::backward: cache.weights is [0, 0, 0, 0], expected [2, 4, 3, 3]" + left,
+     shape_of,
+     [](Witness& memory) {
+       Attention a{memory, true};
+       a.fill_cache();
+       a.cache.call.path = Path::materialized;
+       a.backward();
+     }},
+    {"MultiHeadAttention::backward_cross: cache.weights is [0, 0, 0, 0], expected [2, 4, 3, 5]" +
+         left,
+     shape_of,
+     [](Witness& memory) {
+       Attention a{memory, false};
+       a.fill_cache();
+       a.cache.call.path = Path::materialized;
+       a.backward_cross();
+     }},
+    {"MultiHeadAttention::backward: the cache is of a call with separate keys and values: use "
+     "backward_cross",
+     argument_of,
+     [](Witness& memory) {
+       Attention a{memory, false};
+       a.fill_cache();
+       a.backward();
+     }},
+    {"MultiHeadAttention::backward_cross: the cache is of self-attention: use backward",
+     argument_of,
+     [](Witness& memory) {
+       Attention a{memory, true};
+       a.fill_cache();
+       a.backward_cross();
+     }},
+});
+
+const Refusals bad_gradients(of_backward({
+    {true, shape_of, "dy is [2, 2, 8], expected [2, 3, 8] (the output)",
+     [](Attention& a) { a.dy = a.m.tensor(2, 2, 8); }},
+    {true, shape_of, "dy is [2, 3, 8] at a null address, expected its elements",
+     [](Attention& a) { a.dy = a.m.null(2, 3, 8); }},
+    {true, shape_of, "gradients.w_qkv is [0, 0], expected [8, 16] (zero_gradients())",
+     [](Attention& a) { a.gradients = Gradients(); }},
+    {true, shape_of, "gradients.w_o is [8, 7], expected [8, 8] (zero_gradients())",
+     [](Attention& a) {
+       a.gradients.w_o = Tensor2<double>({8, 7});
+     }},
+    {true, shape_of, "gradients.w_q is [8, 8], expected [0, 0] (zero_gradients())",
+     [](Attention& a) {
+       a.gradients.w_q = Tensor2<double>({8, 8});
+     }},
+    {true, shape_of, "gradients.w_k is [8, 4], expected [0, 0] (zero_gradients())",
+     [](Attention& a) {
+       a.gradients.w_k = Tensor2<double>({8, 4});
+     }},
+    {true, shape_of, "gradients.w_v is [8, 4], expected [0, 0] (zero_gradients())",
+     [](Attention& a) {
+       a.gradients.w_v = Tensor2<double>({8, 4});
+     }},
+    {true, shape_of, "gradients.b_q is [8], expected [0] (zero_gradients())",
+     [](Attention& a) { a.gradients.b_q = Tensor1<double>(8); }},
+    {true, shape_of, "gradients.b_k is [4], expected [0] (zero_gradients())",
+     [](Attention& a) { a.gradients.b_k = Tensor1<double>(4); }},
+    {true, shape_of, "gradients.b_v is [4], expected [0] (zero_gradients())",
+     [](Attention& a) { a.gradients.b_v = Tensor1<double>(4); }},
+    {true, shape_of, "gradients.b_o is [0], expected [8] (zero_gradients())",
+     [](Attention& a) { a.gradients.b_o = {}; }},
+    {true, shape_of, "gradients.gamma is [8], expected [0] (zero_gradients())",
+     [](Attention& a) { a.gradients.gamma = Tensor1<double>(8); }},
+    {true, shape_of, "gradients.beta is [8], expected [0] (zero_gradients())",
+     [](Attention& a) { a.gradients.beta = Tensor1<double>(8); }},
+}));
+
+}  // namespace
+
+TEST_CASE("MultiHeadAttention refuses caches that it did not fill", "[bad_calls]") {
+  bad_caches.check();
+  bad_weights_kept.check();
+}
+
+TEST_CASE("MultiHeadAttention refuses gradients of another shape", "[bad_calls]") {
+  bad_gradients.check();
+}
+
+TEST_CASE("the calls of a module that are spoilt are right before", "[bad_calls]") {
+  for (const bool self : {true, false}) {
+    Witness memory;
+    Attention a{memory, self};
+    a.forward();
+    CHECK(memory.written() == "an object");  // the cache
+    CHECK_NOTHROW(a.infer());
+    CHECK_NOTHROW(self ? a.backward() : a.backward_cross());
+  }
+}
