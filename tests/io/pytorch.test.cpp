@@ -1,95 +1,13 @@
+// PyTorch's weights and gradients, read and written: names, layout, options and bits.
 #include "headwise/io/pytorch.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <functional>
-#include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "support/catch.hpp"
+#include "io/pytorch_modules.hpp"
 
-using namespace headwise;
-
-namespace {
-
-using Options = MultiHeadAttentionOptions;
-
-SafetensorsFile data_file(const std::string& name) {
-  return SafetensorsFile::read(std::string(HEADWISE_TEST_DATA "/") + name + ".safetensors");
-}
-
-SafetensorsFile reread(const SafetensorsWriter& writer) {
-  return SafetensorsFile::parse(writer.bytes());
-}
-
-/// Other numbers in every parameter, biases too.
-template <class T>
-MultiHeadAttention<T> scrambled(const Options& options, int start) {
-  MultiHeadAttention<T> module(options);
-  int n = start;
-  module.parameters().for_each([&](const std::string&, auto view) {
-    for_each_index(view.shape(), [&](const auto& at) {
-      n = (n * 733 + 17) % 99991;
-      view(at) = T(n % 2 == 0 ? n : -n) / T(4093);
-    });
-  });
-  return module;
-}
-
-/// Every parameter's shape and bits.
-template <class T>
-std::map<std::string, std::string> contents(const MultiHeadAttention<T>& module) {
-  std::map<std::string, std::string> all;
-  module.parameters().for_each([&](const std::string& name, const auto& view) {
-    std::string& text = all[name] = view.shape().format();
-    for_each_index(view.shape(), [&](const auto& at) {
-      char bits[sizeof(T)];
-      std::memcpy(bits, &view(at), sizeof(T));
-      text.append(bits, sizeof(T));
-    });
-  });
-  return all;
-}
-
-/// The names of the parameters that differ in a bit; empty if none does.
-template <class T>
-std::string difference(const MultiHeadAttention<T>& a, const MultiHeadAttention<T>& b) {
-  std::string names;
-  const auto left = contents(a), right = contents(b);
-  if (left.size() != right.size()) names = "one has more parameters ";
-  for (const auto& [name, content] : left) {
-    if (!right.contains(name) || right.at(name) != content) names += name + " ";
-  }
-  return names;
-}
-
-/// in_proj_weight [3 D, D], out_proj.weight [D, D] and both biases, each element its number.
-SafetensorsWriter square_state(Index D, const std::string& prefix = "") {
-  SafetensorsWriter writer;
-  double n = 0;
-  const auto add = [&](const char* name, auto tensor) {
-    for (double& x : tensor) x = ++n;
-    writer.add(prefix + name, tensor);
-  };
-  add("in_proj_weight", Tensor2<double>(Shape{3 * D, D}));
-  add("in_proj_bias", Tensor1<double>(Shape{3 * D}));
-  add("out_proj.weight", Tensor2<double>(Shape{D, D}));
-  add("out_proj.bias", Tensor1<double>(Shape{D}));
-  return writer;
-}
-
-const Options biased{
-    .d_model = 4, .num_heads = 2, .q_bias = true, .k_bias = true, .v_bias = true, .o_bias = true};
-
-Options with(const std::function<void(Options&)>& change) {
-  Options options = biased;
-  change(options);
-  return options;
-}
-
-}  // namespace
+using namespace headwise_tests;
 
 TEST_CASE("PyTorch's weights, loaded and saved, are the same bits under the same names", "[io]") {
   const auto [name, num_heads] = GENERATE(table<const char*, int>({{"mha_self", 3},
@@ -200,95 +118,6 @@ TEST_CASE("three square matrices load into a module that keeps them as one", "[i
   CHECK(difference(from_pytorch<double>(reread(writer), 2), from_pytorch<double>(fused, 2)) == "");
 }
 
-TEST_CASE("weights that do not fit are refused by name and shape, and the module stays", "[io]") {
-  struct Refusal {
-    Options module;
-    std::function<void(SafetensorsWriter&)> more;
-    const char* message;
-  };
-  const auto nothing = [](SafetensorsWriter&) {};
-  const std::vector<Refusal> refusals = {
-      {with([](Options& o) { o.d_model = 6; }), nothing, "in_proj_weight is [12, 4], expected [18"},
-      {with([](Options& o) { o.kdim = 3; }), nothing, "expected q_proj_weight, k_proj_weight"},
-      {with([](Options& o) { o.k_bias = false; }), nothing, "no bias for it (k_bias)"},
-      {with([](Options& o) { o.o_bias = false; }), nothing, "no bias for it (o_bias)"},
-      {with([](Options& o) { o.layer_norm = true; }), nothing, "layer_norm is set"},
-      {with([](Options& o) { o.num_kv_heads = 1; }), nothing, "num_kv_heads is 1, expected"},
-      {biased,
-       [](SafetensorsWriter& w) {
-         w.add("q_proj_weight", Tensor2<double>(Shape{4, 4}));
-       },
-       "in_proj_weight and q_proj_weight are both there"},
-      {biased,
-       [](SafetensorsWriter& w) {
-         w.add("bias_k", Tensor3<double>(Shape{1, 1, 4}));
-       },
-       "bias_k is there: add_bias_kv is not supported"},
-  };
-  for (const Refusal& refusal : refusals) {
-    auto writer = square_state(4);
-    refusal.more(writer);
-    const auto before = scrambled<double>(refusal.module, 3);
-    auto module = before;
-    CHECK_THROWS_WITH(load_pytorch(reread(writer), module), ContainsSubstring(refusal.message));
-    CHECK(difference(module, before) == "");
-  }
-}
-
-TEST_CASE("a fault in the last tensor of a file leaves the module as it was", "[io]") {
-  const auto whole = reread(square_state(4));
-  SafetensorsWriter writer;
-  for (const char* name : {"in_proj_weight", "out_proj.weight"}) {
-    writer.add(name, whole.get<double, 2>(name));
-  }
-  writer.add("in_proj_bias", whole.get<double, 1>("in_proj_bias"));
-  const auto before = scrambled<double>(biased, 3);
-  auto module = before;
-  CHECK_THROWS_WITH(load_pytorch(reread(writer), module),
-                    ContainsSubstring("holds no tensor \"out_proj.bias\""));
-  CHECK(difference(module, before) == "");
-
-  writer.add("out_proj.bias", Tensor2<double>(Shape{4, 1}));
-  CHECK_THROWS_WITH(load_pytorch(reread(writer), module),
-                    ContainsSubstring("out_proj.bias is [4, 1], expected [4]"));
-  CHECK(difference(module, before) == "");
-}
-
-TEST_CASE("what PyTorch's module cannot hold is refused by name, and nothing is added", "[io]") {
-  const std::vector<std::pair<Options, const char*>> refusals = {
-      {with([](Options& o) { o.num_kv_heads = 1; }), "num_kv_heads is 1, expected num_heads 2"},
-      {with([](Options& o) { o.d_head = 3; }), "d_head is 3, expected d_model 4 / num_heads 2"},
-      {with([](Options& o) { o.d_value = 5; }), "d_value is 5, expected d_head 2"},
-      {with([](Options& o) { o.layer_norm = true; }), "layer_norm is set"}};
-  for (const auto& [options, message] : refusals) {
-    const MultiHeadAttention<double> module(options);
-    SafetensorsWriter writer;
-    CHECK_THROWS_WITH(add_pytorch(writer, module), ContainsSubstring(message));
-    CHECK_THROWS_WITH(add_pytorch_gradients(writer, module, module.zero_gradients()),
-                      ContainsSubstring(message));
-    CHECK(reread(writer).names().empty());
-  }
-}
-
-TEST_CASE("a module that was moved from is refused, and nothing is added", "[io]") {
-  for (const Options& options : {biased, with([](Options& o) { o.kdim = 3; })}) {
-    MultiHeadAttention<double> module(options);
-    const auto gradients = module.zero_gradients();
-    SafetensorsWriter whole;
-    add_pytorch(whole, module);
-    const MultiHeadAttention<double> moved = std::move(module);
-    SafetensorsWriter writer;
-    const auto says = ContainsSubstring("a module that was moved from has no parameters");
-    CHECK_THROWS_AS(add_pytorch(writer, module), ShapeError);
-    CHECK_THROWS_WITH(add_pytorch(writer, module), says);
-    CHECK_THROWS_WITH(add_pytorch_gradients(writer, module, gradients), says);
-    CHECK_THROWS_WITH(add_pytorch_gradients(writer, module, MultiHeadAttentionGradients<double>()),
-                      says);
-    CHECK_THROWS_WITH(load_pytorch(reread(whole), module), says);
-    CHECK(reread(writer).names().empty());
-  }
-}
-
 TEST_CASE("a module with any bias is saved with all of PyTorch's, 0 where it has none", "[io]") {
   const auto module = scrambled<double>(with([](Options& o) { o.k_bias = o.o_bias = false; }), 9);
   SafetensorsWriter writer;
@@ -328,18 +157,6 @@ TEST_CASE("gradients lie in PyTorch's layout as the weights do", "[io]") {
   auto loaded = scrambled<float>(options, 22);
   load_pytorch(file, loaded, "grad.");
   CHECK(difference(loaded, same_numbers) == "");
-}
-
-TEST_CASE("gradients are refused where a bias is unknown or a shape is another module's", "[io]") {
-  SafetensorsWriter writer;
-  const MultiHeadAttention<double> partly(with([](Options& o) { o.v_bias = false; }));
-  CHECK_THROWS_WITH(add_pytorch_gradients(writer, partly, partly.zero_gradients()),
-                    ContainsSubstring("only some of q_bias, k_bias and v_bias are set"));
-  const MultiHeadAttention<double> module(biased);
-  const MultiHeadAttention<double> wider(with([](Options& o) { o.d_model = 6; }));
-  CHECK_THROWS_WITH(add_pytorch_gradients(writer, module, wider.zero_gradients()),
-                    ContainsSubstring("w_qkv is [6, 18], expected [4, 12]"));
-  CHECK(reread(writer).names().empty());
 }
 
 TEST_CASE("weights are saved in a narrower type where that is asked for", "[io]") {
