@@ -410,7 +410,7 @@ struct AttentionShape {
   Index key_rows() const { return batch_size * S(); }
 };
 
-namespace detail {
+namespace detail::inline HEADWISE_CODE {
 
 /// The sum of clamp(m, 0, K) over all m <= n.
 constexpr std::int64_t clamped_sum(std::int64_t n, std::int64_t K) {
@@ -480,7 +480,7 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
           "the cost of this shape is beyond 2^63, expected smaller sizes");
 }
 
-}  // namespace detail
+}  // namespace detail::inline HEADWISE_CODE
 
 /// The pairs (i, j) of one head that causality, window and `keys` keys leave, in closed form:
 /// j - i between S - L - (window - 1) and S - L, or S - L + (window - 1) where not causal.
@@ -1713,7 +1713,7 @@ HEADWISE_STRICT_MATH_END
 // lie between each other in one row are apart, though their ranges of memory are not.
 //   require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}})
 
-namespace headwise::inline v0_1::detail {
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// A view without its types: where its elements lie, under the name that an error calls it by.
 struct Footprint {
@@ -1865,7 +1865,7 @@ inline bool same_elements(const Footprint& a, const Footprint& b) {
          std::equal(a.strides.begin(), a.strides.begin() + a.axes, b.strides.begin());
 }
 
-}  // namespace headwise::inline v0_1::detail
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 

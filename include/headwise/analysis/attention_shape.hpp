@@ -62,7 +62,7 @@ struct AttentionShape {
   Index key_rows() const { return batch_size * S(); }
 };
 
-namespace detail {
+namespace detail::inline HEADWISE_CODE {
 
 /// The sum of clamp(m, 0, K) over all m <= n.
 constexpr std::int64_t clamped_sum(std::int64_t n, std::int64_t K) {
@@ -132,7 +132,7 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
           "the cost of this shape is beyond 2^63, expected smaller sizes");
 }
 
-}  // namespace detail
+}  // namespace detail::inline HEADWISE_CODE
 
 /// The pairs (i, j) of one head that causality, window and `keys` keys leave, in closed form:
 /// j - i between S - L - (window - 1) and S - L, or S - L + (window - 1) where not causal.

@@ -13,7 +13,7 @@
 
 #include "headwise/tensor/view.hpp"
 
-namespace headwise::inline v0_1::detail {
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// A view without its types: where its elements lie, under the name that an error calls it by.
 struct Footprint {
@@ -165,7 +165,7 @@ inline bool same_elements(const Footprint& a, const Footprint& b) {
          std::equal(a.strides.begin(), a.strides.begin() + a.axes, b.strides.begin());
 }
 
-}  // namespace headwise::inline v0_1::detail
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
