@@ -4434,7 +4434,7 @@ template <class T, class Term>
 void add_column_sums(Index rows, Index columns, Term term, T* out, Index step) {
   if (rows == 0) return;
   for (Index n0 = 0; n0 < columns; n0 += columns_together) {
-    const Index count = std::min(columns_together, columns - n0);
+    const Index count = std::min<Index>(columns_together, columns - n0);
     T sums[columns_together];
     sum_columns(
         Index{0}, rows, count, [&](Index i, Index n) { return term(i, n0 + n); }, sums);
