@@ -7,8 +7,8 @@
 #include <string>
 #include <thread>
 
+#include "headwise/kernels/kernels.hpp"
 #include "headwise/runtime/processor.hpp"
-#include "headwise/simd/vector.hpp"
 #include "headwise/tensor/tensor.hpp"
 #include "headwise/version.hpp"
 
@@ -35,9 +35,9 @@ inline std::string format_config() {
   text += line("Eigen", dotted(EIGEN_WORLD_VERSION, EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION));
 #endif
   text += line("flags", HEADWISE_CODE_NAME);
-  text += line("vectors", std::to_string(simd::Best::vector_bytes) + " bytes: " +
-                              std::to_string(simd::Simd<float, simd::Best>::width) + " float, " +
-                              std::to_string(simd::Simd<double, simd::Best>::width) + " double");
+  text += line("instructions", std::string(name_of(instruction_set())));
+  text += line("vectors", std::to_string(kernels::kernels_here<float>().lanes) + " float, " +
+                              std::to_string(kernels::kernels_here<double>().lanes) + " double");
   text += line("alignment", std::to_string(storage_alignment) + " bytes");
   text += line("processor", processor_features());
   text += line("threads", std::to_string(std::thread::hardware_concurrency()) + " in hardware");

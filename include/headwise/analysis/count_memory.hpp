@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "headwise/analysis/attention_shape.hpp"
-#include "headwise/kernels/flash_backward.hpp"
-#include "headwise/kernels/flash_forward.hpp"
+#include "headwise/kernels/kernels.hpp"
 #include "headwise/runtime/path.hpp"
 
 namespace headwise::inline v0_1 {
@@ -65,10 +64,28 @@ std::int64_t workspace_bytes(Index workers, Index elements) {
 
 inline namespace HEADWISE_CODE {  // tiles depend on flags
 
+/// A product [M, K] [K, N], as linear_forward asks for its scratch.
 template <class T>
-std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N) {
-  constexpr Index scratch = kernels::GemmTile<T, simd::Best>::scratch;
+std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N, Index K) {
+  const Index scratch = kernels::kernels_here<T>().gemm_scratch({M, N, K});
   return M == 0 || N == 0 ? 0 : workspace_bytes<T>(workers, scratch);
+}
+/// The two products of linear_backward: dx [N, K] from dy [N, O], and dw [K, O].
+template <class T>
+std::int64_t linear_backward_bytes(Index workers, Index N, Index K, Index O) {
+  if (N == 0) return 0;
+  return std::max<std::int64_t>(gemm_workspace_bytes<T>(workers, N, K, O),
+                                gemm_workspace_bytes<T>(workers, K, O, N));
+}
+/// What flash_attention_backward asks for: scratch for each worker, a delta for each query, and a
+/// count for each block of queries.
+template <class T>
+std::int64_t flash_backward_bytes(Index workers, const AttentionShape& s) {
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const Index heads = s.batch_size * s.num_heads;
+  const Index blocks = (s.seq_len + run.backward_queries - 1) / run.backward_queries;
+  return workspace_bytes<T>(workers, run.flash_backward_scratch(s.d(), s.dv())) +
+         workspace_bytes<T>(1, heads * s.seq_len) + workspace_bytes<Index>(1, heads * blocks);
 }
 
 }  // namespace HEADWISE_CODE
@@ -82,7 +99,7 @@ MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Inde
   detail::require_size("count_memory", "workers", workers, 1);
   detail::require_shape_of_call("count_memory", s, static_cast<double>(workers));
   const bool flash = path == Path::flash;
-  using Isa = simd::Best;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   constexpr std::int64_t bytes = sizeof(T);
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
   const Index width = s.q_width() + s.k_width() + s.v_width();
@@ -96,21 +113,21 @@ MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Inde
   if (s.self_attention()) {
     const bool one_bias = s.q_bias && s.k_bias && s.v_bias;
     stage("qkv projection", N * width,
-          detail::gemm_workspace_bytes<T>(workers, N, width) + (one_bias ? width * bytes : 0));
+          detail::gemm_workspace_bytes<T>(workers, N, width, D) + (one_bias ? width * bytes : 0));
   } else {
     stage("q, k, v projections", N * s.q_width() + M * (s.k_width() + s.v_width()),
-          std::max<Index>({detail::gemm_workspace_bytes<T>(workers, N, s.q_width()),
-                           detail::gemm_workspace_bytes<T>(workers, M, s.k_width()),
-                           detail::gemm_workspace_bytes<T>(workers, M, s.v_width())}));
+          std::max<Index>({detail::gemm_workspace_bytes<T>(workers, N, s.q_width(), D),
+                           detail::gemm_workspace_bytes<T>(workers, M, s.k_width(), s.k_in()),
+                           detail::gemm_workspace_bytes<T>(workers, M, s.v_width(), s.v_in())}));
   }
   const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? 2 * s.num_heads * N : 0;
   const Index scratch =
-      flash ? kernels::flash_forward_scratch<T, Isa>(s.d(), s.dv())
-            : kernels::attention_forward_scratch<T, Isa>(s.seq_len, s.S(), s.weight_dropout);
+      flash ? run.flash_forward_scratch(s.d(), s.dv())
+            : run.attention_forward_scratch(s.seq_len, s.S(), s.d(), s.dv(), s.weight_dropout);
   stage("attention", N * s.context_width() + (flash ? lse : weights),
         detail::workspace_bytes<T>(workers, scratch));
   count.cache = live;
-  stage("o projection", N * D, detail::gemm_workspace_bytes<T>(workers, N, D));
+  stage("o projection", N * D, detail::gemm_workspace_bytes<T>(workers, N, D, s.context_width()));
   count.result = N * D * bytes;
   if (!training) count.cache = 0;
   return count;
@@ -122,7 +139,7 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
   detail::require_size("count_backward_memory", "workers", workers, 1);
   detail::require_shape_of_call("count_backward_memory", s, static_cast<double>(workers));
   const bool flash = path == Path::flash;
-  using Isa = simd::Best;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   constexpr std::int64_t bytes = sizeof(T);
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
   const Index width = s.q_width() + s.k_width() + s.v_width();
@@ -139,15 +156,20 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
   const std::int64_t inputs = N * D + (s.self_attention() ? 0 : M * (s.k_in() + s.v_in()));
   stage("sums of gradients", parameters + inputs, 0);
   if (s.output_dropout) stage("dropout", N * D, 0);
-  stage("o projection", N * cw,
-        std::max<Index>(detail::gemm_workspace_bytes<T>(workers, N, cw),
-                        detail::gemm_workspace_bytes<T>(workers, cw, N == 0 ? 0 : D)));
-  const Index scratch =
-      flash ? kernels::flash_backward_scratch<T, Isa>(s.d(), s.dv())
-            : kernels::attention_backward_scratch<T, Isa>(s.seq_len, s.S(), s.weight_dropout);
+  stage("o projection", N * cw, detail::linear_backward_bytes<T>(workers, N, cw, D));
   stage("attention", s.self_attention() ? N * width : N * qw + M * (kw + vw),
-        detail::workspace_bytes<T>(workers, scratch));
-  stage("projections", 0, N + M == 0 ? 0 : detail::gemm_workspace_bytes<T>(workers, 1, 1));
+        flash ? detail::flash_backward_bytes<T>(workers, s)
+              : detail::workspace_bytes<T>(
+                    workers, run.attention_backward_scratch(s.seq_len, s.S(), s.d(), s.dv(),
+                                                            s.weight_dropout)));
+  if (s.self_attention()) {
+    stage("projections", 0, detail::linear_backward_bytes<T>(workers, N, D, width));
+  } else {
+    stage("projections", 0,
+          std::max<std::int64_t>({detail::linear_backward_bytes<T>(workers, N, D, qw),
+                                  detail::linear_backward_bytes<T>(workers, M, s.k_in(), kw),
+                                  detail::linear_backward_bytes<T>(workers, M, s.v_in(), vw)}));
+  }
   count.result = inputs * bytes;
   return count;
 }

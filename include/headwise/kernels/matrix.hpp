@@ -1,7 +1,7 @@
 // What a kernel sees of a matrix: a pointer and two strides. No shapes, no ownership, no checks.
 #pragma once
 
-#include "headwise/simd/vector.hpp"
+#include "headwise/simd/constants.hpp"
 #include "headwise/tensor/view.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
@@ -72,26 +72,6 @@ Matrix<T> matrix(const Out<T, 4>& view, Index b, Index h) {
 }
 
 constexpr Index round_up(Index n, Index step) { return (n + step - 1) / step * step; }
-
-/// Whether no element is infinite or NaN: x - x is 0 for a finite x alone.
-template <class T, class Isa>
-bool all_finite(Matrix<const T> x, Index rows, Index columns) {
-  using S = simd::Simd<T, Isa>;
-  auto sums = S::zero();
-  T rest = T(0);
-  for (Index i = 0; i < rows; ++i) {
-    const T* row = &x.data[i * x.row];
-    Index j = 0;
-    if (x.column == 1) {
-      for (; j + S::width <= columns; j += S::width) {
-        const auto part = S::load(row + j);
-        sums = sums + (part - part);
-      }
-    }
-    for (; j < columns; ++j) rest = rest + (row[j * x.column] - row[j * x.column]);
-  }
-  return simd::sum_lanes<T, Isa>(sums) + rest == T(0);
-}
 
 HEADWISE_STRICT_MATH_END
 

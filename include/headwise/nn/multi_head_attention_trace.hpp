@@ -15,12 +15,12 @@ Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<
   const auto options = cache.call.attention();
   const auto sizes = require_attention<T>("Trace", heads.q, heads.k, heads.v, options);
   Tensor<T, 4> scores({sizes.B, sizes.H, sizes.L, sizes.S});
-  Tensor<T, 1> packed({kernels::GemmTile<T, simd::Best>::scratch});
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  Tensor<T, 1> packed({run.gemm_scratch({sizes.L, sizes.S, sizes.d})});
   for (Index b = 0; b < sizes.B; ++b) {
     for (Index h = 0; h < sizes.H; ++h) {
       const auto head = attention_head(sizes, heads.q, heads.k, heads.v, options, b, h);
-      kernels::score_head<T, simd::Best>(head, kernels::matrix(Out<T, 4>(scores), b, h),
-                                         packed.data());
+      run.score_head(head, kernels::matrix(Out<T, 4>(scores), b, h), packed.data());
       for (Index i = 0; i < sizes.L; ++i) {
         for (Index j = 0; j < sizes.S; ++j) {
           if (!head.visibility.visible(i, j)) set_negative_infinity(scores(b, h, i, j));

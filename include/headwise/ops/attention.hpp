@@ -28,7 +28,6 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                        const AttentionOptions<std::type_identity_t<T>>& options,
                        Out<std::type_identity_t<T>, 4> weights, Out<std::type_identity_t<T>, 4> o,
                        const Context& context = {}) {
-  using Isa = simd::Best;
   const auto sizes = detail::require_attention<T>("attention_forward", q, k, v, options);
   const auto [B, H, G, L, S, d, dv] = sizes;
   require_shape("attention_forward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
@@ -40,19 +39,20 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   detail::require_apart_from_masks<T>("attention_forward", {"o", o}, options.mask);
   if (weights.size() == 0 && o.size() == 0) return;
 
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   Workspace<T> workspace(context.executor.concurrency(),
-                         kernels::attention_forward_scratch<T, Isa>(L, S, options.dropout.active()),
+                         run.attention_forward_scratch(L, S, d, dv, options.dropout.active()),
                          context.memory);
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / sizes.H, h = t % sizes.H;
     const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-    kernels::attention_head_forward<T, Isa>(head, kernels::matrix(weights, b, h),
-                                            kernels::matrix(o, b, h), workspace.of(worker));
+    run.attention_head_forward(head, kernels::matrix(weights, b, h), kernels::matrix(o, b, h),
+                               workspace.of(worker));
     const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
     const std::int64_t extra = kernels::score_extras(head, 1);
     context.count_flops(pairs * (2 * (head.d + head.dv) + 5 + extra),
-                        kernels::executed_gemm_flops<T, Isa>(head.L, head.S, head.d) +
-                            kernels::executed_gemm_flops<T, Isa>(head.L, head.dv, head.S) +
+                        run.executed_gemm_flops({head.L, head.S, head.d}) +
+                            run.executed_gemm_flops({head.L, head.dv, head.S}) +
                             (5 + extra) * head.L * head.S);
   };
   context.executor.run(B * H, task);
@@ -81,7 +81,6 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
                         const Context& context = {}) {
   const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
   const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
-  using Isa = simd::Best;
   const auto sizes = detail::require_attention<T>("attention_backward", q, k, v, options);
   const auto [B, H, G, L, S, d, width_v] = sizes;
   require_shape("attention_backward", "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
@@ -101,9 +100,10 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   detail::require_apart_from_masks<T>("attention_backward", {"dv", dv}, options.mask);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
-  Workspace<T> workspace(
-      context.executor.concurrency(),
-      kernels::attention_backward_scratch<T, Isa>(L, S, options.dropout.active()), context.memory);
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  Workspace<T> workspace(context.executor.concurrency(),
+                         run.attention_backward_scratch(L, S, d, width_v, options.dropout.active()),
+                         context.memory);
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / sizes.G, g = t % sizes.G;
     if (sizes.group() == 0) {
@@ -113,17 +113,17 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
     for (Index n = 0; n < sizes.group(); ++n) {
       const Index h = g * sizes.group() + n;
       const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-      kernels::attention_head_backward<T, Isa>(
+      run.attention_head_backward(
           head, kernels::matrix(d_o, b, h), kernels::matrix(weights, b, h),
           {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), n != 0},
           workspace.of(worker));
       const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
       const std::int64_t extra = head.dropout.active() ? 2 : 0;
       context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
-                          kernels::executed_gemm_flops<T, Isa>(head.L, head.S, head.dv) +
-                              kernels::executed_gemm_flops<T, Isa>(head.S, head.dv, head.L) +
-                              kernels::executed_gemm_flops<T, Isa>(head.L, head.d, head.S) +
-                              kernels::executed_gemm_flops<T, Isa>(head.S, head.d, head.L) +
+                          run.executed_gemm_flops({head.L, head.S, head.dv}) +
+                              run.executed_gemm_flops({head.S, head.dv, head.L}) +
+                              run.executed_gemm_flops({head.L, head.d, head.S}) +
+                              run.executed_gemm_flops({head.S, head.d, head.L}) +
                               (5 + extra) * head.L * head.S);
     }
   };

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "headwise/kernels/attention_head.hpp"
+#include "headwise/kernels/kernels.hpp"
 #include "headwise/runtime/context.hpp"
 #include "headwise/tensor/overlap.hpp"
 #include "headwise/tensor/require.hpp"

@@ -5,9 +5,8 @@
 
 #include <type_traits>
 
-#include "headwise/kernels/flash_backward.hpp"
-#include "headwise/kernels/flash_forward.hpp"
 #include "headwise/ops/attention_options.hpp"
+#include "headwise/ops/flash_backward_call.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -36,8 +35,6 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                              const AttentionOptions<std::type_identity_t<T>>& options,
                              Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 4> lse,
                              const Context& context = {}) {
-  using Isa = simd::Best;
-  constexpr Index queries = kernels::FlashTile<T, Isa>::queries;
   const auto sizes = detail::require_attention<T>("flash_attention_forward", q, k, v, options);
   const auto [B, H, G, L, S, d, dv] = sizes;
   require_shape("flash_attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
@@ -51,17 +48,17 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   detail::require_apart_from_masks<T>("flash_attention_forward", {"lse", lse}, options.mask);
   if (o.size() == 0 && lse.size() == 0) return;
 
-  Workspace<T> workspace(context.executor.concurrency(),
-                         kernels::flash_forward_scratch<T, Isa>(d, dv), context.memory);
-  const Index blocks = (L + queries - 1) / queries;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  Workspace<T> workspace(context.executor.concurrency(), run.flash_forward_scratch(d, dv),
+                         context.memory);
+  const Index queries = run.forward_queries, blocks = (L + queries - 1) / queries;
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / blocks / sizes.H, h = t / blocks % sizes.H, i0 = t % blocks * queries;
     const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
     const auto head_lse =
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse, b, h);
-    const auto work = kernels::flash_forward_tile<T, Isa>(
-        head, i0, std::min<Index>(queries, sizes.L - i0), kernels::matrix(o, b, h), head_lse,
-        workspace.of(worker));
+    const auto work = run.flash_forward(head, i0, std::min<Index>(queries, sizes.L - i0),
+                                        kernels::matrix(o, b, h), head_lse, workspace.of(worker));
     const std::int64_t extra = kernels::score_extras(head, 1);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
@@ -93,8 +90,6 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
                               const Context& context = {}) {
   const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
   const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
-  using Isa = simd::Best;
-  constexpr Index keys = kernels::FlashTile<T, Isa>::keys;
   const auto sizes = detail::require_attention<T>("flash_attention_backward", q, k, v, options);
   const auto [B, H, G, L, S, d, width_v] = sizes;
   constexpr std::string_view function = "flash_attention_backward";
@@ -116,38 +111,9 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
   detail::require_apart_from_masks<T>(function, {"dv", dv}, options.mask);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
-  Workspace<T> workspace(context.executor.concurrency(),
-                         kernels::flash_backward_scratch<T, Isa>(d, width_v), context.memory);
-  const auto task = [&, &sizes = sizes](Index t, Index worker) {
-    const Index b = t / sizes.G, g = t % sizes.G;
-    const auto head_at = [&](Index n) {
-      const Index h = g * sizes.group() + n;
-      return kernels::FlashHead<T>{detail::attention_head(sizes, q, k, v, options, b, h),
-                                   kernels::matrix(o, b, h), kernels::matrix(d_o, b, h),
-                                   kernels::matrix(lse, b, h), kernels::matrix(dq, b, h)};
-    };
-    for (Index n = 0; n < sizes.group(); ++n) {
-      fill(select(select(dq, b), g * sizes.group() + n), T(0));
-    }
-    if (sizes.group() == 0) {
-      fill(select(select(dk, b), g), T(0));
-      fill(select(select(dv, b), g), T(0));
-    }
-    if (sizes.group() == 0) return;
-    kernels::TileWork work;
-    for (Index j0 = 0; j0 < sizes.S; j0 += keys) {
-      const auto block = kernels::flash_backward_keys<T, Isa>(
-          head_at, sizes.group(), j0, std::min<Index>(keys, sizes.S - j0),
-          kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), workspace.of(worker));
-      work.pairs += block.pairs;
-      work.executed_flops += block.executed_flops;
-    }
-    const std::int64_t extra = kernels::score_extras(head_at(0).forward, 2);
-    context.count_flops(work.pairs * (6 * sizes.d + 4 * sizes.dv + 7 + extra) +
-                            2 * sizes.dv * sizes.group() * sizes.L,
-                        work.executed_flops);
-  };
-  context.executor.run(B * G, task);
+  detail::FlashBackwardCall<T> call(d_o, inputs, o, lse, options, gradients, sizes, context);
+  call.prepare_queries();
+  call.run_key_blocks();
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

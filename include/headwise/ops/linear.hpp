@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "headwise/kernels/column_sums.hpp"
-#include "headwise/kernels/gemm.hpp"
+#include "headwise/kernels/kernels.hpp"
 #include "headwise/runtime/context.hpp"
 #include "headwise/runtime/workspace.hpp"
 #include "headwise/tensor/overlap.hpp"
@@ -16,36 +16,50 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// Rows of the result that one task computes. A constant: borders never depend on threads.
-inline constexpr Index linear_task_rows = 192;
+/// How a product is cut into tasks: columns first, for each task packs the columns that it needs.
+/// What an element is computed from does not depend on it.
+struct GemmTasks {
+  Index rows, columns;  // of a task
+  Index across;         // tasks side by side
+  Index count;
 
-/// Scratch of products on every worker; none where there is nothing to multiply.
-template <class T, class Isa>
-Workspace<T> gemm_workspace(const Context& context, bool needed) {
-  return Workspace<T>(needed ? context.executor.concurrency() : 0,
-                      kernels::GemmTile<T, Isa>::scratch, context.memory);
-}
+  GemmTasks(const kernels::Extents& size, Index workers, Index panel) {
+    constexpr Index tasks_a_worker = 2, fewest_columns = 192, fewest_rows = 48;
+    const auto pieces = [](Index n, Index piece) { return (n + piece - 1) / piece; };
+    const Index wanted = workers == 1 ? 1 : tasks_a_worker * workers;
+    const Index most_across = std::max<Index>(1, size.N / fewest_columns);
+    const Index most_down = std::max<Index>(1, size.M / fewest_rows);
+    across = std::min<Index>(wanted, most_across);
+    columns = kernels::round_up(pieces(size.N, across), panel);
+    across = pieces(size.N, columns);
+    rows = pieces(size.M, std::min<Index>(pieces(wanted, across), most_down));
+    count = across * pieces(size.M, rows);
+  }
+};
 
-template <class T, class Isa>
-void run_gemm(const Context& context, Workspace<T>& workspace, kernels::Matrix<const T> a,
-              kernels::Matrix<const T> b, kernels::Matrix<T> c, kernels::Extents size,
-              const kernels::Epilogue<T>& epilogue) {
+template <class T>
+void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<T>& workspace,
+              kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,
+              const kernels::Extents& size, const kernels::Epilogue<T>& epilogue) {
+  const GemmTasks tasks(size, context.executor.concurrency(), run.columns);
   const auto task = [&](Index t, Index worker) {
-    const Index m = t * linear_task_rows;
-    T* scratch = workspace.of(worker).take(kernels::GemmTile<T, Isa>::scratch);
-    kernels::gemm<T, Isa>(a.from(m, 0), b, c.from(m, 0),
-                          {std::min<Index>(linear_task_rows, size.M - m), size.N, size.K}, epilogue,
-                          scratch);
+    const Index m = t / tasks.across * tasks.rows, n = t % tasks.across * tasks.columns;
+    kernels::Epilogue<T> here = epilogue;
+    if (here.bias != nullptr) here.bias += n;
+    run.gemm(a.from(m, 0), b.from(0, n), c.from(m, n),
+             {std::min<Index>(tasks.rows, size.M - m), std::min<Index>(tasks.columns, size.N - n),
+              size.K},
+             here, workspace.of(worker).take(run.gemm_scratch(size)));
   };
-  context.executor.run((size.M + linear_task_rows - 1) / linear_task_rows, task);
+  context.executor.run(tasks.count, task);
 }
 
 /// x with 0 in the rows whose dy is 0 throughout, in `storage`; or x itself where it is finite.
 /// What had no part in the result has none in the gradient: 0 times NaN is not let in.
-template <class T, class Isa>
-In<T, 2> without_idle_rows(const In<T, 2>& x, const In<T, 2>& dy, Tensor<T, 2>& storage,
-                           const Context& context) {
-  if (kernels::all_finite<T, Isa>(kernels::matrix(x), x.extent(0), x.extent(1))) return x;
+template <class T>
+In<T, 2> without_idle_rows(const kernels::Kernels<T>& run, const In<T, 2>& x, const In<T, 2>& dy,
+                           Tensor<T, 2>& storage, const Context& context) {
+  if (run.all_finite(kernels::matrix(x), x.extent(0), x.extent(1))) return x;
   storage = contiguous(x, context.memory);
   for (Index n = 0; n < x.extent(0); ++n) {
     bool idle = true;
@@ -74,7 +88,6 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_identity_t<T>, 1> b,
                     Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
-  using Isa = simd::Best;
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
   const auto from_x = [&] { return std::to_string(K) + " from x " + x.shape().format(); };
   require_countable("linear_forward", "x", x);
@@ -94,12 +107,14 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
     dense_bias = contiguous(b, context.memory);
     bias = dense_bias.data();
   }
-  auto workspace = detail::gemm_workspace<T, Isa>(context, true);
-  detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(x), kernels::matrix(w),
-                           kernels::matrix(y), {N, O, K}, {.bias = bias});
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  Workspace<T> workspace(context.executor.concurrency(), run.gemm_scratch({N, O, K}),
+                         context.memory);
+  detail::run_gemm<T>(run, context, workspace, kernels::matrix(x), kernels::matrix(w),
+                      kernels::matrix(y), {N, O, K}, {.bias = bias});
   const std::int64_t bias_flops = b.absent() ? 0 : std::int64_t{N} * O;
   context.count_flops(std::int64_t{2} * N * K * O + bias_flops,
-                      kernels::executed_gemm_flops<T, Isa>(N, O, K) + bias_flops);
+                      run.executed_gemm_flops({N, O, K}) + bias_flops);
 }
 
 /// db += the column sums of dy: the gradient of a bias that was added to every row.
@@ -139,7 +154,6 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                      In<std::type_identity_t<T>, 2> w, Out<std::type_identity_t<T>, 2> dx,
                      InOut<std::type_identity_t<T>, 2> dw, InOut<std::type_identity_t<T>, 1> db,
                      const Context& context = {}) {
-  using Isa = simd::Best;
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
   require_countable("linear_backward", "x", x);
   require_countable("linear_backward", "w", w);
@@ -156,18 +170,23 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
 
   const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
   Tensor<T, 2> storage;
-  const In<T, 2> active = wants_dw ? detail::without_idle_rows<T, Isa>(x, dy, storage, context) : x;
-  auto workspace = detail::gemm_workspace<T, Isa>(context, wants_dx || wants_dw);
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const In<T, 2> active = wants_dw ? detail::without_idle_rows<T>(run, x, dy, storage, context) : x;
+  const kernels::Extents of_dx{N, K, O}, of_dw{K, O, N};
+  Workspace<T> workspace(wants_dx || wants_dw ? context.executor.concurrency() : 0,
+                         std::max<Index>(wants_dx ? run.gemm_scratch(of_dx) : 0,
+                                         wants_dw ? run.gemm_scratch(of_dw) : 0),
+                         context.memory);
   const auto dy_matrix = kernels::matrix(dy);
   if (wants_dx) {
-    detail::run_gemm<T, Isa>(context, workspace, dy_matrix, kernels::matrix(w).transposed(),
-                             kernels::matrix(dx), {N, K, O}, {});
-    context.count_flops(std::int64_t{2} * N * K * O, kernels::executed_gemm_flops<T, Isa>(N, K, O));
+    detail::run_gemm<T>(run, context, workspace, dy_matrix, kernels::matrix(w).transposed(),
+                        kernels::matrix(dx), of_dx, {});
+    context.count_flops(std::int64_t{2} * N * K * O, run.executed_gemm_flops(of_dx));
   }
   if (wants_dw) {
-    detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(active).transposed(), dy_matrix,
-                             kernels::matrix(dw), {K, O, N}, {.accumulate = true});
-    context.count_flops(std::int64_t{2} * N * K * O, kernels::executed_gemm_flops<T, Isa>(K, O, N));
+    detail::run_gemm<T>(run, context, workspace, kernels::matrix(active).transposed(), dy_matrix,
+                        kernels::matrix(dw), of_dw, {.accumulate = true});
+    context.count_flops(std::int64_t{2} * N * K * O, run.executed_gemm_flops(of_dw));
   }
   if (!db.absent()) bias_backward(dy, db, context);
 }

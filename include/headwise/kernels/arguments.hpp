@@ -1,0 +1,81 @@
+// What kernels are called with: plain data that looks the same from every instruction set.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "headwise/kernels/matrix.hpp"
+#include "headwise/score/dropout_mask.hpp"
+#include "headwise/score/visibility.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+/// Of a product: rows of the result, columns of the result, inner length.
+struct Extents {
+  Index M, N, K;
+};
+
+/// What happens to a sum before it is stored: c = alpha sum + bias, or c = c + alpha sum.
+template <class T>
+struct Epilogue {
+  T alpha = T(1);
+  const T* bias = nullptr;  // [N], dense; only where c is overwritten
+  bool accumulate = false;
+};
+
+/// What one head of one batch element attends with, on either path.
+template <class T>
+struct AttentionHead {
+  Matrix<const T> q;  // [L, d]
+  Matrix<const T> k;  // [S, d]
+  Matrix<const T> v;  // [S, dv]
+  Index L, S, d, dv;
+  T scale;
+  HeadVisibility<T> visibility;
+  DropoutMask dropout;
+  Index b, h;  // where the head stands: what its dropout mask is drawn from
+};
+
+/// Operations that a pair costs on top of its softmax: one a bias, and `a_dropout` with dropout.
+template <class T>
+constexpr std::int64_t score_extras(const AttentionHead<T>& head, std::int64_t a_dropout) {
+  return head.visibility.bias_count() + (head.dropout.active() ? a_dropout : 0);
+}
+
+/// Where the gradients of a head go: dq [L, d] is overwritten; dk [S, d] and dv [S, dv] too, or
+/// added to where another head of the same group was there before.
+template <class T>
+struct HeadGradients {
+  Matrix<T> dq, dk, dv;
+  bool accumulate;
+};
+
+/// A head, what its forward pass left, and where the gradient of its queries is summed up.
+template <class T>
+struct FlashHead {
+  AttentionHead<T> forward;
+  Matrix<const T> o;    // [L, dv]
+  Matrix<const T> d_o;  // [L, dv]
+  Matrix<const T> lse;  // [L, 2]
+  const T* delta;       // [L], rowsum(d_o * o)
+  Matrix<T> dq;         // [L, d], added to: each block of keys adds its part
+};
+
+/// What a task of attention has done: the pairs that causality, window and lengths leave to its
+/// queries, and the multiply-adds and score operations that ran, padding and masked pairs too.
+struct TileWork {
+  std::int64_t pairs = 0;
+  std::int64_t executed_flops = 0;
+};
+
+/// Whether a product with it is exact.
+template <class T>
+bool is_power_of_two(const T& x) {
+  if constexpr (std::same_as<T, float> || std::same_as<T, double>) {
+    int exponent = 0;
+    return std::frexp(x, &exponent) == T(0.5);
+  }
+  return false;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

@@ -1,0 +1,117 @@
+// The kernels: matrix products and attention of one head, compiled once for each instruction set
+// and chosen when the program runs. They see pointers and strides; they check, allocate and throw
+// nothing and know no threads.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numbers>
+#include <type_traits>
+#include <utility>
+
+#include "headwise/kernels/arguments.hpp"
+#include "headwise/kernels/softmax.hpp"
+#include "headwise/runtime/instruction_set.hpp"
+#include "headwise/runtime/workspace.hpp"
+#include "headwise/simd/constants.hpp"
+
+#if HEADWISE_X86
+#include <immintrin.h>
+#endif
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+/// The kernels of one instruction set for T. What each does and takes is said where it is defined:
+/// kernels/<file>.inc.
+template <Scalar T>
+struct Kernels {
+  InstructionSet instruction_set;
+  Index lanes;             // of a vector
+  Index forward_queries;   // of a task of flash_forward
+  Index backward_queries;  // of a tile of flash_backward_tile
+  Index backward_keys;     // of a block of keys
+  Index columns;           // of a panel: products are cut in multiples of it
+
+  bool (*all_finite)(Matrix<const T> x, Index rows, Index columns);
+
+  // gemm.inc
+  Index (*gemm_scratch)(const Extents& size);
+  void (*gemm)(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+               const Epilogue<T>& epilogue, T* scratch);
+  std::int64_t (*executed_gemm_flops)(const Extents& size);
+
+  // attention_head.inc
+  Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
+  Index (*attention_backward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
+  void (*score_head)(const AttentionHead<T>& head, Matrix<T> scores, T* scratch);
+  void (*attention_head_forward)(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
+                                 Scratch<T> memory);
+  void (*attention_head_backward)(const AttentionHead<T>& head, Matrix<const T> d_o,
+                                  Matrix<const T> weights, const HeadGradients<T>& to,
+                                  Scratch<T> memory);
+
+  // flash_forward.inc and flash_backward.inc
+  Index (*flash_forward_scratch)(Index d, Index dv);
+  Index (*flash_backward_scratch)(Index d, Index dv);
+  TileWork (*flash_forward)(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
+                            Matrix<T> lse, Scratch<T> memory);
+  void (*row_deltas)(const FlashHead<T>& head, Index i0, Index rows, T* delta);
+  void (*flash_backward_begin)(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory);
+  TileWork (*flash_backward_tile)(const FlashHead<T>& head, Index i0, Index rows, Index j0, Index n,
+                                  Scratch<T> memory);
+  void (*flash_backward_end)(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk,
+                             Matrix<T> dv, Scratch<T> memory);
+
+  // simd/exp.inc
+  void (*weights_of)(const T* x, Index n, T* y);
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+#define HEADWISE_ISA generic
+#define HEADWISE_ISA_BYTES 16
+#include "headwise/kernels/isa.inc"
+#undef HEADWISE_ISA
+#undef HEADWISE_ISA_BYTES
+
+#if HEADWISE_X86
+HEADWISE_REGION(HEADWISE_AVX2)
+#define HEADWISE_ISA avx2
+#define HEADWISE_ISA_BYTES 32
+#include "headwise/kernels/isa.inc"
+#undef HEADWISE_ISA
+#undef HEADWISE_ISA_BYTES
+HEADWISE_REGION_END
+
+HEADWISE_REGION(HEADWISE_AVX512)
+#define HEADWISE_ISA avx512
+#define HEADWISE_ISA_BYTES 64
+#include "headwise/kernels/isa.inc"
+#undef HEADWISE_ISA
+#undef HEADWISE_ISA_BYTES
+HEADWISE_REGION_END
+#endif
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+/// The kernels of an instruction set. Types other than float and double have the generic ones.
+template <Scalar T>
+const Kernels<T>& kernels_of([[maybe_unused]] InstructionSet set) {
+#if HEADWISE_X86
+  if constexpr (simd::vectorised<T>) {
+    if (set == InstructionSet::avx512) return avx512::table<T>;
+    if (set == InstructionSet::avx2) return avx2::table<T>;
+  }
+#endif
+  return generic::table<T>;
+}
+
+/// Those of this process. Throws ArgumentError where HEADWISE_SIMD asks for what cannot be had.
+template <Scalar T>
+const Kernels<T>& kernels_here() {
+  return kernels_of<T>(instruction_set());
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

@@ -1,0 +1,63 @@
+// The instruction sets that kernels are compiled for, and which of them this process uses.
+#pragma once
+
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "headwise/runtime/processor.hpp"
+#include "headwise/tensor/error.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// From the narrowest vectors to the widest.
+enum class InstructionSet {
+  generic,  ///< 16 bytes, without fused multiply-add: every machine
+  avx2,     ///< 32 bytes: AVX2 and FMA
+  avx512,   ///< 64 bytes: AVX-512 F, DQ, BW and VL
+};
+
+/// Its name, as HEADWISE_SIMD takes it.
+constexpr std::string_view name_of(InstructionSet set) {
+  return set == InstructionSet::avx512 ? "avx512"
+         : set == InstructionSet::avx2 ? "avx2"
+                                       : "generic";
+}
+
+/// Whether this processor runs it.
+inline bool is_supported(InstructionSet set) {
+  if (set == InstructionSet::generic) return true;
+#if HEADWISE_X86
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (set == InstructionSet::avx2) return avx2;
+  return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+/// What a text chooses: null or empty the widest that this processor runs, else the one that it
+/// names. Throws ArgumentError for another name, or one that this processor does not run.
+inline InstructionSet choose_instruction_set(const char* text) {
+  const std::string_view name = text == nullptr ? "" : text;
+  for (const auto set : {InstructionSet::avx512, InstructionSet::avx2, InstructionSet::generic}) {
+    if (name.empty() && is_supported(set)) return set;
+    if (name != name_of(set)) continue;
+    if (is_supported(set)) return set;
+    raise<ArgumentError>("HEADWISE_SIMD: it is " + std::string(name) +
+                         ", which this processor does not run; it has: " + processor_features());
+  }
+  raise<ArgumentError>("HEADWISE_SIMD: it is \"" + std::string(name) +
+                       "\", expected generic, avx2 or avx512");
+}
+
+/// The instruction set of this process: that of the environment variable HEADWISE_SIMD, read at the
+/// first call, or the widest that the processor runs. Throws ArgumentError as
+/// choose_instruction_set.
+inline InstructionSet instruction_set() {
+  static const InstructionSet chosen = choose_instruction_set(std::getenv("HEADWISE_SIMD"));
+  return chosen;
+}
+
+}  // namespace headwise::inline v0_1
