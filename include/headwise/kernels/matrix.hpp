@@ -2,6 +2,7 @@
 #pragma once
 
 #include "headwise/simd/constants.hpp"
+#include "headwise/tensor/scalar.hpp"
 #include "headwise/tensor/view.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {

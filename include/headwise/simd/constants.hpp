@@ -12,63 +12,41 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::simd {
 template <class T>
 inline constexpr bool vectorised = std::same_as<T, float> || std::same_as<T, double>;
 
-/// 2^f as a polynomial that is 1 at 0 and elsewhere nearest by relative error (Remez), over
-/// [0, 1] and over [-1/2, 1/2].
+/// 2^f as a polynomial that is 1 at 0 and elsewhere nearest by relative error, over
+/// [-1/2, 1/2]. Each coefficient is rounded before those above it are fitted, so that they make up
+/// for its rounding; what is left is in the comments.
 template <class T>
 struct Exp2Constants;
 
 template <>
 struct Exp2Constants<float> {
-  static constexpr float round = 0x1.8p23f;  // x + round - round is the nearest integer
-  static constexpr float lowest = -126.0f;   // below, 2^x is denormal
   static constexpr int mantissa_bits = 23;
-  // 2.0e-9
-  static constexpr float from_floor[] = {1.0f,
-                                         0.69314704443504465657f,
-                                         0.24022930564466503725f,
-                                         0.055485280265977792585f,
-                                         0.0096754521710131208109f,
-                                         0.0012467841655690357705f,
-                                         0.000216129293233944403f};
-  static constexpr float from_nearest[] = {1.0f,
-                                           0.69314720285492610177f,
-                                           0.24022647913530448682f,
-                                           0.055503324711887840865f,
-                                           0.0096184373669546926743f,
-                                           0.0013398874417434821553f,
-                                           0.00015353359810650499982f};
+  // x + shift has round(x) + 127, the exponent's bits of 2^round(x), in its lowest bits.
+  static constexpr float shift = 0x1.8p23f + 127;
+  static constexpr float lowest = -126.0f;  // below, 2^x is denormal
+  // 3.6e-9
+  static constexpr float terms[] = {0x1.0p+0f,     0x1.62e43p-1f,   0x1.ebfbd8p-3f, 0x1.c6af78p-5f,
+                                    0x1.3b30bp-7f, 0x1.5f0a66p-10f, 0x1.3f906cp-13f};
 };
 
 template <>
 struct Exp2Constants<double> {
-  static constexpr double round = 0x1.8p52;
-  static constexpr double lowest = -1022.0;
   static constexpr int mantissa_bits = 52;
-  // 3.2e-18
-  static constexpr double from_floor[] = {1.0,
-                                          0.69314718055994592849,
-                                          0.24022650695906330065,
-                                          0.055504108665602256182,
-                                          0.0096181290995508903454,
-                                          0.0013333558629557711572,
-                                          0.00015403512310011130327,
-                                          0.000015253175046361029131,
-                                          1.3208367422668685948e-6,
-                                          1.0253211273326500564e-7,
-                                          6.5595348909703045699e-9,
-                                          6.2634548331661569383e-10};
-  static constexpr double from_nearest[] = {1.0,
-                                            0.69314718055994532581,
-                                            0.24022650695910131255,
-                                            0.055504108664820082786,
-                                            0.0096181291075941225634,
-                                            0.001333355814677474092,
-                                            0.00015403530458108738297,
-                                            0.000015252733492997780878,
-                                            1.3215435284037966148e-6,
-                                            1.0178199630823285997e-7,
-                                            7.0737829492008923759e-9,
-                                            4.4347618429746901201e-10};
+  static constexpr double shift = 0x1.8p52 + 1023;
+  static constexpr double lowest = -1022.0;
+  // 5.6e-18
+  static constexpr double terms[] = {0x1.0p+0,
+                                     0x1.62e42fefa39efp-1,
+                                     0x1.ebfbdff82c5a5p-3,
+                                     0x1.c6b08d704a122p-5,
+                                     0x1.3b2ab6fb9ffb3p-7,
+                                     0x1.5d87fe78a111cp-10,
+                                     0x1.4309130f139cbp-13,
+                                     0x1.ffcbfc595bcf6p-17,
+                                     0x1.62bfc71ea7788p-20,
+                                     0x1.b5253f6036401p-24,
+                                     0x1.e61c1058a1947p-28,
+                                     0x1.e9471c875b804p-32};
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd
