@@ -35,7 +35,7 @@ inline std::string format_config() {
   text += line("Eigen", dotted(EIGEN_WORLD_VERSION, EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION));
 #endif
   text += line("flags", HEADWISE_CODE_NAME);
-  text += line("instructions", std::string(name_of(instruction_set())));
+  text += line("kernels", std::string(name_of(instruction_set())));
   text += line("vectors", std::to_string(kernels::kernels_here<float>().lanes) + " float, " +
                               std::to_string(kernels::kernels_here<double>().lanes) + " double");
   text += line("alignment", std::to_string(storage_alignment) + " bytes");
