@@ -19,6 +19,7 @@
 #include "headwise/ops/linear.hpp"
 #include "headwise/ops/softmax.hpp"
 #include "headwise/print_config.hpp"
+#include "headwise/runtime/num_threads.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "headwise/tensor/eigen.hpp"
 #include "headwise/tensor/print.hpp"

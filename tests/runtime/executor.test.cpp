@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "headwise/runtime/context.hpp"
-#include "headwise/runtime/thread_pool.hpp"
 #include "support/observed_run.hpp"
 
 using namespace headwise_tests;
@@ -41,6 +40,7 @@ TEST_CASE("the serial executor runs every task once, in order, on the calling th
 }
 
 TEST_CASE("an ExecutorRef is serial by default and any executor otherwise", "[runtime]") {
+  set_num_threads(1);
   ExecutorRef serial;
   CHECK(serial.concurrency() == 1);
   check_runs(serial);
@@ -65,6 +65,7 @@ TEST_CASE("an ExecutorRef is serial by default and any executor otherwise", "[ru
 }
 
 TEST_CASE("a Context without members set is serial and counts nothing", "[runtime]") {
+  set_num_threads(1);
   const Context context;
   CHECK(context.executor.concurrency() == 1);
   CHECK(context.memory == std::pmr::get_default_resource());
