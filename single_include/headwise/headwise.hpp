@@ -7356,8 +7356,9 @@ template <class T, int R>
 }  // namespace headwise::inline v0_1
 
 // headwise/headwise.hpp
-// Everything but testing/laws.hpp and io/ (headwise/io/safetensors.hpp, pytorch.hpp): that handles
-// files by POSIX calls, and would take the compiler half as long again.
+// Everything but testing/laws.hpp, the executors on threads of Eigen's, OpenMP's and TBB's
+// (headwise/runtime/eigen_executor.hpp ...), and io/ (headwise/io/safetensors.hpp, pytorch.hpp):
+// that handles files by POSIX calls, and would take the compiler half as long again.
 
 /// \namespace headwise
 /// Multi-head attention for CPUs: everything public stands here, and each kind of thing in a header
