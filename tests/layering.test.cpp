@@ -29,6 +29,12 @@ const std::set<std::string, std::less<>> tops = {"headwise.hpp", "compiled.hpp",
                                                  "print_config.hpp"};  // above all folders
 constexpr std::string_view version = "version.hpp";
 
+// What adapts another library, by the way its headers are included: of who asks for it alone.
+const std::map<std::string, std::string, std::less<>> adapters = {
+    {"runtime/eigen_executor.hpp", "<unsupported/Eigen/CXX11/ThreadPool>"},
+    {"runtime/openmp_executor.hpp", "<omp.h>"},
+    {"runtime/tbb_executor.hpp", "<tbb/"}};
+
 std::string folder_of(std::string_view path) {
   const auto slash = path.find('/');
   return std::string(slash == std::string_view::npos ? "" : path.substr(0, slash));
@@ -55,6 +61,7 @@ std::optional<std::string> include_operand(std::string_view line) {
 /// One complaint about one arrow, or nothing: `from` and `to` are relative to include/headwise.
 std::optional<std::string> arrow_fault(const std::string& from, const std::string& to) {
   if (to == version) return std::nullopt;
+  if (adapters.contains(to)) return from + " includes " + to + ", which needs another library";
   if (tops.contains(from)) {
     if (folder_of(to) == "io") return from + " includes " + to + ", which handles files";
     if (from != umbrella && to == umbrella) return "includes the umbrella";
@@ -68,6 +75,11 @@ std::optional<std::string> arrow_fault(const std::string& from, const std::strin
   if (from_rank == to_rank || to_rank->second < from_rank->second) return std::nullopt;
   return from_rank->first + " (rank " + std::to_string(from_rank->second) + ") includes " + to +
          " (rank " + std::to_string(to_rank->second) + ")";
+}
+
+bool adapts(const std::string& path, const std::string& operand) {
+  const auto adapter = adapters.find(path);
+  return adapter != adapters.end() && operand.starts_with(adapter->second);
 }
 
 /// Every complaint about the #include lines of one file.
@@ -93,7 +105,7 @@ std::vector<std::string> include_faults(const std::string& path, const std::stri
     } else if (quoted) {
       faults.push_back(where + *operand + " must be written \"headwise/<folder>/<file>\"");
     } else if (operand->find('/') != std::string::npos && !operand->starts_with("<Eigen/") &&
-               !operand->starts_with("<sys/")) {
+               !operand->starts_with("<sys/") && !adapts(path, *operand)) {
       faults.push_back(where + *operand + " is of a library that headwise does without");
     }
   }
@@ -196,6 +208,12 @@ TEST_CASE("a planted arrow upward is found") {
       {"stray.hpp", "<vector>", "is in no known layer"},
       {"headwise.hpp", "\"headwise/io/names.hpp\"", "which handles files"},
       {"io/names.hpp", "<nlohmann/json.hpp>", "is of a library that headwise does without"},
+      {"runtime/thread_pool.hpp", "<tbb/task_arena.h>",
+       "is of a library that headwise does without"},
+      {"runtime/tbb_executor.hpp", "<boost/asio.hpp>",
+       "is of a library that headwise does without"},
+      {"headwise.hpp", "\"headwise/runtime/tbb_executor.hpp\"", "which needs another library"},
+      {"ops/linear.hpp", "\"headwise/runtime/openmp_executor.hpp\"", "which needs another library"},
   }));
   CAPTURE(plant.path, plant.include);
   const auto faults =

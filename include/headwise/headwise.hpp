@@ -1,5 +1,6 @@
-// Everything but testing/laws.hpp and io/ (headwise/io/safetensors.hpp, pytorch.hpp): that handles
-// files by POSIX calls, and would take the compiler half as long again.
+// Everything but testing/laws.hpp, the executors on threads of Eigen's, OpenMP's and TBB's
+// (headwise/runtime/eigen_executor.hpp ...), and io/ (headwise/io/safetensors.hpp, pytorch.hpp):
+// that handles files by POSIX calls, and would take the compiler half as long again.
 #pragma once
 
 /// \namespace headwise
@@ -19,6 +20,7 @@
 #include "headwise/ops/linear.hpp"
 #include "headwise/ops/softmax.hpp"
 #include "headwise/print_config.hpp"
+#include "headwise/runtime/num_threads.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "headwise/tensor/eigen.hpp"
 #include "headwise/tensor/print.hpp"

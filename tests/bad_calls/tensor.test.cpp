@@ -1,7 +1,8 @@
 // Shapes, tensors, views of views, masks, and what a call runs with.
+#include <cstdlib>
 #include <memory_resource>
 
-#include "headwise/runtime/thread_pool.hpp"
+#include "headwise/runtime/num_threads.hpp"
 #include "headwise/runtime/workspace.hpp"
 #include "support/refusal_rules.hpp"
 
@@ -163,7 +164,41 @@ struct NoWorkers {
   void run(Index, TaskRef) const {}
 };
 
+/// The first call of a program that was started with HEADWISE_NUM_THREADS of this value.
+void ask_for_threads(const char* value) {
+  struct Put {
+    const Index threads = detail::default_threads.exchange(0);
+    ~Put() {
+      ::unsetenv("HEADWISE_NUM_THREADS");
+      detail::default_threads = threads;
+    }
+  } back;
+  ::setenv("HEADWISE_NUM_THREADS", value, 1);
+  (void)ExecutorRef();
+}
+Refusal bad_environment(const char* value, const std::string& is) {
+  return argument_error(
+      "num_threads: HEADWISE_NUM_THREADS is " + is + ", expected 1 to 65536 (environment)",
+      [value](Witness&) { ask_for_threads(value); });
+}
+
 const Refusals runtime({
+    bad_environment("0", "0"),
+    bad_environment("-1", "-1"),
+    bad_environment("65537", "65537"),
+    bad_environment("99999999999999999999", "99999999999999999999"),
+    bad_environment("four", "four"),
+    bad_environment("4x", "4x"),
+    bad_environment(" 4", " 4"),
+    bad_environment("0x4", "0x4"),
+    bad_environment("1e1", "1e1"),
+    bad_environment("", "empty"),
+    argument_error("set_num_threads: threads is 0, expected 1 to 65536",
+                   [](Witness&) { set_num_threads(0); }),
+    argument_error("set_num_threads: threads is -1, expected 1 to 65536",
+                   [](Witness&) { set_num_threads(-1); }),
+    argument_error("set_num_threads: threads is 65537, expected 1 to 65536",
+                   [](Witness&) { set_num_threads(65537); }),
     argument_error("ThreadPool: threads is 0, expected 1 to 65536",
                    [](Witness&) { ThreadPool pool(0); }),
     argument_error("ThreadPool: threads is -3, expected 1 to 65536",

@@ -13,6 +13,8 @@
 #include <bit>
 #include <cassert>
 #include <cerrno>
+#include <charconv>
+#include <chrono>
 #include <cmath>
 #include <concepts>
 #include <condition_variable>

@@ -1,18 +1,20 @@
 // What a call runs with: threads, memory, tallies, a trace. Passed last and by default empty:
-// the calling thread, the default memory resource, nothing counted, nothing recorded.
+// num_threads() threads, which is the calling one unless somebody asked for more, the default
+// memory resource, nothing counted, nothing recorded.
 #pragma once
 
 #include <memory_resource>
 
-#include "headwise/runtime/executor.hpp"
+#include "headwise/runtime/executor_ref.hpp"
 #include "headwise/runtime/tally.hpp"
 #include "headwise/runtime/trace.hpp"
 
 namespace headwise::inline v0_1 {
 
-/// References to what a call uses; it owns none of it. Cheap to copy.
+/// References to what a call uses; it owns none of it (but keeps the default pool that it was made
+/// with). Cheap to copy.
 struct Context {
-  ExecutorRef executor = {};  // runs the tasks; the calling thread by default
+  ExecutorRef executor = {};  // runs the tasks; num_threads() by default
   /// Of results, caches and scratch.
   std::pmr::memory_resource* memory = std::pmr::get_default_resource();
   FlopTally* flops = nullptr;  // counts, where it is given

@@ -48,39 +48,4 @@ struct SerialExecutor {
   }
 };
 
-/// Any executor, by reference. What it refers to must outlive it. By default, a serial one.
-/// Throws ArgumentError for an executor without workers.
-class ExecutorRef {
- public:
-  /// A serial one.
-  ExecutorRef() = default;
-
-  /// Refers to an executor, which must outlive it.
-  template <Executor E>
-  requires(!std::same_as<E, ExecutorRef>) ExecutorRef(E& executor)
-      : executor_(std::addressof(executor)),
-        concurrency_([](void* e) { return Index{static_cast<E*>(e)->concurrency()}; }),
-        run_([](void* e, Index tasks, TaskRef task) { static_cast<E*>(e)->run(tasks, task); }) {
-    require(concurrency() >= 1, "ExecutorRef", [&] {
-      return "concurrency of the executor is " + std::to_string(concurrency()) + ", expected >= 1";
-    });
-  }
-
-  /// How many workers there are.
-  Index concurrency() const { return executor_ == nullptr ? 1 : concurrency_(executor_); }
-  /// As the Executor concept says.
-  void run(Index tasks, TaskRef task) const {
-    if (executor_ == nullptr) {
-      SerialExecutor().run(tasks, task);
-    } else {
-      run_(executor_, tasks, task);
-    }
-  }
-
- private:
-  void* executor_ = nullptr;
-  Index (*concurrency_)(void*) = nullptr;
-  void (*run_)(void*, Index, TaskRef) = nullptr;
-};
-
 }  // namespace headwise::inline v0_1

@@ -1,4 +1,5 @@
-// All that single_include/ has, in one file; the umbrella comes last and once more.
+// All that single_include/ has, but for what adapts other libraries, in one file. The umbrella
+// comes last and once more.
 #include <headwise/io/pytorch.hpp>
 #include <headwise/io/safetensors.hpp>
 #include <headwise/testing/laws.hpp>
