@@ -3,6 +3,7 @@
 // computes the weights again.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "headwise/ops/attention_options.hpp"
