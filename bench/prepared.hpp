@@ -11,6 +11,7 @@ namespace headwise::bench {
 struct Prepared {
   const Family* family;
   std::vector<Index> values;
+  std::unique_ptr<MemoryTally> tally;  // of the first run, which left its results in it
   Case one;
   double peak_bytes;     // that one run asks of the memory resource, on top of what it is given
   bool checked = false;  // whether the last run's result was found right
@@ -28,14 +29,14 @@ inline Prepared& prepare(const Family& family, const std::vector<Index>& values)
            std::to_string(family.arguments.size());
   });
   last.reset();  // memory of one case at a time
+  auto tally = std::make_unique<MemoryTally>();
   Case one = family.make(values);
-  MemoryTally tally;
   Context counted = context();
-  counted.memory = &tally;
+  counted.memory = tally.get();
   one.run(counted);
-  const auto peak_bytes = static_cast<double>(tally.peak());
-  one.run(context());  // what the first call returned goes back to where it came from
-  last = std::make_unique<Prepared>(Prepared{&family, values, std::move(one), peak_bytes});
+  const auto peak_bytes = static_cast<double>(tally->peak());
+  last = std::make_unique<Prepared>(
+      Prepared{&family, values, std::move(tally), std::move(one), peak_bytes});
   return *last;
 }
 

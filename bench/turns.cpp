@@ -57,9 +57,15 @@ void measure(Prepared& prepared, double seconds, std::ostream& out) {
       << ", \"peak_bytes\": " << prepared.peak_bytes << '}';
 }
 
+#if defined(__clang__)
+constexpr const char* compiler = __VERSION__;  // says "Clang 14.0.6"
+#else
+constexpr const char* compiler = "g++ " __VERSION__;
+#endif
+
 void about(std::ostream& out) {
   out << "{\"version\": \"" << HEADWISE_VERSION_MAJOR << '.' << HEADWISE_VERSION_MINOR << '.'
-      << HEADWISE_VERSION_PATCH << "\", \"compiler\": " << quoted(__VERSION__)
+      << HEADWISE_VERSION_PATCH << "\", \"compiler\": " << quoted(compiler)
       << ", \"threads\": " << num_threads() << ", \"processor\": " << quoted(processor_features())
       << ", \"openblas\": "
       << (std::any_of(families().begin(), families().end(),
