@@ -16,12 +16,13 @@ struct EigenProblem {
 
   explicit EigenProblem(const std::vector<Index>& values)
       : ours(values),
-        b_qkv({(ours.sizes.H + 2 * ours.sizes.G) * ours.sizes.d()}),
+        b_qkv(Shape{(ours.sizes.H + 2 * ours.sizes.G) * ours.sizes.d()}),
         y(ours.x.shape()),
         dx(ours.x.shape()),
-        eigen({ours.sizes.B, ours.sizes.L, ours.sizes.D, ours.sizes.H, ours.sizes.G,
-               ours.sizes.is_causal, ours.module.parameters().w_qkv.data(), b_qkv.data(),
-               ours.module.parameters().w_o.data(), ours.module.parameters().b_o.data()}) {}
+        eigen(EigenPlainParameters{
+            ours.sizes.B, ours.sizes.L, ours.sizes.D, ours.sizes.H, ours.sizes.G,
+            ours.sizes.is_causal, ours.module.parameters().w_qkv.data(), b_qkv.data(),
+            ours.module.parameters().w_o.data(), ours.module.parameters().b_o.data()}) {}
 
   void run(bool with_backward) {
     eigen.forward(ours.x.data(), y.data());

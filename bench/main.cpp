@@ -2,6 +2,7 @@
 // machine's peak.
 //   headwise_bench --benchmark_filter=mha/forward/f32
 //   headwise_bench --turns --seconds=0.3     answers requests on its input: see turns.hpp
+//   headwise_bench --check                   times nothing: is every family right at odd sizes?
 // HEADWISE_NUM_THREADS sets the threads. Names and arguments: family/type/B:4/L:512/...
 #include <benchmark/benchmark.h>
 
@@ -115,6 +116,21 @@ void run_benchmarks(int argc, char** argv) {
   benchmark::Shutdown();
 }
 
+/// Names the families whose results are wrong at sizes that no tile fits; how many there are.
+int check_families() {
+  int wrong = 0;
+  for (const Family& family : families()) {
+    const std::vector<std::vector<Index>> odd_sizes = {{5, 19}, {33, 17, 29}, {2, 37, 48, 4, 2, 1}};
+    for (const std::vector<Index>& values : odd_sizes) {
+      if (values.size() != family.arguments.size()) continue;
+      const bool right = prepare(family, values).one.right();
+      std::printf("%s %s\n", right ? "right" : "WRONG", family.name.c_str());
+      if (!right) ++wrong;
+    }
+  }
+  return wrong;
+}
+
 }  // namespace
 
 }  // namespace headwise::bench
@@ -128,6 +144,8 @@ int main(int argc, char** argv) try {
       if (std::string(argv[n]).starts_with(option)) seconds = std::stod(argv[n] + option.size());
     }
     take_turns(std::cin, std::cout, seconds);
+  } else if (argc > 1 && std::strcmp(argv[1], "--check") == 0) {
+    return check_families() == 0 ? 0 : 1;
   } else {
     run_benchmarks(argc, argv);
   }

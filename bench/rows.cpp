@@ -27,10 +27,10 @@ struct Rows {
         dx({N, D}),
         gamma(random_tensor<T>(Shape{D}, 3)),
         beta(random_tensor<T>(Shape{D}, 4)),
-        mean({N}),
-        rstd({N}),
-        dgamma({D}),
-        dbeta({D}) {}
+        mean(Shape{N}),
+        rstd(Shape{N}),
+        dgamma(Shape{D}),
+        dbeta(Shape{D}) {}
 };
 
 /// FLOPs as the operation itself counts them.
