@@ -112,10 +112,12 @@ using CblasSgemm = void (*)(int order, int trans_a, int trans_b, int M, int N, i
                             const float* a, int lda, const float* b, int ldb, float beta, float* c,
                             int ldc);
 
-/// cblas_sgemm of the OpenBLAS that HEADWISE_OPENBLAS names, or that the system has; null for none.
+/// cblas_sgemm of the OpenBLAS that HEADWISE_OPENBLAS names (empty: of none), or that the system
+/// has; null where there is none.
 CblasSgemm openblas_sgemm() {
   static const CblasSgemm function = []() -> CblasSgemm {
     const char* named = std::getenv("HEADWISE_OPENBLAS");
+    if (named != nullptr && *named == '\0') return nullptr;
     void* library = dlopen(named != nullptr ? named : "libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return nullptr;
     if (void* set_threads = dlsym(library, "openblas_set_num_threads")) {

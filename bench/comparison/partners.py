@@ -20,7 +20,7 @@ class Partner:
         self.errors = tempfile.TemporaryFile(mode="w+")
         environment = {**os.environ, "HEADWISE_NUM_THREADS": str(threads),
                        **(extra_environment or {})}
-        cores = sorted(os.sched_getaffinity(0))[:threads]
+        cores = pick_cores(threads)
         try:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
@@ -75,6 +75,20 @@ class Partner:
         self.close()
 
 
+def pick_cores(count):
+    """Cores that this process may use; those that share a core with another come last."""
+    first, second, seen = [], [], set()
+    for core in sorted(os.sched_getaffinity(0)):
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") as file:
+                siblings = file.read().strip()
+        except OSError:
+            siblings = str(core)
+        (second if siblings in seen else first).append(core)
+        seen.add(siblings)
+    return (first + second)[:count]
+
+
 def descendants(pid):
     found = [pid]
     try:
@@ -114,9 +128,13 @@ def blas_environment(threads):
     return environment
 
 
-def start_headwise(command, threads, seconds, name="headwise"):
+def start_headwise(command, threads, seconds, name="headwise", openblas=True):
+    """`openblas` False: it does not load that library, whose memory would count as its own."""
+    environment = blas_environment(threads)
+    if not openblas:
+        environment["HEADWISE_OPENBLAS"] = ""
     return Partner(name, shlex.split(command) + ["--turns", f"--seconds={seconds}"], threads,
-                   blas_environment(threads))
+                   environment)
 
 
 def start_torch(threads, seconds):
@@ -124,6 +142,5 @@ def start_torch(threads, seconds):
     command = shlex.split(os.environ.get("HEADWISE_TORCH") or "python3")
     with open(os.path.join(FOLDER, "torch_attention.py")) as file:
         source = file.read()  # the command may run where this folder is not
-    partner = Partner("PyTorch", command + ["-c", source, str(seconds)], threads,
-                      {**blas_environment(threads), "PYTHONUNBUFFERED": "1"})
-    return partner
+    return Partner("PyTorch", command + ["-c", source, str(seconds)], threads,
+                   {**blas_environment(threads), "PYTHONUNBUFFERED": "1"})

@@ -45,6 +45,9 @@ def heading(results):
     lines += [f"Peak: {peak_of(results) / 1e9:.0f} GFLOP/s, the highest of the run; the loop on "
               f"registers reached {min(results['peak']) / 1e9:.0f} to "
               f"{max(results['peak']) / 1e9:.0f}, median {median(results['peak']) / 1e9:.0f}.", ""]
+    if machine["load"] > 0.3 * machine["cores"]:
+        lines += [f"**The machine was busy** when this began (load {machine['load']:.1f}): the figures "
+                  "say little.", ""]
     for problem in results["problems"]:
         lines += [f"**{problem}**", ""]
     return lines
