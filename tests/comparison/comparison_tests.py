@@ -80,6 +80,32 @@ class Tables(unittest.TestCase):
         self.assertIn("| nn/out_forward | 2048 x 768 x 768 | 80 | 64.0 % | 0.80 |", page)
         self.assertIn("| layer_norm/forward | 2048 x 768 | 1 | 10.0 | 50.0 % |", page)
 
+    def test_grouped_heads_are_held_against_a_key_head_for_each_query_head(self):
+        # 50 GFLOP/s against 40.
+        self.assertIn("| (4, 64, 64, 16, 4) | mha/forward | yes | 50 | 40 | 1.25 |",
+                      table.write_table(RECORDED))
+
+    def test_attention_alone_has_both_passes_and_its_scratch_a_thread(self):
+        page = table.write_table(RECORDED)
+        self.assertIn("| (1, 512, 512, 8) | no | 10 | 80.0 % | 32 | 50.0 % | 64 |", page)
+        self.assertIn("| (1, 65536, 64, 1) | yes | 50 | 80.0 % |  |  | 128 |", page)
+        two = copy.deepcopy(RECORDED)
+        two["settings"]["threads"] = 2
+        self.assertIn("| (1, 65536, 64, 1) | yes | 50 | 80.0 % |  |  | 64 |", table.write_table(two))
+
+    def test_layouts_are_held_against_the_first(self):
+        self.assertIn("| (4, 512, 768, 12) | no | 10 (1.00) | 12 (1.20) | 9 (0.90) |",
+                      table.write_table(RECORDED))
+
+    def test_another_build_has_a_table_of_its_own(self):
+        other = copy.deepcopy(RECORDED)
+        other["settings"]["against"] = ["native"]
+        other["cases"][1]["seconds"]["native"] = [0.08, 0.04, 0.02]
+        page = table.write_table(other)
+        self.assertIn("## headwise against native", page)
+        self.assertIn("| 80 | 40 | 0.50 |", page)
+        self.assertNotIn("headwise against", table.write_table(RECORDED))
+
     def test_memory_is_in_mebibytes_with_what_came_after_the_start(self):
         self.assertIn("| (1, 512, 512, 8) | 32.0 | 28.0 | 300.0 | 100.0 |  |  | 10.0 |",
                       table.write_table(RECORDED))
