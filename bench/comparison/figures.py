@@ -1,7 +1,10 @@
 """What is computed from the recorded times: medians, ratios, shares of the peak."""
 import math
 
-SHORT = {"mha/forward": "forward", "mha/forward_backward": "forward + backward"}
+
+def count_of(number, thing):
+    """1 thread, 2 threads"""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def median(values):

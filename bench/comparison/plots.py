@@ -1,7 +1,7 @@
 """The four pictures of a run: time against L, share of the peak, memory against L, the roofline."""
 import math
 
-from figures import find, peak_of, rate_of, seconds_of, shape_name, share_of_peak
+from figures import count_of, find, peak_of, rate_of, seconds_of, shape_name, share_of_peak
 from svg import Axis, Page, decades, fine_ticks, spread
 
 PARTNERS = (("headwise", "headwise", 0), ("torch", "PyTorch", 1), ("eigen", "plain Eigen", 2))
@@ -18,9 +18,8 @@ def plain(value):
 
 
 def setting(results):
-    threads = results["settings"]["threads"]
-    return (f"{results['machine']['processor']}, {threads} thread{'s' if threads != 1 else ''}, "
-            f"float32, median of {results['settings']['rounds']} rounds")
+    return (f"{results['machine']['processor']}, {count_of(results['settings']['threads'], 'thread')}, "
+            f"float32, median of {count_of(results['settings']['rounds'], 'round')}")
 
 
 def curves_page(title, subtitle, panels, lengths, unit, names):

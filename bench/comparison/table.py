@@ -1,5 +1,5 @@
 """The results as Markdown."""
-from figures import (find, geometric_mean, median, memory_at, peak_of, rate_of, seconds_of, shape_name,
+from figures import (count_of, find, geometric_mean, median, memory_at, peak_of, rate_of, seconds_of, shape_name,
                      share_of_peak, times_as_fast)
 
 MASKS = {0: "no", 1: "yes"}
@@ -34,14 +34,14 @@ def heading(results):
     theirs = results["torch"]
     lines = ["# headwise beside other programs", ""]
     lines += [f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; "
-              f"{settings['threads']} thread{'s' if settings['threads'] != 1 else ''}, "
-              f"{settings['rounds']} rounds, medians; float32. headwise {ours['version']}, "
+              f"{count_of(settings['threads'], 'thread')}, "
+              f"{count_of(settings['rounds'], 'round')}, medians; float32. headwise {ours['version']}, "
               f"compiled by {ours['compiler']}.", ""]
     if "absent" in theirs:
         lines += [f"**No PyTorch here**: {theirs['absent']}", ""]
     else:
-        lines += [f"PyTorch {theirs['version']}, {theirs['threads']} "
-                  f"thread{'s' if theirs['threads'] != 1 else ''}, {theirs['processor']}.", ""]
+        lines += [f"PyTorch {theirs['version']}, {count_of(theirs['threads'], 'thread')}, "
+                  f"{theirs['processor']}.", ""]
     lines += [f"Peak: {peak_of(results) / 1e9:.0f} GFLOP/s, the highest of the run; the loop on "
               f"registers reached {min(results['peak']) / 1e9:.0f} to "
               f"{max(results['peak']) / 1e9:.0f}, median {median(results['peak']) / 1e9:.0f}.", ""]
