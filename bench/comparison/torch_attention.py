@@ -1,0 +1,95 @@
+"""PyTorch's side of the comparison: multi-head attention as it runs fastest there on a CPU.
+
+    python3 torch_attention.py SECONDS      (or: python3 -c "$(cat torch_attention.py)" SECONDS)
+
+Reads a request a line and answers each with a line of JSON, as headwise_bench --turns does:
+
+    FAMILY B L D H G CAUSAL    {"seconds": median, "best": .., "runs": ..}
+    about                      {"version": .., "threads": .., "processor": ..}
+
+FAMILY is mha/forward/f32, without autograd, or mha/forward_backward/f32, with the gradients of the
+input and of every parameter. The module is one linear layer for queries, keys and values, then
+scaled_dot_product_attention, whose kernel keeps nothing of size L x L, then a linear layer. What it
+does not know is answered with {"error": ".."}. It needs torch and nothing else.
+"""
+import json
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, d_model, heads, kv_heads, causal):
+        super().__init__()
+        self.heads, self.kv_heads, self.causal = heads, kv_heads, causal
+        self.width = d_model // heads
+        self.qkv = torch.nn.Linear(d_model, (heads + 2 * kv_heads) * self.width)
+        self.out = torch.nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        batch, length, d_model = x.shape
+        heads = self.qkv(x).view(batch, length, -1, self.width).transpose(1, 2)
+        q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        grouped = {"enable_gqa": True} if self.kv_heads != self.heads else {}
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, **grouped)
+        return self.out(y.transpose(1, 2).reshape(batch, length, d_model))
+
+
+def make_case(family, values):
+    """A function without arguments: one run of what is timed."""
+    batch, length, d_model, heads, kv_heads, causal = values
+    torch.manual_seed(0)
+    module = Attention(d_model, heads, kv_heads, causal != 0)
+    x = torch.randn(batch, length, d_model, requires_grad=True)
+    dy = torch.randn(batch, length, d_model)
+
+    def forward():
+        with torch.no_grad():
+            module(x)
+
+    def forward_backward():
+        module.zero_grad(set_to_none=True)
+        x.grad = None
+        module(x).backward(dy)
+
+    cases = {"mha/forward/f32": forward, "mha/forward_backward/f32": forward_backward}
+    if family not in cases:
+        raise ValueError("there is no family " + family)
+    return cases[family]
+
+
+def measure(run, seconds):
+    run()
+    times, start = [], time.perf_counter()
+    while not times or time.perf_counter() - start < seconds:
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return {"seconds": sorted(times)[len(times) // 2], "best": min(times), "runs": len(times)}
+
+
+def answer(line, seconds):
+    family, *values = line.split()
+    if family == "about":
+        return {
+            "version": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "processor": torch.backends.cpu.get_cpu_capability()
+            if hasattr(torch.backends, "cpu") else "",
+        }
+    return measure(make_case(family, [int(value) for value in values]), seconds)
+
+
+def main(seconds):
+    for line in sys.stdin:
+        try:
+            reply = answer(line, seconds)
+        except Exception as error:  # the partner is told, whatever it is
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), flush=True)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))
