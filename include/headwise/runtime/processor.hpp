@@ -13,7 +13,9 @@ inline std::string processor_features() {
   std::string names;
 #if HEADWISE_X86
   const auto add = [&](bool has, const char* name) {
-    if (has) names += (names.empty() ? "" : " ") + std::string(name);
+    if (!has) return;
+    if (!names.empty()) names += ' ';
+    names += name;
   };
   add(__builtin_cpu_supports("sse2"), "sse2");
   add(__builtin_cpu_supports("avx"), "avx");
