@@ -75,6 +75,8 @@ long double unit_in_last_place(long double exact) {
   return std::ldexp(1.0L, std::max(exponent, Limits::min_exponent) - Limits::digits);
 }
 
+/// Half a unit for the last sum, half for the product and the sum before it, a quarter for all
+/// else: the coefficients above all.
 template <class T>
 void check_accuracy() {
   const std::vector<T> x = normal_range<T>();
@@ -94,7 +96,7 @@ void check_accuracy() {
       }
     }
     CAPTURE(name_of(set), sizeof(T), worst_at, worst);
-    CHECK(worst <= 1);
+    CHECK(worst <= 1.25);
   }
 }
 
@@ -196,7 +198,7 @@ void for_each_vectorised(F&& check) {
 
 }  // namespace
 
-TEST_CASE("a weight is within 1 unit in the last place of 2^x wherever that is a normal number",
+TEST_CASE("a weight is within 1.25 units in the last place of 2^x wherever that is a normal number",
           "[simd]") {
   check_accuracy<float>();
   check_accuracy<double>();
