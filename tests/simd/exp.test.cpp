@@ -75,8 +75,8 @@ long double unit_in_last_place(long double exact) {
   return std::ldexp(1.0L, std::max(exponent, Limits::min_exponent) - Limits::digits);
 }
 
-/// Half a unit for the last sum, half for the product and the sum before it, a quarter for all
-/// else: the coefficients above all.
+/// Half a unit for the last sum, the rest for the one before it and the coefficients; without fused
+/// multiply-add for the product before the last sum, too.
 template <class T>
 void check_accuracy() {
   const std::vector<T> x = normal_range<T>();
@@ -96,7 +96,7 @@ void check_accuracy() {
       }
     }
     CAPTURE(name_of(set), sizeof(T), worst_at, worst);
-    CHECK(worst <= 1.25);
+    CHECK(worst <= (set == InstructionSet::generic ? 1.1L : 1.0L));
   }
 }
 
@@ -198,8 +198,9 @@ void for_each_vectorised(F&& check) {
 
 }  // namespace
 
-TEST_CASE("a weight is within 1.25 units in the last place of 2^x wherever that is a normal number",
-          "[simd]") {
+TEST_CASE(
+    "a weight is within a unit in the last place of 2^x, 1.1 units without fused multiply-add",
+    "[simd]") {
   check_accuracy<float>();
   check_accuracy<double>();
 }
