@@ -1,6 +1,7 @@
 // Holds the headers to the layers: an #include points to a lower rank, into its own folder, or to
-// the system or Eigen. It reads lines, not C++: an #include that the preprocessor would skip counts
-// too.
+// the system or Eigen. Fragments, x.inc, are read once for each instruction set: they include
+// fragments alone, and kernels.hpp alone includes them. It reads lines, not C++: an #include that
+// the preprocessor would skip counts too.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -28,6 +29,9 @@ constexpr std::string_view umbrella = "headwise.hpp";
 const std::set<std::string, std::less<>> tops = {"headwise.hpp", "compiled.hpp",
                                                  "print_config.hpp"};  // above all folders
 constexpr std::string_view version = "version.hpp";
+constexpr std::string_view reads_fragments = "kernels/kernels.hpp";
+
+bool is_fragment(std::string_view path) { return path.ends_with(".inc"); }
 
 // What adapts another library, by the way its headers are included: of who asks for it alone.
 const std::map<std::string, std::string, std::less<>> adapters = {
@@ -60,6 +64,10 @@ std::optional<std::string> include_operand(std::string_view line) {
 
 /// One complaint about one arrow, or nothing: `from` and `to` are relative to include/headwise.
 std::optional<std::string> arrow_fault(const std::string& from, const std::string& to) {
+  if (is_fragment(from) && !is_fragment(to)) return "is a fragment and includes " + to;
+  if (is_fragment(to) && !is_fragment(from) && from != reads_fragments) {
+    return "includes " + to + ", a fragment";
+  }
   if (to == version) return std::nullopt;
   if (adapters.contains(to)) return from + " includes " + to + ", which needs another library";
   if (tops.contains(from)) {
@@ -102,6 +110,8 @@ std::vector<std::string> include_faults(const std::string& path, const std::stri
     } else if (std::string_view(*operand).substr(1).starts_with(own)) {
       const std::string to = operand->substr(1 + own.size(), operand->size() - own.size() - 2);
       if (const auto fault = arrow_fault(path, to)) faults.push_back(where + *fault);
+    } else if (is_fragment(path)) {
+      faults.push_back(where + "is a fragment and includes " + *operand);
     } else if (quoted) {
       faults.push_back(where + *operand + " must be written \"headwise/<folder>/<file>\"");
     } else if (operand->find('/') != std::string::npos && !operand->starts_with("<Eigen/") &&
@@ -118,8 +128,11 @@ std::vector<std::string> form_faults(const std::string& path, const std::string&
   if (!text.starts_with("//") && !text.starts_with("/*")) {
     faults.push_back(path + ": does not open with a comment that says what it does");
   }
-  if (!text.starts_with("#pragma once\n") && text.find("\n#pragma once\n") == std::string::npos) {
-    faults.push_back(path + ": has no #pragma once");
+  const bool guarded =
+      text.starts_with("#pragma once\n") || text.find("\n#pragma once\n") != std::string::npos;
+  if (guarded == is_fragment(path)) {
+    faults.push_back(path + (guarded ? ": is a fragment, to be read again, and has #pragma once"
+                                     : ": has no #pragma once"));
   }
   const auto lines = std::count(text.begin(), text.end(), '\n');
   if (lines >= max_lines) {
@@ -167,10 +180,9 @@ TEST_CASE("every include points to a lower layer or into its own folder") {
   CHECK(faults.empty());
 }
 
-TEST_CASE("every header opens with a comment, is guarded and is short") {
+TEST_CASE("every header opens with a comment, is guarded unless it is a fragment, and is short") {
   std::vector<std::string> faults;
   for (const auto& file : all_headers()) {
-    if (!file.path.ends_with(".hpp")) continue;
     std::ranges::copy(form_faults(file.path, file.text), std::back_inserter(faults));
   }
   INFO(joined(faults));
@@ -184,10 +196,13 @@ TEST_CASE("an include that points down or stays in its folder is no fault") {
       "#include <Eigen/Core>\n"
       "#include \"headwise/version.hpp\"\n"
       "#include \"headwise/ops/softmax.hpp\"\n"
-      "#include <headwise/kernels/gemm.hpp>  // tiles\n"
+      "#include <headwise/kernels/kernels.hpp>  // tiles\n"
       "  #  include \"headwise/tensor/view.hpp\"\n";
   CHECK(joined(include_faults("ops/linear.hpp", text)).empty());
   CHECK(joined(include_faults("headwise.hpp", "#include \"headwise/nn/block.hpp\"\n")).empty());
+  const std::string fragment = "#include \"headwise/simd/exp.inc\"\n";
+  CHECK(joined(include_faults("kernels/kernels.hpp", fragment)).empty());
+  CHECK(joined(include_faults("kernels/isa.inc", fragment)).empty());
 }
 
 TEST_CASE("a planted arrow upward is found") {
@@ -195,11 +210,17 @@ TEST_CASE("a planted arrow upward is found") {
     std::string path, include, complaint;
   };
   const auto plant = GENERATE(values<Plant>({
-      {"kernels/gemm.hpp", "\"headwise/ops/linear.hpp\"",
+      {"kernels/matrix.hpp", "\"headwise/ops/linear.hpp\"",
        "kernels (rank 2) includes ops/linear.hpp"},
-      {"kernels/gemm.hpp", "<headwise/io/names.hpp>", "kernels (rank 2) includes io/names.hpp"},
-      {"score/mask.hpp", "\"headwise/simd/exp.hpp\"",
-       "score (rank 1) includes simd/exp.hpp (rank 1)"},
+      {"kernels/matrix.hpp", "<headwise/io/names.hpp>", "kernels (rank 2) includes io/names.hpp"},
+      {"score/mask.hpp", "\"headwise/simd/constants.hpp\"",
+       "score (rank 1) includes simd/constants.hpp (rank 1)"},
+      {"simd/exp.inc", "\"headwise/kernels/tile.inc\"",
+       "simd (rank 1) includes kernels/tile.inc (rank 2)"},
+      {"kernels/tile.inc", "\"headwise/kernels/matrix.hpp\"",
+       "is a fragment and includes kernels/matrix.hpp"},
+      {"kernels/tile.inc", "<vector>", "is a fragment and includes <vector>"},
+      {"ops/linear.hpp", "\"headwise/kernels/gemm.inc\"", "includes kernels/gemm.inc, a fragment"},
       {"nn/block.hpp", "\"headwise/headwise.hpp\"", "includes the umbrella"},
       {"nn/block.hpp", "\"headwise/misc/all.hpp\"", "misc/all.hpp, which is in no known layer"},
       {"nn/block.hpp", "\"../ops/linear.hpp\"", "must be written"},
@@ -228,6 +249,8 @@ TEST_CASE("a planted header without comment, guard or measure is found") {
   CHECK(joined(form_faults("ops/add.hpp", good)).empty());
   CHECK(form_faults("ops/add.hpp", "#pragma once\n").size() == 1);
   CHECK(form_faults("ops/add.hpp", "// Adds.\n// #pragma once\n").size() == 1);
+  CHECK(joined(form_faults("simd/add.inc", "// Adds.\n")).empty());
+  CHECK(form_faults("simd/add.inc", good).size() == 1);
   const auto blank_lines = [](int n) { return std::string(static_cast<std::size_t>(n), '\n'); };
   CHECK(form_faults("ops/add.hpp", good + blank_lines(max_lines - 3)).empty());
   CHECK(form_faults("ops/add.hpp", good + blank_lines(max_lines - 2)).size() == 1);

@@ -61,8 +61,9 @@ class HeadwiseConan(ConanFile):
     def package(self):
         copy(self, "LICENSE", src=self.source_folder,
              dst=os.path.join(self.package_folder, "licenses"))
-        copy(self, "*.hpp", src=os.path.join(self.source_folder, "include"),
-             dst=os.path.join(self.package_folder, "include"))
+        for pattern in ("*.hpp", "*.inc"):
+            copy(self, pattern, src=os.path.join(self.source_folder, "include"),
+                 dst=os.path.join(self.package_folder, "include"))
         copy(self, "*.cmake", src=os.path.join(self.source_folder, "cmake"),
              dst=os.path.join(self.package_folder, "cmake"))
 

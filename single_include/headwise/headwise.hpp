@@ -155,6 +155,25 @@
 #define HEADWISE_INLINE [[gnu::always_inline]] inline
 #define HEADWISE_ALWAYS_INLINE __attribute__((always_inline))  // behind a lambda's parameters
 
+// Code between HEADWISE_REGION and its END is compiled for an instruction set, whatever the user's -m
+// flags; who calls it has asked the processor. In there neither compiler defines __AVX512F__ and its
+// like, and a standard header that is first included in there would be compiled for it, too.
+// (g++ 12, clang 14 and 19.)
+#define HEADWISE_AVX2 "avx2,fma"
+#define HEADWISE_AVX512 "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"
+#define HEADWISE_CONFIG_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define HEADWISE_REGION(features)                                                \
+  HEADWISE_CONFIG_PRAGMA(clang attribute push(__attribute__((target(features))), \
+                                              apply_to = function))
+#define HEADWISE_REGION_END _Pragma("clang attribute pop")
+#else
+#define HEADWISE_REGION(features)                                     \
+  _Pragma("GCC push_options") HEADWISE_CONFIG_PRAGMA(GCC target(features)) \
+      _Pragma("GCC target(\"prefer-vector-width=512\")")
+#define HEADWISE_REGION_END _Pragma("GCC pop_options")
+#endif
+
 // Arithmetic stands between these two: whatever the user's flags, no reassociation, no assumption
 // that numbers are finite, and no fusing of a product and a sum where it was not written, which
 // would make bits depend on which of two loops the compiler fused. (Each compiler honours its own
@@ -636,6 +655,54 @@ inline std::int64_t count_flops(Index batch_size, Index seq_len, Index d_model, 
 
 }  // namespace headwise::inline v0_1
 
+// headwise/simd/constants.hpp
+// What the vector functions share over all instruction sets: which types have vectors, and the
+// coefficients of their polynomials.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd {
+
+template <class T>
+inline constexpr bool vectorised = std::same_as<T, float> || std::same_as<T, double>;
+
+/// 2^f as a polynomial that is 1 at 0 and elsewhere nearest by relative error, over
+/// [-1/2, 1/2]. Each coefficient is rounded before those above it are fitted, so that they make up
+/// for its rounding; what is left is in the comments.
+template <class T>
+struct Exp2Constants;
+
+template <>
+struct Exp2Constants<float> {
+  static constexpr int mantissa_bits = 23;
+  // x + shift has round(x) + 127, the exponent's bits of 2^round(x), in its lowest bits.
+  static constexpr float shift = 0x1.8p23f + 127;
+  static constexpr float lowest = -126.0f;  // below, 2^x is denormal
+  // 3.6e-9
+  static constexpr float terms[] = {0x1.0p+0f,     0x1.62e43p-1f,   0x1.ebfbd8p-3f, 0x1.c6af78p-5f,
+                                    0x1.3b30bp-7f, 0x1.5f0a66p-10f, 0x1.3f906cp-13f};
+};
+
+template <>
+struct Exp2Constants<double> {
+  static constexpr int mantissa_bits = 52;
+  static constexpr double shift = 0x1.8p52 + 1023;
+  static constexpr double lowest = -1022.0;
+  // 5.6e-18
+  static constexpr double terms[] = {0x1.0p+0,
+                                     0x1.62e42fefa39efp-1,
+                                     0x1.ebfbdff82c5a5p-3,
+                                     0x1.c6b08d704a122p-5,
+                                     0x1.3b2ab6fb9ffb3p-7,
+                                     0x1.5d87fe78a111cp-10,
+                                     0x1.4309130f139cbp-13,
+                                     0x1.ffcbfc595bcf6p-17,
+                                     0x1.62bfc71ea7788p-20,
+                                     0x1.b5253f6036401p-24,
+                                     0x1.e61c1058a1947p-28,
+                                     0x1.e9471c875b804p-32};
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd
+
 // headwise/tensor/scalar.hpp
 // Which types numbers may have. float and double run vectorised; long double, or a type of one's
 // own that counts or differentiates, runs the same source one element at a time.
@@ -685,102 +752,6 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace HEADWISE_CODE
 }  // namespace headwise::inline v0_1
-
-// headwise/simd/vector.hpp
-// Vectors of float and double on the compilers' vector extensions, and of every other scalar at
-// width 1, so that a kernel is written once.
-//
-// No vector crosses a function that is not always inlined: at -O0 g++ would pass it wrongly.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::simd {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// What every machine has: 16-byte vectors.
-struct Generic {
-  static constexpr int vector_bytes = 16;
-};
-
-/// The instruction set that operations use.
-using Best = Generic;
-
-template <class T>
-inline constexpr bool vectorised = std::same_as<T, float> || std::same_as<T, double>;
-
-/// Vectors of T: width, load, store and lane-wise functions. This one has width 1.
-template <Scalar T, class Isa>
-struct Simd {
-  using Vector = T;
-  static constexpr int width = 1;
-
-  HEADWISE_INLINE static Vector zero() { return T(0); }
-  HEADWISE_INLINE static Vector broadcast(const T& x) { return x; }
-  HEADWISE_INLINE static Vector load(const T* from) { return *from; }
-  HEADWISE_INLINE static void store(const Vector& x, T* to) { *to = x; }
-  HEADWISE_INLINE static Vector greater(const Vector& a, const Vector& b) { return a < b ? b : a; }
-  HEADWISE_INLINE static T lane(const Vector& x, int) { return x; }
-};
-
-template <Scalar T, class Isa>
-requires vectorised<T>
-struct Simd<T, Isa> {
-  static constexpr int width = Isa::vector_bytes / static_cast<int>(sizeof(T));
-  typedef T Vector __attribute__((vector_size(Isa::vector_bytes)));
-  using Int = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
-  typedef Int IntVector __attribute__((vector_size(Isa::vector_bytes)));
-  using Bits = std::make_unsigned_t<Int>;
-  typedef Bits BitVector __attribute__((vector_size(Isa::vector_bytes)));
-
-  HEADWISE_INLINE static Vector zero() { return Vector{}; }
-  HEADWISE_INLINE static Vector broadcast(T x) { return x - Vector{}; }  // folds to one shuffle
-  HEADWISE_INLINE static Vector load(const T* from) {
-    Vector x;
-    std::memcpy(&x, from, sizeof x);
-    return x;
-  }
-  HEADWISE_INLINE static void store(Vector x, T* to) { std::memcpy(to, &x, sizeof x); }
-  HEADWISE_INLINE static Vector greater(Vector a, Vector b) { return a < b ? b : a; }
-  HEADWISE_INLINE static T lane(Vector x, int i) { return x[i]; }
-  HEADWISE_INLINE static Vector select(IntVector condition, Vector yes, Vector no) {
-    return condition ? yes : no;
-  }
-};
-
-/// f(0) f(1) ... f(count - 1), written out, so that an array of vectors stays in registers whatever
-/// the level of optimisation. (g++ -O2 leaves the loop, and the sums in memory: half the speed.)
-template <int count, class F>
-HEADWISE_INLINE void unrolled(F&& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) HEADWISE_ALWAYS_INLINE { (f(i), ...); }
-  (std::make_integer_sequence<int, count>());
-}
-
-/// The sum of all lanes, pairwise.
-template <Scalar T, class Isa>
-HEADWISE_INLINE T sum_lanes(typename Simd<T, Isa>::Vector x) {
-  using S = Simd<T, Isa>;
-  T lanes[S::width];
-  S::store(x, lanes);
-  for (int half = S::width / 2; half >= 1; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
-  }
-  return lanes[0];
-}
-
-/// The greatest lane. NaN lanes may be passed over.
-template <Scalar T, class Isa>
-HEADWISE_INLINE T max_lanes(typename Simd<T, Isa>::Vector x) {
-  using S = Simd<T, Isa>;
-  T greatest = S::lane(x, 0);
-  for (int i = 1; i < S::width; ++i) {
-    const T other = S::lane(x, i);
-    if (greatest < other) greatest = other;
-  }
-  return greatest;
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd
 
 // headwise/tensor/view.hpp
 // Strided views: a pointer, extents, strides. They own nothing and copy nothing.
@@ -1034,530 +1005,9 @@ Matrix<T> matrix(const Out<T, 4>& view, Index b, Index h) {
 
 constexpr Index round_up(Index n, Index step) { return (n + step - 1) / step * step; }
 
-/// Whether no element is infinite or NaN: x - x is 0 for a finite x alone.
-template <class T, class Isa>
-bool all_finite(Matrix<const T> x, Index rows, Index columns) {
-  using S = simd::Simd<T, Isa>;
-  auto sums = S::zero();
-  T rest = T(0);
-  for (Index i = 0; i < rows; ++i) {
-    const T* row = &x.data[i * x.row];
-    Index j = 0;
-    if (x.column == 1) {
-      for (; j + S::width <= columns; j += S::width) {
-        const auto part = S::load(row + j);
-        sums = sums + (part - part);
-      }
-    }
-    for (; j < columns; ++j) rest = rest + (row[j * x.column] - row[j * x.column]);
-  }
-  return simd::sum_lanes<T, Isa>(sums) + rest == T(0);
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
-
-// headwise/tensor/tensor.hpp
-// A tensor that owns its elements: dense, row-major, 64-byte aligned, from a memory resource.
-
-namespace headwise::inline v0_1 {
-
-/// Every block that the library asks a memory resource for starts on such a boundary.
-inline constexpr std::size_t storage_alignment = 64;
-
-/// The bytes that an owning tensor asks its memory resource for.
-template <class T>
-constexpr std::size_t storage_bytes(Index elements) {
-  return static_cast<std::size_t>(elements) * sizeof(T);
-}
-
-/// Owns its elements. Zero-initialised. Copies are deep; a const Tensor is read-only.
-///
-/// A failed allocation throws std::bad_alloc and leaves every object as it was.
-template <class T, int R>
-class Tensor : public InOut<T, R>, public OwnsElements {
- public:
-  /// An absent tensor.
-  Tensor() noexcept = default;
-
-  /// Zeros. Throws ShapeError for a negative extent, std::bad_alloc.
-  explicit Tensor(const Shape<R>& shape,
-                  std::pmr::memory_resource* memory = std::pmr::get_default_resource())
-      : Tensor(shape, allocate(shape, memory), memory) {
-    std::uninitialized_value_construct_n(data(), this->size());
-  }
-
-  /// A vector of `count` elements.
-  explicit Tensor(Index count, std::pmr::memory_resource* memory =
-                                   std::pmr::get_default_resource()) requires(R == 1)
-      : Tensor(Shape<1>(count), memory) {}
-
-  /// The values in row-major order. Throws ShapeError unless there are as many as the shape says.
-  Tensor(const Shape<R>& shape, std::initializer_list<T> values,
-         std::pmr::memory_resource* memory = std::pmr::get_default_resource())
-      : Tensor(shape, memory) {
-    if (static_cast<Index>(values.size()) != this->size()) {
-      raise<ShapeError>("Tensor: values are " + std::to_string(values.size()) + ", expected " +
-                        std::to_string(this->size()) + " (shape " + shape.format() + ")");
-    }
-    std::copy(values.begin(), values.end(), data());
-  }
-
-  /// A deep copy from the same memory resource.
-  Tensor(const Tensor& other)
-      : Tensor(other.shape(), allocate(other.shape(), other.memory_), other.memory_) {
-    std::uninitialized_copy_n(other.data(), this->size(), data());
-  }
-  /// Takes the elements; `other` is absent then.
-  Tensor(Tensor&& other) noexcept { swap(other); }
-  /// A deep copy; where it throws, this is as it was.
-  Tensor& operator=(const Tensor& other) {
-    if (this != &other) Tensor(other).swap(*this);
-    return *this;
-  }
-  /// Takes the elements.
-  Tensor& operator=(Tensor&& other) noexcept {
-    Tensor(std::move(other)).swap(*this);
-    return *this;
-  }
-  ~Tensor() {
-    if (data() == nullptr) return;
-    std::destroy_n(data(), this->size());
-    memory_->deallocate(data(), storage_bytes<T>(this->size()), storage_alignment);
-  }
-
-  /// Exchanges elements and memory resources.
-  void swap(Tensor& other) noexcept {
-    std::swap(static_cast<InOut<T, R>&>(*this), static_cast<InOut<T, R>&>(other));
-    std::swap(memory_, other.memory_);
-  }
-
-  /// The first element; null where there is none.
-  T* data() { return InOut<T, R>::data(); }
-  /// The same, to be read.
-  const T* data() const { return In<T, R>::data(); }
-
-  /// Element (i, j, ...).
-  template <std::convertible_to<Index>... Ints>
-  requires(sizeof...(Ints) == R) T& operator()(Ints... index) {
-    return InOut<T, R>::operator()(index...);
-  }
-  /// The same, to be read.
-  template <std::convertible_to<Index>... Ints>
-  requires(sizeof...(Ints) == R) const T& operator()(Ints... index) const {
-    return In<T, R>::operator()(index...);
-  }
-  /// Element `index`.
-  T& operator()(const Shape<R>& index) { return InOut<T, R>::operator()(index); }
-  /// The same, to be read.
-  const T& operator()(const Shape<R>& index) const { return In<T, R>::operator()(index); }
-
-  /// All elements in row-major order, as a range.
-  ///@{
-  T* begin() { return data(); }
-  T* end() { return data() + this->size(); }
-  const T* begin() const { return data(); }
-  const T* end() const { return data() + this->size(); }
-  ///@}
-
-  /// Where the elements came from; null for an absent tensor.
-  std::pmr::memory_resource* memory() const { return memory_; }
-
- private:
-  Tensor(const Shape<R>& shape, T* storage, std::pmr::memory_resource* memory)
-      : InOut<T, R>(storage, shape), memory_(memory) {}
-
-  static T* allocate(const Shape<R>& shape, std::pmr::memory_resource* memory) {
-    const Index count = shape.size();
-    if (count == 0) return nullptr;
-    if (count > (std::numeric_limits<Index>::max)() / static_cast<Index>(sizeof(T))) {
-      raise<ShapeError>("Tensor: shape is " + shape.format() + ", expected below 2^63 bytes");
-    }
-    require(memory != nullptr, "Tensor", "memory is null, expected a memory resource");
-    return static_cast<T*>(memory->allocate(storage_bytes<T>(count), storage_alignment));
-  }
-
-  std::pmr::memory_resource* memory_ = nullptr;
-};
-
-/// A vector that owns its elements.
-template <class T>
-using Tensor1 = Tensor<T, 1>;
-/// A matrix that owns its elements.
-template <class T>
-using Tensor2 = Tensor<T, 2>;
-/// Three axes, as [B, L, D].
-template <class T>
-using Tensor3 = Tensor<T, 3>;
-/// Four axes, as [B, H, L, d].
-template <class T>
-using Tensor4 = Tensor<T, 4>;
-
-}  // namespace headwise::inline v0_1
-
-// headwise/kernels/gemm.hpp
-// Matrix products. Row-invariant: an element of the result depends on its row of a, its column of
-// b and the inner length alone, never on how many other rows or columns there are or how they are
-// cut into tiles. Each element is a sum of ordered chains of multiply-adds, `chain` terms long.
-//
-// Traffic: b is packed once for each block (read and written once, then read from cache for every
-// `rows` rows of a); a is read where it lies, through its strides, so that a transposed a costs no
-// copy; c is read and written once for each k block.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// The register tile and the cache blocks. They depend on the type and the instruction set alone.
-template <class T, class Isa>
-struct GemmTile {
-  static constexpr int rows = 6;
-  static constexpr int vectors = 2;  // 6 x 2 sums, 2 of b and 1 of a: 15 of 16 registers
-  static constexpr Index width = simd::Simd<T, Isa>::width;
-  static constexpr Index columns = vectors * width;
-  /// Terms of one chain of multiply-adds; an element is the sum of its chains, in their order. (One
-  /// chain of 256 lost up to twice as many digits as PyTorch; 32 cost 2 % more time than 64.)
-  static constexpr Index chain = 64;
-  static constexpr Index k_block = 256;
-  static constexpr Index n_block = 256;
-  /// Scratch of one product: a packed block of b.
-  static constexpr Index scratch = k_block * n_block;
-};
-
-/// Elements that K rows of N columns take when packed.
-template <class T, class Isa>
-constexpr Index packed_size(Index K, Index N) {
-  return K * round_up(N, GemmTile<T, Isa>::columns);
-}
-
-/// Packs b [K, N] into panels [ceil(N / columns)][K][columns], columns beyond N as 0.
-/// Rows k with keep(k) false are packed as 0, whatever they hold.
-template <class T, class Isa, class Keep>
-void pack(Matrix<const T> b, Index K, Index N, T* packed, Keep keep) {
-  constexpr Index columns = GemmTile<T, Isa>::columns;
-  for (Index n0 = 0; n0 < N; n0 += columns) {
-    const Index width = std::min<Index>(columns, N - n0);
-    for (Index k = 0; k < K; ++k, packed += columns) {
-      const T* from = &b.data[k * b.row + n0 * b.column];
-      const Index filled = keep(k) ? width : 0;
-      if (b.column == 1) {
-        for (Index n = 0; n < filled; ++n) packed[n] = from[n];
-      } else {
-        for (Index n = 0; n < filled; ++n) packed[n] = from[n * b.column];
-      }
-      for (Index n = filled; n < columns; ++n) packed[n] = T(0);
-    }
-  }
-}
-template <class T, class Isa>
-void pack(Matrix<const T> b, Index K, Index N, T* packed) {
-  pack<T, Isa>(b, K, N, packed, [](Index) { return true; });
-}
-
-/// Of a product: rows of the result, columns of the result, inner length.
-struct Extents {
-  Index M, N, K;
-};
-
-/// Which pairs (row, inner) of a product's left operand count: all, or those that sees(m, k).
-template <class Sees>
-struct VisiblePairs {
-  bool all;
-  Sees sees;
-};
-template <class Sees>
-VisiblePairs(bool, Sees) -> VisiblePairs<Sees>;
-
-/// What happens to a sum before it is stored: c = alpha sum + bias, or c = c + alpha sum.
-template <class T>
-struct Epilogue {
-  T alpha = T(1);
-  const T* bias = nullptr;  // [N], dense; only where c is overwritten
-  bool accumulate = false;
-};
-
-/// Stores `count` columns of M rows of sums [M, columns]. All of it in whole vectors, so that an
-/// element is rounded alike wherever it stands; what lies beyond `count` is not touched.
-template <class T, class Isa>
-void store_tile(const T* sums, Index M, Matrix<T> c, Index count, const Epilogue<T>& epilogue) {
-  using S = simd::Simd<T, Isa>;
-  using Tile = GemmTile<T, Isa>;
-  constexpr Index width = Tile::width;
-  const bool scaled = !(epilogue.alpha == T(1));
-  const auto alpha = S::broadcast(epilogue.alpha);
-  for (Index n = 0; n < count; n += width) {
-    const Index lanes = std::min<Index>(width, count - n);
-    const bool whole = lanes == width && c.column == 1;
-    T part[static_cast<std::size_t>(width)] = {};
-    if (epilogue.bias != nullptr) {
-      for (Index lane = 0; lane < lanes; ++lane) part[lane] = epilogue.bias[n + lane];
-    }
-    const auto bias = S::load(part);
-    for (Index m = 0; m < M; ++m) {
-      T* to = &c.data[m * c.row + n * c.column];
-      auto result = S::load(sums + m * Tile::columns + n);
-      if (scaled) result = alpha * result;
-      if (epilogue.bias != nullptr) result = result + bias;
-      if (whole) {
-        S::store(epilogue.accumulate ? S::load(to) + result : result, to);
-        continue;
-      }
-      if (epilogue.accumulate) {
-        for (Index lane = 0; lane < lanes; ++lane) part[lane] = to[lane * c.column];
-        result = S::load(part) + result;
-      }
-      S::store(result, part);
-      for (Index lane = 0; lane < lanes; ++lane) to[lane * c.column] = part[lane];
-    }
-  }
-}
-
-/// M rows of a times one packed panel: `count` of the panel's columns are stored.
-///
-/// The sums leave the registers through a small array. With the epilogue written over the registers
-/// themselves g++ kept all of them in memory, through the loop too: half the speed at -O3 for
-/// float, at -O2 already for double.
-template <class T, class Isa, int M>
-void tile_product(Matrix<const T> a, Index K, const T* panel, Matrix<T> c, Index count,
-                  const Epilogue<T>& epilogue) {
-  using S = simd::Simd<T, Isa>;
-  using Tile = GemmTile<T, Isa>;
-  constexpr Index width = Tile::width;
-  constexpr int vectors = Tile::vectors;
-  alignas(storage_alignment) T sums[static_cast<std::size_t>(M * Tile::columns)];
-  for (Index begin = 0; begin == 0 || begin < K; begin += Tile::chain) {
-    typename S::Vector sum[std::size_t{M}][std::size_t{vectors}];
-    simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
-      simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
-    });
-    for (Index k = begin, end = std::min<Index>(K, begin + Tile::chain); k < end; ++k) {
-      typename S::Vector b[std::size_t{vectors}];
-      simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
-        b[v] = S::load(panel + k * Tile::columns + v * width);
-      });
-      simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
-        const auto x = S::broadcast(a.data[m * a.row + k * a.column]);
-        simd::unrolled<vectors>([&](int v)
-                                    HEADWISE_ALWAYS_INLINE { sum[m][v] = sum[m][v] + x * b[v]; });
-      });
-    }
-    simd::unrolled<M>([&](int m) HEADWISE_ALWAYS_INLINE {
-      simd::unrolled<vectors>([&](int v) HEADWISE_ALWAYS_INLINE {
-        T* to = sums + m * Tile::columns + v * width;
-        S::store(begin == 0 ? sum[m][v] : S::load(to) + sum[m][v], to);
-      });
-    });
-  }
-  store_tile<T, Isa>(sums, M, c, count, epilogue);
-}
-
-/// tile_product for `rows` rows, 0 <= rows <= M.
-template <class T, class Isa, int M>
-void tile_rows(Index rows, Matrix<const T> a, Index K, const T* panel, Matrix<T> c, Index count,
-               const Epilogue<T>& epilogue) {
-  if constexpr (M > 0) {
-    if (rows == M) return tile_product<T, Isa, M>(a, K, panel, c, count, epilogue);
-    tile_rows<T, Isa, M - 1>(rows, a, K, panel, c, count, epilogue);
-  }
-}
-
-/// c [M, N] from a [M, K] and a packed b.
-template <class T, class Isa>
-void gemm_packed(Matrix<const T> a, const T* packed, Matrix<T> c, Extents size,
-                 const Epilogue<T>& epilogue) {
-  const auto [M, N, K] = size;
-  using Tile = GemmTile<T, Isa>;
-  for (Index n = 0; n < N; n += Tile::columns, packed += K * Tile::columns) {
-    const Index count = std::min<Index>(Tile::columns, N - n);
-    Epilogue<T> here = epilogue;
-    if (here.bias != nullptr) here.bias += n;
-    for (Index m = 0; m < M; m += Tile::rows) {
-      tile_rows<T, Isa, Tile::rows>(std::min<Index>(Tile::rows, M - m), a.from(m, 0), K, packed,
-                                    c.from(m, n), count, here);
-    }
-  }
-}
-
-/// c [M, N] = alpha a [M, K] b [K, N] + bias, or c + alpha a b. b's rows k with keep(k) false count
-/// as 0. `scratch` holds GemmTile::scratch elements.
-template <class T, class Isa, class Keep>
-void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Extents size,
-          const Epilogue<T>& epilogue, T* scratch, Keep keep) {
-  const auto [M, N, K] = size;
-  using Tile = GemmTile<T, Isa>;
-  for (Index n = 0; n < N; n += Tile::n_block) {
-    const Index n_count = std::min<Index>(Tile::n_block, N - n);
-    for (Index k = 0; k == 0 || k < K; k += Tile::k_block) {
-      const Index k_count = std::min<Index>(Tile::k_block, K - k);
-      pack<T, Isa>(b.from(k, n), k_count, n_count, scratch,
-                   [&](Index row) { return keep(k + row); });
-      Epilogue<T> here = epilogue;
-      if (here.bias != nullptr) here.bias += n;
-      if (k != 0) {
-        here.accumulate = true;
-        here.bias = nullptr;
-      }
-      gemm_packed<T, Isa>(a.from(0, k), scratch, c.from(0, n), {M, n_count, k_count}, here);
-    }
-  }
-}
-template <class T, class Isa>
-void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Extents size,
-          const Epilogue<T>& epilogue, T* scratch) {
-  gemm<T, Isa>(a, b, c, size, epilogue, scratch, [](Index) { return true; });
-}
-
-/// Like gemm, where of a [M, K] only visible pairs (m, k) count: the others are 0, and what b
-/// holds in row k must not reach row m even if it is infinite or NaN (0 * NaN is NaN). Same bits
-/// as gemm wherever b is finite.
-template <class T, class Isa, class Sees>
-void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Extents size,
-                  const Epilogue<T>& epilogue, T* scratch, const VisiblePairs<Sees>& visible) {
-  const auto [M, N, K] = size;
-  if (visible.all || all_finite<T, Isa>(b, K, N)) {
-    return gemm<T, Isa>(a, b, c, size, epilogue, scratch);
-  }
-  for (Index m = 0; m < M; ++m) {
-    gemm<T, Isa>(a.from(m, 0), b, c.from(m, 0), {1, N, K}, epilogue, scratch,
-                 [&](Index k) { return visible.sees(m, k); });
-  }
-}
-
-/// FLOPs of gemm as its tiles run: whole vectors of columns, and an addition for each chain that
-/// joins those before it.
-template <class T, class Isa>
-constexpr std::int64_t executed_gemm_flops(Index M, Index N, Index K) {
-  using Tile = GemmTile<T, Isa>;
-  const Index joins = K == 0 ? 0 : (K - 1) / Tile::chain;
-  return (std::int64_t{2} * K + joins) * M * round_up(N, Tile::columns);
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
-
-// headwise/kernels/softmax.hpp
-// Softmax of one row, forward and backward.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// The sum of term(j) over visible j: `block` terms at a time, counted from j = 0, so that hidden
-/// elements at the end of a row change no bit. (One chain of 1,024 lost twice the digits.)
-template <class T, class Visible, class Term>
-T sum_visible(Index n, Visible visible, Term term) {
-  constexpr Index block = 16;
-  T total = T(0);
-  for (Index j0 = 0; j0 < n; j0 += block) {
-    T sum = T(0);
-    bool any = false;
-    for (Index j = j0, end = std::min<Index>(n, j0 + block); j < end; ++j) {
-      if (!visible(j)) continue;
-      sum = any ? sum + term(j) : term(j);
-      any = true;
-    }
-    if (any) total = total + sum;
-  }
-  return total;
-}
-
-/// In place over the elements j of a row with visible(j): x_j becomes e^(x_j - max) / sum, the
-/// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout.
-template <class T, class Visible>
-void softmax_row(Row<T> x, Index n, Visible visible) {
-  using std::exp;
-  T greatest = std::numeric_limits<T>::lowest();
-  for (Index j = 0; j < n; ++j) {
-    if (!visible(j)) continue;
-    if (greatest < x[j]) greatest = x[j];
-  }
-  for (Index j = 0; j < n; ++j) x[j] = visible(j) ? T(exp(x[j] - greatest)) : T(0);
-  const T sum = sum_visible<T>(n, visible, [&](Index j) { return x[j]; });
-  for (Index j = 0; j < n; ++j) {
-    if (visible(j)) x[j] = x[j] / sum;
-  }
-}
-
-/// dx_j = p_j (dp_j - sum_k dp_k p_k) for visible j, 0 for the others. dx may be dp.
-template <class T, class Visible>
-void softmax_backward_row(Row<const T> dp, Row<const T> p, Row<T> dx, Index n, Visible visible) {
-  const T sum = sum_visible<T>(n, visible, [&](Index j) { return dp[j] * p[j]; });
-  for (Index j = 0; j < n; ++j) dx[j] = visible(j) ? p[j] * (dp[j] - sum) : T(0);
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
-
-// headwise/runtime/workspace.hpp
-// Scratch memory of a call: one block, an equal part for each worker, given back at the end.
-
-namespace headwise::inline v0_1 {
-
-/// Elements rounded up so that what follows starts on a 64-byte boundary.
-template <class T>
-constexpr Index padded(Index elements) {
-  constexpr Index step =
-      storage_alignment % sizeof(T) == 0 ? Index{storage_alignment / sizeof(T)} : Index{16};
-  return (elements + step - 1) / step * step;
-}
-
-/// Hands out parts of a block of scratch, one behind the other. Over null it only counts: so the
-/// buffers of a task are named once, and their size is what naming them takes.
-template <class T>
-class Scratch {
- public:
-  /// Hands out from `begin` on; null to count only.
-  explicit constexpr Scratch(T* begin = nullptr) : begin_(begin) {}
-  /// The next part, on a 64-byte boundary.
-  constexpr T* take(Index elements) {
-    T* part = begin_ == nullptr ? nullptr : begin_ + taken_;
-    taken_ += padded<T>(elements);
-    return part;
-  }
-  /// Elements handed out so far, padding included.
-  constexpr Index taken() const { return taken_; }
-
- private:
-  T* begin_;
-  Index taken_ = 0;
-};
-
-/// `elements` of T for each of `workers`, not initialised. Throws std::bad_alloc.
-///
-/// (Filling them with 0 took nine tenths of a call on few and short rows.)
-template <class T>
-class Workspace {
- public:
-  /// Throws std::bad_alloc.
-  Workspace(Index workers, Index elements, std::pmr::memory_resource* memory)
-      : elements_(padded<T>(elements)), count_(workers * elements_), memory_(memory) {
-    if (count_ == 0) return;
-    require(memory_ != nullptr, "Workspace", "memory is null, expected a memory resource");
-    block_ = static_cast<T*>(memory_->allocate(storage_bytes<T>(count_), storage_alignment));
-    std::uninitialized_default_construct_n(block_, count_);
-  }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  ~Workspace() {
-    if (count_ == 0) return;
-    std::destroy_n(block_, count_);
-    memory_->deallocate(block_, storage_bytes<T>(count_), storage_alignment);
-  }
-
-  /// The part of one worker, all of it to be handed out.
-  Scratch<T> of(Index worker) { return Scratch<T>(block_ + worker * elements_); }
-
- private:
-  Index elements_;
-  Index count_;
-  std::pmr::memory_resource* memory_;
-  T* block_ = nullptr;
-};
-
-}  // namespace headwise::inline v0_1
 
 // headwise/tensor/philox.hpp
 // Counter-based random numbers: a number is a function of a key and a position, so that any
@@ -1957,6 +1407,144 @@ void require_shape(std::string_view function, std::string_view argument, const I
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/tensor/tensor.hpp
+// A tensor that owns its elements: dense, row-major, 64-byte aligned, from a memory resource.
+
+namespace headwise::inline v0_1 {
+
+/// Every block that the library asks a memory resource for starts on such a boundary.
+inline constexpr std::size_t storage_alignment = 64;
+
+/// The bytes that an owning tensor asks its memory resource for.
+template <class T>
+constexpr std::size_t storage_bytes(Index elements) {
+  return static_cast<std::size_t>(elements) * sizeof(T);
+}
+
+/// Owns its elements. Zero-initialised. Copies are deep; a const Tensor is read-only.
+///
+/// A failed allocation throws std::bad_alloc and leaves every object as it was.
+template <class T, int R>
+class Tensor : public InOut<T, R>, public OwnsElements {
+ public:
+  /// An absent tensor.
+  Tensor() noexcept = default;
+
+  /// Zeros. Throws ShapeError for a negative extent, std::bad_alloc.
+  explicit Tensor(const Shape<R>& shape,
+                  std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : Tensor(shape, allocate(shape, memory), memory) {
+    std::uninitialized_value_construct_n(data(), this->size());
+  }
+
+  /// A vector of `count` elements.
+  explicit Tensor(Index count, std::pmr::memory_resource* memory =
+                                   std::pmr::get_default_resource()) requires(R == 1)
+      : Tensor(Shape<1>(count), memory) {}
+
+  /// The values in row-major order. Throws ShapeError unless there are as many as the shape says.
+  Tensor(const Shape<R>& shape, std::initializer_list<T> values,
+         std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : Tensor(shape, memory) {
+    if (static_cast<Index>(values.size()) != this->size()) {
+      raise<ShapeError>("Tensor: values are " + std::to_string(values.size()) + ", expected " +
+                        std::to_string(this->size()) + " (shape " + shape.format() + ")");
+    }
+    std::copy(values.begin(), values.end(), data());
+  }
+
+  /// A deep copy from the same memory resource.
+  Tensor(const Tensor& other)
+      : Tensor(other.shape(), allocate(other.shape(), other.memory_), other.memory_) {
+    std::uninitialized_copy_n(other.data(), this->size(), data());
+  }
+  /// Takes the elements; `other` is absent then.
+  Tensor(Tensor&& other) noexcept { swap(other); }
+  /// A deep copy; where it throws, this is as it was.
+  Tensor& operator=(const Tensor& other) {
+    if (this != &other) Tensor(other).swap(*this);
+    return *this;
+  }
+  /// Takes the elements.
+  Tensor& operator=(Tensor&& other) noexcept {
+    Tensor(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~Tensor() {
+    if (data() == nullptr) return;
+    std::destroy_n(data(), this->size());
+    memory_->deallocate(data(), storage_bytes<T>(this->size()), storage_alignment);
+  }
+
+  /// Exchanges elements and memory resources.
+  void swap(Tensor& other) noexcept {
+    std::swap(static_cast<InOut<T, R>&>(*this), static_cast<InOut<T, R>&>(other));
+    std::swap(memory_, other.memory_);
+  }
+
+  /// The first element; null where there is none.
+  T* data() { return InOut<T, R>::data(); }
+  /// The same, to be read.
+  const T* data() const { return In<T, R>::data(); }
+
+  /// Element (i, j, ...).
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) T& operator()(Ints... index) {
+    return InOut<T, R>::operator()(index...);
+  }
+  /// The same, to be read.
+  template <std::convertible_to<Index>... Ints>
+  requires(sizeof...(Ints) == R) const T& operator()(Ints... index) const {
+    return In<T, R>::operator()(index...);
+  }
+  /// Element `index`.
+  T& operator()(const Shape<R>& index) { return InOut<T, R>::operator()(index); }
+  /// The same, to be read.
+  const T& operator()(const Shape<R>& index) const { return In<T, R>::operator()(index); }
+
+  /// All elements in row-major order, as a range.
+  ///@{
+  T* begin() { return data(); }
+  T* end() { return data() + this->size(); }
+  const T* begin() const { return data(); }
+  const T* end() const { return data() + this->size(); }
+  ///@}
+
+  /// Where the elements came from; null for an absent tensor.
+  std::pmr::memory_resource* memory() const { return memory_; }
+
+ private:
+  Tensor(const Shape<R>& shape, T* storage, std::pmr::memory_resource* memory)
+      : InOut<T, R>(storage, shape), memory_(memory) {}
+
+  static T* allocate(const Shape<R>& shape, std::pmr::memory_resource* memory) {
+    const Index count = shape.size();
+    if (count == 0) return nullptr;
+    if (count > (std::numeric_limits<Index>::max)() / static_cast<Index>(sizeof(T))) {
+      raise<ShapeError>("Tensor: shape is " + shape.format() + ", expected below 2^63 bytes");
+    }
+    require(memory != nullptr, "Tensor", "memory is null, expected a memory resource");
+    return static_cast<T*>(memory->allocate(storage_bytes<T>(count), storage_alignment));
+  }
+
+  std::pmr::memory_resource* memory_ = nullptr;
+};
+
+/// A vector that owns its elements.
+template <class T>
+using Tensor1 = Tensor<T, 1>;
+/// A matrix that owns its elements.
+template <class T>
+using Tensor2 = Tensor<T, 2>;
+/// Three axes, as [B, L, D].
+template <class T>
+using Tensor3 = Tensor<T, 3>;
+/// Four axes, as [B, H, L, d].
+template <class T>
+using Tensor4 = Tensor<T, 4>;
+
+}  // namespace headwise::inline v0_1
 
 // headwise/tensor/view_ops.hpp
 // Views of views: slices, transposes, heads. Nothing here copies but `copy` and `contiguous`.
@@ -2510,13 +2098,23 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/kernels/attention_head.hpp
-// Attention of one head with its weights kept: the readable specification, matrix by matrix. The
-// step numbers are those of docs/derivations/attention_backward.md.
+// headwise/kernels/arguments.hpp
+// What kernels are called with: plain data that looks the same from every instruction set.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
-HEADWISE_STRICT_MATH_BEGIN
+/// Of a product: rows of the result, columns of the result, inner length.
+struct Extents {
+  Index M, N, K;
+};
+
+/// What happens to a sum before it is stored: c = alpha sum + bias, or c = c + alpha sum.
+template <class T>
+struct Epilogue {
+  T alpha = T(1);
+  const T* bias = nullptr;  // [N], dense; only where c is overwritten
+  bool accumulate = false;
+};
 
 /// What one head of one batch element attends with, on either path.
 template <class T>
@@ -2537,15 +2135,1073 @@ constexpr std::int64_t score_extras(const AttentionHead<T>& head, std::int64_t a
   return head.visibility.bias_count() + (head.dropout.active() ? a_dropout : 0);
 }
 
+/// Where the gradients of a head go: dq [L, d] is overwritten; dk [S, d] and dv [S, dv] too, or
+/// added to where another head of the same group was there before.
+template <class T>
+struct HeadGradients {
+  Matrix<T> dq, dk, dv;
+  bool accumulate;
+};
+
+/// A head, what its forward pass left, and where the gradient of its queries is summed up.
+template <class T>
+struct FlashHead {
+  AttentionHead<T> forward;
+  Matrix<const T> o;    // [L, dv]
+  Matrix<const T> d_o;  // [L, dv]
+  Matrix<const T> lse;  // [L, 2]
+  const T* delta;       // [L], rowsum(d_o * o)
+  Matrix<T> dq;         // [L, d], added to: each block of keys adds its part
+};
+
+/// What a task of attention has done: the pairs that causality, window and lengths leave to its
+/// queries, and the multiply-adds and score operations that ran, padding and masked pairs too.
+struct TileWork {
+  std::int64_t pairs = 0;
+  std::int64_t executed_flops = 0;
+};
+
+/// Whether a product with it is exact.
+template <class T>
+bool is_power_of_two(const T& x) {
+  if constexpr (std::same_as<T, float> || std::same_as<T, double>) {
+    int exponent = 0;
+    return std::frexp(x, &exponent) == T(0.5);
+  }
+  return false;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/kernels/softmax.hpp
+// Softmax of one row, forward and backward.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The sum of term(j) over visible j: `block` terms at a time, counted from j = 0, so that hidden
+/// elements at the end of a row change no bit. (One chain of 1,024 lost twice the digits.)
+template <class T, class Visible, class Term>
+T sum_visible(Index n, Visible visible, Term term) {
+  constexpr Index block = 16;
+  T total = T(0);
+  for (Index j0 = 0; j0 < n; j0 += block) {
+    T sum = T(0);
+    bool any = false;
+    for (Index j = j0, end = std::min<Index>(n, j0 + block); j < end; ++j) {
+      if (!visible(j)) continue;
+      sum = any ? sum + term(j) : term(j);
+      any = true;
+    }
+    if (any) total = total + sum;
+  }
+  return total;
+}
+
+/// In place over the elements j of a row with visible(j): x_j becomes e^(x_j - max) / sum, the
+/// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout.
+template <class T, class Visible>
+void softmax_row(Row<T> x, Index n, Visible visible) {
+  using std::exp;
+  T greatest = std::numeric_limits<T>::lowest();
+  for (Index j = 0; j < n; ++j) {
+    if (!visible(j)) continue;
+    if (greatest < x[j]) greatest = x[j];
+  }
+  for (Index j = 0; j < n; ++j) x[j] = visible(j) ? T(exp(x[j] - greatest)) : T(0);
+  const T sum = sum_visible<T>(n, visible, [&](Index j) { return x[j]; });
+  for (Index j = 0; j < n; ++j) {
+    if (visible(j)) x[j] = x[j] / sum;
+  }
+}
+
+/// dx_j = p_j (dp_j - sum_k dp_k p_k) for visible j, 0 for the others. dx may be dp.
+template <class T, class Visible>
+void softmax_backward_row(Row<const T> dp, Row<const T> p, Row<T> dx, Index n, Visible visible) {
+  const T sum = sum_visible<T>(n, visible, [&](Index j) { return dp[j] * p[j]; });
+  for (Index j = 0; j < n; ++j) dx[j] = visible(j) ? p[j] * (dp[j] - sum) : T(0);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/runtime/processor.hpp
+// What the processor that runs the program can do.
+
+namespace headwise::inline v0_1 {
+
+/// The instruction sets that matter to kernels, by their usual names: "sse2 avx avx2 fma avx512f".
+/// Empty on other machines than x86-64.
+inline std::string processor_features() {
+  std::string names;
+#if HEADWISE_X86
+  const auto add = [&](bool has, const char* name) {
+    if (has) names += (names.empty() ? "" : " ") + std::string(name);
+  };
+  add(__builtin_cpu_supports("sse2"), "sse2");
+  add(__builtin_cpu_supports("avx"), "avx");
+  add(__builtin_cpu_supports("avx2"), "avx2");
+  add(__builtin_cpu_supports("fma"), "fma");
+  add(__builtin_cpu_supports("avx512f"), "avx512f");
+#endif
+  return names;
+}
+
+}  // namespace headwise::inline v0_1
+
+// headwise/runtime/instruction_set.hpp
+// The instruction sets that kernels are compiled for, and which of them this process uses.
+
+namespace headwise::inline v0_1 {
+
+/// From the narrowest vectors to the widest.
+enum class InstructionSet {
+  generic,  ///< 16 bytes, without fused multiply-add: every machine
+  avx2,     ///< 32 bytes: AVX2 and FMA
+  avx512,   ///< 64 bytes: AVX-512 F, DQ, BW and VL
+};
+
+/// Its name, as HEADWISE_SIMD takes it.
+constexpr std::string_view name_of(InstructionSet set) {
+  return set == InstructionSet::avx512 ? "avx512"
+         : set == InstructionSet::avx2 ? "avx2"
+                                       : "generic";
+}
+
+/// Whether this processor runs it.
+inline bool is_supported(InstructionSet set) {
+  if (set == InstructionSet::generic) return true;
+#if HEADWISE_X86
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (set == InstructionSet::avx2) return avx2;
+  return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+/// What a text chooses: null or empty the widest that this processor runs, else the one that it
+/// names. Throws ArgumentError for another name, or one that this processor does not run.
+inline InstructionSet choose_instruction_set(const char* text) {
+  const std::string_view name = text == nullptr ? "" : text;
+  for (const auto set : {InstructionSet::avx512, InstructionSet::avx2, InstructionSet::generic}) {
+    if (name.empty() && is_supported(set)) return set;
+    if (name != name_of(set)) continue;
+    if (is_supported(set)) return set;
+    raise<ArgumentError>("HEADWISE_SIMD: it is " + std::string(name) +
+                         ", which this processor does not run; it has: " + processor_features());
+  }
+  raise<ArgumentError>("HEADWISE_SIMD: it is \"" + std::string(name) +
+                       "\", expected generic, avx2 or avx512");
+}
+
+/// The instruction set of this process: that of the environment variable HEADWISE_SIMD, read at the
+/// first call, or the widest that the processor runs. Throws ArgumentError as
+/// choose_instruction_set.
+inline InstructionSet instruction_set() {
+  static const InstructionSet chosen = choose_instruction_set(std::getenv("HEADWISE_SIMD"));
+  return chosen;
+}
+
+}  // namespace headwise::inline v0_1
+
+// headwise/runtime/workspace.hpp
+// Scratch memory of a call: one block, an equal part for each worker, given back at the end.
+
+namespace headwise::inline v0_1 {
+
+/// Elements rounded up so that what follows starts on a 64-byte boundary.
+template <class T>
+constexpr Index padded(Index elements) {
+  constexpr Index step =
+      storage_alignment % sizeof(T) == 0 ? Index{storage_alignment / sizeof(T)} : Index{16};
+  return (elements + step - 1) / step * step;
+}
+
+/// Hands out parts of a block of scratch, one behind the other. Over null it only counts: so the
+/// buffers of a task are named once, and their size is what naming them takes.
+template <class T>
+class Scratch {
+ public:
+  /// Hands out from `begin` on; null to count only.
+  explicit constexpr Scratch(T* begin = nullptr) : begin_(begin) {}
+  /// The next part, on a 64-byte boundary.
+  constexpr T* take(Index elements) {
+    T* part = begin_ == nullptr ? nullptr : begin_ + taken_;
+    taken_ += padded<T>(elements);
+    return part;
+  }
+  /// Elements handed out so far, padding included.
+  constexpr Index taken() const { return taken_; }
+
+ private:
+  T* begin_;
+  Index taken_ = 0;
+};
+
+/// `elements` of T for each of `workers`, not initialised. Throws std::bad_alloc.
+///
+/// (Filling them with 0 took nine tenths of a call on few and short rows.)
+template <class T>
+class Workspace {
+ public:
+  /// Throws std::bad_alloc.
+  Workspace(Index workers, Index elements, std::pmr::memory_resource* memory)
+      : elements_(padded<T>(elements)), count_(workers * elements_), memory_(memory) {
+    if (count_ == 0) return;
+    require(memory_ != nullptr, "Workspace", "memory is null, expected a memory resource");
+    block_ = static_cast<T*>(memory_->allocate(storage_bytes<T>(count_), storage_alignment));
+    std::uninitialized_default_construct_n(block_, count_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace() {
+    if (count_ == 0) return;
+    std::destroy_n(block_, count_);
+    memory_->deallocate(block_, storage_bytes<T>(count_), storage_alignment);
+  }
+
+  /// The part of one worker, all of it to be handed out.
+  Scratch<T> of(Index worker) { return Scratch<T>(block_ + worker * elements_); }
+
+ private:
+  Index elements_;
+  Index count_;
+  std::pmr::memory_resource* memory_;
+  T* block_ = nullptr;
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/kernels/kernels.hpp
+// The kernels: matrix products and attention of one head, compiled once for each instruction set
+// and chosen when the program runs. They see pointers and strides; they check, allocate and throw
+// nothing and know no threads.
+
+#if HEADWISE_X86
+#include <immintrin.h>
+#endif
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+/// The kernels of one instruction set for T. What each does and takes is said where it is defined:
+/// kernels/<file>.inc.
+template <Scalar T>
+struct Kernels {
+  InstructionSet instruction_set;
+  Index lanes;             // of a vector
+  Index forward_queries;   // of a task of flash_forward
+  Index backward_queries;  // of a tile of flash_backward_tile
+  Index backward_keys;     // of a block of keys
+  Index columns;           // of a panel: products are cut in multiples of it
+
+  bool (*all_finite)(Matrix<const T> x, Index rows, Index columns);
+
+  // gemm.inc
+  Index (*gemm_scratch)(const Extents& size);
+  void (*gemm)(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+               const Epilogue<T>& epilogue, T* scratch);
+  std::int64_t (*executed_gemm_flops)(const Extents& size);
+
+  // attention_head.inc
+  Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
+  Index (*attention_backward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
+  void (*score_head)(const AttentionHead<T>& head, Matrix<T> scores, T* scratch);
+  void (*attention_head_forward)(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
+                                 Scratch<T> memory);
+  void (*attention_head_backward)(const AttentionHead<T>& head, Matrix<const T> d_o,
+                                  Matrix<const T> weights, const HeadGradients<T>& to,
+                                  Scratch<T> memory);
+
+  // flash_forward.inc and flash_backward.inc
+  Index (*flash_forward_scratch)(Index d, Index dv);
+  Index (*flash_backward_scratch)(Index d, Index dv);
+  TileWork (*flash_forward)(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
+                            Matrix<T> lse, Scratch<T> memory);
+  void (*row_deltas)(const FlashHead<T>& head, Index i0, Index rows, T* delta);
+  void (*flash_backward_begin)(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory);
+  TileWork (*flash_backward_tile)(const FlashHead<T>& head, Index i0, Index rows, Index j0, Index n,
+                                  Scratch<T> memory);
+  void (*flash_backward_end)(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk,
+                             Matrix<T> dv, Scratch<T> memory);
+
+  // simd/exp.inc
+  void (*weights_of)(const T* x, Index n, T* y);
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+#define HEADWISE_ISA generic
+#define HEADWISE_ISA_BYTES 16
+
+// headwise/kernels/isa.inc
+// All that is compiled for an instruction set: read once for each, inside its region. HEADWISE_ISA is
+// its name and the innermost namespace, HEADWISE_ISA_BYTES the size of its vectors.
+// clang-format off: each needs those above it
+// headwise/simd/vector.inc
+// Vectors of float and double on the compilers' vector extensions, and of every other scalar at
+// width 1, so that a kernel is written once. Read once for each instruction set, inside its region
+// (kernels/instruction_sets.hpp): HEADWISE_ISA names it, HEADWISE_ISA_BYTES is its vectors' size.
+//
+// No vector crosses a function that is not always inlined: at -O0 g++ would pass it wrongly.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Vectors of T: width, load, store and lane-wise functions. This one has width 1.
+template <Scalar T>
+struct Simd {
+  using Vector = T;
+  using Int = std::int64_t;
+  using IntVector = Int;
+  static constexpr int width = 1;
+
+  HEADWISE_INLINE static Vector zero() { return T(0); }
+  HEADWISE_INLINE static Vector broadcast(const T& x) { return x; }
+  HEADWISE_INLINE static IntVector broadcast_int(Int x) { return x; }
+  HEADWISE_INLINE static IntVector lane_numbers() { return 0; }
+  HEADWISE_INLINE static Vector load(const T* from) { return *from; }
+  HEADWISE_INLINE static void store(const Vector& x, T* to) { *to = x; }
+  HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) { return *from; }
+  HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
+  HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
+  HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
+    return a * b + c;
+  }
+  HEADWISE_INLINE static Vector greater(const Vector& a, const Vector& b) { return a < b ? b : a; }
+  HEADWISE_INLINE static IntVector within(Int x, Int begin, Int end) {
+    return x >= begin && x < end;
+  }
+  HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return a != 0 && b != 0; }
+  HEADWISE_INLINE static Vector select(IntVector condition, const Vector& yes, const Vector& no) {
+    return condition != 0 ? yes : no;
+  }
+};
+
+template <Scalar T>
+requires vectorised<T>
+struct Simd<T> {
+  static constexpr int width = HEADWISE_ISA_BYTES / static_cast<int>(sizeof(T));
+  typedef T Vector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  using Int = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+  typedef Int IntVector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  using Bits = std::make_unsigned_t<Int>;
+  typedef Bits BitVector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  typedef std::uint8_t ByteVector __attribute__((vector_size(HEADWISE_ISA_BYTES / sizeof(T))));
+
+  HEADWISE_INLINE static Vector zero() { return Vector{}; }
+  HEADWISE_INLINE static Vector broadcast(T x) { return x - Vector{}; }  // folds to one shuffle
+  HEADWISE_INLINE static IntVector broadcast_int(Int x) { return x - IntVector{}; }
+  /// 0, 1, 2 ...
+  HEADWISE_INLINE static IntVector lane_numbers() {
+    Int numbers[std::size_t{width}];
+    for (int i = 0; i < width; ++i) numbers[i] = i;
+    return load_ints(numbers);
+  }
+  HEADWISE_INLINE static Vector load(const T* from) {
+    Vector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  HEADWISE_INLINE static void store(Vector x, T* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static IntVector load_ints(const Int* from) {
+    IntVector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { std::memcpy(to, &x, sizeof x); }
+  /// `width` bytes, each to a lane.
+  HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) {
+    ByteVector x;
+    std::memcpy(&x, from, sizeof x);
+    return __builtin_convertvector(x, IntVector);
+  }
+  /// a b + c, rounded once where the instruction set can.
+  HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(
+          Vector, _mm512_fmadd_ps(__builtin_bit_cast(__m512, a), __builtin_bit_cast(__m512, b),
+                                  __builtin_bit_cast(__m512, c)));
+    } else {
+      return __builtin_bit_cast(
+          Vector, _mm512_fmadd_pd(__builtin_bit_cast(__m512d, a), __builtin_bit_cast(__m512d, b),
+                                  __builtin_bit_cast(__m512d, c)));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(
+          Vector, _mm256_fmadd_ps(__builtin_bit_cast(__m256, a), __builtin_bit_cast(__m256, b),
+                                  __builtin_bit_cast(__m256, c)));
+    } else {
+      return __builtin_bit_cast(
+          Vector, _mm256_fmadd_pd(__builtin_bit_cast(__m256d, a), __builtin_bit_cast(__m256d, b),
+                                  __builtin_bit_cast(__m256d, c)));
+    }
+#else
+    return a * b + c;
+#endif
+  }
+  /// The greater of two, lane by lane; a NaN in b is passed over. (The masked form of the
+  /// intrinsic: g++ 12 warns of its own header at the other one.)
+  HEADWISE_INLINE static Vector greater(Vector a, Vector b) {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_max_ps(0xFFFF, __builtin_bit_cast(__m512, b),
+                                                            __builtin_bit_cast(__m512, a)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_max_pd(0xFF, __builtin_bit_cast(__m512d, b),
+                                                            __builtin_bit_cast(__m512d, a)));
+    }
+#else
+    return a < b ? b : a;
+#endif
+  }
+  /// Whether begin <= x < end.
+  HEADWISE_INLINE static IntVector within(IntVector x, IntVector begin, IntVector end) {
+    return (x >= begin) & (x < end);
+  }
+  HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return (a != 0) & (b != 0); }
+  HEADWISE_INLINE static Vector select(IntVector condition, Vector yes, Vector no) {
+    return condition != 0 ? yes : no;
+  }
+};
+
+/// a b + c as a lane of Simd::fma computes it.
+template <Scalar T>
+HEADWISE_INLINE T multiply_add(const T& a, const T& b, const T& c) {
+  if constexpr (HEADWISE_ISA_BYTES >= 32 && std::same_as<T, float>) {
+    return __builtin_fmaf(a, b, c);
+  } else if constexpr (HEADWISE_ISA_BYTES >= 32 && std::same_as<T, double>) {
+    return __builtin_fma(a, b, c);
+  } else {
+    return a * b + c;
+  }
+}
+
+/// f(0) f(1) ... f(count - 1), written out, so that an array of vectors stays in registers whatever
+/// the level of optimisation. The numbers are constants of the type, not values: g++ -O1 and -O3
+/// would keep an array that is indexed by values in memory, at half the speed.
+template <int count, class F>
+HEADWISE_INLINE void unrolled(F&& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) HEADWISE_ALWAYS_INLINE {
+    (f(std::integral_constant<int, i>{}), ...);
+  }
+  (std::make_integer_sequence<int, count>());
+}
+
+/// The sum of all lanes, pairwise.
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (int half = S::width / 2; half >= 1; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
+  }
+  return lanes[0];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/exp.inc
+// Powers of 2 and of e for all lanes at once. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// c_0 + c_1 x + ... by Horner's rule.
+template <Scalar T, std::size_t count>
+HEADWISE_INLINE typename Simd<T>::Vector polynomial(const T (&coefficients)[count],
+                                                    typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  auto sum = S::broadcast(coefficients[count - 1]);
+  unrolled<static_cast<int>(count) - 1>([&](auto n) HEADWISE_ALWAYS_INLINE {
+    sum = S::fma(sum, x, S::broadcast(coefficients[count - 2 - std::size_t{n}]));
+  });
+  return sum;
+}
+
+/// What a difference of scores is multiplied by before weight_of.
+template <Scalar T>
+T weight_unit() {
+  if constexpr (vectorised<T>) return std::numbers::log2e_v<T>;
+  return T(1);
+}
+
+/// The weight of a softmax from x, what lies between a score and the greatest one, in units of
+/// weight_unit: 2^x (e^x at width 1) within 1 unit in the last place, 1.1 without fused
+/// multiply-adds, for x <= 0 where the result is not denormal, and 0 (with AVX-512: the denormal)
+/// below. At 0 exactly 1, at -infinity 0, NaN stays NaN.
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::exp;
+    return exp(x);
+  } else {
+    using S = Simd<T>;
+    using C = Exp2Constants<T>;
+#if HEADWISE_ISA_BYTES == 64
+    // 2^x = 2^n 2^f with n = round(x): an instruction each for n, for f, 0 at infinity, and for the
+    // product. (n = floor(x) saves one of them and loses bits: x + 1 is rounded.)
+    if constexpr (sizeof(T) == 4) {
+      const __m512 whole = __builtin_bit_cast(__m512, x);
+      const auto f =
+          __builtin_bit_cast(typename S::Vector, _mm512_maskz_reduce_ps(0xFFFF, whole, 0));
+      return __builtin_bit_cast(
+          typename S::Vector,
+          _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                 _mm512_maskz_roundscale_ps(0xFFFF, whole, 0)));
+    } else {
+      const __m512d whole = __builtin_bit_cast(__m512d, x);
+      const auto f = __builtin_bit_cast(typename S::Vector, _mm512_maskz_reduce_pd(0xFF, whole, 0));
+      return __builtin_bit_cast(
+          typename S::Vector,
+          _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                                 _mm512_maskz_roundscale_pd(0xFF, whole, 0)));
+    }
+#else
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    // 1. n = round(x) stands, as the exponent's bits of 2^n, in the low bits of the shifted sum.
+    const Vector shifted = x + C::shift;
+    const Vector f = x - (shifted - C::shift);
+    const Vector scale =
+        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+    // 2. 2^f 2^n
+    return S::select(x < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+  }
+}
+
+/// y_n = weight_of(x_n), n < count.
+template <Scalar T>
+void weights_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}] = {};
+  Index n = 0;
+  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
+  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
+  S::store(weight_of<T>(S::load(part)), part);
+  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/kernels/tile.inc
+// The register tile that every matrix product is made of. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+using simd::HEADWISE_ISA::Simd;
+using simd::HEADWISE_ISA::unrolled;
+
+/// The register tile: `rows` x `vectors` sums, `vectors` of b and one of a fill the registers (29
+/// of 32 with AVX-512, 15 of 16 below).
+template <class T>
+struct Tile {
+  static constexpr int rows = 6;
+  static constexpr int vectors = HEADWISE_ISA_BYTES == 64 ? 4 : 2;
+  static constexpr Index width = Simd<T>::width;
+  static constexpr Index columns = vectors * width;
+};
+
+/// An operand as a tile walks it: elements m row + k step of a, rows k step of b.
+template <class T>
+struct Walk {
+  const T* data;
+  Index row;   // of a: from one row of the result to the next
+  Index step;  // from one inner index to the next
+};
+
+/// What becomes of the sums.
+enum class Finish {
+  assign,   // c = alpha sum + bias
+  add,      // c = c + alpha sum
+  rescale,  // c = factor_m c + sum
+};
+
+template <class T>
+struct TileStore {
+  T* c;
+  Index row;
+  Finish finish = Finish::assign;
+  T alpha = T(1);
+  const T* bias = nullptr;    // [columns]
+  const T* factor = nullptr;  // [rows]
+};
+
+/// c [M, V vectors] from K steps: each element one chain of multiply-adds in the order of k. The
+/// epilogue is written straight from the registers.
+template <class T, int M, int V>
+void run_tile(Walk<T> a, Walk<T> b, Index K, const TileStore<T>& to) {
+  using S = Simd<T>;
+  typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+  });
+  if (to.finish == Finish::add) {
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        __builtin_prefetch(to.c + m * to.row + v * S::width, 1);
+      });
+    });
+  }
+  for (Index k = 0; k < K; ++k) {
+    typename S::Vector in_b[std::size_t{V}];
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = S::load(b.data + v * S::width); });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      const auto x = S::broadcast(a.data[m * a.row]);
+      unrolled<V>([&](auto v)
+                      HEADWISE_ALWAYS_INLINE { sum[m][v] = S::fma(x, in_b[v], sum[m][v]); });
+    });
+    a.data += a.step;
+    b.data += b.step;
+  }
+  if (to.finish == Finish::rescale) {
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      const auto factor = S::broadcast(to.factor[m]);
+      T* c = to.c + m * to.row;
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::fma(factor, S::load(c + v * S::width), sum[m][v]), c + v * S::width);
+      });
+    });
+    return;
+  }
+  if (to.alpha != T(1)) {
+    const auto alpha = S::broadcast(to.alpha);
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
+    });
+  }
+  if (to.finish == Finish::add) {
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* c = to.c + m * to.row;
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(c + v * S::width) + sum[m][v], c + v * S::width);
+      });
+    });
+    return;
+  }
+  if (to.bias != nullptr) {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      const auto bias = S::load(to.bias + v * S::width);
+      unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE { sum[m][v] = sum[m][v] + bias; });
+    });
+  }
+  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+    T* c = to.c + m * to.row;
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { S::store(sum[m][v], c + v * S::width); });
+  });
+}
+
+/// run_tile over `M` rows, six at a time, then four, two, one.
+template <class T, int V>
+void run_rows(Walk<T> a, Walk<T> b, Index M, Index K, TileStore<T> to) {
+  const auto run = [&]<int rows>(std::integral_constant<int, rows>) HEADWISE_ALWAYS_INLINE {
+    run_tile<T, rows, V>(a, b, K, to);
+    a.data += rows * a.row;
+    to.c += rows * to.row;
+    if (to.factor != nullptr) to.factor += rows;
+    M -= rows;
+  };
+  while (M >= 6) run(std::integral_constant<int, 6>{});
+  if (M >= 4) run(std::integral_constant<int, 4>{});
+  if (M >= 2) run(std::integral_constant<int, 2>{});
+  if (M >= 1) run(std::integral_constant<int, 1>{});
+}
+
+/// The same for `vectors` vectors of columns, 1 to Tile::vectors.
+template <class T>
+void run_panel(Walk<T> a, Walk<T> b, Index M, Index vectors, Index K, const TileStore<T>& to) {
+  if constexpr (Tile<T>::vectors == 4) {
+    if (vectors == 4) return run_rows<T, 4>(a, b, M, K, to);
+    if (vectors == 3) return run_rows<T, 3>(a, b, M, K, to);
+  }
+  if (vectors == 2) return run_rows<T, 2>(a, b, M, K, to);
+  if (vectors == 1) run_rows<T, 1>(a, b, M, K, to);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/pack.inc
+// Copies of operands in the order in which tiles read them. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Whether no element is infinite or NaN: x - x is 0 for a finite x alone.
+template <class T>
+bool all_finite(Matrix<const T> x, Index rows, Index columns) {
+  using S = Simd<T>;
+  auto sums = S::zero();
+  T rest = T(0);
+  for (Index i = 0; i < rows; ++i) {
+    const T* row = x.data + i * x.row;
+    Index j = 0;
+    if (x.column == 1) {
+      for (; j + S::width <= columns; j += S::width) {
+        const auto part = S::load(row + j);
+        sums = sums + (part - part);
+      }
+    }
+    for (; j < columns; ++j) rest = rest + (row[j * x.column] - row[j * x.column]);
+  }
+  return simd::HEADWISE_ISA::sum_lanes<T>(sums) + rest == T(0);
+}
+
+/// Stage of a transpose of width x width elements: rows `half` apart exchange the halves of their
+/// blocks of 2 half lanes.
+template <Scalar T, int half>
+HEADWISE_INLINE void exchange_halves(
+    typename Simd<T>::Vector (&rows)[std::size_t{Simd<T>::width}]) {
+  constexpr int width = Simd<T>::width;
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+    if constexpr ((r & half) == 0) {
+      const auto upper = rows[r], lower = rows[r + half];
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        rows[r] =
+            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n : n - half + width)...);
+        rows[r + half] =
+            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n + half : n + width)...);
+      }
+      (std::make_integer_sequence<int, width>());
+    }
+  });
+}
+
+/// to [width, width] = from^T: from's rows lie `from_row` apart, to's `to_row`.
+template <Scalar T>
+HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Index to_row) {
+  using S = Simd<T>;
+  constexpr int width = S::width;
+  typename S::Vector rows[std::size_t{width}];
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { rows[r] = S::load(from + r * from_row); });
+  if constexpr (width > 8) exchange_halves<T, 8>(rows);
+  if constexpr (width > 4) exchange_halves<T, 4>(rows);
+  if constexpr (width > 2) exchange_halves<T, 2>(rows);
+  if constexpr (width > 1) exchange_halves<T, 1>(rows);
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
+}
+
+/// One panel: rows k of `count` columns of b, to [K][Tile::columns], columns beyond `count` as 0.
+/// Rows k with keep(k) false are 0, whatever they hold.
+template <Scalar T, class Keep>
+void pack_panel(Matrix<const T> b, Index K, Index count, T* packed, const Keep& keep) {
+  constexpr Index columns = Tile<T>::columns;
+  for (Index k = 0; k < K; ++k, packed += columns) {
+    const T* from = b.data + k * b.row;
+    const Index filled = keep(k) ? count : 0;
+    for (Index n = 0; n < filled; ++n) packed[n] = from[n * b.column];
+    for (Index n = filled; n < columns; ++n) packed[n] = T(0);
+  }
+}
+
+/// A whole panel of a matrix whose columns lie in a row: copied by vectors.
+template <Scalar T>
+void pack_rows(const T* from, Index row, Index K, T* packed) {
+  using S = Simd<T>;
+  constexpr Index columns = Tile<T>::columns;
+  for (Index k = 0; k < K; ++k, from += row, packed += columns) {
+    unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(from + v * S::width), packed + v * S::width);
+    });
+  }
+}
+
+/// `count` columns, each lying in a row: transposed by squares.
+template <Scalar T>
+void pack_columns(const T* from, Index column, Index K, Index count, T* packed) {
+  constexpr Index width = Simd<T>::width, columns = Tile<T>::columns;
+  const Index whole_k = K / width * width, whole_n = count / width * width;
+  for (Index n = 0; n < whole_n; n += width) {
+    for (Index k = 0; k < whole_k; k += width) {
+      transpose_square<T>(from + n * column + k, column, packed + k * columns + n, columns);
+    }
+  }
+  for (Index k = 0; k < K; ++k) {
+    T* to = packed + k * columns;
+    for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) to[n] = from[n * column + k];
+    for (Index n = count; n < columns; ++n) to[n] = T(0);
+  }
+}
+
+/// Packs b [K, N] into panels [ceil(N / columns)][K][columns], columns beyond N as 0.
+template <Scalar T>
+void pack(Matrix<const T> b, Index K, Index N, T* packed) {
+  constexpr Index columns = Tile<T>::columns;
+  for (Index n = 0; n < N; n += columns, packed += K * columns) {
+    const Index count = std::min<Index>(columns, N - n);
+    const auto panel = b.from(0, n);
+    if (b.column == 1 && count == columns) {
+      pack_rows<T>(panel.data, b.row, K, packed);
+    } else if (b.row == 1) {
+      pack_columns<T>(panel.data, b.column, K, count, packed);
+    } else {
+      pack_panel<T>(panel, K, count, packed, [](Index) { return true; });
+    }
+  }
+}
+/// The same without the rows k for which keep(k) is false: they are packed as 0.
+template <Scalar T, class Keep>
+void pack_kept(Matrix<const T> b, Index K, Index N, T* packed, const Keep& keep) {
+  constexpr Index columns = Tile<T>::columns;
+  for (Index n = 0; n < N; n += columns, packed += K * columns) {
+    pack_panel<T>(b.from(0, n), K, std::min<Index>(columns, N - n), packed, keep);
+  }
+}
+
+/// A right operand [K, N] as tiles read it: column n of whole panels begins at data + n panel.
+template <class T>
+struct Operand {
+  const T* data;
+  Index step;   // from row to row
+  Index panel;  // 1 in place; the rows of a panel where packed
+  bool finite;  // no infinity, no NaN; or nobody asks
+
+  Walk<T> walk(Index n, Index row = 0) const { return {data + n * panel + row * step, 0, step}; }
+};
+
+/// Packed into panels of K rows.
+template <class T>
+Operand<T> packed_operand(const T* packed, Index K) {
+  return {packed, Tile<T>::columns, K, true};
+}
+
+/// Asks for `rows` rows of N before they are read: rows of heads lie on pages of their own, which
+/// the processor does not foresee.
+template <class T>
+void prefetch_rows(Matrix<const T> b, Index rows, Index N) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+  if (b.column != 1) return;
+  for (Index r = 0; r < rows; ++r) {
+    for (Index n = 0; n < N; n += line) __builtin_prefetch(b.data + r * b.row + n, 0, 2);
+  }
+}
+
+/// Elements of a dense copy of rows of N.
+template <class T>
+constexpr Index copied_size(Index rows, Index N) {
+  return rows * round_up(N, Tile<T>::width);
+}
+
+/// A dense copy [rows, N], rows of whole vectors, elements beyond N as 0: what tiles walk again and
+/// again. (Rows of heads lie on pages of their own: a backward tile over rows 3 KiB apart ran at 81 to
+/// 85 % of the peak, over dense ones at 85 to 88 %.)
+template <class T>
+Operand<T> copy_rows(Matrix<const T> b, Index rows, Index N, bool finite, T* to) {
+  using S = Simd<T>;
+  const Index row = round_up(N, S::width);
+  for (Index k = 0; k < rows; ++k) {
+    const T* from = b.data + k * b.row;
+    T* out = to + k * row;
+    Index n = 0;
+    if (b.column == 1) {
+      for (; n + S::width <= N; n += S::width) S::store(S::load(from + n), out + n);
+    }
+    for (; n < N; ++n) out[n] = from[n * b.column];
+    for (; n < row; ++n) out[n] = T(0);
+  }
+  return {to, row, 1, finite || all_finite<T>({to, row, 1}, rows, N)};
+}
+/// The same, rows r with keep(r) false as 0, whatever they hold.
+template <class T, class Keep>
+Operand<T> copy_kept_rows(Matrix<const T> b, Index rows, Index N, T* to, const Keep& keep) {
+  const Index row = round_up(N, Tile<T>::width);
+  for (Index k = 0; k < rows; ++k) {
+    for (Index n = 0; n < row; ++n) to[k * row + n] = n < N && keep(k) ? b(k, n) : T(0);
+  }
+  return {to, row, 1, true};
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/gemm.inc
+// Matrix products. Row-invariant: an element of the result depends on its row of a, its column of
+// b and the inner length alone, never on how many other rows or columns there are or how they are
+// cut into tiles. Each element is a sum of ordered chains of multiply-adds, `k_block` terms long.
+// Read once for each instruction set.
+//
+// Traffic: b is packed once for each block (read and written once, then read from cache for every
+// six rows of a); a is read where it lies, through its strides (packing a transposed a first cost 3
+// % of 768 x 2304 x 2048 and 10 % of 256 x 256 x 128); c is read and written once for each k block.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The cache blocks. They depend on the type and the instruction set alone. Without fused
+/// multiply-adds every term is rounded twice: chains of 64 then lose as few digits as PyTorch does.
+template <class T>
+struct GemmBlocks {
+  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index m = 192;
+  static constexpr Index n = 768;
+};
+
+/// Every row of b counts.
+struct KeepAll {};
+
+/// Elements that K rows of N columns take when packed.
+template <class T>
+constexpr Index packed_size(Index K, Index N) {
+  return K * round_up(N, Tile<T>::columns);
+}
+
+/// Scratch of a product, in elements.
+template <class T>
+constexpr Index gemm_scratch(const Extents& size) {
+  using Blocks = GemmBlocks<T>;
+  return padded<T>(
+      packed_size<T>(std::min<Index>(size.K, Blocks::k), std::min<Index>(size.N, Blocks::n)));
+}
+
+/// A panel of which the result does not lie in whole vectors: by way of a small array.
+template <class T>
+void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
+              const TileStore<T>& store) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
+  T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
+  TileStore<T> to = store;
+  to.c = part;
+  to.row = columns;
+  for (Index n = 0; store.bias != nullptr && n < count; ++n) bias[n] = store.bias[n];
+  if (store.bias != nullptr) to.bias = bias;
+  for (Index m = 0; m < M; m += rows) {
+    const Index these = std::min<Index>(rows, M - m);
+    for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
+      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
+      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+    }
+    run_panel<T>({a.data + m * a.row, a.row, a.step}, b, these, (count + width - 1) / width, K, to);
+    for (Index r = 0; r < these; ++r) {
+      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+    }
+  }
+}
+
+/// c [M, N] from a [M, K] and b [K, N]. Returns the multiply-adds.
+template <class T>
+std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
+                      const Epilogue<T>& epilogue) {
+  constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
+  for (Index n = 0; n < size.N; n += columns) {
+    const Index count = std::min<Index>(columns, size.N - n);
+    const auto to = c.from(0, n);
+    const TileStore<T> store{to.data,
+                             to.row,
+                             epilogue.accumulate ? Finish::add : Finish::assign,
+                             epilogue.alpha,
+                             epilogue.bias == nullptr ? nullptr : epilogue.bias + n,
+                             nullptr};
+    if (c.column == 1 && count % width == 0) {
+      run_panel<T>(a, b.walk(n), size.M, count / width, size.K, store);
+    } else {
+      run_edge<T>(a, b.walk(n), size.M, count, size.K, to, store);
+    }
+  }
+  return std::int64_t{size.M} * round_up(size.N, width) * size.K;
+}
+
+/// c [M, N] = alpha a [M, K] b [K, N] + bias, or c + alpha a b. b's rows k with keep(k) false count
+/// as 0; `scratch` holds gemm_scratch elements.
+template <class T, class Keep>
+void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+               const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
+  using Blocks = GemmBlocks<T>;
+  for (Index n = 0; n < size.N; n += Blocks::n) {
+    const Index N = std::min<Index>(Blocks::n, size.N - n);
+    for (Index k = 0; k == 0 || k < size.K; k += Blocks::k) {
+      const Index K = std::min<Index>(Blocks::k, size.K - k);
+      Epilogue<T> here = epilogue;
+      if (here.bias != nullptr) here.bias += n;
+      if (k != 0) here.accumulate = true;
+      if constexpr (std::same_as<Keep, KeepAll>) {
+        pack<T>(b.from(k, n), K, N, scratch);
+      } else {
+        pack_kept<T>(b.from(k, n), K, N, scratch, [&](Index row) { return keep(k + row); });
+      }
+      const Operand<T> block{scratch, Tile<T>::columns, K, true};
+      for (Index m = 0; m < size.M; m += Blocks::m) {
+        const auto rows = a.from(m, k);
+        multiply<T>({rows.data, a.row, a.column}, block, c.from(m, n),
+                    {std::min<Index>(Blocks::m, size.M - m), N, K}, here);
+      }
+    }
+  }
+}
+template <class T>
+void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+          const Epilogue<T>& epilogue, T* scratch) {
+  gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
+}
+
+/// Like gemm, where of a [M, K] only pairs (m, k) with sees(m, k) count: the others are 0, and what
+/// b holds in row k must not reach row m even if it is infinite or NaN (0 * NaN is NaN). `all`:
+/// every pair counts. Same bits as gemm wherever b is finite.
+template <class T, class Sees>
+void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                  const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
+  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+  for (Index m = 0; m < size.M; ++m) {
+    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch,
+                 [&](Index k) { return sees(m, k); });
+  }
+}
+
+/// FLOPs of gemm as its tiles run: whole vectors of columns, and an addition for each block of K
+/// that joins those before it.
+template <class T>
+std::int64_t executed_gemm_flops(const Extents& size) {
+  const Index joins = size.K == 0 ? 0 : (size.K - 1) / GemmBlocks<T>::k;
+  return (std::int64_t{2} * size.K + joins) * size.M * round_up(size.N, Tile<T>::width);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/attention_head.inc
+// Attention of one head with its weights kept: the readable specification, matrix by matrix. The
+// step numbers are those of docs/derivations/attention_backward.md. Read once for each instruction
+// set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Scratch of the products of a head: scores, and sums over keys and over queries.
+template <class T>
+Index head_products_scratch(Index L, Index S, Index d, Index dv) {
+  const Index width = std::max<Index>(d, dv);
+  return std::max<Index>({gemm_scratch<T>({L, S, width}), gemm_scratch<T>({L, width, S}),
+                          gemm_scratch<T>({S, width, L})});
+}
 /// Scratch, in elements, of one head: a packed block, and [L, S] for dropped weights.
-template <class T, class Isa>
-constexpr Index attention_forward_scratch(Index L, Index S, bool dropout) {
-  return padded<T>(GemmTile<T, Isa>::scratch) + (dropout ? padded<T>(L * S) : 0);
+template <class T>
+Index attention_forward_scratch(Index L, Index S, Index d, Index dv, bool dropout) {
+  return head_products_scratch<T>(L, S, d, dv) + (dropout ? padded<T>(L * S) : 0);
 }
 /// The same for backward, with [L, S] for the gradient of the scores besides.
-template <class T, class Isa>
-constexpr Index attention_backward_scratch(Index L, Index S, bool dropout) {
-  return padded<T>(GemmTile<T, Isa>::scratch) + padded<T>(L * S) * (dropout ? 2 : 1);
+template <class T>
+Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropout) {
+  return head_products_scratch<T>(L, S, d, dv) + padded<T>(L * S) * (dropout ? 2 : 1);
 }
 
 /// Step 4d: dropped [L, S], dense, = weights where dropout keeps them, times 1 / (1 - rate).
@@ -2558,10 +3214,10 @@ void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* drop
 }
 
 /// Steps 4a and 4b: scores [L, S] = scale q k^T + bias. Masked pairs are computed and not read.
-template <class T, class Isa>
+template <class T>
 void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
-  gemm<T, Isa>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
-               scratch);
+  gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
+          scratch);
   if (head.visibility.bias_count() == 0) return;
   for (Index i = 0; i < head.L; ++i) {
     for (Index j = 0; j < head.S; ++j) {
@@ -2571,13 +3227,13 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 }
 
 /// weights [L, S] and o [L, dv] are overwritten.
-template <class T, class Isa>
+template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
-  T* packed = memory.take(GemmTile<T, Isa>::scratch);
+  T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
   const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
   // 4a s = scale q k^T,  4b bias
-  score_head<T, Isa>(head, weights, packed);
+  score_head<T>(head, weights, packed);
   // 4c p = softmax of the visible s
   for (Index i = 0; i < head.L; ++i) {
     softmax_row(row(weights, i), head.S, [&](Index j) { return sees(i, j); });
@@ -2590,39 +3246,32 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
     p = {dropped, head.S, 1};
   }
   // 4e o = p v
-  gemm_visible<T, Isa>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed,
-                       VisiblePairs{head.visibility.sees_all(), sees});
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
+                  sees);
 }
 
-/// Where the gradients of a head go: dq [L, d] is overwritten; dk [S, d] and dv [S, dv] too, or
-/// added to where another head of the same group was there before.
+/// dq, dk and dv as HeadGradients says.
 template <class T>
-struct HeadGradients {
-  Matrix<T> dq, dk, dv;
-  bool accumulate;
-};
-
-template <class T, class Isa>
 void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
                              Matrix<const T> weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
   const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h] = head;
-  T* packed = memory.take(GemmTile<T, Isa>::scratch);
+  T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = visibility.sees_all();
-  const VisiblePairs row_sees{all, [&](Index i, Index j) { return head.visibility.visible(i, j); }};
-  const VisiblePairs seen_by{all, [&](Index j, Index i) { return head.visibility.visible(i, j); }};
+  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  const auto seen_by = [&](Index j, Index i) { return head.visibility.visible(i, j); };
 
   // 4e dp = d_o v^T,  dv = p^T d_o
-  gemm<T, Isa>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
+  gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
   if (dropout.active()) {
     T* dropped = memory.take(L * S);
     drop_weights<T>(head, weights, dropped);
     p = {dropped, S, 1};
   }
-  gemm_visible<T, Isa>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate},
-                       packed, seen_by);
+  gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
+                  all, seen_by);
   for (Index i = 0; i < L; ++i) {
     // 4d dp where dropout kept the weight, 0 elsewhere
     if (dropout.active()) {
@@ -2633,612 +3282,3632 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     }
     // 4c ds = p (dp - rowsum(dp p)),  4b 0 where hidden,  4a times scale
     softmax_backward_row<T>(row(ds, i), row(weights, i), row(ds, i), S,
-                            [&](Index j) { return row_sees.sees(i, j); });
+                            [&](Index j) { return sees(i, j); });
     for (Index j = 0; j < S; ++j) ds(i, j) = scale * ds(i, j);
   }
   // 4a dq = ds k,  dk = ds^T q
-  gemm_visible<T, Isa>(ds, k, to.dq, {L, d, S}, {}, packed, row_sees);
-  gemm_visible<T, Isa>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                       {.accumulate = to.accumulate}, packed, seen_by);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
+  gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
+                  {.accumulate = to.accumulate}, packed, all, seen_by);
 }
 
 HEADWISE_STRICT_MATH_END
 
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/simd/exp.hpp
-// exp for all lanes at once.
+// headwise/kernels/tile_mask.inc
+// Which pairs of a tile of attention are visible. Read once for each instruction set.
 
-namespace headwise::inline v0_1::inline HEADWISE_CODE::simd {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// How e^x is taken apart: x = n ln 2 + r with |r| <= ln 2 / 2, e^x = 2^n e^r.
-template <class T>
-struct ExpConstants;
-
-template <>
-struct ExpConstants<float> {
-  static constexpr float overflow = 88.722839f;    // above: infinity
-  static constexpr float underflow = -103.97208f;  // below: 0
-  static constexpr float round = 0x1.8p23f;        // x + round - round is the nearest integer
-  static constexpr float ln2_high = 0x1.62ep-1f;   // 12 bits: n * ln2_high is exact
-  static constexpr float ln2_low = 0x1.0bfbe8p-15f;
-  static constexpr int mantissa_bits = 23;
-  static constexpr int exponent_bias = 127;
-  // e^r by its Taylor series: the first term left out is below 6e-9.
-  static constexpr float series[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24,
-                                     1.0f / 6,    1.0f / 2,   1.0f};
-};
-
-template <>
-struct ExpConstants<double> {
-  static constexpr double overflow = 709.782712893384;
-  static constexpr double underflow = -745.1332191019412;
-  static constexpr double round = 0x1.8p52;
-  static constexpr double ln2_high = 0x1.62e42fee00000p-1;
-  static constexpr double ln2_low = 0x1.a39ef35793c76p-33;
-  static constexpr int mantissa_bits = 52;
-  static constexpr int exponent_bias = 1023;
-  // The first term left out is below 5e-18.
-  static constexpr double series[] = {1.0 / 6227020800,
-                                      1.0 / 479001600,
-                                      1.0 / 39916800,
-                                      1.0 / 3628800,
-                                      1.0 / 362880,
-                                      1.0 / 40320,
-                                      1.0 / 5040,
-                                      1.0 / 720,
-                                      1.0 / 120,
-                                      1.0 / 24,
-                                      1.0 / 6,
-                                      1.0 / 2,
-                                      1.0};
-};
-
-/// e^x lane by lane, within 2 units in the last place over the whole range, denormal results
-/// included; e^0 is exactly 1, e^-inf is 0, NaN stays NaN.
-template <Scalar T, class Isa>
-HEADWISE_INLINE typename Simd<T, Isa>::Vector exp(typename Simd<T, Isa>::Vector x) {
-  if constexpr (!vectorised<T>) {
-    using std::exp;
-    return exp(x);
-  } else {
-    using S = Simd<T, Isa>;
-    using C = ExpConstants<T>;
-    using Vector = typename S::Vector;
-    using IntVector = typename S::IntVector;
-    using BitVector = typename S::BitVector;  // wraps for x far out of range, unsigned
-    // 1. n = round(x / ln 2): its integer stands in the low bits of the rounded sum.
-    const Vector shifted = x * std::numbers::log2e_v<T> + C::round;
-    const Vector n = shifted - C::round;
-    const BitVector n_bits =
-        __builtin_bit_cast(BitVector, shifted) - std::bit_cast<typename S::Bits>(C::round);
-    // 2. r = x - n ln 2, in two steps so that no digit is lost.
-    const Vector r = (x - n * C::ln2_high) - n * C::ln2_low;
-    // 3. e^r = 1 + r (1 + r (1/2 + ...))
-    Vector series = S::broadcast(C::series[0]);
-    for (std::size_t k = 1; k < std::size(C::series); ++k) series = series * r + C::series[k];
-    series = series * r + T(1);
-    // 4. Times 2^n in two steps, for 2^n alone may be out of range where the product is not.
-    const BitVector half =
-        __builtin_bit_cast(BitVector, __builtin_bit_cast(IntVector, n_bits) >> 1);
-    const BitVector rest = n_bits - half;
-    const Vector scale_half =
-        __builtin_bit_cast(Vector, (half + C::exponent_bias) << C::mantissa_bits);
-    const Vector scale_rest =
-        __builtin_bit_cast(Vector, (rest + C::exponent_bias) << C::mantissa_bits);
-    Vector result = series * scale_half * scale_rest;
-    result = S::select(x < C::underflow, S::zero(), result);
-    result =
-        S::select(x > C::overflow, S::broadcast((std::numeric_limits<T>::max)()) * T(2), result);
-    return result;
-  }
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd
-
-// headwise/kernels/flash_tile.hpp
-// What the tiles of flash attention share: their sizes, the mask of a tile, products over visible
-// pairs, and what was done.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// Queries and keys of a tile. They depend on the type and the instruction set alone, so that a
-/// query meets its keys in the same blocks whatever else is computed beside it.
-template <class T, class Isa>
-struct FlashTile {
-  static constexpr Index queries = 48;  // a multiple of the register tile's 6 rows
-  static constexpr Index keys = 64;     // 48 x 64 scores: 12 KiB in float, 24 in double
-};
-
-/// Where a tile stands: queries i0 ... i0 + rows - 1 and keys j0 ... j0 + columns - 1.
+/// Queries i0 ... i0 + rows - 1, of which i0 is the task's query number `first`, against keys
+/// j0 + begin ... j0 + end - 1.
 struct TileBlock {
-  Index i0, rows, j0, columns;
+  Index i0, rows, first, j0, begin, end;
 };
 
-/// What a tile has done: the pairs that causality, window and lengths leave to its queries, and
-/// the multiply-adds and score operations that ran, padding and masked pairs too.
-struct TileWork {
-  std::int64_t pairs = 0;
-  std::int64_t executed_flops = 0;
-};
-
-/// Which pairs of a tile are visible: [rows][keys] bytes, unless all of them are.
-template <class T, class Isa>
+/// The pairs of at most `queries` and `keys` that ranges and masks leave visible: ranges of keys
+/// for each query, and bytes where pairs have to be asked for one by one.
+template <class T, Index queries, Index keys, bool keys_in_rows>
 class TileMask {
  public:
-  static constexpr Index keys = FlashTile<T, Isa>::keys;
+  using S = Simd<T>;
+  using Int = typename S::Int;
 
-  void fill(const HeadVisibility<T>& visible, const TileBlock& block) {
-    const auto [i0, rows, j0, columns] = block;
-    full_ = columns == keys && !visible.has_pair_masks();
+  /// Cuts the block to the keys that some query sees.
+  void fill(const HeadVisibility<T>& rules, TileBlock& block) {
+    const auto in_block = [&](Index j) { return std::clamp(j - block.j0, Index{0}, block.end); };
+    const KeyRange first = rules.range(block.i0), last = rules.range(block.i0 + block.rows - 1);
+    asked_ = rules.has_pair_masks();
+    full_ = !asked_ && last.begin <= block.j0 && first.end >= block.j0 + block.end;
+    pairs_ = std::int64_t{block.rows} * block.end;
+    if (full_) return;
     pairs_ = 0;
-    for (Index r = 0; r < rows; ++r) {
-      KeyRange range = visible.range(i0 + r);
-      range.begin = std::clamp(range.begin - j0, Index{0}, columns);
-      range.end = std::clamp(range.end - j0, range.begin, columns);
-      pairs_ += range.size();
-      if (range.size() != keys) full_ = false;
-      any_[r] = range.size() != 0;
-      std::uint8_t* row = bytes_ + r * keys;
-      for (Index j = 0; j < keys; ++j) row[j] = j >= range.begin && j < range.end;
-      if (!visible.has_pair_masks()) continue;
-      any_[r] = false;
-      for (Index j = range.begin; j < range.end; ++j) {
-        row[j] = visible.pair_visible(i0 + r, j0 + j);
-        any_[r] = any_[r] || row[j];
+    for (Index r = 0; r < queries; ++r) {
+      const KeyRange range = r < block.rows ? rules.range(block.i0 + r) : KeyRange{0, 0};
+      begin_[r] = static_cast<Int>(in_block(range.begin));
+      end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
+      pairs_ += end_[r] - begin_[r];
+      for (Index j = begin_[r]; asked_ && j < end_[r]; ++j) {
+        bytes_[at(r, j)] = rules.pair_visible(block.i0 + r, block.j0 + j);
       }
     }
+    block.begin = begin_[0];
+    block.end = end_[block.rows - 1];
   }
 
   bool full() const { return full_; }
-  bool any(Index r) const { return any_[r]; }
-  bool visible(Index r, Index j) const { return bytes_[r * keys + j] != 0; }
-  const std::uint8_t* row(Index r) const { return bytes_ + r * keys; }
+  /// Pairs that causality, window and length leave.
   std::int64_t pairs() const { return pairs_; }
+  /// The keys that range leaves to query r; both ends grow with r. Not of a full tile.
+  KeyRange range(Index r) const { return {begin_[r], end_[r]}; }
+  bool visible(Index r, Index j) const {
+    return full_ || (j >= begin_[r] && j < end_[r] && (!asked_ || bytes_[at(r, j)] != 0));
+  }
+  /// Whether key j is visible to the queries from r on.
+  HEADWISE_INLINE typename S::IntVector to_queries(Index j, Index r) const {
+    const auto key = S::broadcast_int(static_cast<Int>(j));
+    const auto seen = S::within(key, S::load_ints(begin_ + r), S::load_ints(end_ + r));
+    return asked_ ? S::both(seen, S::load_bytes(bytes_ + at(r, j))) : seen;
+  }
+  /// Whether query r sees the keys from j on.
+  HEADWISE_INLINE typename S::IntVector of_keys(Index r, Index j) const {
+    const auto key = S::lane_numbers() + S::broadcast_int(static_cast<Int>(j));
+    const auto seen =
+        S::within(key, S::broadcast_int(begin_[r]), S::broadcast_int(end_[r]));
+    return asked_ ? S::both(seen, S::load_bytes(bytes_ + at(r, j))) : seen;
+  }
 
  private:
-  bool full_ = false;
+  static constexpr Index at(Index r, Index j) {
+    return keys_in_rows ? r * keys + j : j * queries + r;
+  }
+
+  bool full_ = false, asked_ = false;
   std::int64_t pairs_ = 0;
-  bool any_[FlashTile<T, Isa>::queries] = {};
-  std::uint8_t bytes_[FlashTile<T, Isa>::queries * keys];
+  Int begin_[static_cast<std::size_t>(queries)], end_[static_cast<std::size_t>(queries)];
+  std::uint8_t bytes_[static_cast<std::size_t>(queries * keys)];
 };
-
-/// Adds biases to the visible scores of a tile; `s` has rows of FlashTile::keys.
-template <class T, class Isa>
-void add_bias(const AttentionHead<T>& head, const TileMask<T, Isa>& mask, const TileBlock& block,
-              T* s) {
-  constexpr Index keys = FlashTile<T, Isa>::keys;
-  if (head.visibility.bias_count() == 0) return;
-  for (Index r = 0; r < block.rows; ++r) {
-    for (Index j = 0; j < keys; ++j) {
-      if (mask.visible(r, j)) {
-        s[r * keys + j] = s[r * keys + j] + head.visibility.bias(block.i0 + r, block.j0 + j);
-      }
-    }
-  }
-}
-
-/// row_j = e^(row_j - shift), or e^((row_j - shift) - rest) where a rest is given; 0 where not
-/// visible. Returns the sum.
-template <class T, class Isa>
-T exp_row(T* row, T shift, const T* rest, const std::uint8_t* visible) {
-  using S = simd::Simd<T, Isa>;
-  constexpr Index keys = FlashTile<T, Isa>::keys;
-  const auto shifts = S::broadcast(shift);
-  const auto rests = rest == nullptr ? S::zero() : S::broadcast(*rest);
-  for (Index j = 0; j < keys; j += S::width) {
-    auto x = S::load(row + j) - shifts;
-    if (rest != nullptr) x = x - rests;
-    S::store(simd::exp<T, Isa>(x), row + j);
-  }
-  if (visible != nullptr) {
-    for (Index j = 0; j < keys; ++j) row[j] = visible[j] ? row[j] : T(0);
-  }
-  auto sum = S::zero();
-  for (Index j = 0; j < keys; j += S::width) sum = sum + S::load(row + j);
-  return simd::sum_lanes<T, Isa>(sum);
-}
-
-/// c [M, N] += a [M, K] b [K, N] over visible pairs (m, k), b given as it is and packed. Where the
-/// tile is not fully visible and b holds an infinity or NaN, each row packs b anew without the
-/// rows that it may not see: the same bits otherwise, for a hidden pair adds exactly 0.
-template <class T, class Isa, class Sees>
-void add_visible_product(Matrix<const T> a, Matrix<const T> b, const T* packed, Matrix<T> c,
-                         Extents size, T* repacked, const VisiblePairs<Sees>& visible) {
-  const auto [M, N, K] = size;
-  const Epilogue<T> add{.accumulate = true};
-  if (visible.all || all_finite<T, Isa>(b, K, N)) {
-    return gemm_packed<T, Isa>(a, packed, c, size, add);
-  }
-  for (Index m = 0; m < M; ++m) {
-    pack<T, Isa>(b, K, N, repacked, [&](Index k) { return visible.sees(m, k); });
-    gemm_packed<T, Isa>(a.from(m, 0), repacked, c.from(m, 0), {1, N, K}, add);
-  }
-}
-
-/// Elements of a packed operand of a tile: `rows` inner steps of a width that may be d or dv.
-template <class T, class Isa>
-constexpr Index packed_operand(Index rows, Index d, Index dv) {
-  return std::max<Index>(packed_size<T, Isa>(rows, d), packed_size<T, Isa>(rows, dv));
-}
 
 HEADWISE_STRICT_MATH_END
 
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_backward.hpp
-// Flash attention backward: one block of keys against all the queries of its group of heads.
+// headwise/kernels/flash_forward.inc
+// Flash attention forward: a block of queries against all their keys, nothing of size L x S. Read
+// once for each instruction set.
 //
-// Weights are computed again, p = e^(s - lse), instead of kept. Traffic of a block of keys: k and v
-// read once, q, o, d_o and dq once for each block of keys; p and ds live in L1; dk and dv are
-// summed in scratch and written once. Source: Dao, "FlashAttention-2", 2023, arXiv 2307.08691,
-// algorithm 2. The steps are numbered in docs/derivations/flash_backward.md.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// A head, what its forward pass left, and where the gradient of its queries is summed up.
-template <class T>
-struct FlashHead {
-  AttentionHead<T> forward;
-  Matrix<const T> o;    // [L, dv]
-  Matrix<const T> d_o;  // [L, dv]
-  Matrix<const T> lse;  // [L, 2]
-  Matrix<T> dq;         // [L, d], added to: each block of keys adds its part
-};
-
-/// The buffers of a task.
-template <class T, class Isa>
-struct FlashBackwardScratch {
-  using Tile = FlashTile<T, Isa>;
-
-  T* p;               // [queries, keys]
-  T* ds;              // [queries, keys]
-  T* factors;         // [keys]
-  T* packed_k;        // [keys, d]
-  T* packed_k_t;      // [d, keys]
-  T* packed_v_t;      // [dv, keys]
-  T* packed_queries;  // [queries, d] or [queries, dv]
-  T* repacked;        // an operand without what one row may not see
-  T* dk;              // [keys, d]
-  T* dv;              // [keys, dv]
-
-  constexpr FlashBackwardScratch(Scratch<T>& memory, Index d, Index dv_width)
-      : p(memory.take(Tile::queries * Tile::keys)),
-        ds(memory.take(Tile::queries * Tile::keys)),
-        factors(memory.take(Tile::keys)),
-        packed_k(memory.take(packed_size<T, Isa>(Tile::keys, d))),
-        packed_k_t(memory.take(packed_size<T, Isa>(d, Tile::keys))),
-        packed_v_t(memory.take(packed_size<T, Isa>(dv_width, Tile::keys))),
-        packed_queries(memory.take(packed_operand<T, Isa>(Tile::queries, d, dv_width))),
-        repacked(memory.take(
-            packed_operand<T, Isa>(std::max<Index>(Tile::queries, Tile::keys), d, dv_width))),
-        dk(memory.take(Tile::keys * d)),
-        dv(memory.take(Tile::keys * dv_width)) {}
-};
-
-/// Scratch, in elements, of a task: constant for each thread whatever L and S are.
-template <class T, class Isa>
-constexpr Index flash_backward_scratch(Index d, Index dv) {
-  Scratch<T> count;
-  FlashBackwardScratch<T, Isa>(count, d, dv);
-  return count.taken();
-}
-
-/// delta_r = rowsum(d_o * o) for `rows` queries from i0 on, by the chains that gemm forms d_o v^T
-/// by, so that dp - delta is exactly 0 where o is one of the values. (Summed in another order the
-/// difference is rounding noise, which large keys blow up: 3,000 times the error of plain loops in
-/// dW_Q for scores in the thousands.) Eight chains at a time hide their latency.
-template <class T, class Isa>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
-  constexpr Index together = 8;
-  const Index dv = head.forward.dv;
-  for (Index r0 = 0; r0 < rows; r0 += together) {
-    const Index count = std::min<Index>(together, rows - r0);
-    T totals[together] = {};
-    for (Index begin = 0; begin < dv; begin += GemmTile<T, Isa>::chain) {
-      T sums[together] = {};
-      for (Index n = begin, end = std::min<Index>(dv, begin + GemmTile<T, Isa>::chain); n < end;
-           ++n) {
-        for (Index r = 0; r < count; ++r) {
-          sums[r] = sums[r] + head.d_o(i0 + r0 + r, n) * head.o(i0 + r0 + r, n);
-        }
-      }
-      for (Index r = 0; r < count; ++r) totals[r] = begin == 0 ? sums[r] : totals[r] + sums[r];
-    }
-    for (Index r = 0; r < count; ++r) delta[r0 + r] = totals[r];
-  }
-}
-
-/// Steps 4d to 4b of the tile's r-th query: p becomes e^(s - lse) with dropout, ds what flows into
-/// the score, times scale.
-template <class T, class Isa>
-void flash_backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, T delta,
-                        const FlashBackwardScratch<T, Isa>& buffers, const TileMask<T, Isa>& mask) {
-  constexpr Index keys = FlashTile<T, Isa>::keys;
-  const AttentionHead<T>& forward = head.forward;
-  const Index i = block.i0 + r;
-  T* p = buffers.p + r * keys;
-  T* ds = buffers.ds + r * keys;
-  if (!mask.any(r)) {
-    for (Index j = 0; j < keys; ++j) p[j] = ds[j] = T(0);
-    return;
-  }
-  const std::uint8_t* visible = mask.full() ? nullptr : mask.row(r);
-  // 4c p = e^((s - lse) - rest)
-  exp_row<T, Isa>(p, head.lse(i, 0), &head.lse(i, 1), visible);
-  const T* factors = buffers.factors;
-  // 4d dp where dropout kept the weight, 0 elsewhere
-  if (forward.dropout.active()) {
-    forward.dropout.row(forward.b, forward.h, i, block.j0, keys, T(forward.dropout.keep_factor()),
-                        buffers.factors);
-    for (Index j = 0; j < keys; ++j) ds[j] = factors[j] == T(0) ? T(0) : ds[j] * factors[j];
-  }
-  // 4c ds = p (dp - delta),  4a times scale
-  for (Index j = 0; j < keys; ++j) ds[j] = forward.scale * (p[j] * (ds[j] - delta));
-  // 4b nothing flows through a hidden pair
-  if (visible != nullptr) {
-    for (Index j = 0; j < keys; ++j) ds[j] = visible[j] ? ds[j] : T(0);
-  }
-  if (forward.dropout.active()) {
-    for (Index j = 0; j < keys; ++j) p[j] = p[j] * factors[j];
-  }
-}
-
-/// One tile of one head against the block of keys that is packed in `buffers`.
-template <class T, class Isa>
-TileWork flash_backward_tile(const FlashHead<T>& head, const TileBlock& block,
-                             const FlashBackwardScratch<T, Isa>& buffers, TileMask<T, Isa>& mask) {
-  constexpr Index keys = FlashTile<T, Isa>::keys;
-  const auto [i0, rows, j0, columns] = block;
-  const auto& [q, k, v, L, S, d, dv, scale, rules, dropout, b, h] = head.forward;
-  const Matrix<const T> p{buffers.p, keys, 1}, ds{buffers.ds, keys, 1};
-  const auto q_rows = q.from(i0, 0), d_o = head.d_o.from(i0, 0);
-  mask.fill(rules, block);
-  // 4a s = scale q k^T,  4b bias,  4e dp = d_o v^T
-  gemm_packed<T, Isa>(q_rows, buffers.packed_k_t, {buffers.p, keys, 1}, {rows, columns, d},
-                      {.alpha = scale});
-  add_bias<T, Isa>(head.forward, mask, block, buffers.p);
-  gemm_packed<T, Isa>(d_o, buffers.packed_v_t, {buffers.ds, keys, 1}, {rows, columns, dv}, {});
-  T delta[FlashTile<T, Isa>::queries];
-  row_deltas<T, Isa>(head, i0, rows, delta);
-  for (Index r = 0; r < rows; ++r) {
-    flash_backward_row<T, Isa>(head, block, r, delta[r], buffers, mask);
-  }
-  const VisiblePairs row_sees{mask.full(), [&](Index r, Index j) { return mask.visible(r, j); }};
-  const VisiblePairs seen_by{mask.full(), [&](Index j, Index r) { return mask.visible(r, j); }};
-  // 4e dv += p^T d_o
-  pack<T, Isa>(d_o, rows, dv, buffers.packed_queries);
-  add_visible_product<T, Isa>(p.transposed(), d_o, buffers.packed_queries, {buffers.dv, dv, 1},
-                              {columns, dv, rows}, buffers.repacked, seen_by);
-  // 4a dk += ds^T q,  dq += ds k
-  pack<T, Isa>(q_rows, rows, d, buffers.packed_queries);
-  add_visible_product<T, Isa>(ds.transposed(), q_rows, buffers.packed_queries, {buffers.dk, d, 1},
-                              {columns, d, rows}, buffers.repacked, seen_by);
-  add_visible_product<T, Isa>(ds, k.from(j0, 0), buffers.packed_k, head.dq.from(i0, 0),
-                              {rows, d, columns}, buffers.repacked, row_sees);
-  return {mask.pairs(), executed_gemm_flops<T, Isa>(rows, columns, d + dv) +
-                            executed_gemm_flops<T, Isa>(columns, dv, rows) +
-                            executed_gemm_flops<T, Isa>(columns, d, rows) +
-                            executed_gemm_flops<T, Isa>(rows, d, columns) +
-                            ((7 + score_extras(head.forward, 2)) * keys + 2 * dv) * rows};
-}
-
-/// Keys j0 ... j0 + columns - 1 against every query of `heads` heads that share them; head_at(n)
-/// is the n-th. dk and dv rows of these keys are overwritten.
-template <class T, class Isa, class HeadAt>
-TileWork flash_backward_keys(HeadAt&& head_at, Index heads, Index j0, Index columns, Matrix<T> dk,
-                             Matrix<T> dv, Scratch<T> memory) {
-  constexpr Index queries = FlashTile<T, Isa>::queries;
-  TileWork work;
-  TileMask<T, Isa> mask;
-  const AttentionHead<T> keys_of = head_at(0).forward;
-  const Index d = keys_of.d, dv_width = keys_of.dv;
-  const FlashBackwardScratch<T, Isa> buffers(memory, d, dv_width);
-  const auto k = keys_of.k.from(j0, 0), v = keys_of.v.from(j0, 0);
-  pack<T, Isa>(k, columns, d, buffers.packed_k);
-  pack<T, Isa>(k.transposed(), d, columns, buffers.packed_k_t);
-  pack<T, Isa>(v.transposed(), dv_width, columns, buffers.packed_v_t);
-  for (Index n = 0; n < columns * d; ++n) buffers.dk[n] = T(0);
-  for (Index n = 0; n < columns * dv_width; ++n) buffers.dv[n] = T(0);
-
-  for (Index n = 0; n < heads; ++n) {
-    const FlashHead<T> head = head_at(n);
-    for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
-      const Index rows = std::min<Index>(queries, head.forward.L - i0);
-      const KeyRange range = head.forward.visibility.range(i0, rows);
-      if (range.end <= j0 || range.begin >= j0 + columns) continue;
-      const TileWork tile =
-          flash_backward_tile<T, Isa>(head, {i0, rows, j0, columns}, buffers, mask);
-      work.pairs += tile.pairs;
-      work.executed_flops += tile.executed_flops;
-    }
-  }
-  for (Index j = 0; j < columns; ++j) {
-    for (Index n = 0; n < d; ++n) dk(j0 + j, n) = buffers.dk[j * d + n];
-    for (Index n = 0; n < dv_width; ++n) dv(j0 + j, n) = buffers.dv[j * dv_width + n];
-  }
-  return work;
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
-
-// headwise/kernels/flash_forward.hpp
-// Flash attention forward: one block of queries against all their keys, nothing of size L x S.
-//
-// Traffic of a block of `queries` rows: q is read once, k and v once for each block of queries
-// (packed, then read from L1 or L2), o and logsumexp written once; scores live in L1.
+// Scores stand transposed: a row is a key, its lanes are a panel of queries. So maxima and sums run
+// down the lanes, masks are comparisons of lanes, keys and values are read where they lie, and only
+// q is packed, once. Traffic of a block of queries: q is read once, k and v once, o and logsumexp
+// written once; the scores of a panel and a block of keys live in the first two cache levels.
 // Source: Dao, Fu, Ermon, Rudra, Re, "FlashAttention", 2022, arXiv 2205.14135, algorithm 1, with
 // the queries outside as in Dao, "FlashAttention-2", 2023, arXiv 2307.08691, algorithm 1.
 // The steps are numbered in docs/derivations/flash_backward.md.
 
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
+/// Sizes of the forward tiles. They depend on the type and the instruction set alone, so that a
+/// query meets its keys in the same blocks whatever else is computed beside it.
+template <class T>
+struct ForwardTile {
+  static constexpr Index lanes = Tile<T>::columns;  // queries of a panel
+  static constexpr Index queries = 128;             // of a task: whole panels
+  static constexpr Index keys = 192;                // of a block
+};
+
 /// The buffers of a task.
-template <class T, class Isa>
-struct FlashForwardScratch {
-  using Tile = FlashTile<T, Isa>;
+template <class T>
+struct ForwardScratch {
+  using Sizes = ForwardTile<T>;
 
-  T* s;         // [queries, keys]
-  T* packed_k;  // k^T [d, keys]
-  T* packed_v;  // [keys, dv]
-  T* repacked;  // v without what one row may not see
-  T* context;   // [queries, dv]
-  T* factors;   // [keys], dropout of a row
+  T* q;        // q^T in panels [d, lanes]
+  T* s;        // [keys, lanes]
+  T* v;        // [keys, dv], dense
+  T* kept;     // v without what one query may not see
+  T* context;  // [queries, dv], rows of whole vectors
+  T* factors;  // [keys], dropout of a row
 
-  constexpr FlashForwardScratch(Scratch<T>& memory, Index d, Index dv)
-      : s(memory.take(Tile::queries * Tile::keys)),
-        packed_k(memory.take(packed_size<T, Isa>(d, Tile::keys))),
-        packed_v(memory.take(packed_size<T, Isa>(Tile::keys, dv))),
-        repacked(memory.take(packed_size<T, Isa>(Tile::keys, dv))),
-        context(memory.take(Tile::queries * dv)),
-        factors(memory.take(Tile::keys)) {}
+  constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
+      : q(memory.take(packed_size<T>(d, Sizes::queries))),
+        s(memory.take(Sizes::keys * Sizes::lanes)),
+        v(memory.take(copied_size<T>(Sizes::keys, dv))),
+        kept(memory.take(copied_size<T>(Sizes::keys, dv))),
+        context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
+        factors(memory.take(Sizes::keys)) {}
 };
 
 /// Scratch, in elements, of a task: constant for each thread whatever L and S are.
-template <class T, class Isa>
+template <class T>
 constexpr Index flash_forward_scratch(Index d, Index dv) {
   Scratch<T> count;
-  FlashForwardScratch<T, Isa>(count, d, dv);
+  ForwardScratch<T>(count, d, dv);
   return count.taken();
 }
 
-/// The running maximum and sum of each query's softmax.
-template <class T, class Isa>
+template <class T>
+using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
+
+/// The softmax of the queries of a task so far.
+template <class T>
 struct OnlineSoftmax {
-  T greatest[FlashTile<T, Isa>::queries];
-  T sum[FlashTile<T, Isa>::queries];
-  bool any[FlashTile<T, Isa>::queries];
+  static constexpr Index queries = ForwardTile<T>::queries;
+  using Int = typename Simd<T>::Int;
+
+  T greatest[queries];
+  T sum[queries];
+  T factor[queries];  // what the context is multiplied by when a block of keys is added
+  Int any[queries];   // whether a key was visible
 
   OnlineSoftmax() {
-    for (Index r = 0; r < FlashTile<T, Isa>::queries; ++r) {
+    for (Index r = 0; r < queries; ++r) {
       greatest[r] = std::numeric_limits<T>::lowest();
       sum[r] = T(0);
-      any[r] = false;
+      any[r] = 0;
     }
-  }
-
-  /// Takes in the scores of one more block of keys: `s` becomes e^(s - m) for the new maximum m,
-  /// and what was summed up before is brought to it. Returns the factor that does so.
-  /// Source: Milakov and Gimelshein, 2018, arXiv 1805.02867.
-  T step(Index r, T* s, const std::uint8_t* visible) {
-    using S = simd::Simd<T, Isa>;
-    constexpr Index keys = FlashTile<T, Isa>::keys;
-    if (visible != nullptr) {
-      const T lowest = std::numeric_limits<T>::lowest();
-      for (Index j = 0; j < keys; ++j) s[j] = visible[j] ? s[j] : lowest;
-    }
-    auto greatest_lanes = S::broadcast(greatest[r]);
-    for (Index j = 0; j < keys; j += S::width) {
-      greatest_lanes = S::greater(greatest_lanes, S::load(s + j));
-    }
-    const T m = simd::max_lanes<T, Isa>(greatest_lanes);
-    const T factor = S::lane(simd::exp<T, Isa>(S::broadcast(greatest[r]) - S::broadcast(m)), 0);
-    sum[r] = sum[r] * factor + exp_row<T, Isa>(s, m, nullptr, visible);
-    greatest[r] = m;
-    any[r] = true;
-    return factor;
   }
 };
+
+/// Every pair is visible.
+struct AllVisible {};
+
+/// Takes in the scores of one more block of keys for the lanes of one vector: `s` [keys, lanes]
+/// becomes e^(s - m) for the new maximum m, and the factor is left that brings to it what was
+/// summed up before. Sums run in eight chains, by the key's number in the block, and are joined
+/// pairwise, so that keys that nobody sees change no bit. Source: Milakov and Gimelshein, 2018,
+/// arXiv 1805.02867.
+template <class T, class Visible>
+void take_scores(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
+                 OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr bool all = std::same_as<Visible, AllVisible>;
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  constexpr int chains = 8;
+  s += lane;
+  const Index at = block.first + lane;
+  const Index begin = all ? 0 : block.begin / chains * chains, end = block.end;
+  const Vector before = S::load(softmax.greatest + at), units = S::broadcast(unit);
+  auto any = all ? S::broadcast_int(-1) : S::load_ints(softmax.any + at);
+
+  Vector greatest[4] = {before, before, before, before};
+  const auto compare = [&](Index j, Vector& so_far) HEADWISE_ALWAYS_INLINE {
+    Vector x = S::load(s + j * lanes);
+    if constexpr (!all) {
+      const auto seen = visible.to_queries(j, lane);
+      any = any | seen;
+      x = S::select(seen, x, before);
+    }
+    so_far = S::greater(so_far, x);
+  };
+  Index j = begin;
+  for (; j + 4 <= end; j += 4) {
+    unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
+  }
+  for (; j < end; ++j) compare(j, greatest[0]);
+  const Vector m =
+      S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
+
+  Vector sums[std::size_t{chains}];
+  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
+  const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
+    Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    if constexpr (!all) p = S::select(visible.to_queries(key, lane), p, S::zero());
+    S::store(p, s + key * lanes);
+    sum = sum + p;
+  };
+  for (j = begin; j + chains <= end; j += chains) {
+    unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
+  }
+  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    if (j + t < end) weigh(j + t, sums[t]);
+  });
+  unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + sums[t + 4]; });
+  const Vector total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+  const Vector factor = weight_of<T>((before - m) * units);
+  S::store(S::fma(S::load(softmax.sum + at), factor, total), softmax.sum + at);
+  S::store(m, softmax.greatest + at);
+  S::store(factor, softmax.factor + at);
+  S::store_ints(any, softmax.any + at);
+}
 
 /// The logsumexp m + log(sum) of a row as a number and what rounding it left out: a float near
 /// -1e9 is 64 from its neighbours, and e^(s - lse) would miss by as much. Where nothing was
 /// visible: -infinity and 0.
-template <class T, class Isa>
-void store_logsumexp(const OnlineSoftmax<T, Isa>& softmax, Index r, Matrix<T> lse, Index i) {
+template <class T>
+void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
   using std::log;
-  if (!softmax.any[r]) {
+  if (!any) {
     set_negative_infinity(lse(i, 0));
     lse(i, 1) = T(0);
     return;
   }
-  const T log_sum = T(log(softmax.sum[r]));
-  const T m = softmax.greatest[r], rounded = m + log_sum;
+  const T log_sum = T(log(sum)), rounded = m + log_sum;
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
   lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
 }
 
-/// Steps 4c and 4d of a tile: scores become e^(s - m) with dropout, and what the context holds is
-/// brought to the new maximum.
-template <class T, class Isa>
-void softmax_tile(const AttentionHead<T>& head, const TileBlock& block,
-                  const TileMask<T, Isa>& mask, const FlashForwardScratch<T, Isa>& buffers,
-                  OnlineSoftmax<T, Isa>& softmax) {
-  constexpr Index keys = FlashTile<T, Isa>::keys;
-  for (Index r = 0; r < block.rows; ++r) {
-    T* row = buffers.s + r * keys;
-    if (!mask.any(r)) {
-      for (Index j = 0; j < keys; ++j) row[j] = T(0);
-      continue;
+/// Steps 4a and 4b: s = scale q k^T + bias, but for vectors in which no query sees the keys.
+/// Returns the multiply-adds.
+template <class T>
+std::int64_t score_panel(const AttentionHead<T>& head, const TileBlock& block,
+                         const ForwardMask<T>& mask, T alpha, const ForwardScratch<T>& buffers) {
+  constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const T* q = buffers.q + block.first * head.d;
+  const Index vectors = (block.rows + width - 1) / width;
+  std::int64_t count = 0;
+  for (Index j = block.begin, n = 0; j < block.end; j += n) {
+    n = mask.full() ? block.end - block.begin : std::min<Index>(Tile<T>::rows, block.end - j);
+    Index from = 0, to = vectors;
+    // Ranges grow with the query: the first lanes have seen enough, the last do not begin yet.
+    while (!mask.full() && from < to &&
+           mask.range(std::min<Index>(block.rows, (from + 1) * width) - 1).end <= j) {
+      ++from;
     }
-    const T factor = softmax.step(r, row, mask.full() ? nullptr : mask.row(r));
-    T* sums = buffers.context + r * head.dv;
-    for (Index n = 0; n < head.dv; ++n) sums[n] = sums[n] * factor;
-    if (!head.dropout.active()) continue;
-    head.dropout.row(head.b, head.h, block.i0 + r, block.j0, keys, T(head.dropout.keep_factor()),
-                     buffers.factors);
-    for (Index j = 0; j < keys; ++j) row[j] = row[j] * buffers.factors[j];
+    while (!mask.full() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
+    const auto k = head.k.from(block.j0 + j, 0);
+    run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, head.d,
+                 {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
+    count += n * (to - from) * width * head.d;
+  }
+  if (head.visibility.bias_count() == 0) return count;
+  for (Index r = 0; r < block.rows; ++r) {
+    for (Index j = block.begin; j < block.end; ++j) {
+      T& s = buffers.s[j * lanes + r];
+      if (mask.visible(r, j)) s = s + head.visibility.bias(block.i0 + r, block.j0 + j);
+    }
+  }
+  return count;
+}
+
+/// Steps 4c and 4d: scores become weights, not divided by their sum yet.
+template <class T>
+void weigh_panel(const AttentionHead<T>& head, const TileBlock& block, const ForwardMask<T>& mask,
+                 T unit, const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
+    if (mask.full()) {
+      take_scores<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+    } else {
+      take_scores<T>(buffers.s, block, unit, mask, lane, softmax);
+    }
+  }
+  if (!head.dropout.active()) return;
+  for (Index r = 0; r < block.rows; ++r) {
+    head.dropout.row(head.b, head.h, block.i0 + r, block.j0 + block.begin, block.end - block.begin,
+                     T(head.dropout.keep_factor()), buffers.factors);
+    for (Index j = block.begin; j < block.end; ++j) {
+      T& p = buffers.s[j * lanes + r];
+      p = p * buffers.factors[j - block.begin];
+    }
   }
 }
 
+/// Step 4e of queries r ... r + n - 1 over keys low ... high - 1: context = factor context + p v.
+/// Returns the multiply-adds.
+template <class T>
+std::int64_t add_values(const ForwardScratch<T>& buffers, const Operand<T>& v, Index dv,
+                        const TileBlock& block, Index r, Index n, KeyRange range,
+                        const OnlineSoftmax<T>& softmax) {
+  constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const Index row = round_up(dv, width), at = block.first + r;
+  std::int64_t count = 0;
+  for (Index c = 0; c < dv; c += Tile<T>::columns) {
+    const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
+    run_panel<T>(
+        {buffers.s + range.begin * lanes + r, 1, lanes}, v.walk(c, range.begin), n, vectors,
+        range.size(),
+        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+    count += n * vectors * width * range.size();
+  }
+  return count;
+}
+
+/// Step 4e of a panel: each six queries over the keys that they see. Where some do not see what
+/// others do and a value is infinite or NaN, each query has the values packed anew without those
+/// that it may not see: the same bits otherwise, for a hidden pair adds exactly 0.
+template <class T>
+std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
+                                const Operand<T>& v, const TileBlock& block,
+                                const ForwardMask<T>& mask, const OnlineSoftmax<T>& softmax) {
+  if (mask.full()) {
+    return add_values<T>(buffers, v, head.dv, block, 0, block.rows, {block.begin, block.end},
+                         softmax);
+  }
+  std::int64_t count = 0;
+  const Index together = v.finite ? Tile<T>::rows : 1;
+  for (Index r = 0; r < block.rows; r += together) {
+    const Index n = std::min<Index>(together, block.rows - r);
+    const KeyRange range{mask.range(r).begin, mask.range(r + n - 1).end};
+    if (range.begin >= range.end) continue;
+    Operand<T> seen = v;
+    if (!v.finite) {
+      seen = copy_kept_rows<T>({v.data, v.step, 1}, range.end, head.dv, buffers.kept,
+                               [&](Index j) { return mask.visible(r, j); });
+    }
+    count += add_values<T>(buffers, seen, head.dv, block, r, n, range, softmax);
+  }
+  return count;
+}
+
 /// o rows i0 ... i0 + rows - 1 and their logsumexp [L, 2] (null for none) are overwritten.
-template <class T, class Isa>
-TileWork flash_forward_tile(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
-                            Matrix<T> lse, Scratch<T> memory) {
-  constexpr Index keys = FlashTile<T, Isa>::keys;
-  const FlashForwardScratch<T, Isa> buffers(memory, head.d, head.dv);
-  OnlineSoftmax<T, Isa> softmax;
-  TileMask<T, Isa> mask;
+template <class T>
+TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
+                       Matrix<T> lse, Scratch<T> memory) {
+  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  const ForwardScratch<T> buffers(memory, head.d, head.dv);
+  const Index context_row = round_up(head.dv, Tile<T>::width);
+  OnlineSoftmax<T> softmax;
+  ForwardMask<T> mask;
   TileWork work;
-  for (Index n = 0; n < rows * head.dv; ++n) buffers.context[n] = T(0);
+  pack<T>(head.q.from(i0, 0).transposed(), head.d, rows, buffers.q);
+  for (Index n = 0; n < rows * context_row; ++n) buffers.context[n] = T(0);
+  // A scale that is a power of 2 changes no digit: it goes into the weights' unit.
+  const bool folded = head.visibility.bias_count() == 0 && is_power_of_two(head.scale);
+  const T alpha = folded ? T(1) : head.scale;
+  const T unit = simd::HEADWISE_ISA::weight_unit<T>() * (folded ? head.scale : T(1));
 
   const KeyRange range = head.visibility.range(i0, rows);
   for (Index j0 = range.begin / keys * keys; j0 < range.end; j0 += keys) {
-    const Index columns = std::min<Index>(keys, head.S - j0);
-    const TileBlock block{i0, rows, j0, columns};
-    mask.fill(head.visibility, block);
-    // 4a s = scale q k^T,  4b bias
-    pack<T, Isa>(head.k.from(j0, 0).transposed(), head.d, columns, buffers.packed_k);
-    gemm_packed<T, Isa>(head.q.from(i0, 0), buffers.packed_k, {buffers.s, keys, 1},
-                        {rows, columns, head.d}, {.alpha = head.scale});
-    add_bias<T, Isa>(head, mask, block, buffers.s);
-    // 4c softmax,  4d dropout
-    softmax_tile<T, Isa>(head, block, mask, buffers, softmax);
-    // 4e o += p v
-    const Matrix<const T> v = head.v.from(j0, 0);
-    pack<T, Isa>(v, columns, head.dv, buffers.packed_v);
-    const VisiblePairs visible{mask.full(), [&](Index r, Index j) { return mask.visible(r, j); }};
-    add_visible_product<T, Isa>({buffers.s, keys, 1}, v, buffers.packed_v,
-                                {buffers.context, head.dv, 1}, {rows, head.dv, columns},
-                                buffers.repacked, visible);
-    work.pairs += mask.pairs();
-    work.executed_flops += executed_gemm_flops<T, Isa>(rows, columns, head.d) +
-                           executed_gemm_flops<T, Isa>(rows, head.dv, columns) +
-                           (5 + score_extras(head, 1)) * rows * keys;
+    const Index n = std::min<Index>(keys, range.end - j0);
+    const bool all_seen = !head.visibility.has_pair_masks() &&
+                          head.visibility.range(i0 + rows - 1).begin <= j0 &&
+                          head.visibility.range(i0).end >= j0 + n;
+    const auto v = copy_rows<T>(head.v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+    for (Index first = 0; first < rows; first += lanes) {
+      TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
+      mask.fill(head.visibility, block);
+      if (block.begin >= block.end) continue;
+      // 4a s = scale q k^T,  4b bias,  4c softmax,  4d dropout,  4e o += p v
+      std::int64_t products = score_panel<T>(head, block, mask, alpha, buffers);
+      weigh_panel<T>(head, block, mask, unit, buffers, softmax);
+      products += add_visible_values<T>(head, buffers, v, block, mask, softmax);
+      work.pairs += mask.pairs();
+      work.executed_flops += 2 * products + (5 + score_extras(head, 1)) *
+                                                round_up(block.rows, Tile<T>::width) *
+                                                (block.end - block.begin);
+    }
   }
   // The sums become a softmax; a query that has seen no key has 0 and -infinity.
   for (Index r = 0; r < rows; ++r) {
-    for (Index n = 0; n < head.dv; ++n) {
-      o(i0 + r, n) = softmax.any[r] ? buffers.context[r * head.dv + n] / softmax.sum[r] : T(0);
-    }
-    if (lse.data != nullptr) store_logsumexp<T, Isa>(softmax, r, lse, i0 + r);
+    const bool any = softmax.any[r] != 0;
+    const T* sums = buffers.context + r * context_row;
+    for (Index n = 0; n < head.dv; ++n) o(i0 + r, n) = any ? sums[n] / softmax.sum[r] : T(0);
+    const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
+    if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
   return work;
 }
 
 HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward.inc
+// Flash attention backward: a block of keys against the queries of its heads, tile by tile. Read
+// once for each instruction set.
+//
+// Weights are computed again, p = e^(s - lse), instead of kept. Rows of a tile are queries, its
+// lanes are keys: k^T and v^T are packed once for a block of keys, everything else is read where it
+// lies, p^T and ds^T through their strides. Traffic of a block of keys: k and v read once, q, d_o
+// and dq once for each block; p and ds live in the second cache level; dk and dv are summed in
+// scratch and written once. Source: Dao, "FlashAttention-2", 2023, arXiv 2307.08691, algorithm 2.
+// The steps are numbered in docs/derivations/flash_backward.md.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Sizes of the backward tiles. They depend on the type and the instruction set alone.
+template <class T>
+struct BackwardTile {
+  static constexpr Index queries = 128;
+  static constexpr Index keys = 256;  // whole panels
+};
+
+template <class T>
+using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
+
+/// The buffers of a task.
+template <class T>
+struct BackwardScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* p;        // [queries, keys]
+  T* ds;       // [queries, keys]
+  T* factors;  // [keys], dropout of a row
+  T* k_t;      // k^T in panels [d, columns]
+  T* v_t;      // v^T in panels [dv, columns]
+  T* k;        // [keys, d], dense
+  T* q;        // [queries, d], dense
+  T* d_o;      // [queries, dv], dense
+  T* kept;     // one of these without what one row may not see
+  T* dk;       // [keys, d], rows of whole vectors
+  T* dv;       // [keys, dv], likewise
+
+  constexpr BackwardScratch(Scratch<T>& memory, Index d, Index width_v)
+      : p(memory.take(queries * keys)),
+        ds(memory.take(queries * keys)),
+        factors(memory.take(keys)),
+        k_t(memory.take(packed_size<T>(d, keys))),
+        v_t(memory.take(packed_size<T>(width_v, keys))),
+        k(memory.take(copied_size<T>(keys, d))),
+        q(memory.take(copied_size<T>(queries, d))),
+        d_o(memory.take(copied_size<T>(queries, width_v))),
+        kept(memory.take(
+            std::max<Index>(copied_size<T>(keys, d), copied_size<T>(queries, width_v)))),
+        dk(memory.take(copied_size<T>(keys, d))),
+        dv(memory.take(copied_size<T>(keys, width_v))) {}
+
+  Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
+  Matrix<T> sums_of_v(Index width_v) const { return {dv, round_up(width_v, Tile<T>::width), 1}; }
+};
+
+/// Scratch, in elements, of a task: constant for each thread whatever L and S are.
+template <class T>
+constexpr Index flash_backward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  BackwardScratch<T>(count, d, dv);
+  return count.taken();
+}
+
+/// delta_r = rowsum(d_o * o) for `rows` queries from i0 on, by the chain of multiply-adds that a
+/// tile forms d_o v^T by, so that dp - delta is exactly 0 where o is one of the values. (Summed in
+/// another order the difference is rounding noise, which large keys blow up: 3,000 times the error
+/// of plain loops in dW_Q for scores in the thousands.) Eight chains at a time hide their latency.
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  constexpr Index together = 8;
+  for (Index r0 = 0; r0 < rows; r0 += together) {
+    const Index count = std::min<Index>(together, rows - r0);
+    T sums[std::size_t{together}] = {};
+    for (Index n = 0; n < head.forward.dv; ++n) {
+      for (Index r = 0; r < count; ++r) {
+        const Index i = i0 + r0 + r;
+        sums[r] = simd::HEADWISE_ISA::multiply_add<T>(head.d_o(i, n), head.o(i, n), sums[r]);
+      }
+    }
+    for (Index r = 0; r < count; ++r) delta[r0 + r] = sums[r];
+  }
+}
+
+/// Steps 4d to 4b of the tile's r-th query: p becomes e^(s - lse) with dropout, ds what flows into
+/// the scaled score.
+template <class T>
+void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r,
+                  const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index keys = BackwardTile<T>::keys;
+  const AttentionHead<T>& forward = head.forward;
+  const Index i = block.i0 + r;
+  T* p = buffers.p + r * keys;
+  T* ds = buffers.ds + r * keys;
+  const bool full = mask.full();
+  KeyRange range{0, block.end};
+  if (!full) {
+    // Products read six keys and six queries at a time: what no query of theirs sees must be 0.
+    range = mask.range(r);
+    range.begin = range.begin / S::width * S::width;
+    range.end = range.begin < range.end ? round_up(range.end, S::width) : range.begin;
+    for (Index j = 0; j < range.begin; ++j) p[j] = ds[j] = T(0);
+    for (Index j = range.end; j < round_up(block.end, S::width); ++j) p[j] = ds[j] = T(0);
+  }
+  const bool drops = forward.dropout.active();
+  if (drops) {
+    forward.dropout.row(forward.b, forward.h, i, block.j0, block.end,
+                        T(forward.dropout.keep_factor()), buffers.factors);
+    for (Index j = block.end; j < round_up(block.end, S::width); ++j) buffers.factors[j] = T(0);
+  }
+  const auto lse = S::broadcast(head.lse(i, 0)), rest = S::broadcast(head.lse(i, 1));
+  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
+  const auto delta = S::broadcast(head.delta[i]);
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    auto weight = weight_of<T>(((S::load(p + j) - lse) - rest) * unit);  // 4c
+    auto dp = S::load(ds + j);
+    auto kept = weight;
+    if (drops) {  // 4d
+      const auto factor = S::load(buffers.factors + j);
+      const auto dropped = factor == S::zero();
+      dp = S::select(dropped, S::zero(), dp * factor);
+      kept = weight * factor;
+    }
+    auto flow = weight * (dp - delta);  // 4c
+    if (!full) {                        // 4b
+      const auto seen = mask.of_keys(r, j);
+      kept = S::select(seen, kept, S::zero());
+      flow = S::select(seen, flow, S::zero());
+    }
+    S::store(kept, p + j);
+    S::store(flow, ds + j);
+  }
+}
+
+/// Steps 4a and 4e downwards of a strip of `n` queries: s = scale q k^T + bias and dp = d_o v^T for
+/// the vectors of keys that one of them sees, then backward_row. Returns the multiply-adds.
+template <class T>
+std::int64_t backward_strip(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
+                            const Operand<T>& q, const Operand<T>& d_o,
+                            const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+  constexpr Index keys = BackwardTile<T>::keys, columns = Tile<T>::columns, width = Tile<T>::width;
+  const Index d = head.forward.d, dv = head.forward.dv;
+  const HeadVisibility<T>& rules = head.forward.visibility;
+  const KeyRange range = mask.full() ? KeyRange{0, block.end}
+                                     : KeyRange{mask.range(r).begin, mask.range(r + n - 1).end};
+  std::int64_t count = 0;
+  const Index next = block.i0 + BackwardTile<T>::queries + r;
+  if (next < head.forward.L) {
+    const Index ahead = std::min<Index>(n, head.forward.L - next);
+    prefetch_rows<T>(head.forward.q.from(next, 0), ahead, d);
+    prefetch_rows<T>(head.d_o.from(next, 0), ahead, dv);
+    prefetch_rows<T>(head.dq.from(next, 0), ahead, d);
+  }
+  for (Index c = range.begin / columns * columns; c < range.end; c += columns) {
+    const Index from = std::max<Index>(range.begin - c, 0) / width;
+    const Index to = (std::min<Index>(range.end - c, columns) + width - 1) / width;
+    const Index at = c + from * width;
+    run_panel<T>({q.data + r * q.step, q.step, 1}, {buffers.k_t + c * d + from * width, 0, columns},
+                 n, to - from, d,
+                 {buffers.p + r * keys + at, keys, Finish::assign, head.forward.scale});
+    run_panel<T>({d_o.data + r * d_o.step, d_o.step, 1},
+                 {buffers.v_t + c * dv + from * width, 0, columns}, n, to - from, dv,
+                 {buffers.ds + r * keys + at, keys});
+    count += n * (to - from) * width * (d + dv);
+  }
+  if (rules.bias_count() != 0) {
+    for (Index row = r; row < r + n; ++row) {
+      for (Index j = range.begin; j < range.end; ++j) {
+        T& s = buffers.p[row * keys + j];
+        if (mask.visible(row, j)) s = s + rules.bias(block.i0 + row, block.j0 + j);
+      }
+    }
+  }
+  for (Index row = r; row < r + n; ++row) backward_row<T>(head, block, row, buffers, mask);
+  return count;
+}
+
+/// c [keys, N] += a^T b over visible pairs, a [queries, keys] being p or ds and b [queries, N] rows
+/// of q or d_o: six keys at a time over the queries that see them, or one where b is not finite.
+template <class T>
+std::int64_t add_by_key(const T* a, const Operand<T>& b, Index N, Matrix<T> c,
+                        const TileBlock& block, T* kept, const BackwardMask<T>& mask) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const Epilogue<T> add{.accumulate = true};
+  if (mask.full()) return multiply<T>({a, 1, keys}, b, c, {block.end, N, block.rows}, add);
+  const Index together = b.finite ? Tile<T>::rows : 1;
+  std::int64_t count = 0;
+  Index low = 0, high = 0;  // queries that see these keys; both grow with the key
+  for (Index j = 0; j < block.end; j += together) {
+    const Index n = std::min<Index>(together, block.end - j);
+    while (low < block.rows && mask.range(low).end <= j) ++low;
+    while (high < block.rows && mask.range(high).begin < j + n) ++high;
+    if (low >= high) continue;
+    Operand<T> seen = b;
+    if (!b.finite) {
+      seen = copy_kept_rows<T>({b.data, b.step, 1}, block.rows, N, kept,
+                               [&](Index r) { return mask.visible(r, j); });
+    }
+    seen.data += low * seen.step;
+    count +=
+        multiply<T>({a + low * keys + j, 1, keys}, seen, c.from(j, 0), {n, N, high - low}, add);
+  }
+  return count;
+}
+
+/// dq [queries, d] += scale ds k over visible pairs: six queries at a time over the keys that they
+/// see, or one where k is not finite.
+template <class T>
+std::int64_t add_by_query(const FlashHead<T>& head, const Operand<T>& k, const TileBlock& block,
+                          const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const Index d = head.forward.d;
+  const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
+  const auto dq = head.dq.from(block.i0, 0);
+  if (mask.full()) {
+    return multiply<T>({buffers.ds, keys, 1}, k, dq, {block.rows, d, block.end}, add);
+  }
+  const Index together = k.finite ? Tile<T>::rows : 1;
+  std::int64_t count = 0;
+  for (Index r = 0; r < block.rows; r += together) {
+    const Index n = std::min<Index>(together, block.rows - r);
+    const KeyRange range{mask.range(r).begin, mask.range(r + n - 1).end};
+    if (range.begin >= range.end) continue;
+    Operand<T> seen = k;
+    if (!k.finite) {
+      seen = copy_kept_rows<T>({k.data, k.step, 1}, block.end, d, buffers.kept,
+                               [&](Index j) { return mask.visible(r, j); });
+    }
+    seen.data += range.begin * seen.step;
+    count += multiply<T>({buffers.ds + r * keys + range.begin, keys, 1}, seen, dq.from(r, 0),
+                         {n, d, range.size()}, add);
+  }
+  return count;
+}
+
+/// Begins with keys j0 ... j0 + n - 1 of the head: packs them, and sets their sums to 0.
+template <class T>
+void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
+  const BackwardScratch<T> buffers(memory, head.d, head.dv);
+  copy_rows<T>(head.k.from(j0, 0), n, head.d, true, buffers.k);
+  pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
+  pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
+  for (Index t = 0; t < copied_size<T>(n, head.d); ++t) buffers.dk[t] = T(0);
+  for (Index t = 0; t < copied_size<T>(n, head.dv); ++t) buffers.dv[t] = T(0);
+}
+
+/// Queries i0 ... i0 + rows - 1 of a head against the keys that were begun with: adds to their sums
+/// and to dq.
+template <class T>
+TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Index j0, Index n,
+                             Scratch<T> memory) {
+  const Index d = head.forward.d, dv = head.forward.dv;
+  const BackwardScratch<T> buffers(memory, d, dv);
+  BackwardMask<T> mask;
+  TileBlock block{i0, rows, 0, j0, 0, n};
+  mask.fill(head.forward.visibility, block);
+  block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
+  const bool all = mask.full();
+  const auto q = copy_rows<T>(head.forward.q.from(i0, 0), rows, d, all, buffers.q);
+  const auto d_o = copy_rows<T>(head.d_o.from(i0, 0), rows, dv, all, buffers.d_o);
+  Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
+  k.finite = all || all_finite<T>({k.data, k.step, 1}, n, d);
+
+  std::int64_t products = 0;
+  for (Index r = 0; r < rows; r += Tile<T>::rows) {
+    products += backward_strip<T>(head, block, r, std::min<Index>(Tile<T>::rows, rows - r), q, d_o,
+                                  buffers, mask);
+  }
+  // 4e dv += p^T d_o,  4a dk += ds^T q, dq += scale ds k
+  products += add_by_key<T>(buffers.p, d_o, dv, buffers.sums_of_v(dv), block, buffers.kept, mask);
+  products += add_by_key<T>(buffers.ds, q, d, buffers.sums_of_k(d), block, buffers.kept, mask);
+  products += add_by_query<T>(head, k, block, buffers, mask);
+  return {mask.pairs(),
+          2 * products + (7 + score_extras(head.forward, 2)) * rows * round_up(n, Tile<T>::width)};
+}
+
+/// to [rows, N] = scale from.
+template <class T>
+void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> to) {
+  using S = Simd<T>;
+  const auto factor = S::broadcast(scale);
+  for (Index r = 0; r < rows; ++r) {
+    const T* in = from.data + r * from.row;
+    Index n = 0;
+    for (; to.column == 1 && n + S::width <= N; n += S::width) {
+      S::store(factor * S::load(in + n), &to(r, n));
+    }
+    for (; n < N; ++n) to(r, n) = scale * in[n];
+  }
+}
+
+/// Writes the sums of keys j0 ... j0 + n - 1: rows of dk and dv.
+template <class T>
+void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
+                        Scratch<T> memory) {
+  const BackwardScratch<T> buffers(memory, head.d, head.dv);
+  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk.from(j0, 0));
+  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv.from(j0, 0));
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/table.inc
+// The kernels of an instruction set, to be called from code that is compiled for any machine. Read
+// once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+template <Scalar T>
+inline constexpr Kernels<T> table = {
+    .instruction_set = InstructionSet::HEADWISE_ISA,
+    .lanes = Simd<T>::width,
+    .forward_queries = ForwardTile<T>::queries,
+    .backward_queries = BackwardTile<T>::queries,
+    .backward_keys = BackwardTile<T>::keys,
+    .columns = Tile<T>::columns,
+    .all_finite = &all_finite<T>,
+    .gemm_scratch = &gemm_scratch<T>,
+    .gemm = &gemm<T>,
+    .executed_gemm_flops = &executed_gemm_flops<T>,
+    .attention_forward_scratch = &attention_forward_scratch<T>,
+    .attention_backward_scratch = &attention_backward_scratch<T>,
+    .score_head = &score_head<T>,
+    .attention_head_forward = &attention_head_forward<T>,
+    .attention_head_backward = &attention_head_backward<T>,
+    .flash_forward_scratch = &flash_forward_scratch<T>,
+    .flash_backward_scratch = &flash_backward_scratch<T>,
+    .flash_forward = &flash_forward<T>,
+    .row_deltas = &row_deltas<T>,
+    .flash_backward_begin = &flash_backward_begin<T>,
+    .flash_backward_tile = &flash_backward_tile<T>,
+    .flash_backward_end = &flash_backward_end<T>,
+    .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// clang-format on
+
+#undef HEADWISE_ISA
+#undef HEADWISE_ISA_BYTES
+
+#if HEADWISE_X86
+HEADWISE_REGION(HEADWISE_AVX2)
+#define HEADWISE_ISA avx2
+#define HEADWISE_ISA_BYTES 32
+
+// headwise/kernels/isa.inc
+// headwise/simd/vector.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+struct Simd {
+  using Vector = T;
+  using Int = std::int64_t;
+  using IntVector = Int;
+  static constexpr int width = 1;
+
+  HEADWISE_INLINE static Vector zero() { return T(0); }
+  HEADWISE_INLINE static Vector broadcast(const T& x) { return x; }
+  HEADWISE_INLINE static IntVector broadcast_int(Int x) { return x; }
+  HEADWISE_INLINE static IntVector lane_numbers() { return 0; }
+  HEADWISE_INLINE static Vector load(const T* from) { return *from; }
+  HEADWISE_INLINE static void store(const Vector& x, T* to) { *to = x; }
+  HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) { return *from; }
+  HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
+  HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
+  HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
+    return a * b + c;
+  }
+  HEADWISE_INLINE static Vector greater(const Vector& a, const Vector& b) { return a < b ? b : a; }
+  HEADWISE_INLINE static IntVector within(Int x, Int begin, Int end) {
+    return x >= begin && x < end;
+  }
+  HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return a != 0 && b != 0; }
+  HEADWISE_INLINE static Vector select(IntVector condition, const Vector& yes, const Vector& no) {
+    return condition != 0 ? yes : no;
+  }
+};
+
+template <Scalar T>
+requires vectorised<T>
+struct Simd<T> {
+  static constexpr int width = HEADWISE_ISA_BYTES / static_cast<int>(sizeof(T));
+  typedef T Vector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  using Int = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+  typedef Int IntVector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  using Bits = std::make_unsigned_t<Int>;
+  typedef Bits BitVector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  typedef std::uint8_t ByteVector __attribute__((vector_size(HEADWISE_ISA_BYTES / sizeof(T))));
+
+  HEADWISE_INLINE static Vector zero() { return Vector{}; }
+  HEADWISE_INLINE static Vector broadcast(T x) { return x - Vector{}; }  // folds to one shuffle
+  HEADWISE_INLINE static IntVector broadcast_int(Int x) { return x - IntVector{}; }
+  HEADWISE_INLINE static IntVector lane_numbers() {
+    Int numbers[std::size_t{width}];
+    for (int i = 0; i < width; ++i) numbers[i] = i;
+    return load_ints(numbers);
+  }
+  HEADWISE_INLINE static Vector load(const T* from) {
+    Vector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  HEADWISE_INLINE static void store(Vector x, T* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static IntVector load_ints(const Int* from) {
+    IntVector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) {
+    ByteVector x;
+    std::memcpy(&x, from, sizeof x);
+    return __builtin_convertvector(x, IntVector);
+  }
+  HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(
+          Vector, _mm512_fmadd_ps(__builtin_bit_cast(__m512, a), __builtin_bit_cast(__m512, b),
+                                  __builtin_bit_cast(__m512, c)));
+    } else {
+      return __builtin_bit_cast(
+          Vector, _mm512_fmadd_pd(__builtin_bit_cast(__m512d, a), __builtin_bit_cast(__m512d, b),
+                                  __builtin_bit_cast(__m512d, c)));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(
+          Vector, _mm256_fmadd_ps(__builtin_bit_cast(__m256, a), __builtin_bit_cast(__m256, b),
+                                  __builtin_bit_cast(__m256, c)));
+    } else {
+      return __builtin_bit_cast(
+          Vector, _mm256_fmadd_pd(__builtin_bit_cast(__m256d, a), __builtin_bit_cast(__m256d, b),
+                                  __builtin_bit_cast(__m256d, c)));
+    }
+#else
+    return a * b + c;
+#endif
+  }
+  HEADWISE_INLINE static Vector greater(Vector a, Vector b) {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_max_ps(0xFFFF, __builtin_bit_cast(__m512, b),
+                                                            __builtin_bit_cast(__m512, a)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_max_pd(0xFF, __builtin_bit_cast(__m512d, b),
+                                                            __builtin_bit_cast(__m512d, a)));
+    }
+#else
+    return a < b ? b : a;
+#endif
+  }
+  HEADWISE_INLINE static IntVector within(IntVector x, IntVector begin, IntVector end) {
+    return (x >= begin) & (x < end);
+  }
+  HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return (a != 0) & (b != 0); }
+  HEADWISE_INLINE static Vector select(IntVector condition, Vector yes, Vector no) {
+    return condition != 0 ? yes : no;
+  }
+};
+
+template <Scalar T>
+HEADWISE_INLINE T multiply_add(const T& a, const T& b, const T& c) {
+  if constexpr (HEADWISE_ISA_BYTES >= 32 && std::same_as<T, float>) {
+    return __builtin_fmaf(a, b, c);
+  } else if constexpr (HEADWISE_ISA_BYTES >= 32 && std::same_as<T, double>) {
+    return __builtin_fma(a, b, c);
+  } else {
+    return a * b + c;
+  }
+}
+
+template <int count, class F>
+HEADWISE_INLINE void unrolled(F&& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) HEADWISE_ALWAYS_INLINE {
+    (f(std::integral_constant<int, i>{}), ...);
+  }
+  (std::make_integer_sequence<int, count>());
+}
+
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (int half = S::width / 2; half >= 1; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
+  }
+  return lanes[0];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/exp.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, std::size_t count>
+HEADWISE_INLINE typename Simd<T>::Vector polynomial(const T (&coefficients)[count],
+                                                    typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  auto sum = S::broadcast(coefficients[count - 1]);
+  unrolled<static_cast<int>(count) - 1>([&](auto n) HEADWISE_ALWAYS_INLINE {
+    sum = S::fma(sum, x, S::broadcast(coefficients[count - 2 - std::size_t{n}]));
+  });
+  return sum;
+}
+
+template <Scalar T>
+T weight_unit() {
+  if constexpr (vectorised<T>) return std::numbers::log2e_v<T>;
+  return T(1);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::exp;
+    return exp(x);
+  } else {
+    using S = Simd<T>;
+    using C = Exp2Constants<T>;
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      const __m512 whole = __builtin_bit_cast(__m512, x);
+      const auto f =
+          __builtin_bit_cast(typename S::Vector, _mm512_maskz_reduce_ps(0xFFFF, whole, 0));
+      return __builtin_bit_cast(
+          typename S::Vector,
+          _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                 _mm512_maskz_roundscale_ps(0xFFFF, whole, 0)));
+    } else {
+      const __m512d whole = __builtin_bit_cast(__m512d, x);
+      const auto f = __builtin_bit_cast(typename S::Vector, _mm512_maskz_reduce_pd(0xFF, whole, 0));
+      return __builtin_bit_cast(
+          typename S::Vector,
+          _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                                 _mm512_maskz_roundscale_pd(0xFF, whole, 0)));
+    }
+#else
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    const Vector shifted = x + C::shift;
+    const Vector f = x - (shifted - C::shift);
+    const Vector scale =
+        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+    return S::select(x < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+  }
+}
+
+template <Scalar T>
+void weights_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}] = {};
+  Index n = 0;
+  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
+  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
+  S::store(weight_of<T>(S::load(part)), part);
+  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/kernels/tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+using simd::HEADWISE_ISA::Simd;
+using simd::HEADWISE_ISA::unrolled;
+
+template <class T>
+struct Tile {
+  static constexpr int rows = 6;
+  static constexpr int vectors = HEADWISE_ISA_BYTES == 64 ? 4 : 2;
+  static constexpr Index width = Simd<T>::width;
+  static constexpr Index columns = vectors * width;
+};
+
+template <class T>
+struct Walk {
+  const T* data;
+  Index row;   // of a: from one row of the result to the next
+  Index step;  // from one inner index to the next
+};
+
+enum class Finish {
+  assign,   // c = alpha sum + bias
+  add,      // c = c + alpha sum
+  rescale,  // c = factor_m c + sum
+};
+
+template <class T>
+struct TileStore {
+  T* c;
+  Index row;
+  Finish finish = Finish::assign;
+  T alpha = T(1);
+  const T* bias = nullptr;    // [columns]
+  const T* factor = nullptr;  // [rows]
+};
+
+template <class T, int M, int V>
+void run_tile(Walk<T> a, Walk<T> b, Index K, const TileStore<T>& to) {
+  using S = Simd<T>;
+  typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+  });
+  if (to.finish == Finish::add) {
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        __builtin_prefetch(to.c + m * to.row + v * S::width, 1);
+      });
+    });
+  }
+  for (Index k = 0; k < K; ++k) {
+    typename S::Vector in_b[std::size_t{V}];
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = S::load(b.data + v * S::width); });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      const auto x = S::broadcast(a.data[m * a.row]);
+      unrolled<V>([&](auto v)
+                      HEADWISE_ALWAYS_INLINE { sum[m][v] = S::fma(x, in_b[v], sum[m][v]); });
+    });
+    a.data += a.step;
+    b.data += b.step;
+  }
+  if (to.finish == Finish::rescale) {
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      const auto factor = S::broadcast(to.factor[m]);
+      T* c = to.c + m * to.row;
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::fma(factor, S::load(c + v * S::width), sum[m][v]), c + v * S::width);
+      });
+    });
+    return;
+  }
+  if (to.alpha != T(1)) {
+    const auto alpha = S::broadcast(to.alpha);
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
+    });
+  }
+  if (to.finish == Finish::add) {
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* c = to.c + m * to.row;
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(c + v * S::width) + sum[m][v], c + v * S::width);
+      });
+    });
+    return;
+  }
+  if (to.bias != nullptr) {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      const auto bias = S::load(to.bias + v * S::width);
+      unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE { sum[m][v] = sum[m][v] + bias; });
+    });
+  }
+  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+    T* c = to.c + m * to.row;
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { S::store(sum[m][v], c + v * S::width); });
+  });
+}
+
+template <class T, int V>
+void run_rows(Walk<T> a, Walk<T> b, Index M, Index K, TileStore<T> to) {
+  const auto run = [&]<int rows>(std::integral_constant<int, rows>) HEADWISE_ALWAYS_INLINE {
+    run_tile<T, rows, V>(a, b, K, to);
+    a.data += rows * a.row;
+    to.c += rows * to.row;
+    if (to.factor != nullptr) to.factor += rows;
+    M -= rows;
+  };
+  while (M >= 6) run(std::integral_constant<int, 6>{});
+  if (M >= 4) run(std::integral_constant<int, 4>{});
+  if (M >= 2) run(std::integral_constant<int, 2>{});
+  if (M >= 1) run(std::integral_constant<int, 1>{});
+}
+
+template <class T>
+void run_panel(Walk<T> a, Walk<T> b, Index M, Index vectors, Index K, const TileStore<T>& to) {
+  if constexpr (Tile<T>::vectors == 4) {
+    if (vectors == 4) return run_rows<T, 4>(a, b, M, K, to);
+    if (vectors == 3) return run_rows<T, 3>(a, b, M, K, to);
+  }
+  if (vectors == 2) return run_rows<T, 2>(a, b, M, K, to);
+  if (vectors == 1) run_rows<T, 1>(a, b, M, K, to);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/pack.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+bool all_finite(Matrix<const T> x, Index rows, Index columns) {
+  using S = Simd<T>;
+  auto sums = S::zero();
+  T rest = T(0);
+  for (Index i = 0; i < rows; ++i) {
+    const T* row = x.data + i * x.row;
+    Index j = 0;
+    if (x.column == 1) {
+      for (; j + S::width <= columns; j += S::width) {
+        const auto part = S::load(row + j);
+        sums = sums + (part - part);
+      }
+    }
+    for (; j < columns; ++j) rest = rest + (row[j * x.column] - row[j * x.column]);
+  }
+  return simd::HEADWISE_ISA::sum_lanes<T>(sums) + rest == T(0);
+}
+
+template <Scalar T, int half>
+HEADWISE_INLINE void exchange_halves(
+    typename Simd<T>::Vector (&rows)[std::size_t{Simd<T>::width}]) {
+  constexpr int width = Simd<T>::width;
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+    if constexpr ((r & half) == 0) {
+      const auto upper = rows[r], lower = rows[r + half];
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        rows[r] =
+            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n : n - half + width)...);
+        rows[r + half] =
+            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n + half : n + width)...);
+      }
+      (std::make_integer_sequence<int, width>());
+    }
+  });
+}
+
+template <Scalar T>
+HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Index to_row) {
+  using S = Simd<T>;
+  constexpr int width = S::width;
+  typename S::Vector rows[std::size_t{width}];
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { rows[r] = S::load(from + r * from_row); });
+  if constexpr (width > 8) exchange_halves<T, 8>(rows);
+  if constexpr (width > 4) exchange_halves<T, 4>(rows);
+  if constexpr (width > 2) exchange_halves<T, 2>(rows);
+  if constexpr (width > 1) exchange_halves<T, 1>(rows);
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
+}
+
+template <Scalar T, class Keep>
+void pack_panel(Matrix<const T> b, Index K, Index count, T* packed, const Keep& keep) {
+  constexpr Index columns = Tile<T>::columns;
+  for (Index k = 0; k < K; ++k, packed += columns) {
+    const T* from = b.data + k * b.row;
+    const Index filled = keep(k) ? count : 0;
+    for (Index n = 0; n < filled; ++n) packed[n] = from[n * b.column];
+    for (Index n = filled; n < columns; ++n) packed[n] = T(0);
+  }
+}
+
+template <Scalar T>
+void pack_rows(const T* from, Index row, Index K, T* packed) {
+  using S = Simd<T>;
+  constexpr Index columns = Tile<T>::columns;
+  for (Index k = 0; k < K; ++k, from += row, packed += columns) {
+    unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(from + v * S::width), packed + v * S::width);
+    });
+  }
+}
+
+template <Scalar T>
+void pack_columns(const T* from, Index column, Index K, Index count, T* packed) {
+  constexpr Index width = Simd<T>::width, columns = Tile<T>::columns;
+  const Index whole_k = K / width * width, whole_n = count / width * width;
+  for (Index n = 0; n < whole_n; n += width) {
+    for (Index k = 0; k < whole_k; k += width) {
+      transpose_square<T>(from + n * column + k, column, packed + k * columns + n, columns);
+    }
+  }
+  for (Index k = 0; k < K; ++k) {
+    T* to = packed + k * columns;
+    for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) to[n] = from[n * column + k];
+    for (Index n = count; n < columns; ++n) to[n] = T(0);
+  }
+}
+
+template <Scalar T>
+void pack(Matrix<const T> b, Index K, Index N, T* packed) {
+  constexpr Index columns = Tile<T>::columns;
+  for (Index n = 0; n < N; n += columns, packed += K * columns) {
+    const Index count = std::min<Index>(columns, N - n);
+    const auto panel = b.from(0, n);
+    if (b.column == 1 && count == columns) {
+      pack_rows<T>(panel.data, b.row, K, packed);
+    } else if (b.row == 1) {
+      pack_columns<T>(panel.data, b.column, K, count, packed);
+    } else {
+      pack_panel<T>(panel, K, count, packed, [](Index) { return true; });
+    }
+  }
+}
+template <Scalar T, class Keep>
+void pack_kept(Matrix<const T> b, Index K, Index N, T* packed, const Keep& keep) {
+  constexpr Index columns = Tile<T>::columns;
+  for (Index n = 0; n < N; n += columns, packed += K * columns) {
+    pack_panel<T>(b.from(0, n), K, std::min<Index>(columns, N - n), packed, keep);
+  }
+}
+
+template <class T>
+struct Operand {
+  const T* data;
+  Index step;   // from row to row
+  Index panel;  // 1 in place; the rows of a panel where packed
+  bool finite;  // no infinity, no NaN; or nobody asks
+
+  Walk<T> walk(Index n, Index row = 0) const { return {data + n * panel + row * step, 0, step}; }
+};
+
+template <class T>
+Operand<T> packed_operand(const T* packed, Index K) {
+  return {packed, Tile<T>::columns, K, true};
+}
+
+template <class T>
+void prefetch_rows(Matrix<const T> b, Index rows, Index N) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+  if (b.column != 1) return;
+  for (Index r = 0; r < rows; ++r) {
+    for (Index n = 0; n < N; n += line) __builtin_prefetch(b.data + r * b.row + n, 0, 2);
+  }
+}
+
+template <class T>
+constexpr Index copied_size(Index rows, Index N) {
+  return rows * round_up(N, Tile<T>::width);
+}
+
+template <class T>
+Operand<T> copy_rows(Matrix<const T> b, Index rows, Index N, bool finite, T* to) {
+  using S = Simd<T>;
+  const Index row = round_up(N, S::width);
+  for (Index k = 0; k < rows; ++k) {
+    const T* from = b.data + k * b.row;
+    T* out = to + k * row;
+    Index n = 0;
+    if (b.column == 1) {
+      for (; n + S::width <= N; n += S::width) S::store(S::load(from + n), out + n);
+    }
+    for (; n < N; ++n) out[n] = from[n * b.column];
+    for (; n < row; ++n) out[n] = T(0);
+  }
+  return {to, row, 1, finite || all_finite<T>({to, row, 1}, rows, N)};
+}
+template <class T, class Keep>
+Operand<T> copy_kept_rows(Matrix<const T> b, Index rows, Index N, T* to, const Keep& keep) {
+  const Index row = round_up(N, Tile<T>::width);
+  for (Index k = 0; k < rows; ++k) {
+    for (Index n = 0; n < row; ++n) to[k * row + n] = n < N && keep(k) ? b(k, n) : T(0);
+  }
+  return {to, row, 1, true};
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct GemmBlocks {
+  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index m = 192;
+  static constexpr Index n = 768;
+};
+
+struct KeepAll {};
+
+template <class T>
+constexpr Index packed_size(Index K, Index N) {
+  return K * round_up(N, Tile<T>::columns);
+}
+
+template <class T>
+constexpr Index gemm_scratch(const Extents& size) {
+  using Blocks = GemmBlocks<T>;
+  return padded<T>(
+      packed_size<T>(std::min<Index>(size.K, Blocks::k), std::min<Index>(size.N, Blocks::n)));
+}
+
+template <class T>
+void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
+              const TileStore<T>& store) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
+  T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
+  TileStore<T> to = store;
+  to.c = part;
+  to.row = columns;
+  for (Index n = 0; store.bias != nullptr && n < count; ++n) bias[n] = store.bias[n];
+  if (store.bias != nullptr) to.bias = bias;
+  for (Index m = 0; m < M; m += rows) {
+    const Index these = std::min<Index>(rows, M - m);
+    for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
+      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
+      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+    }
+    run_panel<T>({a.data + m * a.row, a.row, a.step}, b, these, (count + width - 1) / width, K, to);
+    for (Index r = 0; r < these; ++r) {
+      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+    }
+  }
+}
+
+template <class T>
+std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
+                      const Epilogue<T>& epilogue) {
+  constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
+  for (Index n = 0; n < size.N; n += columns) {
+    const Index count = std::min<Index>(columns, size.N - n);
+    const auto to = c.from(0, n);
+    const TileStore<T> store{to.data,
+                             to.row,
+                             epilogue.accumulate ? Finish::add : Finish::assign,
+                             epilogue.alpha,
+                             epilogue.bias == nullptr ? nullptr : epilogue.bias + n,
+                             nullptr};
+    if (c.column == 1 && count % width == 0) {
+      run_panel<T>(a, b.walk(n), size.M, count / width, size.K, store);
+    } else {
+      run_edge<T>(a, b.walk(n), size.M, count, size.K, to, store);
+    }
+  }
+  return std::int64_t{size.M} * round_up(size.N, width) * size.K;
+}
+
+template <class T, class Keep>
+void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+               const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
+  using Blocks = GemmBlocks<T>;
+  for (Index n = 0; n < size.N; n += Blocks::n) {
+    const Index N = std::min<Index>(Blocks::n, size.N - n);
+    for (Index k = 0; k == 0 || k < size.K; k += Blocks::k) {
+      const Index K = std::min<Index>(Blocks::k, size.K - k);
+      Epilogue<T> here = epilogue;
+      if (here.bias != nullptr) here.bias += n;
+      if (k != 0) here.accumulate = true;
+      if constexpr (std::same_as<Keep, KeepAll>) {
+        pack<T>(b.from(k, n), K, N, scratch);
+      } else {
+        pack_kept<T>(b.from(k, n), K, N, scratch, [&](Index row) { return keep(k + row); });
+      }
+      const Operand<T> block{scratch, Tile<T>::columns, K, true};
+      for (Index m = 0; m < size.M; m += Blocks::m) {
+        const auto rows = a.from(m, k);
+        multiply<T>({rows.data, a.row, a.column}, block, c.from(m, n),
+                    {std::min<Index>(Blocks::m, size.M - m), N, K}, here);
+      }
+    }
+  }
+}
+template <class T>
+void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+          const Epilogue<T>& epilogue, T* scratch) {
+  gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
+}
+
+template <class T, class Sees>
+void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                  const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
+  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+  for (Index m = 0; m < size.M; ++m) {
+    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch,
+                 [&](Index k) { return sees(m, k); });
+  }
+}
+
+template <class T>
+std::int64_t executed_gemm_flops(const Extents& size) {
+  const Index joins = size.K == 0 ? 0 : (size.K - 1) / GemmBlocks<T>::k;
+  return (std::int64_t{2} * size.K + joins) * size.M * round_up(size.N, Tile<T>::width);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/attention_head.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+Index head_products_scratch(Index L, Index S, Index d, Index dv) {
+  const Index width = std::max<Index>(d, dv);
+  return std::max<Index>({gemm_scratch<T>({L, S, width}), gemm_scratch<T>({L, width, S}),
+                          gemm_scratch<T>({S, width, L})});
+}
+template <class T>
+Index attention_forward_scratch(Index L, Index S, Index d, Index dv, bool dropout) {
+  return head_products_scratch<T>(L, S, d, dv) + (dropout ? padded<T>(L * S) : 0);
+}
+template <class T>
+Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropout) {
+  return head_products_scratch<T>(L, S, d, dv) + padded<T>(L * S) * (dropout ? 2 : 1);
+}
+
+template <class T>
+void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* dropped) {
+  for (Index i = 0; i < head.L; ++i, dropped += head.S) {
+    head.dropout.row(head.b, head.h, i, 0, head.S, T(head.dropout.keep_factor()), dropped);
+    for (Index j = 0; j < head.S; ++j) dropped[j] = dropped[j] * weights(i, j);
+  }
+}
+
+template <class T>
+void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
+  gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
+          scratch);
+  if (head.visibility.bias_count() == 0) return;
+  for (Index i = 0; i < head.L; ++i) {
+    for (Index j = 0; j < head.S; ++j) {
+      if (head.visibility.visible(i, j)) scores(i, j) = scores(i, j) + head.visibility.bias(i, j);
+    }
+  }
+}
+
+template <class T>
+void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
+                            Scratch<T> memory) {
+  T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
+  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  score_head<T>(head, weights, packed);
+  for (Index i = 0; i < head.L; ++i) {
+    softmax_row(row(weights, i), head.S, [&](Index j) { return sees(i, j); });
+  }
+  Matrix<const T> p = weights;
+  if (head.dropout.active()) {
+    T* dropped = memory.take(head.L * head.S);
+    drop_weights<T>(head, weights, dropped);
+    p = {dropped, head.S, 1};
+  }
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
+                  sees);
+}
+
+template <class T>
+void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
+                             Matrix<const T> weights, const HeadGradients<T>& to,
+                             Scratch<T> memory) {
+  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h] = head;
+  T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
+  const Matrix<T> ds{memory.take(L * S), S, 1};
+  const bool all = visibility.sees_all();
+  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  const auto seen_by = [&](Index j, Index i) { return head.visibility.visible(i, j); };
+
+  gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
+  Matrix<const T> p = weights;
+  if (dropout.active()) {
+    T* dropped = memory.take(L * S);
+    drop_weights<T>(head, weights, dropped);
+    p = {dropped, S, 1};
+  }
+  gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
+                  all, seen_by);
+  for (Index i = 0; i < L; ++i) {
+    if (dropout.active()) {
+      const T factor = T(dropout.keep_factor());
+      for (Index j = 0; j < S; ++j) {
+        ds(i, j) = dropout.kept(b, h, i, j) ? ds(i, j) * factor : T(0);
+      }
+    }
+    softmax_backward_row<T>(row(ds, i), row(weights, i), row(ds, i), S,
+                            [&](Index j) { return sees(i, j); });
+    for (Index j = 0; j < S; ++j) ds(i, j) = scale * ds(i, j);
+  }
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
+  gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
+                  {.accumulate = to.accumulate}, packed, all, seen_by);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/tile_mask.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+struct TileBlock {
+  Index i0, rows, first, j0, begin, end;
+};
+
+template <class T, Index queries, Index keys, bool keys_in_rows>
+class TileMask {
+ public:
+  using S = Simd<T>;
+  using Int = typename S::Int;
+
+  void fill(const HeadVisibility<T>& rules, TileBlock& block) {
+    const auto in_block = [&](Index j) { return std::clamp(j - block.j0, Index{0}, block.end); };
+    const KeyRange first = rules.range(block.i0), last = rules.range(block.i0 + block.rows - 1);
+    asked_ = rules.has_pair_masks();
+    full_ = !asked_ && last.begin <= block.j0 && first.end >= block.j0 + block.end;
+    pairs_ = std::int64_t{block.rows} * block.end;
+    if (full_) return;
+    pairs_ = 0;
+    for (Index r = 0; r < queries; ++r) {
+      const KeyRange range = r < block.rows ? rules.range(block.i0 + r) : KeyRange{0, 0};
+      begin_[r] = static_cast<Int>(in_block(range.begin));
+      end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
+      pairs_ += end_[r] - begin_[r];
+      for (Index j = begin_[r]; asked_ && j < end_[r]; ++j) {
+        bytes_[at(r, j)] = rules.pair_visible(block.i0 + r, block.j0 + j);
+      }
+    }
+    block.begin = begin_[0];
+    block.end = end_[block.rows - 1];
+  }
+
+  bool full() const { return full_; }
+  std::int64_t pairs() const { return pairs_; }
+  KeyRange range(Index r) const { return {begin_[r], end_[r]}; }
+  bool visible(Index r, Index j) const {
+    return full_ || (j >= begin_[r] && j < end_[r] && (!asked_ || bytes_[at(r, j)] != 0));
+  }
+  HEADWISE_INLINE typename S::IntVector to_queries(Index j, Index r) const {
+    const auto key = S::broadcast_int(static_cast<Int>(j));
+    const auto seen = S::within(key, S::load_ints(begin_ + r), S::load_ints(end_ + r));
+    return asked_ ? S::both(seen, S::load_bytes(bytes_ + at(r, j))) : seen;
+  }
+  HEADWISE_INLINE typename S::IntVector of_keys(Index r, Index j) const {
+    const auto key = S::lane_numbers() + S::broadcast_int(static_cast<Int>(j));
+    const auto seen =
+        S::within(key, S::broadcast_int(begin_[r]), S::broadcast_int(end_[r]));
+    return asked_ ? S::both(seen, S::load_bytes(bytes_ + at(r, j))) : seen;
+  }
+
+ private:
+  static constexpr Index at(Index r, Index j) {
+    return keys_in_rows ? r * keys + j : j * queries + r;
+  }
+
+  bool full_ = false, asked_ = false;
+  std::int64_t pairs_ = 0;
+  Int begin_[static_cast<std::size_t>(queries)], end_[static_cast<std::size_t>(queries)];
+  std::uint8_t bytes_[static_cast<std::size_t>(queries * keys)];
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_forward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct ForwardTile {
+  static constexpr Index lanes = Tile<T>::columns;  // queries of a panel
+  static constexpr Index queries = 128;             // of a task: whole panels
+  static constexpr Index keys = 192;                // of a block
+};
+
+template <class T>
+struct ForwardScratch {
+  using Sizes = ForwardTile<T>;
+
+  T* q;        // q^T in panels [d, lanes]
+  T* s;        // [keys, lanes]
+  T* v;        // [keys, dv], dense
+  T* kept;     // v without what one query may not see
+  T* context;  // [queries, dv], rows of whole vectors
+  T* factors;  // [keys], dropout of a row
+
+  constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
+      : q(memory.take(packed_size<T>(d, Sizes::queries))),
+        s(memory.take(Sizes::keys * Sizes::lanes)),
+        v(memory.take(copied_size<T>(Sizes::keys, dv))),
+        kept(memory.take(copied_size<T>(Sizes::keys, dv))),
+        context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
+        factors(memory.take(Sizes::keys)) {}
+};
+
+template <class T>
+constexpr Index flash_forward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  ForwardScratch<T>(count, d, dv);
+  return count.taken();
+}
+
+template <class T>
+using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
+
+template <class T>
+struct OnlineSoftmax {
+  static constexpr Index queries = ForwardTile<T>::queries;
+  using Int = typename Simd<T>::Int;
+
+  T greatest[queries];
+  T sum[queries];
+  T factor[queries];  // what the context is multiplied by when a block of keys is added
+  Int any[queries];   // whether a key was visible
+
+  OnlineSoftmax() {
+    for (Index r = 0; r < queries; ++r) {
+      greatest[r] = std::numeric_limits<T>::lowest();
+      sum[r] = T(0);
+      any[r] = 0;
+    }
+  }
+};
+
+struct AllVisible {};
+
+template <class T, class Visible>
+void take_scores(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
+                 OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr bool all = std::same_as<Visible, AllVisible>;
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  constexpr int chains = 8;
+  s += lane;
+  const Index at = block.first + lane;
+  const Index begin = all ? 0 : block.begin / chains * chains, end = block.end;
+  const Vector before = S::load(softmax.greatest + at), units = S::broadcast(unit);
+  auto any = all ? S::broadcast_int(-1) : S::load_ints(softmax.any + at);
+
+  Vector greatest[4] = {before, before, before, before};
+  const auto compare = [&](Index j, Vector& so_far) HEADWISE_ALWAYS_INLINE {
+    Vector x = S::load(s + j * lanes);
+    if constexpr (!all) {
+      const auto seen = visible.to_queries(j, lane);
+      any = any | seen;
+      x = S::select(seen, x, before);
+    }
+    so_far = S::greater(so_far, x);
+  };
+  Index j = begin;
+  for (; j + 4 <= end; j += 4) {
+    unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
+  }
+  for (; j < end; ++j) compare(j, greatest[0]);
+  const Vector m =
+      S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
+
+  Vector sums[std::size_t{chains}];
+  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
+  const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
+    Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    if constexpr (!all) p = S::select(visible.to_queries(key, lane), p, S::zero());
+    S::store(p, s + key * lanes);
+    sum = sum + p;
+  };
+  for (j = begin; j + chains <= end; j += chains) {
+    unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
+  }
+  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    if (j + t < end) weigh(j + t, sums[t]);
+  });
+  unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + sums[t + 4]; });
+  const Vector total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+  const Vector factor = weight_of<T>((before - m) * units);
+  S::store(S::fma(S::load(softmax.sum + at), factor, total), softmax.sum + at);
+  S::store(m, softmax.greatest + at);
+  S::store(factor, softmax.factor + at);
+  S::store_ints(any, softmax.any + at);
+}
+
+template <class T>
+void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
+  using std::log;
+  if (!any) {
+    set_negative_infinity(lse(i, 0));
+    lse(i, 1) = T(0);
+    return;
+  }
+  const T log_sum = T(log(sum)), rounded = m + log_sum;
+  const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
+  lse(i, 0) = rounded;
+  lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
+}
+
+template <class T>
+std::int64_t score_panel(const AttentionHead<T>& head, const TileBlock& block,
+                         const ForwardMask<T>& mask, T alpha, const ForwardScratch<T>& buffers) {
+  constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const T* q = buffers.q + block.first * head.d;
+  const Index vectors = (block.rows + width - 1) / width;
+  std::int64_t count = 0;
+  for (Index j = block.begin, n = 0; j < block.end; j += n) {
+    n = mask.full() ? block.end - block.begin : std::min<Index>(Tile<T>::rows, block.end - j);
+    Index from = 0, to = vectors;
+    while (!mask.full() && from < to &&
+           mask.range(std::min<Index>(block.rows, (from + 1) * width) - 1).end <= j) {
+      ++from;
+    }
+    while (!mask.full() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
+    const auto k = head.k.from(block.j0 + j, 0);
+    run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, head.d,
+                 {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
+    count += n * (to - from) * width * head.d;
+  }
+  if (head.visibility.bias_count() == 0) return count;
+  for (Index r = 0; r < block.rows; ++r) {
+    for (Index j = block.begin; j < block.end; ++j) {
+      T& s = buffers.s[j * lanes + r];
+      if (mask.visible(r, j)) s = s + head.visibility.bias(block.i0 + r, block.j0 + j);
+    }
+  }
+  return count;
+}
+
+template <class T>
+void weigh_panel(const AttentionHead<T>& head, const TileBlock& block, const ForwardMask<T>& mask,
+                 T unit, const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
+    if (mask.full()) {
+      take_scores<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+    } else {
+      take_scores<T>(buffers.s, block, unit, mask, lane, softmax);
+    }
+  }
+  if (!head.dropout.active()) return;
+  for (Index r = 0; r < block.rows; ++r) {
+    head.dropout.row(head.b, head.h, block.i0 + r, block.j0 + block.begin, block.end - block.begin,
+                     T(head.dropout.keep_factor()), buffers.factors);
+    for (Index j = block.begin; j < block.end; ++j) {
+      T& p = buffers.s[j * lanes + r];
+      p = p * buffers.factors[j - block.begin];
+    }
+  }
+}
+
+template <class T>
+std::int64_t add_values(const ForwardScratch<T>& buffers, const Operand<T>& v, Index dv,
+                        const TileBlock& block, Index r, Index n, KeyRange range,
+                        const OnlineSoftmax<T>& softmax) {
+  constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const Index row = round_up(dv, width), at = block.first + r;
+  std::int64_t count = 0;
+  for (Index c = 0; c < dv; c += Tile<T>::columns) {
+    const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
+    run_panel<T>(
+        {buffers.s + range.begin * lanes + r, 1, lanes}, v.walk(c, range.begin), n, vectors,
+        range.size(),
+        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+    count += n * vectors * width * range.size();
+  }
+  return count;
+}
+
+template <class T>
+std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
+                                const Operand<T>& v, const TileBlock& block,
+                                const ForwardMask<T>& mask, const OnlineSoftmax<T>& softmax) {
+  if (mask.full()) {
+    return add_values<T>(buffers, v, head.dv, block, 0, block.rows, {block.begin, block.end},
+                         softmax);
+  }
+  std::int64_t count = 0;
+  const Index together = v.finite ? Tile<T>::rows : 1;
+  for (Index r = 0; r < block.rows; r += together) {
+    const Index n = std::min<Index>(together, block.rows - r);
+    const KeyRange range{mask.range(r).begin, mask.range(r + n - 1).end};
+    if (range.begin >= range.end) continue;
+    Operand<T> seen = v;
+    if (!v.finite) {
+      seen = copy_kept_rows<T>({v.data, v.step, 1}, range.end, head.dv, buffers.kept,
+                               [&](Index j) { return mask.visible(r, j); });
+    }
+    count += add_values<T>(buffers, seen, head.dv, block, r, n, range, softmax);
+  }
+  return count;
+}
+
+template <class T>
+TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
+                       Matrix<T> lse, Scratch<T> memory) {
+  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  const ForwardScratch<T> buffers(memory, head.d, head.dv);
+  const Index context_row = round_up(head.dv, Tile<T>::width);
+  OnlineSoftmax<T> softmax;
+  ForwardMask<T> mask;
+  TileWork work;
+  pack<T>(head.q.from(i0, 0).transposed(), head.d, rows, buffers.q);
+  for (Index n = 0; n < rows * context_row; ++n) buffers.context[n] = T(0);
+  const bool folded = head.visibility.bias_count() == 0 && is_power_of_two(head.scale);
+  const T alpha = folded ? T(1) : head.scale;
+  const T unit = simd::HEADWISE_ISA::weight_unit<T>() * (folded ? head.scale : T(1));
+
+  const KeyRange range = head.visibility.range(i0, rows);
+  for (Index j0 = range.begin / keys * keys; j0 < range.end; j0 += keys) {
+    const Index n = std::min<Index>(keys, range.end - j0);
+    const bool all_seen = !head.visibility.has_pair_masks() &&
+                          head.visibility.range(i0 + rows - 1).begin <= j0 &&
+                          head.visibility.range(i0).end >= j0 + n;
+    const auto v = copy_rows<T>(head.v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+    for (Index first = 0; first < rows; first += lanes) {
+      TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
+      mask.fill(head.visibility, block);
+      if (block.begin >= block.end) continue;
+      std::int64_t products = score_panel<T>(head, block, mask, alpha, buffers);
+      weigh_panel<T>(head, block, mask, unit, buffers, softmax);
+      products += add_visible_values<T>(head, buffers, v, block, mask, softmax);
+      work.pairs += mask.pairs();
+      work.executed_flops += 2 * products + (5 + score_extras(head, 1)) *
+                                                round_up(block.rows, Tile<T>::width) *
+                                                (block.end - block.begin);
+    }
+  }
+  for (Index r = 0; r < rows; ++r) {
+    const bool any = softmax.any[r] != 0;
+    const T* sums = buffers.context + r * context_row;
+    for (Index n = 0; n < head.dv; ++n) o(i0 + r, n) = any ? sums[n] / softmax.sum[r] : T(0);
+    const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
+    if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+  }
+  return work;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct BackwardTile {
+  static constexpr Index queries = 128;
+  static constexpr Index keys = 256;  // whole panels
+};
+
+template <class T>
+using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
+
+template <class T>
+struct BackwardScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* p;        // [queries, keys]
+  T* ds;       // [queries, keys]
+  T* factors;  // [keys], dropout of a row
+  T* k_t;      // k^T in panels [d, columns]
+  T* v_t;      // v^T in panels [dv, columns]
+  T* k;        // [keys, d], dense
+  T* q;        // [queries, d], dense
+  T* d_o;      // [queries, dv], dense
+  T* kept;     // one of these without what one row may not see
+  T* dk;       // [keys, d], rows of whole vectors
+  T* dv;       // [keys, dv], likewise
+
+  constexpr BackwardScratch(Scratch<T>& memory, Index d, Index width_v)
+      : p(memory.take(queries * keys)),
+        ds(memory.take(queries * keys)),
+        factors(memory.take(keys)),
+        k_t(memory.take(packed_size<T>(d, keys))),
+        v_t(memory.take(packed_size<T>(width_v, keys))),
+        k(memory.take(copied_size<T>(keys, d))),
+        q(memory.take(copied_size<T>(queries, d))),
+        d_o(memory.take(copied_size<T>(queries, width_v))),
+        kept(memory.take(
+            std::max<Index>(copied_size<T>(keys, d), copied_size<T>(queries, width_v)))),
+        dk(memory.take(copied_size<T>(keys, d))),
+        dv(memory.take(copied_size<T>(keys, width_v))) {}
+
+  Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
+  Matrix<T> sums_of_v(Index width_v) const { return {dv, round_up(width_v, Tile<T>::width), 1}; }
+};
+
+template <class T>
+constexpr Index flash_backward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  BackwardScratch<T>(count, d, dv);
+  return count.taken();
+}
+
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  constexpr Index together = 8;
+  for (Index r0 = 0; r0 < rows; r0 += together) {
+    const Index count = std::min<Index>(together, rows - r0);
+    T sums[std::size_t{together}] = {};
+    for (Index n = 0; n < head.forward.dv; ++n) {
+      for (Index r = 0; r < count; ++r) {
+        const Index i = i0 + r0 + r;
+        sums[r] = simd::HEADWISE_ISA::multiply_add<T>(head.d_o(i, n), head.o(i, n), sums[r]);
+      }
+    }
+    for (Index r = 0; r < count; ++r) delta[r0 + r] = sums[r];
+  }
+}
+
+template <class T>
+void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r,
+                  const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index keys = BackwardTile<T>::keys;
+  const AttentionHead<T>& forward = head.forward;
+  const Index i = block.i0 + r;
+  T* p = buffers.p + r * keys;
+  T* ds = buffers.ds + r * keys;
+  const bool full = mask.full();
+  KeyRange range{0, block.end};
+  if (!full) {
+    range = mask.range(r);
+    range.begin = range.begin / S::width * S::width;
+    range.end = range.begin < range.end ? round_up(range.end, S::width) : range.begin;
+    for (Index j = 0; j < range.begin; ++j) p[j] = ds[j] = T(0);
+    for (Index j = range.end; j < round_up(block.end, S::width); ++j) p[j] = ds[j] = T(0);
+  }
+  const bool drops = forward.dropout.active();
+  if (drops) {
+    forward.dropout.row(forward.b, forward.h, i, block.j0, block.end,
+                        T(forward.dropout.keep_factor()), buffers.factors);
+    for (Index j = block.end; j < round_up(block.end, S::width); ++j) buffers.factors[j] = T(0);
+  }
+  const auto lse = S::broadcast(head.lse(i, 0)), rest = S::broadcast(head.lse(i, 1));
+  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
+  const auto delta = S::broadcast(head.delta[i]);
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    auto weight = weight_of<T>(((S::load(p + j) - lse) - rest) * unit);  // 4c
+    auto dp = S::load(ds + j);
+    auto kept = weight;
+    if (drops) {  // 4d
+      const auto factor = S::load(buffers.factors + j);
+      const auto dropped = factor == S::zero();
+      dp = S::select(dropped, S::zero(), dp * factor);
+      kept = weight * factor;
+    }
+    auto flow = weight * (dp - delta);  // 4c
+    if (!full) {                        // 4b
+      const auto seen = mask.of_keys(r, j);
+      kept = S::select(seen, kept, S::zero());
+      flow = S::select(seen, flow, S::zero());
+    }
+    S::store(kept, p + j);
+    S::store(flow, ds + j);
+  }
+}
+
+template <class T>
+std::int64_t backward_strip(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
+                            const Operand<T>& q, const Operand<T>& d_o,
+                            const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+  constexpr Index keys = BackwardTile<T>::keys, columns = Tile<T>::columns, width = Tile<T>::width;
+  const Index d = head.forward.d, dv = head.forward.dv;
+  const HeadVisibility<T>& rules = head.forward.visibility;
+  const KeyRange range = mask.full() ? KeyRange{0, block.end}
+                                     : KeyRange{mask.range(r).begin, mask.range(r + n - 1).end};
+  std::int64_t count = 0;
+  const Index next = block.i0 + BackwardTile<T>::queries + r;
+  if (next < head.forward.L) {
+    const Index ahead = std::min<Index>(n, head.forward.L - next);
+    prefetch_rows<T>(head.forward.q.from(next, 0), ahead, d);
+    prefetch_rows<T>(head.d_o.from(next, 0), ahead, dv);
+    prefetch_rows<T>(head.dq.from(next, 0), ahead, d);
+  }
+  for (Index c = range.begin / columns * columns; c < range.end; c += columns) {
+    const Index from = std::max<Index>(range.begin - c, 0) / width;
+    const Index to = (std::min<Index>(range.end - c, columns) + width - 1) / width;
+    const Index at = c + from * width;
+    run_panel<T>({q.data + r * q.step, q.step, 1}, {buffers.k_t + c * d + from * width, 0, columns},
+                 n, to - from, d,
+                 {buffers.p + r * keys + at, keys, Finish::assign, head.forward.scale});
+    run_panel<T>({d_o.data + r * d_o.step, d_o.step, 1},
+                 {buffers.v_t + c * dv + from * width, 0, columns}, n, to - from, dv,
+                 {buffers.ds + r * keys + at, keys});
+    count += n * (to - from) * width * (d + dv);
+  }
+  if (rules.bias_count() != 0) {
+    for (Index row = r; row < r + n; ++row) {
+      for (Index j = range.begin; j < range.end; ++j) {
+        T& s = buffers.p[row * keys + j];
+        if (mask.visible(row, j)) s = s + rules.bias(block.i0 + row, block.j0 + j);
+      }
+    }
+  }
+  for (Index row = r; row < r + n; ++row) backward_row<T>(head, block, row, buffers, mask);
+  return count;
+}
+
+template <class T>
+std::int64_t add_by_key(const T* a, const Operand<T>& b, Index N, Matrix<T> c,
+                        const TileBlock& block, T* kept, const BackwardMask<T>& mask) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const Epilogue<T> add{.accumulate = true};
+  if (mask.full()) return multiply<T>({a, 1, keys}, b, c, {block.end, N, block.rows}, add);
+  const Index together = b.finite ? Tile<T>::rows : 1;
+  std::int64_t count = 0;
+  Index low = 0, high = 0;  // queries that see these keys; both grow with the key
+  for (Index j = 0; j < block.end; j += together) {
+    const Index n = std::min<Index>(together, block.end - j);
+    while (low < block.rows && mask.range(low).end <= j) ++low;
+    while (high < block.rows && mask.range(high).begin < j + n) ++high;
+    if (low >= high) continue;
+    Operand<T> seen = b;
+    if (!b.finite) {
+      seen = copy_kept_rows<T>({b.data, b.step, 1}, block.rows, N, kept,
+                               [&](Index r) { return mask.visible(r, j); });
+    }
+    seen.data += low * seen.step;
+    count +=
+        multiply<T>({a + low * keys + j, 1, keys}, seen, c.from(j, 0), {n, N, high - low}, add);
+  }
+  return count;
+}
+
+template <class T>
+std::int64_t add_by_query(const FlashHead<T>& head, const Operand<T>& k, const TileBlock& block,
+                          const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const Index d = head.forward.d;
+  const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
+  const auto dq = head.dq.from(block.i0, 0);
+  if (mask.full()) {
+    return multiply<T>({buffers.ds, keys, 1}, k, dq, {block.rows, d, block.end}, add);
+  }
+  const Index together = k.finite ? Tile<T>::rows : 1;
+  std::int64_t count = 0;
+  for (Index r = 0; r < block.rows; r += together) {
+    const Index n = std::min<Index>(together, block.rows - r);
+    const KeyRange range{mask.range(r).begin, mask.range(r + n - 1).end};
+    if (range.begin >= range.end) continue;
+    Operand<T> seen = k;
+    if (!k.finite) {
+      seen = copy_kept_rows<T>({k.data, k.step, 1}, block.end, d, buffers.kept,
+                               [&](Index j) { return mask.visible(r, j); });
+    }
+    seen.data += range.begin * seen.step;
+    count += multiply<T>({buffers.ds + r * keys + range.begin, keys, 1}, seen, dq.from(r, 0),
+                         {n, d, range.size()}, add);
+  }
+  return count;
+}
+
+template <class T>
+void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
+  const BackwardScratch<T> buffers(memory, head.d, head.dv);
+  copy_rows<T>(head.k.from(j0, 0), n, head.d, true, buffers.k);
+  pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
+  pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
+  for (Index t = 0; t < copied_size<T>(n, head.d); ++t) buffers.dk[t] = T(0);
+  for (Index t = 0; t < copied_size<T>(n, head.dv); ++t) buffers.dv[t] = T(0);
+}
+
+template <class T>
+TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Index j0, Index n,
+                             Scratch<T> memory) {
+  const Index d = head.forward.d, dv = head.forward.dv;
+  const BackwardScratch<T> buffers(memory, d, dv);
+  BackwardMask<T> mask;
+  TileBlock block{i0, rows, 0, j0, 0, n};
+  mask.fill(head.forward.visibility, block);
+  block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
+  const bool all = mask.full();
+  const auto q = copy_rows<T>(head.forward.q.from(i0, 0), rows, d, all, buffers.q);
+  const auto d_o = copy_rows<T>(head.d_o.from(i0, 0), rows, dv, all, buffers.d_o);
+  Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
+  k.finite = all || all_finite<T>({k.data, k.step, 1}, n, d);
+
+  std::int64_t products = 0;
+  for (Index r = 0; r < rows; r += Tile<T>::rows) {
+    products += backward_strip<T>(head, block, r, std::min<Index>(Tile<T>::rows, rows - r), q, d_o,
+                                  buffers, mask);
+  }
+  products += add_by_key<T>(buffers.p, d_o, dv, buffers.sums_of_v(dv), block, buffers.kept, mask);
+  products += add_by_key<T>(buffers.ds, q, d, buffers.sums_of_k(d), block, buffers.kept, mask);
+  products += add_by_query<T>(head, k, block, buffers, mask);
+  return {mask.pairs(),
+          2 * products + (7 + score_extras(head.forward, 2)) * rows * round_up(n, Tile<T>::width)};
+}
+
+template <class T>
+void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> to) {
+  using S = Simd<T>;
+  const auto factor = S::broadcast(scale);
+  for (Index r = 0; r < rows; ++r) {
+    const T* in = from.data + r * from.row;
+    Index n = 0;
+    for (; to.column == 1 && n + S::width <= N; n += S::width) {
+      S::store(factor * S::load(in + n), &to(r, n));
+    }
+    for (; n < N; ++n) to(r, n) = scale * in[n];
+  }
+}
+
+template <class T>
+void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
+                        Scratch<T> memory) {
+  const BackwardScratch<T> buffers(memory, head.d, head.dv);
+  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk.from(j0, 0));
+  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv.from(j0, 0));
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/table.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+template <Scalar T>
+inline constexpr Kernels<T> table = {
+    .instruction_set = InstructionSet::HEADWISE_ISA,
+    .lanes = Simd<T>::width,
+    .forward_queries = ForwardTile<T>::queries,
+    .backward_queries = BackwardTile<T>::queries,
+    .backward_keys = BackwardTile<T>::keys,
+    .columns = Tile<T>::columns,
+    .all_finite = &all_finite<T>,
+    .gemm_scratch = &gemm_scratch<T>,
+    .gemm = &gemm<T>,
+    .executed_gemm_flops = &executed_gemm_flops<T>,
+    .attention_forward_scratch = &attention_forward_scratch<T>,
+    .attention_backward_scratch = &attention_backward_scratch<T>,
+    .score_head = &score_head<T>,
+    .attention_head_forward = &attention_head_forward<T>,
+    .attention_head_backward = &attention_head_backward<T>,
+    .flash_forward_scratch = &flash_forward_scratch<T>,
+    .flash_backward_scratch = &flash_backward_scratch<T>,
+    .flash_forward = &flash_forward<T>,
+    .row_deltas = &row_deltas<T>,
+    .flash_backward_begin = &flash_backward_begin<T>,
+    .flash_backward_tile = &flash_backward_tile<T>,
+    .flash_backward_end = &flash_backward_end<T>,
+    .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+#undef HEADWISE_ISA
+#undef HEADWISE_ISA_BYTES
+HEADWISE_REGION_END
+
+HEADWISE_REGION(HEADWISE_AVX512)
+#define HEADWISE_ISA avx512
+#define HEADWISE_ISA_BYTES 64
+
+// headwise/kernels/isa.inc
+// headwise/simd/vector.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+struct Simd {
+  using Vector = T;
+  using Int = std::int64_t;
+  using IntVector = Int;
+  static constexpr int width = 1;
+
+  HEADWISE_INLINE static Vector zero() { return T(0); }
+  HEADWISE_INLINE static Vector broadcast(const T& x) { return x; }
+  HEADWISE_INLINE static IntVector broadcast_int(Int x) { return x; }
+  HEADWISE_INLINE static IntVector lane_numbers() { return 0; }
+  HEADWISE_INLINE static Vector load(const T* from) { return *from; }
+  HEADWISE_INLINE static void store(const Vector& x, T* to) { *to = x; }
+  HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) { return *from; }
+  HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
+  HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
+  HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
+    return a * b + c;
+  }
+  HEADWISE_INLINE static Vector greater(const Vector& a, const Vector& b) { return a < b ? b : a; }
+  HEADWISE_INLINE static IntVector within(Int x, Int begin, Int end) {
+    return x >= begin && x < end;
+  }
+  HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return a != 0 && b != 0; }
+  HEADWISE_INLINE static Vector select(IntVector condition, const Vector& yes, const Vector& no) {
+    return condition != 0 ? yes : no;
+  }
+};
+
+template <Scalar T>
+requires vectorised<T>
+struct Simd<T> {
+  static constexpr int width = HEADWISE_ISA_BYTES / static_cast<int>(sizeof(T));
+  typedef T Vector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  using Int = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+  typedef Int IntVector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  using Bits = std::make_unsigned_t<Int>;
+  typedef Bits BitVector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  typedef std::uint8_t ByteVector __attribute__((vector_size(HEADWISE_ISA_BYTES / sizeof(T))));
+
+  HEADWISE_INLINE static Vector zero() { return Vector{}; }
+  HEADWISE_INLINE static Vector broadcast(T x) { return x - Vector{}; }  // folds to one shuffle
+  HEADWISE_INLINE static IntVector broadcast_int(Int x) { return x - IntVector{}; }
+  HEADWISE_INLINE static IntVector lane_numbers() {
+    Int numbers[std::size_t{width}];
+    for (int i = 0; i < width; ++i) numbers[i] = i;
+    return load_ints(numbers);
+  }
+  HEADWISE_INLINE static Vector load(const T* from) {
+    Vector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  HEADWISE_INLINE static void store(Vector x, T* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static IntVector load_ints(const Int* from) {
+    IntVector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) {
+    ByteVector x;
+    std::memcpy(&x, from, sizeof x);
+    return __builtin_convertvector(x, IntVector);
+  }
+  HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(
+          Vector, _mm512_fmadd_ps(__builtin_bit_cast(__m512, a), __builtin_bit_cast(__m512, b),
+                                  __builtin_bit_cast(__m512, c)));
+    } else {
+      return __builtin_bit_cast(
+          Vector, _mm512_fmadd_pd(__builtin_bit_cast(__m512d, a), __builtin_bit_cast(__m512d, b),
+                                  __builtin_bit_cast(__m512d, c)));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(
+          Vector, _mm256_fmadd_ps(__builtin_bit_cast(__m256, a), __builtin_bit_cast(__m256, b),
+                                  __builtin_bit_cast(__m256, c)));
+    } else {
+      return __builtin_bit_cast(
+          Vector, _mm256_fmadd_pd(__builtin_bit_cast(__m256d, a), __builtin_bit_cast(__m256d, b),
+                                  __builtin_bit_cast(__m256d, c)));
+    }
+#else
+    return a * b + c;
+#endif
+  }
+  HEADWISE_INLINE static Vector greater(Vector a, Vector b) {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_max_ps(0xFFFF, __builtin_bit_cast(__m512, b),
+                                                            __builtin_bit_cast(__m512, a)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_max_pd(0xFF, __builtin_bit_cast(__m512d, b),
+                                                            __builtin_bit_cast(__m512d, a)));
+    }
+#else
+    return a < b ? b : a;
+#endif
+  }
+  HEADWISE_INLINE static IntVector within(IntVector x, IntVector begin, IntVector end) {
+    return (x >= begin) & (x < end);
+  }
+  HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return (a != 0) & (b != 0); }
+  HEADWISE_INLINE static Vector select(IntVector condition, Vector yes, Vector no) {
+    return condition != 0 ? yes : no;
+  }
+};
+
+template <Scalar T>
+HEADWISE_INLINE T multiply_add(const T& a, const T& b, const T& c) {
+  if constexpr (HEADWISE_ISA_BYTES >= 32 && std::same_as<T, float>) {
+    return __builtin_fmaf(a, b, c);
+  } else if constexpr (HEADWISE_ISA_BYTES >= 32 && std::same_as<T, double>) {
+    return __builtin_fma(a, b, c);
+  } else {
+    return a * b + c;
+  }
+}
+
+template <int count, class F>
+HEADWISE_INLINE void unrolled(F&& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) HEADWISE_ALWAYS_INLINE {
+    (f(std::integral_constant<int, i>{}), ...);
+  }
+  (std::make_integer_sequence<int, count>());
+}
+
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (int half = S::width / 2; half >= 1; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
+  }
+  return lanes[0];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/exp.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, std::size_t count>
+HEADWISE_INLINE typename Simd<T>::Vector polynomial(const T (&coefficients)[count],
+                                                    typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  auto sum = S::broadcast(coefficients[count - 1]);
+  unrolled<static_cast<int>(count) - 1>([&](auto n) HEADWISE_ALWAYS_INLINE {
+    sum = S::fma(sum, x, S::broadcast(coefficients[count - 2 - std::size_t{n}]));
+  });
+  return sum;
+}
+
+template <Scalar T>
+T weight_unit() {
+  if constexpr (vectorised<T>) return std::numbers::log2e_v<T>;
+  return T(1);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::exp;
+    return exp(x);
+  } else {
+    using S = Simd<T>;
+    using C = Exp2Constants<T>;
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      const __m512 whole = __builtin_bit_cast(__m512, x);
+      const auto f =
+          __builtin_bit_cast(typename S::Vector, _mm512_maskz_reduce_ps(0xFFFF, whole, 0));
+      return __builtin_bit_cast(
+          typename S::Vector,
+          _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                 _mm512_maskz_roundscale_ps(0xFFFF, whole, 0)));
+    } else {
+      const __m512d whole = __builtin_bit_cast(__m512d, x);
+      const auto f = __builtin_bit_cast(typename S::Vector, _mm512_maskz_reduce_pd(0xFF, whole, 0));
+      return __builtin_bit_cast(
+          typename S::Vector,
+          _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                                 _mm512_maskz_roundscale_pd(0xFF, whole, 0)));
+    }
+#else
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    const Vector shifted = x + C::shift;
+    const Vector f = x - (shifted - C::shift);
+    const Vector scale =
+        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+    return S::select(x < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+  }
+}
+
+template <Scalar T>
+void weights_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}] = {};
+  Index n = 0;
+  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
+  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
+  S::store(weight_of<T>(S::load(part)), part);
+  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/kernels/tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+using simd::HEADWISE_ISA::Simd;
+using simd::HEADWISE_ISA::unrolled;
+
+template <class T>
+struct Tile {
+  static constexpr int rows = 6;
+  static constexpr int vectors = HEADWISE_ISA_BYTES == 64 ? 4 : 2;
+  static constexpr Index width = Simd<T>::width;
+  static constexpr Index columns = vectors * width;
+};
+
+template <class T>
+struct Walk {
+  const T* data;
+  Index row;   // of a: from one row of the result to the next
+  Index step;  // from one inner index to the next
+};
+
+enum class Finish {
+  assign,   // c = alpha sum + bias
+  add,      // c = c + alpha sum
+  rescale,  // c = factor_m c + sum
+};
+
+template <class T>
+struct TileStore {
+  T* c;
+  Index row;
+  Finish finish = Finish::assign;
+  T alpha = T(1);
+  const T* bias = nullptr;    // [columns]
+  const T* factor = nullptr;  // [rows]
+};
+
+template <class T, int M, int V>
+void run_tile(Walk<T> a, Walk<T> b, Index K, const TileStore<T>& to) {
+  using S = Simd<T>;
+  typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+  });
+  if (to.finish == Finish::add) {
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        __builtin_prefetch(to.c + m * to.row + v * S::width, 1);
+      });
+    });
+  }
+  for (Index k = 0; k < K; ++k) {
+    typename S::Vector in_b[std::size_t{V}];
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = S::load(b.data + v * S::width); });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      const auto x = S::broadcast(a.data[m * a.row]);
+      unrolled<V>([&](auto v)
+                      HEADWISE_ALWAYS_INLINE { sum[m][v] = S::fma(x, in_b[v], sum[m][v]); });
+    });
+    a.data += a.step;
+    b.data += b.step;
+  }
+  if (to.finish == Finish::rescale) {
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      const auto factor = S::broadcast(to.factor[m]);
+      T* c = to.c + m * to.row;
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::fma(factor, S::load(c + v * S::width), sum[m][v]), c + v * S::width);
+      });
+    });
+    return;
+  }
+  if (to.alpha != T(1)) {
+    const auto alpha = S::broadcast(to.alpha);
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
+    });
+  }
+  if (to.finish == Finish::add) {
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* c = to.c + m * to.row;
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(c + v * S::width) + sum[m][v], c + v * S::width);
+      });
+    });
+    return;
+  }
+  if (to.bias != nullptr) {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      const auto bias = S::load(to.bias + v * S::width);
+      unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE { sum[m][v] = sum[m][v] + bias; });
+    });
+  }
+  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+    T* c = to.c + m * to.row;
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { S::store(sum[m][v], c + v * S::width); });
+  });
+}
+
+template <class T, int V>
+void run_rows(Walk<T> a, Walk<T> b, Index M, Index K, TileStore<T> to) {
+  const auto run = [&]<int rows>(std::integral_constant<int, rows>) HEADWISE_ALWAYS_INLINE {
+    run_tile<T, rows, V>(a, b, K, to);
+    a.data += rows * a.row;
+    to.c += rows * to.row;
+    if (to.factor != nullptr) to.factor += rows;
+    M -= rows;
+  };
+  while (M >= 6) run(std::integral_constant<int, 6>{});
+  if (M >= 4) run(std::integral_constant<int, 4>{});
+  if (M >= 2) run(std::integral_constant<int, 2>{});
+  if (M >= 1) run(std::integral_constant<int, 1>{});
+}
+
+template <class T>
+void run_panel(Walk<T> a, Walk<T> b, Index M, Index vectors, Index K, const TileStore<T>& to) {
+  if constexpr (Tile<T>::vectors == 4) {
+    if (vectors == 4) return run_rows<T, 4>(a, b, M, K, to);
+    if (vectors == 3) return run_rows<T, 3>(a, b, M, K, to);
+  }
+  if (vectors == 2) return run_rows<T, 2>(a, b, M, K, to);
+  if (vectors == 1) run_rows<T, 1>(a, b, M, K, to);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/pack.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+bool all_finite(Matrix<const T> x, Index rows, Index columns) {
+  using S = Simd<T>;
+  auto sums = S::zero();
+  T rest = T(0);
+  for (Index i = 0; i < rows; ++i) {
+    const T* row = x.data + i * x.row;
+    Index j = 0;
+    if (x.column == 1) {
+      for (; j + S::width <= columns; j += S::width) {
+        const auto part = S::load(row + j);
+        sums = sums + (part - part);
+      }
+    }
+    for (; j < columns; ++j) rest = rest + (row[j * x.column] - row[j * x.column]);
+  }
+  return simd::HEADWISE_ISA::sum_lanes<T>(sums) + rest == T(0);
+}
+
+template <Scalar T, int half>
+HEADWISE_INLINE void exchange_halves(
+    typename Simd<T>::Vector (&rows)[std::size_t{Simd<T>::width}]) {
+  constexpr int width = Simd<T>::width;
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+    if constexpr ((r & half) == 0) {
+      const auto upper = rows[r], lower = rows[r + half];
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        rows[r] =
+            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n : n - half + width)...);
+        rows[r + half] =
+            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n + half : n + width)...);
+      }
+      (std::make_integer_sequence<int, width>());
+    }
+  });
+}
+
+template <Scalar T>
+HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Index to_row) {
+  using S = Simd<T>;
+  constexpr int width = S::width;
+  typename S::Vector rows[std::size_t{width}];
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { rows[r] = S::load(from + r * from_row); });
+  if constexpr (width > 8) exchange_halves<T, 8>(rows);
+  if constexpr (width > 4) exchange_halves<T, 4>(rows);
+  if constexpr (width > 2) exchange_halves<T, 2>(rows);
+  if constexpr (width > 1) exchange_halves<T, 1>(rows);
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
+}
+
+template <Scalar T, class Keep>
+void pack_panel(Matrix<const T> b, Index K, Index count, T* packed, const Keep& keep) {
+  constexpr Index columns = Tile<T>::columns;
+  for (Index k = 0; k < K; ++k, packed += columns) {
+    const T* from = b.data + k * b.row;
+    const Index filled = keep(k) ? count : 0;
+    for (Index n = 0; n < filled; ++n) packed[n] = from[n * b.column];
+    for (Index n = filled; n < columns; ++n) packed[n] = T(0);
+  }
+}
+
+template <Scalar T>
+void pack_rows(const T* from, Index row, Index K, T* packed) {
+  using S = Simd<T>;
+  constexpr Index columns = Tile<T>::columns;
+  for (Index k = 0; k < K; ++k, from += row, packed += columns) {
+    unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(from + v * S::width), packed + v * S::width);
+    });
+  }
+}
+
+template <Scalar T>
+void pack_columns(const T* from, Index column, Index K, Index count, T* packed) {
+  constexpr Index width = Simd<T>::width, columns = Tile<T>::columns;
+  const Index whole_k = K / width * width, whole_n = count / width * width;
+  for (Index n = 0; n < whole_n; n += width) {
+    for (Index k = 0; k < whole_k; k += width) {
+      transpose_square<T>(from + n * column + k, column, packed + k * columns + n, columns);
+    }
+  }
+  for (Index k = 0; k < K; ++k) {
+    T* to = packed + k * columns;
+    for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) to[n] = from[n * column + k];
+    for (Index n = count; n < columns; ++n) to[n] = T(0);
+  }
+}
+
+template <Scalar T>
+void pack(Matrix<const T> b, Index K, Index N, T* packed) {
+  constexpr Index columns = Tile<T>::columns;
+  for (Index n = 0; n < N; n += columns, packed += K * columns) {
+    const Index count = std::min<Index>(columns, N - n);
+    const auto panel = b.from(0, n);
+    if (b.column == 1 && count == columns) {
+      pack_rows<T>(panel.data, b.row, K, packed);
+    } else if (b.row == 1) {
+      pack_columns<T>(panel.data, b.column, K, count, packed);
+    } else {
+      pack_panel<T>(panel, K, count, packed, [](Index) { return true; });
+    }
+  }
+}
+template <Scalar T, class Keep>
+void pack_kept(Matrix<const T> b, Index K, Index N, T* packed, const Keep& keep) {
+  constexpr Index columns = Tile<T>::columns;
+  for (Index n = 0; n < N; n += columns, packed += K * columns) {
+    pack_panel<T>(b.from(0, n), K, std::min<Index>(columns, N - n), packed, keep);
+  }
+}
+
+template <class T>
+struct Operand {
+  const T* data;
+  Index step;   // from row to row
+  Index panel;  // 1 in place; the rows of a panel where packed
+  bool finite;  // no infinity, no NaN; or nobody asks
+
+  Walk<T> walk(Index n, Index row = 0) const { return {data + n * panel + row * step, 0, step}; }
+};
+
+template <class T>
+Operand<T> packed_operand(const T* packed, Index K) {
+  return {packed, Tile<T>::columns, K, true};
+}
+
+template <class T>
+void prefetch_rows(Matrix<const T> b, Index rows, Index N) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+  if (b.column != 1) return;
+  for (Index r = 0; r < rows; ++r) {
+    for (Index n = 0; n < N; n += line) __builtin_prefetch(b.data + r * b.row + n, 0, 2);
+  }
+}
+
+template <class T>
+constexpr Index copied_size(Index rows, Index N) {
+  return rows * round_up(N, Tile<T>::width);
+}
+
+template <class T>
+Operand<T> copy_rows(Matrix<const T> b, Index rows, Index N, bool finite, T* to) {
+  using S = Simd<T>;
+  const Index row = round_up(N, S::width);
+  for (Index k = 0; k < rows; ++k) {
+    const T* from = b.data + k * b.row;
+    T* out = to + k * row;
+    Index n = 0;
+    if (b.column == 1) {
+      for (; n + S::width <= N; n += S::width) S::store(S::load(from + n), out + n);
+    }
+    for (; n < N; ++n) out[n] = from[n * b.column];
+    for (; n < row; ++n) out[n] = T(0);
+  }
+  return {to, row, 1, finite || all_finite<T>({to, row, 1}, rows, N)};
+}
+template <class T, class Keep>
+Operand<T> copy_kept_rows(Matrix<const T> b, Index rows, Index N, T* to, const Keep& keep) {
+  const Index row = round_up(N, Tile<T>::width);
+  for (Index k = 0; k < rows; ++k) {
+    for (Index n = 0; n < row; ++n) to[k * row + n] = n < N && keep(k) ? b(k, n) : T(0);
+  }
+  return {to, row, 1, true};
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct GemmBlocks {
+  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index m = 192;
+  static constexpr Index n = 768;
+};
+
+struct KeepAll {};
+
+template <class T>
+constexpr Index packed_size(Index K, Index N) {
+  return K * round_up(N, Tile<T>::columns);
+}
+
+template <class T>
+constexpr Index gemm_scratch(const Extents& size) {
+  using Blocks = GemmBlocks<T>;
+  return padded<T>(
+      packed_size<T>(std::min<Index>(size.K, Blocks::k), std::min<Index>(size.N, Blocks::n)));
+}
+
+template <class T>
+void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
+              const TileStore<T>& store) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
+  T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
+  TileStore<T> to = store;
+  to.c = part;
+  to.row = columns;
+  for (Index n = 0; store.bias != nullptr && n < count; ++n) bias[n] = store.bias[n];
+  if (store.bias != nullptr) to.bias = bias;
+  for (Index m = 0; m < M; m += rows) {
+    const Index these = std::min<Index>(rows, M - m);
+    for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
+      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
+      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+    }
+    run_panel<T>({a.data + m * a.row, a.row, a.step}, b, these, (count + width - 1) / width, K, to);
+    for (Index r = 0; r < these; ++r) {
+      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+    }
+  }
+}
+
+template <class T>
+std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
+                      const Epilogue<T>& epilogue) {
+  constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
+  for (Index n = 0; n < size.N; n += columns) {
+    const Index count = std::min<Index>(columns, size.N - n);
+    const auto to = c.from(0, n);
+    const TileStore<T> store{to.data,
+                             to.row,
+                             epilogue.accumulate ? Finish::add : Finish::assign,
+                             epilogue.alpha,
+                             epilogue.bias == nullptr ? nullptr : epilogue.bias + n,
+                             nullptr};
+    if (c.column == 1 && count % width == 0) {
+      run_panel<T>(a, b.walk(n), size.M, count / width, size.K, store);
+    } else {
+      run_edge<T>(a, b.walk(n), size.M, count, size.K, to, store);
+    }
+  }
+  return std::int64_t{size.M} * round_up(size.N, width) * size.K;
+}
+
+template <class T, class Keep>
+void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+               const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
+  using Blocks = GemmBlocks<T>;
+  for (Index n = 0; n < size.N; n += Blocks::n) {
+    const Index N = std::min<Index>(Blocks::n, size.N - n);
+    for (Index k = 0; k == 0 || k < size.K; k += Blocks::k) {
+      const Index K = std::min<Index>(Blocks::k, size.K - k);
+      Epilogue<T> here = epilogue;
+      if (here.bias != nullptr) here.bias += n;
+      if (k != 0) here.accumulate = true;
+      if constexpr (std::same_as<Keep, KeepAll>) {
+        pack<T>(b.from(k, n), K, N, scratch);
+      } else {
+        pack_kept<T>(b.from(k, n), K, N, scratch, [&](Index row) { return keep(k + row); });
+      }
+      const Operand<T> block{scratch, Tile<T>::columns, K, true};
+      for (Index m = 0; m < size.M; m += Blocks::m) {
+        const auto rows = a.from(m, k);
+        multiply<T>({rows.data, a.row, a.column}, block, c.from(m, n),
+                    {std::min<Index>(Blocks::m, size.M - m), N, K}, here);
+      }
+    }
+  }
+}
+template <class T>
+void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+          const Epilogue<T>& epilogue, T* scratch) {
+  gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
+}
+
+template <class T, class Sees>
+void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                  const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
+  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+  for (Index m = 0; m < size.M; ++m) {
+    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch,
+                 [&](Index k) { return sees(m, k); });
+  }
+}
+
+template <class T>
+std::int64_t executed_gemm_flops(const Extents& size) {
+  const Index joins = size.K == 0 ? 0 : (size.K - 1) / GemmBlocks<T>::k;
+  return (std::int64_t{2} * size.K + joins) * size.M * round_up(size.N, Tile<T>::width);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/attention_head.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+Index head_products_scratch(Index L, Index S, Index d, Index dv) {
+  const Index width = std::max<Index>(d, dv);
+  return std::max<Index>({gemm_scratch<T>({L, S, width}), gemm_scratch<T>({L, width, S}),
+                          gemm_scratch<T>({S, width, L})});
+}
+template <class T>
+Index attention_forward_scratch(Index L, Index S, Index d, Index dv, bool dropout) {
+  return head_products_scratch<T>(L, S, d, dv) + (dropout ? padded<T>(L * S) : 0);
+}
+template <class T>
+Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropout) {
+  return head_products_scratch<T>(L, S, d, dv) + padded<T>(L * S) * (dropout ? 2 : 1);
+}
+
+template <class T>
+void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* dropped) {
+  for (Index i = 0; i < head.L; ++i, dropped += head.S) {
+    head.dropout.row(head.b, head.h, i, 0, head.S, T(head.dropout.keep_factor()), dropped);
+    for (Index j = 0; j < head.S; ++j) dropped[j] = dropped[j] * weights(i, j);
+  }
+}
+
+template <class T>
+void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
+  gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
+          scratch);
+  if (head.visibility.bias_count() == 0) return;
+  for (Index i = 0; i < head.L; ++i) {
+    for (Index j = 0; j < head.S; ++j) {
+      if (head.visibility.visible(i, j)) scores(i, j) = scores(i, j) + head.visibility.bias(i, j);
+    }
+  }
+}
+
+template <class T>
+void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
+                            Scratch<T> memory) {
+  T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
+  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  score_head<T>(head, weights, packed);
+  for (Index i = 0; i < head.L; ++i) {
+    softmax_row(row(weights, i), head.S, [&](Index j) { return sees(i, j); });
+  }
+  Matrix<const T> p = weights;
+  if (head.dropout.active()) {
+    T* dropped = memory.take(head.L * head.S);
+    drop_weights<T>(head, weights, dropped);
+    p = {dropped, head.S, 1};
+  }
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
+                  sees);
+}
+
+template <class T>
+void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
+                             Matrix<const T> weights, const HeadGradients<T>& to,
+                             Scratch<T> memory) {
+  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h] = head;
+  T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
+  const Matrix<T> ds{memory.take(L * S), S, 1};
+  const bool all = visibility.sees_all();
+  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  const auto seen_by = [&](Index j, Index i) { return head.visibility.visible(i, j); };
+
+  gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
+  Matrix<const T> p = weights;
+  if (dropout.active()) {
+    T* dropped = memory.take(L * S);
+    drop_weights<T>(head, weights, dropped);
+    p = {dropped, S, 1};
+  }
+  gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
+                  all, seen_by);
+  for (Index i = 0; i < L; ++i) {
+    if (dropout.active()) {
+      const T factor = T(dropout.keep_factor());
+      for (Index j = 0; j < S; ++j) {
+        ds(i, j) = dropout.kept(b, h, i, j) ? ds(i, j) * factor : T(0);
+      }
+    }
+    softmax_backward_row<T>(row(ds, i), row(weights, i), row(ds, i), S,
+                            [&](Index j) { return sees(i, j); });
+    for (Index j = 0; j < S; ++j) ds(i, j) = scale * ds(i, j);
+  }
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
+  gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
+                  {.accumulate = to.accumulate}, packed, all, seen_by);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/tile_mask.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+struct TileBlock {
+  Index i0, rows, first, j0, begin, end;
+};
+
+template <class T, Index queries, Index keys, bool keys_in_rows>
+class TileMask {
+ public:
+  using S = Simd<T>;
+  using Int = typename S::Int;
+
+  void fill(const HeadVisibility<T>& rules, TileBlock& block) {
+    const auto in_block = [&](Index j) { return std::clamp(j - block.j0, Index{0}, block.end); };
+    const KeyRange first = rules.range(block.i0), last = rules.range(block.i0 + block.rows - 1);
+    asked_ = rules.has_pair_masks();
+    full_ = !asked_ && last.begin <= block.j0 && first.end >= block.j0 + block.end;
+    pairs_ = std::int64_t{block.rows} * block.end;
+    if (full_) return;
+    pairs_ = 0;
+    for (Index r = 0; r < queries; ++r) {
+      const KeyRange range = r < block.rows ? rules.range(block.i0 + r) : KeyRange{0, 0};
+      begin_[r] = static_cast<Int>(in_block(range.begin));
+      end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
+      pairs_ += end_[r] - begin_[r];
+      for (Index j = begin_[r]; asked_ && j < end_[r]; ++j) {
+        bytes_[at(r, j)] = rules.pair_visible(block.i0 + r, block.j0 + j);
+      }
+    }
+    block.begin = begin_[0];
+    block.end = end_[block.rows - 1];
+  }
+
+  bool full() const { return full_; }
+  std::int64_t pairs() const { return pairs_; }
+  KeyRange range(Index r) const { return {begin_[r], end_[r]}; }
+  bool visible(Index r, Index j) const {
+    return full_ || (j >= begin_[r] && j < end_[r] && (!asked_ || bytes_[at(r, j)] != 0));
+  }
+  HEADWISE_INLINE typename S::IntVector to_queries(Index j, Index r) const {
+    const auto key = S::broadcast_int(static_cast<Int>(j));
+    const auto seen = S::within(key, S::load_ints(begin_ + r), S::load_ints(end_ + r));
+    return asked_ ? S::both(seen, S::load_bytes(bytes_ + at(r, j))) : seen;
+  }
+  HEADWISE_INLINE typename S::IntVector of_keys(Index r, Index j) const {
+    const auto key = S::lane_numbers() + S::broadcast_int(static_cast<Int>(j));
+    const auto seen =
+        S::within(key, S::broadcast_int(begin_[r]), S::broadcast_int(end_[r]));
+    return asked_ ? S::both(seen, S::load_bytes(bytes_ + at(r, j))) : seen;
+  }
+
+ private:
+  static constexpr Index at(Index r, Index j) {
+    return keys_in_rows ? r * keys + j : j * queries + r;
+  }
+
+  bool full_ = false, asked_ = false;
+  std::int64_t pairs_ = 0;
+  Int begin_[static_cast<std::size_t>(queries)], end_[static_cast<std::size_t>(queries)];
+  std::uint8_t bytes_[static_cast<std::size_t>(queries * keys)];
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_forward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct ForwardTile {
+  static constexpr Index lanes = Tile<T>::columns;  // queries of a panel
+  static constexpr Index queries = 128;             // of a task: whole panels
+  static constexpr Index keys = 192;                // of a block
+};
+
+template <class T>
+struct ForwardScratch {
+  using Sizes = ForwardTile<T>;
+
+  T* q;        // q^T in panels [d, lanes]
+  T* s;        // [keys, lanes]
+  T* v;        // [keys, dv], dense
+  T* kept;     // v without what one query may not see
+  T* context;  // [queries, dv], rows of whole vectors
+  T* factors;  // [keys], dropout of a row
+
+  constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
+      : q(memory.take(packed_size<T>(d, Sizes::queries))),
+        s(memory.take(Sizes::keys * Sizes::lanes)),
+        v(memory.take(copied_size<T>(Sizes::keys, dv))),
+        kept(memory.take(copied_size<T>(Sizes::keys, dv))),
+        context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
+        factors(memory.take(Sizes::keys)) {}
+};
+
+template <class T>
+constexpr Index flash_forward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  ForwardScratch<T>(count, d, dv);
+  return count.taken();
+}
+
+template <class T>
+using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
+
+template <class T>
+struct OnlineSoftmax {
+  static constexpr Index queries = ForwardTile<T>::queries;
+  using Int = typename Simd<T>::Int;
+
+  T greatest[queries];
+  T sum[queries];
+  T factor[queries];  // what the context is multiplied by when a block of keys is added
+  Int any[queries];   // whether a key was visible
+
+  OnlineSoftmax() {
+    for (Index r = 0; r < queries; ++r) {
+      greatest[r] = std::numeric_limits<T>::lowest();
+      sum[r] = T(0);
+      any[r] = 0;
+    }
+  }
+};
+
+struct AllVisible {};
+
+template <class T, class Visible>
+void take_scores(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
+                 OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr bool all = std::same_as<Visible, AllVisible>;
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  constexpr int chains = 8;
+  s += lane;
+  const Index at = block.first + lane;
+  const Index begin = all ? 0 : block.begin / chains * chains, end = block.end;
+  const Vector before = S::load(softmax.greatest + at), units = S::broadcast(unit);
+  auto any = all ? S::broadcast_int(-1) : S::load_ints(softmax.any + at);
+
+  Vector greatest[4] = {before, before, before, before};
+  const auto compare = [&](Index j, Vector& so_far) HEADWISE_ALWAYS_INLINE {
+    Vector x = S::load(s + j * lanes);
+    if constexpr (!all) {
+      const auto seen = visible.to_queries(j, lane);
+      any = any | seen;
+      x = S::select(seen, x, before);
+    }
+    so_far = S::greater(so_far, x);
+  };
+  Index j = begin;
+  for (; j + 4 <= end; j += 4) {
+    unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
+  }
+  for (; j < end; ++j) compare(j, greatest[0]);
+  const Vector m =
+      S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
+
+  Vector sums[std::size_t{chains}];
+  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
+  const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
+    Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    if constexpr (!all) p = S::select(visible.to_queries(key, lane), p, S::zero());
+    S::store(p, s + key * lanes);
+    sum = sum + p;
+  };
+  for (j = begin; j + chains <= end; j += chains) {
+    unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
+  }
+  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    if (j + t < end) weigh(j + t, sums[t]);
+  });
+  unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + sums[t + 4]; });
+  const Vector total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+  const Vector factor = weight_of<T>((before - m) * units);
+  S::store(S::fma(S::load(softmax.sum + at), factor, total), softmax.sum + at);
+  S::store(m, softmax.greatest + at);
+  S::store(factor, softmax.factor + at);
+  S::store_ints(any, softmax.any + at);
+}
+
+template <class T>
+void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
+  using std::log;
+  if (!any) {
+    set_negative_infinity(lse(i, 0));
+    lse(i, 1) = T(0);
+    return;
+  }
+  const T log_sum = T(log(sum)), rounded = m + log_sum;
+  const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
+  lse(i, 0) = rounded;
+  lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
+}
+
+template <class T>
+std::int64_t score_panel(const AttentionHead<T>& head, const TileBlock& block,
+                         const ForwardMask<T>& mask, T alpha, const ForwardScratch<T>& buffers) {
+  constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const T* q = buffers.q + block.first * head.d;
+  const Index vectors = (block.rows + width - 1) / width;
+  std::int64_t count = 0;
+  for (Index j = block.begin, n = 0; j < block.end; j += n) {
+    n = mask.full() ? block.end - block.begin : std::min<Index>(Tile<T>::rows, block.end - j);
+    Index from = 0, to = vectors;
+    while (!mask.full() && from < to &&
+           mask.range(std::min<Index>(block.rows, (from + 1) * width) - 1).end <= j) {
+      ++from;
+    }
+    while (!mask.full() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
+    const auto k = head.k.from(block.j0 + j, 0);
+    run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, head.d,
+                 {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
+    count += n * (to - from) * width * head.d;
+  }
+  if (head.visibility.bias_count() == 0) return count;
+  for (Index r = 0; r < block.rows; ++r) {
+    for (Index j = block.begin; j < block.end; ++j) {
+      T& s = buffers.s[j * lanes + r];
+      if (mask.visible(r, j)) s = s + head.visibility.bias(block.i0 + r, block.j0 + j);
+    }
+  }
+  return count;
+}
+
+template <class T>
+void weigh_panel(const AttentionHead<T>& head, const TileBlock& block, const ForwardMask<T>& mask,
+                 T unit, const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
+    if (mask.full()) {
+      take_scores<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+    } else {
+      take_scores<T>(buffers.s, block, unit, mask, lane, softmax);
+    }
+  }
+  if (!head.dropout.active()) return;
+  for (Index r = 0; r < block.rows; ++r) {
+    head.dropout.row(head.b, head.h, block.i0 + r, block.j0 + block.begin, block.end - block.begin,
+                     T(head.dropout.keep_factor()), buffers.factors);
+    for (Index j = block.begin; j < block.end; ++j) {
+      T& p = buffers.s[j * lanes + r];
+      p = p * buffers.factors[j - block.begin];
+    }
+  }
+}
+
+template <class T>
+std::int64_t add_values(const ForwardScratch<T>& buffers, const Operand<T>& v, Index dv,
+                        const TileBlock& block, Index r, Index n, KeyRange range,
+                        const OnlineSoftmax<T>& softmax) {
+  constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const Index row = round_up(dv, width), at = block.first + r;
+  std::int64_t count = 0;
+  for (Index c = 0; c < dv; c += Tile<T>::columns) {
+    const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
+    run_panel<T>(
+        {buffers.s + range.begin * lanes + r, 1, lanes}, v.walk(c, range.begin), n, vectors,
+        range.size(),
+        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+    count += n * vectors * width * range.size();
+  }
+  return count;
+}
+
+template <class T>
+std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
+                                const Operand<T>& v, const TileBlock& block,
+                                const ForwardMask<T>& mask, const OnlineSoftmax<T>& softmax) {
+  if (mask.full()) {
+    return add_values<T>(buffers, v, head.dv, block, 0, block.rows, {block.begin, block.end},
+                         softmax);
+  }
+  std::int64_t count = 0;
+  const Index together = v.finite ? Tile<T>::rows : 1;
+  for (Index r = 0; r < block.rows; r += together) {
+    const Index n = std::min<Index>(together, block.rows - r);
+    const KeyRange range{mask.range(r).begin, mask.range(r + n - 1).end};
+    if (range.begin >= range.end) continue;
+    Operand<T> seen = v;
+    if (!v.finite) {
+      seen = copy_kept_rows<T>({v.data, v.step, 1}, range.end, head.dv, buffers.kept,
+                               [&](Index j) { return mask.visible(r, j); });
+    }
+    count += add_values<T>(buffers, seen, head.dv, block, r, n, range, softmax);
+  }
+  return count;
+}
+
+template <class T>
+TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
+                       Matrix<T> lse, Scratch<T> memory) {
+  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  const ForwardScratch<T> buffers(memory, head.d, head.dv);
+  const Index context_row = round_up(head.dv, Tile<T>::width);
+  OnlineSoftmax<T> softmax;
+  ForwardMask<T> mask;
+  TileWork work;
+  pack<T>(head.q.from(i0, 0).transposed(), head.d, rows, buffers.q);
+  for (Index n = 0; n < rows * context_row; ++n) buffers.context[n] = T(0);
+  const bool folded = head.visibility.bias_count() == 0 && is_power_of_two(head.scale);
+  const T alpha = folded ? T(1) : head.scale;
+  const T unit = simd::HEADWISE_ISA::weight_unit<T>() * (folded ? head.scale : T(1));
+
+  const KeyRange range = head.visibility.range(i0, rows);
+  for (Index j0 = range.begin / keys * keys; j0 < range.end; j0 += keys) {
+    const Index n = std::min<Index>(keys, range.end - j0);
+    const bool all_seen = !head.visibility.has_pair_masks() &&
+                          head.visibility.range(i0 + rows - 1).begin <= j0 &&
+                          head.visibility.range(i0).end >= j0 + n;
+    const auto v = copy_rows<T>(head.v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+    for (Index first = 0; first < rows; first += lanes) {
+      TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
+      mask.fill(head.visibility, block);
+      if (block.begin >= block.end) continue;
+      std::int64_t products = score_panel<T>(head, block, mask, alpha, buffers);
+      weigh_panel<T>(head, block, mask, unit, buffers, softmax);
+      products += add_visible_values<T>(head, buffers, v, block, mask, softmax);
+      work.pairs += mask.pairs();
+      work.executed_flops += 2 * products + (5 + score_extras(head, 1)) *
+                                                round_up(block.rows, Tile<T>::width) *
+                                                (block.end - block.begin);
+    }
+  }
+  for (Index r = 0; r < rows; ++r) {
+    const bool any = softmax.any[r] != 0;
+    const T* sums = buffers.context + r * context_row;
+    for (Index n = 0; n < head.dv; ++n) o(i0 + r, n) = any ? sums[n] / softmax.sum[r] : T(0);
+    const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
+    if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+  }
+  return work;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct BackwardTile {
+  static constexpr Index queries = 128;
+  static constexpr Index keys = 256;  // whole panels
+};
+
+template <class T>
+using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
+
+template <class T>
+struct BackwardScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* p;        // [queries, keys]
+  T* ds;       // [queries, keys]
+  T* factors;  // [keys], dropout of a row
+  T* k_t;      // k^T in panels [d, columns]
+  T* v_t;      // v^T in panels [dv, columns]
+  T* k;        // [keys, d], dense
+  T* q;        // [queries, d], dense
+  T* d_o;      // [queries, dv], dense
+  T* kept;     // one of these without what one row may not see
+  T* dk;       // [keys, d], rows of whole vectors
+  T* dv;       // [keys, dv], likewise
+
+  constexpr BackwardScratch(Scratch<T>& memory, Index d, Index width_v)
+      : p(memory.take(queries * keys)),
+        ds(memory.take(queries * keys)),
+        factors(memory.take(keys)),
+        k_t(memory.take(packed_size<T>(d, keys))),
+        v_t(memory.take(packed_size<T>(width_v, keys))),
+        k(memory.take(copied_size<T>(keys, d))),
+        q(memory.take(copied_size<T>(queries, d))),
+        d_o(memory.take(copied_size<T>(queries, width_v))),
+        kept(memory.take(
+            std::max<Index>(copied_size<T>(keys, d), copied_size<T>(queries, width_v)))),
+        dk(memory.take(copied_size<T>(keys, d))),
+        dv(memory.take(copied_size<T>(keys, width_v))) {}
+
+  Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
+  Matrix<T> sums_of_v(Index width_v) const { return {dv, round_up(width_v, Tile<T>::width), 1}; }
+};
+
+template <class T>
+constexpr Index flash_backward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  BackwardScratch<T>(count, d, dv);
+  return count.taken();
+}
+
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  constexpr Index together = 8;
+  for (Index r0 = 0; r0 < rows; r0 += together) {
+    const Index count = std::min<Index>(together, rows - r0);
+    T sums[std::size_t{together}] = {};
+    for (Index n = 0; n < head.forward.dv; ++n) {
+      for (Index r = 0; r < count; ++r) {
+        const Index i = i0 + r0 + r;
+        sums[r] = simd::HEADWISE_ISA::multiply_add<T>(head.d_o(i, n), head.o(i, n), sums[r]);
+      }
+    }
+    for (Index r = 0; r < count; ++r) delta[r0 + r] = sums[r];
+  }
+}
+
+template <class T>
+void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r,
+                  const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index keys = BackwardTile<T>::keys;
+  const AttentionHead<T>& forward = head.forward;
+  const Index i = block.i0 + r;
+  T* p = buffers.p + r * keys;
+  T* ds = buffers.ds + r * keys;
+  const bool full = mask.full();
+  KeyRange range{0, block.end};
+  if (!full) {
+    range = mask.range(r);
+    range.begin = range.begin / S::width * S::width;
+    range.end = range.begin < range.end ? round_up(range.end, S::width) : range.begin;
+    for (Index j = 0; j < range.begin; ++j) p[j] = ds[j] = T(0);
+    for (Index j = range.end; j < round_up(block.end, S::width); ++j) p[j] = ds[j] = T(0);
+  }
+  const bool drops = forward.dropout.active();
+  if (drops) {
+    forward.dropout.row(forward.b, forward.h, i, block.j0, block.end,
+                        T(forward.dropout.keep_factor()), buffers.factors);
+    for (Index j = block.end; j < round_up(block.end, S::width); ++j) buffers.factors[j] = T(0);
+  }
+  const auto lse = S::broadcast(head.lse(i, 0)), rest = S::broadcast(head.lse(i, 1));
+  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
+  const auto delta = S::broadcast(head.delta[i]);
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    auto weight = weight_of<T>(((S::load(p + j) - lse) - rest) * unit);  // 4c
+    auto dp = S::load(ds + j);
+    auto kept = weight;
+    if (drops) {  // 4d
+      const auto factor = S::load(buffers.factors + j);
+      const auto dropped = factor == S::zero();
+      dp = S::select(dropped, S::zero(), dp * factor);
+      kept = weight * factor;
+    }
+    auto flow = weight * (dp - delta);  // 4c
+    if (!full) {                        // 4b
+      const auto seen = mask.of_keys(r, j);
+      kept = S::select(seen, kept, S::zero());
+      flow = S::select(seen, flow, S::zero());
+    }
+    S::store(kept, p + j);
+    S::store(flow, ds + j);
+  }
+}
+
+template <class T>
+std::int64_t backward_strip(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
+                            const Operand<T>& q, const Operand<T>& d_o,
+                            const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+  constexpr Index keys = BackwardTile<T>::keys, columns = Tile<T>::columns, width = Tile<T>::width;
+  const Index d = head.forward.d, dv = head.forward.dv;
+  const HeadVisibility<T>& rules = head.forward.visibility;
+  const KeyRange range = mask.full() ? KeyRange{0, block.end}
+                                     : KeyRange{mask.range(r).begin, mask.range(r + n - 1).end};
+  std::int64_t count = 0;
+  const Index next = block.i0 + BackwardTile<T>::queries + r;
+  if (next < head.forward.L) {
+    const Index ahead = std::min<Index>(n, head.forward.L - next);
+    prefetch_rows<T>(head.forward.q.from(next, 0), ahead, d);
+    prefetch_rows<T>(head.d_o.from(next, 0), ahead, dv);
+    prefetch_rows<T>(head.dq.from(next, 0), ahead, d);
+  }
+  for (Index c = range.begin / columns * columns; c < range.end; c += columns) {
+    const Index from = std::max<Index>(range.begin - c, 0) / width;
+    const Index to = (std::min<Index>(range.end - c, columns) + width - 1) / width;
+    const Index at = c + from * width;
+    run_panel<T>({q.data + r * q.step, q.step, 1}, {buffers.k_t + c * d + from * width, 0, columns},
+                 n, to - from, d,
+                 {buffers.p + r * keys + at, keys, Finish::assign, head.forward.scale});
+    run_panel<T>({d_o.data + r * d_o.step, d_o.step, 1},
+                 {buffers.v_t + c * dv + from * width, 0, columns}, n, to - from, dv,
+                 {buffers.ds + r * keys + at, keys});
+    count += n * (to - from) * width * (d + dv);
+  }
+  if (rules.bias_count() != 0) {
+    for (Index row = r; row < r + n; ++row) {
+      for (Index j = range.begin; j < range.end; ++j) {
+        T& s = buffers.p[row * keys + j];
+        if (mask.visible(row, j)) s = s + rules.bias(block.i0 + row, block.j0 + j);
+      }
+    }
+  }
+  for (Index row = r; row < r + n; ++row) backward_row<T>(head, block, row, buffers, mask);
+  return count;
+}
+
+template <class T>
+std::int64_t add_by_key(const T* a, const Operand<T>& b, Index N, Matrix<T> c,
+                        const TileBlock& block, T* kept, const BackwardMask<T>& mask) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const Epilogue<T> add{.accumulate = true};
+  if (mask.full()) return multiply<T>({a, 1, keys}, b, c, {block.end, N, block.rows}, add);
+  const Index together = b.finite ? Tile<T>::rows : 1;
+  std::int64_t count = 0;
+  Index low = 0, high = 0;  // queries that see these keys; both grow with the key
+  for (Index j = 0; j < block.end; j += together) {
+    const Index n = std::min<Index>(together, block.end - j);
+    while (low < block.rows && mask.range(low).end <= j) ++low;
+    while (high < block.rows && mask.range(high).begin < j + n) ++high;
+    if (low >= high) continue;
+    Operand<T> seen = b;
+    if (!b.finite) {
+      seen = copy_kept_rows<T>({b.data, b.step, 1}, block.rows, N, kept,
+                               [&](Index r) { return mask.visible(r, j); });
+    }
+    seen.data += low * seen.step;
+    count +=
+        multiply<T>({a + low * keys + j, 1, keys}, seen, c.from(j, 0), {n, N, high - low}, add);
+  }
+  return count;
+}
+
+template <class T>
+std::int64_t add_by_query(const FlashHead<T>& head, const Operand<T>& k, const TileBlock& block,
+                          const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const Index d = head.forward.d;
+  const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
+  const auto dq = head.dq.from(block.i0, 0);
+  if (mask.full()) {
+    return multiply<T>({buffers.ds, keys, 1}, k, dq, {block.rows, d, block.end}, add);
+  }
+  const Index together = k.finite ? Tile<T>::rows : 1;
+  std::int64_t count = 0;
+  for (Index r = 0; r < block.rows; r += together) {
+    const Index n = std::min<Index>(together, block.rows - r);
+    const KeyRange range{mask.range(r).begin, mask.range(r + n - 1).end};
+    if (range.begin >= range.end) continue;
+    Operand<T> seen = k;
+    if (!k.finite) {
+      seen = copy_kept_rows<T>({k.data, k.step, 1}, block.end, d, buffers.kept,
+                               [&](Index j) { return mask.visible(r, j); });
+    }
+    seen.data += range.begin * seen.step;
+    count += multiply<T>({buffers.ds + r * keys + range.begin, keys, 1}, seen, dq.from(r, 0),
+                         {n, d, range.size()}, add);
+  }
+  return count;
+}
+
+template <class T>
+void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
+  const BackwardScratch<T> buffers(memory, head.d, head.dv);
+  copy_rows<T>(head.k.from(j0, 0), n, head.d, true, buffers.k);
+  pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
+  pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
+  for (Index t = 0; t < copied_size<T>(n, head.d); ++t) buffers.dk[t] = T(0);
+  for (Index t = 0; t < copied_size<T>(n, head.dv); ++t) buffers.dv[t] = T(0);
+}
+
+template <class T>
+TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Index j0, Index n,
+                             Scratch<T> memory) {
+  const Index d = head.forward.d, dv = head.forward.dv;
+  const BackwardScratch<T> buffers(memory, d, dv);
+  BackwardMask<T> mask;
+  TileBlock block{i0, rows, 0, j0, 0, n};
+  mask.fill(head.forward.visibility, block);
+  block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
+  const bool all = mask.full();
+  const auto q = copy_rows<T>(head.forward.q.from(i0, 0), rows, d, all, buffers.q);
+  const auto d_o = copy_rows<T>(head.d_o.from(i0, 0), rows, dv, all, buffers.d_o);
+  Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
+  k.finite = all || all_finite<T>({k.data, k.step, 1}, n, d);
+
+  std::int64_t products = 0;
+  for (Index r = 0; r < rows; r += Tile<T>::rows) {
+    products += backward_strip<T>(head, block, r, std::min<Index>(Tile<T>::rows, rows - r), q, d_o,
+                                  buffers, mask);
+  }
+  products += add_by_key<T>(buffers.p, d_o, dv, buffers.sums_of_v(dv), block, buffers.kept, mask);
+  products += add_by_key<T>(buffers.ds, q, d, buffers.sums_of_k(d), block, buffers.kept, mask);
+  products += add_by_query<T>(head, k, block, buffers, mask);
+  return {mask.pairs(),
+          2 * products + (7 + score_extras(head.forward, 2)) * rows * round_up(n, Tile<T>::width)};
+}
+
+template <class T>
+void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> to) {
+  using S = Simd<T>;
+  const auto factor = S::broadcast(scale);
+  for (Index r = 0; r < rows; ++r) {
+    const T* in = from.data + r * from.row;
+    Index n = 0;
+    for (; to.column == 1 && n + S::width <= N; n += S::width) {
+      S::store(factor * S::load(in + n), &to(r, n));
+    }
+    for (; n < N; ++n) to(r, n) = scale * in[n];
+  }
+}
+
+template <class T>
+void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
+                        Scratch<T> memory) {
+  const BackwardScratch<T> buffers(memory, head.d, head.dv);
+  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk.from(j0, 0));
+  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv.from(j0, 0));
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/table.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+template <Scalar T>
+inline constexpr Kernels<T> table = {
+    .instruction_set = InstructionSet::HEADWISE_ISA,
+    .lanes = Simd<T>::width,
+    .forward_queries = ForwardTile<T>::queries,
+    .backward_queries = BackwardTile<T>::queries,
+    .backward_keys = BackwardTile<T>::keys,
+    .columns = Tile<T>::columns,
+    .all_finite = &all_finite<T>,
+    .gemm_scratch = &gemm_scratch<T>,
+    .gemm = &gemm<T>,
+    .executed_gemm_flops = &executed_gemm_flops<T>,
+    .attention_forward_scratch = &attention_forward_scratch<T>,
+    .attention_backward_scratch = &attention_backward_scratch<T>,
+    .score_head = &score_head<T>,
+    .attention_head_forward = &attention_head_forward<T>,
+    .attention_head_backward = &attention_head_backward<T>,
+    .flash_forward_scratch = &flash_forward_scratch<T>,
+    .flash_backward_scratch = &flash_backward_scratch<T>,
+    .flash_forward = &flash_forward<T>,
+    .row_deltas = &row_deltas<T>,
+    .flash_backward_begin = &flash_backward_begin<T>,
+    .flash_backward_tile = &flash_backward_tile<T>,
+    .flash_backward_end = &flash_backward_end<T>,
+    .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+#undef HEADWISE_ISA
+#undef HEADWISE_ISA_BYTES
+HEADWISE_REGION_END
+#endif
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+/// The kernels of an instruction set. Types other than float and double have the generic ones.
+template <Scalar T>
+const Kernels<T>& kernels_of([[maybe_unused]] InstructionSet set) {
+#if HEADWISE_X86
+  if constexpr (simd::vectorised<T>) {
+    if (set == InstructionSet::avx512) return avx512::table<T>;
+    if (set == InstructionSet::avx2) return avx2::table<T>;
+  }
+#endif
+  return generic::table<T>;
+}
+
+/// Those of this process. Throws ArgumentError where HEADWISE_SIMD asks for what cannot be had.
+template <Scalar T>
+const Kernels<T>& kernels_here() {
+  return kernels_of<T>(instruction_set());
+}
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
 
@@ -3300,10 +6969,28 @@ std::int64_t workspace_bytes(Index workers, Index elements) {
 
 inline namespace HEADWISE_CODE {  // tiles depend on flags
 
+/// A product [M, K] [K, N], as linear_forward asks for its scratch.
 template <class T>
-std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N) {
-  constexpr Index scratch = kernels::GemmTile<T, simd::Best>::scratch;
+std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N, Index K) {
+  const Index scratch = kernels::kernels_here<T>().gemm_scratch({M, N, K});
   return M == 0 || N == 0 ? 0 : workspace_bytes<T>(workers, scratch);
+}
+/// The two products of linear_backward: dx [N, K] from dy [N, O], and dw [K, O].
+template <class T>
+std::int64_t linear_backward_bytes(Index workers, Index N, Index K, Index O) {
+  if (N == 0) return 0;
+  return std::max<std::int64_t>(gemm_workspace_bytes<T>(workers, N, K, O),
+                                gemm_workspace_bytes<T>(workers, K, O, N));
+}
+/// What flash_attention_backward asks for: scratch for each worker, a delta for each query, and a
+/// count for each block of queries.
+template <class T>
+std::int64_t flash_backward_bytes(Index workers, const AttentionShape& s) {
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const Index heads = s.batch_size * s.num_heads;
+  const Index blocks = (s.seq_len + run.backward_queries - 1) / run.backward_queries;
+  return workspace_bytes<T>(workers, run.flash_backward_scratch(s.d(), s.dv())) +
+         workspace_bytes<T>(1, heads * s.seq_len) + workspace_bytes<Index>(1, heads * blocks);
 }
 
 }  // namespace HEADWISE_CODE
@@ -3317,7 +7004,7 @@ MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Inde
   detail::require_size("count_memory", "workers", workers, 1);
   detail::require_shape_of_call("count_memory", s, static_cast<double>(workers));
   const bool flash = path == Path::flash;
-  using Isa = simd::Best;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   constexpr std::int64_t bytes = sizeof(T);
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
   const Index width = s.q_width() + s.k_width() + s.v_width();
@@ -3331,21 +7018,21 @@ MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Inde
   if (s.self_attention()) {
     const bool one_bias = s.q_bias && s.k_bias && s.v_bias;
     stage("qkv projection", N * width,
-          detail::gemm_workspace_bytes<T>(workers, N, width) + (one_bias ? width * bytes : 0));
+          detail::gemm_workspace_bytes<T>(workers, N, width, D) + (one_bias ? width * bytes : 0));
   } else {
     stage("q, k, v projections", N * s.q_width() + M * (s.k_width() + s.v_width()),
-          std::max<Index>({detail::gemm_workspace_bytes<T>(workers, N, s.q_width()),
-                           detail::gemm_workspace_bytes<T>(workers, M, s.k_width()),
-                           detail::gemm_workspace_bytes<T>(workers, M, s.v_width())}));
+          std::max<Index>({detail::gemm_workspace_bytes<T>(workers, N, s.q_width(), D),
+                           detail::gemm_workspace_bytes<T>(workers, M, s.k_width(), s.k_in()),
+                           detail::gemm_workspace_bytes<T>(workers, M, s.v_width(), s.v_in())}));
   }
   const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? 2 * s.num_heads * N : 0;
   const Index scratch =
-      flash ? kernels::flash_forward_scratch<T, Isa>(s.d(), s.dv())
-            : kernels::attention_forward_scratch<T, Isa>(s.seq_len, s.S(), s.weight_dropout);
+      flash ? run.flash_forward_scratch(s.d(), s.dv())
+            : run.attention_forward_scratch(s.seq_len, s.S(), s.d(), s.dv(), s.weight_dropout);
   stage("attention", N * s.context_width() + (flash ? lse : weights),
         detail::workspace_bytes<T>(workers, scratch));
   count.cache = live;
-  stage("o projection", N * D, detail::gemm_workspace_bytes<T>(workers, N, D));
+  stage("o projection", N * D, detail::gemm_workspace_bytes<T>(workers, N, D, s.context_width()));
   count.result = N * D * bytes;
   if (!training) count.cache = 0;
   return count;
@@ -3357,7 +7044,7 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
   detail::require_size("count_backward_memory", "workers", workers, 1);
   detail::require_shape_of_call("count_backward_memory", s, static_cast<double>(workers));
   const bool flash = path == Path::flash;
-  using Isa = simd::Best;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   constexpr std::int64_t bytes = sizeof(T);
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
   const Index width = s.q_width() + s.k_width() + s.v_width();
@@ -3374,15 +7061,20 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
   const std::int64_t inputs = N * D + (s.self_attention() ? 0 : M * (s.k_in() + s.v_in()));
   stage("sums of gradients", parameters + inputs, 0);
   if (s.output_dropout) stage("dropout", N * D, 0);
-  stage("o projection", N * cw,
-        std::max<Index>(detail::gemm_workspace_bytes<T>(workers, N, cw),
-                        detail::gemm_workspace_bytes<T>(workers, cw, N == 0 ? 0 : D)));
-  const Index scratch =
-      flash ? kernels::flash_backward_scratch<T, Isa>(s.d(), s.dv())
-            : kernels::attention_backward_scratch<T, Isa>(s.seq_len, s.S(), s.weight_dropout);
+  stage("o projection", N * cw, detail::linear_backward_bytes<T>(workers, N, cw, D));
   stage("attention", s.self_attention() ? N * width : N * qw + M * (kw + vw),
-        detail::workspace_bytes<T>(workers, scratch));
-  stage("projections", 0, N + M == 0 ? 0 : detail::gemm_workspace_bytes<T>(workers, 1, 1));
+        flash ? detail::flash_backward_bytes<T>(workers, s)
+              : detail::workspace_bytes<T>(
+                    workers, run.attention_backward_scratch(s.seq_len, s.S(), s.d(), s.dv(),
+                                                            s.weight_dropout)));
+  if (s.self_attention()) {
+    stage("projections", 0, detail::linear_backward_bytes<T>(workers, N, D, width));
+  } else {
+    stage("projections", 0,
+          std::max<std::int64_t>({detail::linear_backward_bytes<T>(workers, N, D, qw),
+                                  detail::linear_backward_bytes<T>(workers, M, s.k_in(), kw),
+                                  detail::linear_backward_bytes<T>(workers, M, s.v_in(), vw)}));
+  }
   count.result = inputs * bytes;
   return count;
 }
@@ -4603,7 +8295,6 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                        const AttentionOptions<std::type_identity_t<T>>& options,
                        Out<std::type_identity_t<T>, 4> weights, Out<std::type_identity_t<T>, 4> o,
                        const Context& context = {}) {
-  using Isa = simd::Best;
   const auto sizes = detail::require_attention<T>("attention_forward", q, k, v, options);
   const auto [B, H, G, L, S, d, dv] = sizes;
   require_shape("attention_forward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
@@ -4615,19 +8306,20 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   detail::require_apart_from_masks<T>("attention_forward", {"o", o}, options.mask);
   if (weights.size() == 0 && o.size() == 0) return;
 
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   Workspace<T> workspace(context.executor.concurrency(),
-                         kernels::attention_forward_scratch<T, Isa>(L, S, options.dropout.active()),
+                         run.attention_forward_scratch(L, S, d, dv, options.dropout.active()),
                          context.memory);
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / sizes.H, h = t % sizes.H;
     const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-    kernels::attention_head_forward<T, Isa>(head, kernels::matrix(weights, b, h),
-                                            kernels::matrix(o, b, h), workspace.of(worker));
+    run.attention_head_forward(head, kernels::matrix(weights, b, h), kernels::matrix(o, b, h),
+                               workspace.of(worker));
     const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
     const std::int64_t extra = kernels::score_extras(head, 1);
     context.count_flops(pairs * (2 * (head.d + head.dv) + 5 + extra),
-                        kernels::executed_gemm_flops<T, Isa>(head.L, head.S, head.d) +
-                            kernels::executed_gemm_flops<T, Isa>(head.L, head.dv, head.S) +
+                        run.executed_gemm_flops({head.L, head.S, head.d}) +
+                            run.executed_gemm_flops({head.L, head.dv, head.S}) +
                             (5 + extra) * head.L * head.S);
   };
   context.executor.run(B * H, task);
@@ -4656,7 +8348,6 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
                         const Context& context = {}) {
   const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
   const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
-  using Isa = simd::Best;
   const auto sizes = detail::require_attention<T>("attention_backward", q, k, v, options);
   const auto [B, H, G, L, S, d, width_v] = sizes;
   require_shape("attention_backward", "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
@@ -4676,9 +8367,10 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   detail::require_apart_from_masks<T>("attention_backward", {"dv", dv}, options.mask);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
-  Workspace<T> workspace(
-      context.executor.concurrency(),
-      kernels::attention_backward_scratch<T, Isa>(L, S, options.dropout.active()), context.memory);
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  Workspace<T> workspace(context.executor.concurrency(),
+                         run.attention_backward_scratch(L, S, d, width_v, options.dropout.active()),
+                         context.memory);
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / sizes.G, g = t % sizes.G;
     if (sizes.group() == 0) {
@@ -4688,17 +8380,17 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
     for (Index n = 0; n < sizes.group(); ++n) {
       const Index h = g * sizes.group() + n;
       const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-      kernels::attention_head_backward<T, Isa>(
+      run.attention_head_backward(
           head, kernels::matrix(d_o, b, h), kernels::matrix(weights, b, h),
           {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), n != 0},
           workspace.of(worker));
       const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
       const std::int64_t extra = head.dropout.active() ? 2 : 0;
       context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
-                          kernels::executed_gemm_flops<T, Isa>(head.L, head.S, head.dv) +
-                              kernels::executed_gemm_flops<T, Isa>(head.S, head.dv, head.L) +
-                              kernels::executed_gemm_flops<T, Isa>(head.L, head.d, head.S) +
-                              kernels::executed_gemm_flops<T, Isa>(head.S, head.d, head.L) +
+                          run.executed_gemm_flops({head.L, head.S, head.dv}) +
+                              run.executed_gemm_flops({head.S, head.dv, head.L}) +
+                              run.executed_gemm_flops({head.L, head.d, head.S}) +
+                              run.executed_gemm_flops({head.S, head.d, head.L}) +
                               (5 + extra) * head.L * head.S);
     }
   };
@@ -4761,36 +8453,50 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// Rows of the result that one task computes. A constant: borders never depend on threads.
-inline constexpr Index linear_task_rows = 192;
+/// How a product is cut into tasks: columns first, for each task packs the columns that it needs.
+/// What an element is computed from does not depend on it.
+struct GemmTasks {
+  Index rows, columns;  // of a task
+  Index across;         // tasks side by side
+  Index count;
 
-/// Scratch of products on every worker; none where there is nothing to multiply.
-template <class T, class Isa>
-Workspace<T> gemm_workspace(const Context& context, bool needed) {
-  return Workspace<T>(needed ? context.executor.concurrency() : 0,
-                      kernels::GemmTile<T, Isa>::scratch, context.memory);
-}
+  GemmTasks(const kernels::Extents& size, Index workers, Index panel) {
+    constexpr Index tasks_a_worker = 2, fewest_columns = 192, fewest_rows = 48;
+    const auto pieces = [](Index n, Index piece) { return (n + piece - 1) / piece; };
+    const Index wanted = workers == 1 ? 1 : tasks_a_worker * workers;
+    const Index most_across = std::max<Index>(1, size.N / fewest_columns);
+    const Index most_down = std::max<Index>(1, size.M / fewest_rows);
+    across = std::min<Index>(wanted, most_across);
+    columns = kernels::round_up(pieces(size.N, across), panel);
+    across = pieces(size.N, columns);
+    rows = pieces(size.M, std::min<Index>(pieces(wanted, across), most_down));
+    count = across * pieces(size.M, rows);
+  }
+};
 
-template <class T, class Isa>
-void run_gemm(const Context& context, Workspace<T>& workspace, kernels::Matrix<const T> a,
-              kernels::Matrix<const T> b, kernels::Matrix<T> c, kernels::Extents size,
-              const kernels::Epilogue<T>& epilogue) {
+template <class T>
+void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<T>& workspace,
+              kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,
+              const kernels::Extents& size, const kernels::Epilogue<T>& epilogue) {
+  const GemmTasks tasks(size, context.executor.concurrency(), run.columns);
   const auto task = [&](Index t, Index worker) {
-    const Index m = t * linear_task_rows;
-    T* scratch = workspace.of(worker).take(kernels::GemmTile<T, Isa>::scratch);
-    kernels::gemm<T, Isa>(a.from(m, 0), b, c.from(m, 0),
-                          {std::min<Index>(linear_task_rows, size.M - m), size.N, size.K}, epilogue,
-                          scratch);
+    const Index m = t / tasks.across * tasks.rows, n = t % tasks.across * tasks.columns;
+    kernels::Epilogue<T> here = epilogue;
+    if (here.bias != nullptr) here.bias += n;
+    run.gemm(a.from(m, 0), b.from(0, n), c.from(m, n),
+             {std::min<Index>(tasks.rows, size.M - m), std::min<Index>(tasks.columns, size.N - n),
+              size.K},
+             here, workspace.of(worker).take(run.gemm_scratch(size)));
   };
-  context.executor.run((size.M + linear_task_rows - 1) / linear_task_rows, task);
+  context.executor.run(tasks.count, task);
 }
 
 /// x with 0 in the rows whose dy is 0 throughout, in `storage`; or x itself where it is finite.
 /// What had no part in the result has none in the gradient: 0 times NaN is not let in.
-template <class T, class Isa>
-In<T, 2> without_idle_rows(const In<T, 2>& x, const In<T, 2>& dy, Tensor<T, 2>& storage,
-                           const Context& context) {
-  if (kernels::all_finite<T, Isa>(kernels::matrix(x), x.extent(0), x.extent(1))) return x;
+template <class T>
+In<T, 2> without_idle_rows(const kernels::Kernels<T>& run, const In<T, 2>& x, const In<T, 2>& dy,
+                           Tensor<T, 2>& storage, const Context& context) {
+  if (run.all_finite(kernels::matrix(x), x.extent(0), x.extent(1))) return x;
   storage = contiguous(x, context.memory);
   for (Index n = 0; n < x.extent(0); ++n) {
     bool idle = true;
@@ -4819,7 +8525,6 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_identity_t<T>, 1> b,
                     Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
-  using Isa = simd::Best;
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
   const auto from_x = [&] { return std::to_string(K) + " from x " + x.shape().format(); };
   require_countable("linear_forward", "x", x);
@@ -4839,12 +8544,14 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
     dense_bias = contiguous(b, context.memory);
     bias = dense_bias.data();
   }
-  auto workspace = detail::gemm_workspace<T, Isa>(context, true);
-  detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(x), kernels::matrix(w),
-                           kernels::matrix(y), {N, O, K}, {.bias = bias});
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  Workspace<T> workspace(context.executor.concurrency(), run.gemm_scratch({N, O, K}),
+                         context.memory);
+  detail::run_gemm<T>(run, context, workspace, kernels::matrix(x), kernels::matrix(w),
+                      kernels::matrix(y), {N, O, K}, {.bias = bias});
   const std::int64_t bias_flops = b.absent() ? 0 : std::int64_t{N} * O;
   context.count_flops(std::int64_t{2} * N * K * O + bias_flops,
-                      kernels::executed_gemm_flops<T, Isa>(N, O, K) + bias_flops);
+                      run.executed_gemm_flops({N, O, K}) + bias_flops);
 }
 
 /// db += the column sums of dy: the gradient of a bias that was added to every row.
@@ -4884,7 +8591,6 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                      In<std::type_identity_t<T>, 2> w, Out<std::type_identity_t<T>, 2> dx,
                      InOut<std::type_identity_t<T>, 2> dw, InOut<std::type_identity_t<T>, 1> db,
                      const Context& context = {}) {
-  using Isa = simd::Best;
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
   require_countable("linear_backward", "x", x);
   require_countable("linear_backward", "w", w);
@@ -4901,18 +8607,23 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
 
   const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
   Tensor<T, 2> storage;
-  const In<T, 2> active = wants_dw ? detail::without_idle_rows<T, Isa>(x, dy, storage, context) : x;
-  auto workspace = detail::gemm_workspace<T, Isa>(context, wants_dx || wants_dw);
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const In<T, 2> active = wants_dw ? detail::without_idle_rows<T>(run, x, dy, storage, context) : x;
+  const kernels::Extents of_dx{N, K, O}, of_dw{K, O, N};
+  Workspace<T> workspace(wants_dx || wants_dw ? context.executor.concurrency() : 0,
+                         std::max<Index>(wants_dx ? run.gemm_scratch(of_dx) : 0,
+                                         wants_dw ? run.gemm_scratch(of_dw) : 0),
+                         context.memory);
   const auto dy_matrix = kernels::matrix(dy);
   if (wants_dx) {
-    detail::run_gemm<T, Isa>(context, workspace, dy_matrix, kernels::matrix(w).transposed(),
-                             kernels::matrix(dx), {N, K, O}, {});
-    context.count_flops(std::int64_t{2} * N * K * O, kernels::executed_gemm_flops<T, Isa>(N, K, O));
+    detail::run_gemm<T>(run, context, workspace, dy_matrix, kernels::matrix(w).transposed(),
+                        kernels::matrix(dx), of_dx, {});
+    context.count_flops(std::int64_t{2} * N * K * O, run.executed_gemm_flops(of_dx));
   }
   if (wants_dw) {
-    detail::run_gemm<T, Isa>(context, workspace, kernels::matrix(active).transposed(), dy_matrix,
-                             kernels::matrix(dw), {K, O, N}, {.accumulate = true});
-    context.count_flops(std::int64_t{2} * N * K * O, kernels::executed_gemm_flops<T, Isa>(K, O, N));
+    detail::run_gemm<T>(run, context, workspace, kernels::matrix(active).transposed(), dy_matrix,
+                        kernels::matrix(dw), of_dw, {.accumulate = true});
+    context.count_flops(std::int64_t{2} * N * K * O, run.executed_gemm_flops(of_dw));
   }
   if (!db.absent()) bias_backward(dy, db, context);
 }
@@ -4931,12 +8642,12 @@ Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<
   const auto options = cache.call.attention();
   const auto sizes = require_attention<T>("Trace", heads.q, heads.k, heads.v, options);
   Tensor<T, 4> scores({sizes.B, sizes.H, sizes.L, sizes.S});
-  Tensor<T, 1> packed({kernels::GemmTile<T, simd::Best>::scratch});
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  Tensor<T, 1> packed({run.gemm_scratch({sizes.L, sizes.S, sizes.d})});
   for (Index b = 0; b < sizes.B; ++b) {
     for (Index h = 0; h < sizes.H; ++h) {
       const auto head = attention_head(sizes, heads.q, heads.k, heads.v, options, b, h);
-      kernels::score_head<T, simd::Best>(head, kernels::matrix(Out<T, 4>(scores), b, h),
-                                         packed.data());
+      run.score_head(head, kernels::matrix(Out<T, 4>(scores), b, h), packed.data());
       for (Index i = 0; i < sizes.L; ++i) {
         for (Index j = 0; j < sizes.S; ++j) {
           if (!head.visibility.visible(i, j)) set_negative_infinity(scores(b, h, i, j));
@@ -5074,6 +8785,168 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/ops/ordered_turns.hpp
+// Turns: tasks that add to the same memory do so in one order, whichever threads run them.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// For each of `places` the number of turns that are done. A task that has turn n waits until n
+/// are; so that it waits for nobody who waits for it, tasks are taken in the order of their turns,
+/// by take() instead of by the number that the executor gives.
+class OrderedTurns {
+ public:
+  /// Throws std::bad_alloc.
+  OrderedTurns(Index places, std::pmr::memory_resource* memory)
+      : counts_(1, places, memory), done_(counts_.of(0).take(places)) {
+    for (Index place = 0; place < places; ++place) done_[place] = 0;
+  }
+
+  /// The next task.
+  Index take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+  /// Returns when `turn` turns are done at a place.
+  void wait(Index place, Index turn) {
+    constexpr int spins = 4096;  // some microseconds: who is before is a tile ahead
+    const std::atomic_ref<Index> done(done_[place]);
+    for (int spin = 0; done.load(std::memory_order_acquire) != turn; ++spin) {
+      if (spin >= spins) std::this_thread::yield();
+    }
+  }
+  /// One more is done.
+  void finish(Index place) {
+    std::atomic_ref<Index>(done_[place]).fetch_add(1, std::memory_order_release);
+  }
+
+ private:
+  Workspace<Index> counts_;
+  Index* done_;
+  std::atomic<Index> next_ = 0;
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/flash_backward_call.hpp
+// How the gradients of flash attention are cut into tasks.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// A call of flash_attention_backward whose arguments fit. A task is a block of keys of a key/value
+/// head: it has dk and dv to itself; to dq the blocks of keys add one after the other, so that its
+/// bits do not depend on threads. Tasks of one head may run beside each other, a tile behind the
+/// one before: where there are fewer heads than threads, too.
+template <class T>
+class FlashBackwardCall {
+ public:
+  /// Throws std::bad_alloc.
+  FlashBackwardCall(const In<T, 4>& d_o, const AttentionInputs<T>& inputs, const In<T, 4>& o,
+                    const In<T, 4>& lse, const AttentionOptions<T>& options,
+                    const AttentionGradients<T>& to, const AttentionSizes& sizes,
+                    const Context& context)
+      : d_o_(d_o),
+        inputs_(inputs),
+        o_(o),
+        lse_(lse),
+        options_(options),
+        to_(to),
+        sizes_(sizes),
+        context_(context),
+        run_(kernels::kernels_here<T>()),
+        query_blocks_((sizes.L + run_.backward_queries - 1) / run_.backward_queries),
+        workspace_(context.executor.concurrency(), run_.flash_backward_scratch(sizes.d, sizes.dv),
+                   context.memory),
+        deltas_(1, sizes.B * sizes.H * sizes.L, context.memory),
+        turns_(sizes.B * sizes.H * query_blocks_, context.memory) {}
+
+  /// delta = rowsum(d_o * o) of every query; dq begins with 0.
+  void prepare_queries() {
+    const auto task = [&](Index t, Index) {
+      const Index b = t / query_blocks_ / sizes_.H, h = t / query_blocks_ % sizes_.H;
+      const Index i0 = t % query_blocks_ * run_.backward_queries;
+      const Index rows = std::min<Index>(run_.backward_queries, sizes_.L - i0);
+      const auto head = head_at(b, h);
+      for (Index i = i0; i < i0 + rows; ++i) {
+        for (Index n = 0; n < sizes_.d; ++n) head.dq(i, n) = T(0);
+      }
+      run_.row_deltas(head, i0, rows, deltas_of(b, h) + i0);
+      context_.count_flops(2 * sizes_.dv * rows, 2 * sizes_.dv * rows);
+    };
+    context_.executor.run(sizes_.B * sizes_.H * query_blocks_, task);
+  }
+
+  /// Everything else.
+  void run_key_blocks() {
+    if (sizes_.group() == 0) {
+      fill(to_.dk, T(0));
+      fill(to_.dv, T(0));
+      return;
+    }
+    const Index key_blocks = (sizes_.S + run_.backward_keys - 1) / run_.backward_keys;
+    const Index heads = sizes_.B * sizes_.G;
+    const auto task = [&](Index, Index worker) {
+      const Index taken = turns_.take();
+      run_block(taken % heads / sizes_.G, taken % sizes_.G, taken / heads, worker);
+    };
+    context_.executor.run(heads * key_blocks, task);
+  }
+
+ private:
+  T* deltas_of(Index b, Index h) { return deltas_.of(0).take(0) + (b * sizes_.H + h) * sizes_.L; }
+
+  kernels::FlashHead<T> head_at(Index b, Index h) {
+    return {attention_head(sizes_, inputs_.q, inputs_.k, inputs_.v, options_, b, h),
+            kernels::matrix(o_, b, h),
+            kernels::matrix(d_o_, b, h),
+            kernels::matrix(lse_, b, h),
+            deltas_of(b, h),
+            kernels::matrix(to_.dq, b, h)};
+  }
+
+  void run_block(Index b, Index g, Index block, Index worker) {
+    const Index keys = run_.backward_keys, queries = run_.backward_queries;
+    const Index j0 = block * keys, n = std::min<Index>(keys, sizes_.S - j0);
+    const Index first = g * sizes_.group();
+    run_.flash_backward_begin(head_at(b, first).forward, j0, n, workspace_.of(worker));
+    kernels::TileWork work;
+    for (Index h = first; h < first + sizes_.group(); ++h) {
+      const auto head = head_at(b, h);
+      for (Index i0 = 0; i0 < sizes_.L; i0 += queries) {
+        const Index rows = std::min<Index>(queries, sizes_.L - i0);
+        const KeyRange range = head.forward.visibility.range(i0, rows);
+        if (range.end <= j0 || range.begin >= j0 + n) continue;
+        const Index place = (b * sizes_.H + h) * query_blocks_ + i0 / queries;
+        turns_.wait(place, block - range.begin / keys);
+        const auto tile = run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
+        turns_.finish(place);
+        work.pairs += tile.pairs;
+        work.executed_flops += tile.executed_flops;
+      }
+    }
+    const auto head = head_at(b, first);
+    run_.flash_backward_end(head.forward, j0, n, kernels::matrix(to_.dk, b, g),
+                            kernels::matrix(to_.dv, b, g), workspace_.of(worker));
+    const std::int64_t extra = kernels::score_extras(head.forward, 2);
+    context_.count_flops(work.pairs * (6 * sizes_.d + 4 * sizes_.dv + 7 + extra),
+                         work.executed_flops);
+  }
+
+  const In<T, 4> d_o_;
+  const AttentionInputs<T>& inputs_;
+  const In<T, 4> o_, lse_;
+  const AttentionOptions<T>& options_;
+  const AttentionGradients<T>& to_;
+  const AttentionSizes sizes_;
+  const Context& context_;
+  const kernels::Kernels<T>& run_;
+  const Index query_blocks_;
+  Workspace<T> workspace_, deltas_;
+  OrderedTurns turns_;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/ops/flash_attention.hpp
 // Scaled dot-product attention in tiles: the same function as in attention.hpp, with nothing of
 // size L x S in either direction. Forward keeps the logsumexp of each query, from which backward
@@ -5106,8 +8979,6 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                              const AttentionOptions<std::type_identity_t<T>>& options,
                              Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 4> lse,
                              const Context& context = {}) {
-  using Isa = simd::Best;
-  constexpr Index queries = kernels::FlashTile<T, Isa>::queries;
   const auto sizes = detail::require_attention<T>("flash_attention_forward", q, k, v, options);
   const auto [B, H, G, L, S, d, dv] = sizes;
   require_shape("flash_attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
@@ -5121,17 +8992,17 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   detail::require_apart_from_masks<T>("flash_attention_forward", {"lse", lse}, options.mask);
   if (o.size() == 0 && lse.size() == 0) return;
 
-  Workspace<T> workspace(context.executor.concurrency(),
-                         kernels::flash_forward_scratch<T, Isa>(d, dv), context.memory);
-  const Index blocks = (L + queries - 1) / queries;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  Workspace<T> workspace(context.executor.concurrency(), run.flash_forward_scratch(d, dv),
+                         context.memory);
+  const Index queries = run.forward_queries, blocks = (L + queries - 1) / queries;
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / blocks / sizes.H, h = t / blocks % sizes.H, i0 = t % blocks * queries;
     const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
     const auto head_lse =
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse, b, h);
-    const auto work = kernels::flash_forward_tile<T, Isa>(
-        head, i0, std::min<Index>(queries, sizes.L - i0), kernels::matrix(o, b, h), head_lse,
-        workspace.of(worker));
+    const auto work = run.flash_forward(head, i0, std::min<Index>(queries, sizes.L - i0),
+                                        kernels::matrix(o, b, h), head_lse, workspace.of(worker));
     const std::int64_t extra = kernels::score_extras(head, 1);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
@@ -5163,8 +9034,6 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
                               const Context& context = {}) {
   const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
   const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
-  using Isa = simd::Best;
-  constexpr Index keys = kernels::FlashTile<T, Isa>::keys;
   const auto sizes = detail::require_attention<T>("flash_attention_backward", q, k, v, options);
   const auto [B, H, G, L, S, d, width_v] = sizes;
   constexpr std::string_view function = "flash_attention_backward";
@@ -5186,38 +9055,9 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
   detail::require_apart_from_masks<T>(function, {"dv", dv}, options.mask);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
-  Workspace<T> workspace(context.executor.concurrency(),
-                         kernels::flash_backward_scratch<T, Isa>(d, width_v), context.memory);
-  const auto task = [&, &sizes = sizes](Index t, Index worker) {
-    const Index b = t / sizes.G, g = t % sizes.G;
-    const auto head_at = [&](Index n) {
-      const Index h = g * sizes.group() + n;
-      return kernels::FlashHead<T>{detail::attention_head(sizes, q, k, v, options, b, h),
-                                   kernels::matrix(o, b, h), kernels::matrix(d_o, b, h),
-                                   kernels::matrix(lse, b, h), kernels::matrix(dq, b, h)};
-    };
-    for (Index n = 0; n < sizes.group(); ++n) {
-      fill(select(select(dq, b), g * sizes.group() + n), T(0));
-    }
-    if (sizes.group() == 0) {
-      fill(select(select(dk, b), g), T(0));
-      fill(select(select(dv, b), g), T(0));
-    }
-    if (sizes.group() == 0) return;
-    kernels::TileWork work;
-    for (Index j0 = 0; j0 < sizes.S; j0 += keys) {
-      const auto block = kernels::flash_backward_keys<T, Isa>(
-          head_at, sizes.group(), j0, std::min<Index>(keys, sizes.S - j0),
-          kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), workspace.of(worker));
-      work.pairs += block.pairs;
-      work.executed_flops += block.executed_flops;
-    }
-    const std::int64_t extra = kernels::score_extras(head_at(0).forward, 2);
-    context.count_flops(work.pairs * (6 * sizes.d + 4 * sizes.dv + 7 + extra) +
-                            2 * sizes.dv * sizes.group() * sizes.L,
-                        work.executed_flops);
-  };
-  context.executor.run(B * G, task);
+  detail::FlashBackwardCall<T> call(d_o, inputs, o, lse, options, gradients, sizes, context);
+  call.prepare_queries();
+  call.run_key_blocks();
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -6323,30 +10163,6 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/runtime/processor.hpp
-// What the processor that runs the program can do.
-
-namespace headwise::inline v0_1 {
-
-/// The instruction sets that matter to kernels, by their usual names: "sse2 avx avx2 fma avx512f".
-/// Empty on other machines than x86-64.
-inline std::string processor_features() {
-  std::string names;
-#if HEADWISE_X86
-  const auto add = [&](bool has, const char* name) {
-    if (has) names += (names.empty() ? "" : " ") + std::string(name);
-  };
-  add(__builtin_cpu_supports("sse2"), "sse2");
-  add(__builtin_cpu_supports("avx"), "avx");
-  add(__builtin_cpu_supports("avx2"), "avx2");
-  add(__builtin_cpu_supports("fma"), "fma");
-  add(__builtin_cpu_supports("avx512f"), "avx512f");
-#endif
-  return names;
-}
-
-}  // namespace headwise::inline v0_1
-
 // headwise/version.hpp
 // The one place of the version: CMake reads it from here. While MAJOR is 0, another MINOR may
 // change the interface; the namespace headwise::v0_1 names both.
@@ -6392,9 +10208,9 @@ inline std::string format_config() {
   text += line("Eigen", dotted(EIGEN_WORLD_VERSION, EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION));
 #endif
   text += line("flags", HEADWISE_CODE_NAME);
-  text += line("vectors", std::to_string(simd::Best::vector_bytes) + " bytes: " +
-                              std::to_string(simd::Simd<float, simd::Best>::width) + " float, " +
-                              std::to_string(simd::Simd<double, simd::Best>::width) + " double");
+  text += line("instructions", std::string(name_of(instruction_set())));
+  text += line("vectors", std::to_string(kernels::kernels_here<float>().lanes) + " float, " +
+                              std::to_string(kernels::kernels_here<double>().lanes) + " double");
   text += line("alignment", std::to_string(storage_alignment) + " bytes");
   text += line("processor", processor_features());
   text += line("threads", std::to_string(std::thread::hardware_concurrency()) + " in hardware");

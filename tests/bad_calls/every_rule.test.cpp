@@ -18,6 +18,8 @@ struct Exception {
 std::vector<Exception> exceptions() {
   std::vector<Exception> all = {
       {"Trace: *", "traced_scores looks at heads that forward has checked under its own name"},
+      {"HEADWISE_SIMD: it is *, which this processor does not run; it has: *",
+       "a processor that runs all of them has no such call"},
       {"layer_norm_backward: beta is *", "backward takes no beta"},
       {"MultiHeadAttention::backward: the cache is of self-attention: use backward",
        "that cache is the right one"},

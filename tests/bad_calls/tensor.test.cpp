@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <memory_resource>
 
+#include "headwise/runtime/instruction_set.hpp"
 #include "headwise/runtime/num_threads.hpp"
 #include "headwise/runtime/workspace.hpp"
 #include "support/refusal_rules.hpp"
@@ -210,6 +211,12 @@ const Refusals runtime({
                      NoWorkers nobody;
                      (void)ExecutorRef(nobody);
                    }),
+    argument_error("HEADWISE_SIMD: it is \"avx\", expected generic, avx2 or avx512",
+                   [](Witness&) { (void)choose_instruction_set("avx"); }),
+    argument_error("HEADWISE_SIMD: it is \"AVX2\", expected generic, avx2 or avx512",
+                   [](Witness&) { (void)choose_instruction_set("AVX2"); }),
+    argument_error("HEADWISE_SIMD: it is \" generic\", expected generic, avx2 or avx512",
+                   [](Witness&) { (void)choose_instruction_set(" generic"); }),
     argument_error("MemoryTally: upstream is null, expected a memory resource",
                    [](Witness&) { MemoryTally tally(nullptr); }),
     argument_error("Workspace: memory is null, expected a memory resource",

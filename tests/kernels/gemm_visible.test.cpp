@@ -1,19 +1,20 @@
+// Products in which a row does not see every row of the other matrix: by the generic kernels, since
+// what it sees is a template argument; the others are the same lines.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <vector>
 
-#include "headwise/kernels/gemm.hpp"
+#include "headwise/kernels/kernels.hpp"
 #include "headwise/tensor/philox.hpp"
 #include "headwise/tensor/tensor.hpp"
 #include "support/catch.hpp"
+#include "support/instruction_sets.hpp"
 
 using namespace headwise;
 
 namespace {
-
-using Isa = simd::Best;
 
 template <class T>
 Tensor2<T> normal(Index rows, Index columns, std::uint64_t seed) {
@@ -31,6 +32,11 @@ bool same_bits(const Tensor2<T>& a, const Tensor2<T>& b) {
       return false;
   }
   return true;
+}
+
+template <class T>
+std::vector<T> scratch(const kernels::Extents& size) {
+  return std::vector<T>(static_cast<std::size_t>(kernels::generic::gemm_scratch<T>(size)));
 }
 
 template <class T>
@@ -54,25 +60,25 @@ void check_hidden_rows(Index M, Index N, Index K) {
   CAPTURE(sizeof(T), M, N, K);
   const auto visible = [](Index m, Index k) { return (m * 5 + k * 3) % 4 != 0; };
   const Tensor2<T> a = weights<T>(M, K, visible);
-  std::vector<T> packed(static_cast<std::size_t>(kernels::GemmTile<T, Isa>::scratch));
+  std::vector<T> packed = scratch<T>({M, N, K});
   for (int kind : {0, 1, 2}) {
     for (bool accumulate : {false, true}) {
       const Tensor2<T> clean = normal<T>(K, N, 2);
       Tensor2<T> b = clean;
       for (Index k = 0; k < K; k += 3) b(k, k % N) = special<T>(kind);
       Tensor2<T> c = normal<T>(M, N, 3), expected = c;
-      kernels::gemm_visible<T, Isa>(
-          kernels::matrix<T>(a), kernels::matrix<T>(b), kernels::matrix(Out<T, 2>(c)), {M, N, K},
-          {.accumulate = accumulate}, packed.data(), kernels::VisiblePairs{false, visible});
+      kernels::generic::gemm_visible<T>(kernels::matrix<T>(a), kernels::matrix<T>(b),
+                                        kernels::matrix(Out<T, 2>(c)), {M, N, K},
+                                        {.accumulate = accumulate}, packed.data(), false, visible);
       // Row by row: what the row does not see is 0, whatever it was.
       for (Index m = 0; m < M; ++m) {
         Tensor2<T> seen = b;
         for_each_index(seen.shape(), [&](const Shape<2>& i) {
           if (!visible(m, i[0])) seen(i) = T(0);
         });
-        kernels::gemm<T, Isa>(kernels::matrix<T>(a).from(m, 0), kernels::matrix<T>(seen),
-                              kernels::matrix(Out<T, 2>(expected)).from(m, 0), {1, N, K},
-                              {.accumulate = accumulate}, packed.data());
+        kernels::generic::gemm<T>(kernels::matrix<T>(a).from(m, 0), kernels::matrix<T>(seen),
+                                  kernels::matrix(Out<T, 2>(expected)).from(m, 0), {1, N, K},
+                                  {.accumulate = accumulate}, packed.data());
       }
       CHECK(same_bits(c, expected));
     }
@@ -84,13 +90,13 @@ void check_finite(Index M, Index N, Index K) {
   CAPTURE(sizeof(T), M, N, K);
   const auto visible = [](Index m, Index k) { return k <= m; };
   const Tensor2<T> a = weights<T>(M, K, visible), b = normal<T>(K, N, 2);
-  std::vector<T> packed(static_cast<std::size_t>(kernels::GemmTile<T, Isa>::scratch));
+  std::vector<T> packed = scratch<T>({M, N, K});
   Tensor2<T> c(Shape{M, N}), plain(Shape{M, N});
-  kernels::gemm_visible<T, Isa>(kernels::matrix<T>(a), kernels::matrix<T>(b),
-                                kernels::matrix(Out<T, 2>(c)), {M, N, K}, {}, packed.data(),
-                                kernels::VisiblePairs{false, visible});
-  kernels::gemm<T, Isa>(kernels::matrix<T>(a), kernels::matrix<T>(b),
-                        kernels::matrix(Out<T, 2>(plain)), {M, N, K}, {}, packed.data());
+  kernels::generic::gemm_visible<T>(kernels::matrix<T>(a), kernels::matrix<T>(b),
+                                    kernels::matrix(Out<T, 2>(c)), {M, N, K}, {}, packed.data(),
+                                    false, visible);
+  kernels::generic::gemm<T>(kernels::matrix<T>(a), kernels::matrix<T>(b),
+                            kernels::matrix(Out<T, 2>(plain)), {M, N, K}, {}, packed.data());
   CHECK(same_bits(c, plain));
 }
 
@@ -102,12 +108,12 @@ void check_other_rows_keep_their_bits() {
   const Tensor2<T> a = weights<T>(M, K, visible), clean = normal<T>(K, N, 2);
   Tensor2<T> b = clean;
   b(299, 3) = special<T>(0);
-  std::vector<T> packed(static_cast<std::size_t>(kernels::GemmTile<T, Isa>::scratch));
+  std::vector<T> packed = scratch<T>({M, N, K});
   Tensor2<T> c(Shape{M, N}), plain(Shape{M, N});
   const auto run = [&](const Tensor2<T>& values, Tensor2<T>& result) {
-    kernels::gemm_visible<T, Isa>(kernels::matrix<T>(a), kernels::matrix<T>(values),
-                                  kernels::matrix(Out<T, 2>(result)), {M, N, K}, {}, packed.data(),
-                                  kernels::VisiblePairs{false, visible});
+    kernels::generic::gemm_visible<T>(kernels::matrix<T>(a), kernels::matrix<T>(values),
+                                      kernels::matrix(Out<T, 2>(result)), {M, N, K}, {},
+                                      packed.data(), false, visible);
   };
   run(b, c);
   run(clean, plain);
@@ -145,31 +151,37 @@ TEST_CASE("a NaN that one row sees shows there and changes no bit elsewhere", "[
 }
 
 TEST_CASE("all_finite sees one NaN or infinity anywhere and no large number", "[kernels]") {
-  const auto check = [](auto type) {
+  const auto check = [](auto type, InstructionSet set) {
     using T = decltype(type);
-    Tensor2<T> x = normal<T>(5, 7, 4);
-    x(0, 0) = std::numeric_limits<T>::max();
-    x(4, 6) = std::numeric_limits<T>::lowest();
-    x(2, 2) = std::numeric_limits<T>::denorm_min();
-    const auto finite = [&] { return kernels::all_finite<T, Isa>(kernels::matrix<T>(x), 5, 7); };
-    CHECK(finite());
-    for_each_index(x.shape(), [&](const Shape<2>& i) {
-      const T before = x(i);
-      for (int kind : {0, 1, 2}) {
-        x(i) = special<T>(kind);
-        CHECK_FALSE(finite());
-        CHECK_FALSE(kernels::all_finite<T, Isa>(kernels::matrix<T>(x).transposed(), 7, 5));
-      }
-      x(i) = before;
-    });
-    x(4, 6) = special<T>(0);
-    CHECK(kernels::all_finite<T, Isa>(kernels::matrix<T>(x), 4, 7));  // not beyond its rows
-    CHECK(kernels::all_finite<T, Isa>(kernels::matrix<T>(x), 5, 6));  // nor its columns
-    CHECK(kernels::all_finite<T, Isa>(kernels::matrix<T>(x), 0, 0));
+    CAPTURE(name_of(set), sizeof(T));
+    const auto all_finite = kernels::kernels_of<T>(set).all_finite;
+    for (const Index columns : {7, 37}) {
+      Tensor2<T> x = normal<T>(5, columns, 4);
+      const kernels::Matrix<const T> matrix = kernels::matrix<T>(x);
+      x(0, 0) = std::numeric_limits<T>::max();
+      x(4, 6) = std::numeric_limits<T>::lowest();
+      x(2, 2) = std::numeric_limits<T>::denorm_min();
+      CHECK(all_finite(matrix, 5, columns));
+      int found = 0;
+      for_each_index(x.shape(), [&](const Shape<2>& i) {
+        const T before = x(i);
+        for (int kind : {0, 1, 2}) {
+          x(i) = special<T>(kind);
+          found += all_finite(matrix, 5, columns) ? 0 : 1;
+          found += all_finite(matrix.transposed(), columns, 5) ? 0 : 1;
+        }
+        x(i) = before;
+      });
+      CHECK(found == 5 * columns * 6);
+      x(4, columns - 1) = special<T>(0);
+      CHECK(all_finite(matrix, 4, columns));      // not beyond its rows
+      CHECK(all_finite(matrix, 5, columns - 1));  // nor its columns
+      CHECK(all_finite(matrix, 0, 0));
+    }
   };
-  check(float{});
-  check(double{});
-  check(static_cast<long double>(0));
+  for (const auto set : headwise_tests::supported_instruction_sets()) {
+    check(float{}, set);
+    check(double{}, set);
+  }
+  check(static_cast<long double>(0), InstructionSet::generic);
 }
-
-namespace {}  // namespace

@@ -33,13 +33,15 @@ TEST_CASE("the version macros agree with each other and with the namespace", "[u
       HEADWISE_VERSION_AT_LEAST(HEADWISE_VERSION_MAJOR + 1, 0, HEADWISE_VERSION_PATCH));
 }
 
-TEST_CASE("format_config names versions, compiler, flags, vectors and processor", "[umbrella]") {
+TEST_CASE("format_config names versions, compiler, flags, instructions, vectors and processor",
+          "[umbrella]") {
   CHECK(fact("headwise") == std::to_string(HEADWISE_VERSION_MAJOR) + "." +
                                 std::to_string(HEADWISE_VERSION_MINOR) + "." +
                                 std::to_string(HEADWISE_VERSION_PATCH));
   CHECK(fact("compiler").find(__VERSION__) != std::string::npos);
   CHECK(fact("Eigen").starts_with(EIGEN_VERSION_AT_LEAST(5, 0, 0) ? "5." : "3."));
   CHECK(fact("flags").starts_with("code_"));
+  CHECK(fact("instructions") == headwise::name_of(headwise::instruction_set()));
   CHECK(fact("vectors").find(" float, ") != std::string::npos);
   CHECK(fact("alignment") == "64 bytes");
   CHECK(fact("processor") == headwise::processor_features());
