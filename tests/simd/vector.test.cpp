@@ -12,8 +12,8 @@ namespace generic = simd::generic;
 
 namespace {
 
-/// The lanes of a vector or of integers beside it; a macro's worth of code that must be inlined, so
-/// that no vector is passed.
+/// The lanes of a vector, or of integers beside it, as an array. Inlined, so that no vector is
+/// passed.
 template <class T>
 struct Lanes {
   using S = generic::Simd<T>;
