@@ -33,7 +33,7 @@ TEST_CASE("the version macros agree with each other and with the namespace", "[u
       HEADWISE_VERSION_AT_LEAST(HEADWISE_VERSION_MAJOR + 1, 0, HEADWISE_VERSION_PATCH));
 }
 
-TEST_CASE("format_config names versions, compiler, flags, instructions, vectors and processor",
+TEST_CASE("format_config names versions, compiler, flags, kernels, vectors and processor",
           "[umbrella]") {
   CHECK(fact("headwise") == std::to_string(HEADWISE_VERSION_MAJOR) + "." +
                                 std::to_string(HEADWISE_VERSION_MINOR) + "." +
@@ -41,7 +41,7 @@ TEST_CASE("format_config names versions, compiler, flags, instructions, vectors 
   CHECK(fact("compiler").find(__VERSION__) != std::string::npos);
   CHECK(fact("Eigen").starts_with(EIGEN_VERSION_AT_LEAST(5, 0, 0) ? "5." : "3."));
   CHECK(fact("flags").starts_with("code_"));
-  CHECK(fact("instructions") == headwise::name_of(headwise::instruction_set()));
+  CHECK(fact("kernels") == headwise::name_of(headwise::instruction_set()));
   CHECK(fact("vectors").find(" float, ") != std::string::npos);
   CHECK(fact("alignment") == "64 bytes");
   CHECK(fact("processor") == headwise::processor_features());
