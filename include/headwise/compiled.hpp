@@ -51,6 +51,12 @@
       const Context&);
 
 #if HEADWISE_CONFIG_PLAIN
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_INSTANCE const Kernels<float>& kernels_of<float>(InstructionSet);
+HEADWISE_INSTANCE const Kernels<double>& kernels_of<double>(InstructionSet);
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 HEADWISE_INSTANCES_OF_OPS(float)

@@ -2238,7 +2238,9 @@ inline std::string processor_features() {
   std::string names;
 #if HEADWISE_X86
   const auto add = [&](bool has, const char* name) {
-    if (has) names += (names.empty() ? "" : " ") + std::string(name);
+    if (!has) return;
+    if (!names.empty()) names += ' ';
+    names += name;
   };
   add(__builtin_cpu_supports("sse2"), "sse2");
   add(__builtin_cpu_supports("avx"), "avx");
@@ -2381,7 +2383,15 @@ class Workspace {
 // and chosen when the program runs. They see pointers and strides; they check, allocate and throw
 // nothing and know no threads.
 
-#if HEADWISE_X86
+// Where another translation unit compiles the kernels for float and double, with the same flags,
+// only the generic ones are read here, for other types.
+#if HEADWISE_USES_COMPILED || defined(HEADWISE_EXTERN_KERNELS)
+#define HEADWISE_CONFIG_VECTOR_KERNELS 0
+#else
+#define HEADWISE_CONFIG_VECTOR_KERNELS HEADWISE_X86
+#endif
+
+#if HEADWISE_CONFIG_VECTOR_KERNELS
 #include <immintrin.h>
 #endif
 
@@ -2438,13 +2448,14 @@ struct Kernels {
 #define HEADWISE_ISA_BYTES 16
 
 // headwise/kernels/isa.inc
-// All that is compiled for an instruction set: read once for each, inside its region. HEADWISE_ISA is
-// its name and the innermost namespace, HEADWISE_ISA_BYTES the size of its vectors.
-// clang-format off: each needs those above it
+// All that is compiled for an instruction set: read once for each, inside its region. HEADWISE_ISA
+// is its name and the innermost namespace, HEADWISE_ISA_BYTES the size of its vectors. In this
+// order: each needs those above it.
+// clang-format off
 // headwise/simd/vector.inc
 // Vectors of float and double on the compilers' vector extensions, and of every other scalar at
 // width 1, so that a kernel is written once. Read once for each instruction set, inside its region
-// (kernels/instruction_sets.hpp): HEADWISE_ISA names it, HEADWISE_ISA_BYTES is its vectors' size.
+// (kernels/kernels.hpp): HEADWISE_ISA names it, HEADWISE_ISA_BYTES is its vectors' size.
 //
 // No vector crosses a function that is not always inlined: at -O0 g++ would pass it wrongly.
 
@@ -2814,12 +2825,11 @@ void run_rows(Walk<T> a, Walk<T> b, Index M, Index K, TileStore<T> to) {
     a.data += rows * a.row;
     to.c += rows * to.row;
     if (to.factor != nullptr) to.factor += rows;
-    M -= rows;
   };
-  while (M >= 6) run(std::integral_constant<int, 6>{});
+  for (; M >= 6; M -= 6) run(std::integral_constant<int, 6>{});
   if (M >= 4) run(std::integral_constant<int, 4>{});
-  if (M >= 2) run(std::integral_constant<int, 2>{});
-  if (M >= 1) run(std::integral_constant<int, 1>{});
+  if (M % 4 >= 2) run(std::integral_constant<int, 2>{});
+  if (M % 2 == 1) run(std::integral_constant<int, 1>{});
 }
 
 /// The same for `vectors` vectors of columns, 1 to Tile::vectors.
@@ -2976,12 +2986,6 @@ struct Operand {
   Walk<T> walk(Index n, Index row = 0) const { return {data + n * panel + row * step, 0, step}; }
 };
 
-/// Packed into panels of K rows.
-template <class T>
-Operand<T> packed_operand(const T* packed, Index K) {
-  return {packed, Tile<T>::columns, K, true};
-}
-
 /// Asks for `rows` rows of N before they are read: rows of heads lie on pages of their own, which
 /// the processor does not foresee.
 template <class T>
@@ -3000,8 +3004,8 @@ constexpr Index copied_size(Index rows, Index N) {
 }
 
 /// A dense copy [rows, N], rows of whole vectors, elements beyond N as 0: what tiles walk again and
-/// again. (Rows of heads lie on pages of their own: a backward tile over rows 3 KiB apart ran at 81 to
-/// 85 % of the peak, over dense ones at 85 to 88 %.)
+/// again. (Rows of heads lie on pages of their own: a backward tile over rows 3 KiB apart ran at 81
+/// to 85 % of the peak, over dense ones at 85 to 88 %.)
 template <class T>
 Operand<T> copy_rows(Matrix<const T> b, Index rows, Index N, bool finite, T* to) {
   using S = Simd<T>;
@@ -3355,8 +3359,7 @@ class TileMask {
   /// Whether query r sees the keys from j on.
   HEADWISE_INLINE typename S::IntVector of_keys(Index r, Index j) const {
     const auto key = S::lane_numbers() + S::broadcast_int(static_cast<Int>(j));
-    const auto seen =
-        S::within(key, S::broadcast_int(begin_[r]), S::broadcast_int(end_[r]));
+    const auto seen = S::within(key, S::broadcast_int(begin_[r]), S::broadcast_int(end_[r]));
     return asked_ ? S::both(seen, S::load_bytes(bytes_ + at(r, j))) : seen;
   }
 
@@ -3375,17 +3378,12 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_forward.inc
-// Flash attention forward: a block of queries against all their keys, nothing of size L x S. Read
-// once for each instruction set.
+// headwise/kernels/online_softmax.inc
+// The softmax of flash attention, one block of keys after the other. Read once for each instruction
+// set.
 //
-// Scores stand transposed: a row is a key, its lanes are a panel of queries. So maxima and sums run
-// down the lanes, masks are comparisons of lanes, keys and values are read where they lie, and only
-// q is packed, once. Traffic of a block of queries: q is read once, k and v once, o and logsumexp
-// written once; the scores of a panel and a block of keys live in the first two cache levels.
-// Source: Dao, Fu, Ermon, Rudra, Re, "FlashAttention", 2022, arXiv 2205.14135, algorithm 1, with
-// the queries outside as in Dao, "FlashAttention-2", 2023, arXiv 2307.08691, algorithm 1.
-// The steps are numbered in docs/derivations/flash_backward.md.
+// Scores stand transposed: a row is a key, its lanes are queries, so that maxima and sums run down
+// the lanes and masks are comparisons of lanes.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -3399,35 +3397,6 @@ struct ForwardTile {
   static constexpr Index queries = 128;             // of a task: whole panels
   static constexpr Index keys = 192;                // of a block
 };
-
-/// The buffers of a task.
-template <class T>
-struct ForwardScratch {
-  using Sizes = ForwardTile<T>;
-
-  T* q;        // q^T in panels [d, lanes]
-  T* s;        // [keys, lanes]
-  T* v;        // [keys, dv], dense
-  T* kept;     // v without what one query may not see
-  T* context;  // [queries, dv], rows of whole vectors
-  T* factors;  // [keys], dropout of a row
-
-  constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
-      : q(memory.take(packed_size<T>(d, Sizes::queries))),
-        s(memory.take(Sizes::keys * Sizes::lanes)),
-        v(memory.take(copied_size<T>(Sizes::keys, dv))),
-        kept(memory.take(copied_size<T>(Sizes::keys, dv))),
-        context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
-        factors(memory.take(Sizes::keys)) {}
-};
-
-/// Scratch, in elements, of a task: constant for each thread whatever L and S are.
-template <class T>
-constexpr Index flash_forward_scratch(Index d, Index dv) {
-  Scratch<T> count;
-  ForwardScratch<T>(count, d, dv);
-  return count.taken();
-}
 
 template <class T>
 using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
@@ -3531,6 +3500,55 @@ void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
   lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_forward.inc
+// Flash attention forward: a block of queries against all their keys, nothing of size L x S. Read
+// once for each instruction set.
+//
+// Scores stand transposed: a row is a key, its lanes are a panel of queries. So maxima and sums run
+// down the lanes, masks are comparisons of lanes, keys and values are read where they lie, and only
+// q is packed, once. Traffic of a block of queries: q is read once, k and v once, o and logsumexp
+// written once; the scores of a panel and a block of keys live in the first two cache levels.
+// Source: Dao, Fu, Ermon, Rudra, Re, "FlashAttention", 2022, arXiv 2205.14135, algorithm 1, with
+// the queries outside as in Dao, "FlashAttention-2", 2023, arXiv 2307.08691, algorithm 1.
+// The steps are numbered in docs/derivations/flash_backward.md.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The buffers of a task.
+template <class T>
+struct ForwardScratch {
+  using Sizes = ForwardTile<T>;
+
+  T* q;        // q^T in panels [d, lanes]
+  T* s;        // [keys, lanes]
+  T* v;        // [keys, dv], dense
+  T* kept;     // v without what one query may not see
+  T* context;  // [queries, dv], rows of whole vectors
+  T* factors;  // [keys], dropout of a row
+
+  constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
+      : q(memory.take(packed_size<T>(d, Sizes::queries))),
+        s(memory.take(Sizes::keys * Sizes::lanes)),
+        v(memory.take(copied_size<T>(Sizes::keys, dv))),
+        kept(memory.take(copied_size<T>(Sizes::keys, dv))),
+        context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
+        factors(memory.take(Sizes::keys)) {}
+};
+
+/// Scratch, in elements, of a task: constant for each thread whatever L and S are.
+template <class T>
+constexpr Index flash_forward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  ForwardScratch<T>(count, d, dv);
+  return count.taken();
 }
 
 /// Steps 4a and 4b: s = scale q k^T + bias, but for vectors in which no query sees the keys.
@@ -3689,16 +3707,10 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_backward.inc
-// Flash attention backward: a block of keys against the queries of its heads, tile by tile. Read
-// once for each instruction set.
-//
-// Weights are computed again, p = e^(s - lse), instead of kept. Rows of a tile are queries, its
-// lanes are keys: k^T and v^T are packed once for a block of keys, everything else is read where it
-// lies, p^T and ds^T through their strides. Traffic of a block of keys: k and v read once, q, d_o
-// and dq once for each block; p and ds live in the second cache level; dk and dv are summed in
-// scratch and written once. Source: Dao, "FlashAttention-2", 2023, arXiv 2307.08691, algorithm 2.
-// The steps are numbered in docs/derivations/flash_backward.md.
+// headwise/kernels/flash_backward_rows.inc
+// Flash attention backward, the rows of a tile: the weights of queries, computed again, and what
+// flows into their scores. Read once for each instruction set. Rows of a tile are queries, its
+// lanes keys.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -3760,20 +3772,33 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
 /// delta_r = rowsum(d_o * o) for `rows` queries from i0 on, by the chain of multiply-adds that a
 /// tile forms d_o v^T by, so that dp - delta is exactly 0 where o is one of the values. (Summed in
 /// another order the difference is rounding noise, which large keys blow up: 3,000 times the error
-/// of plain loops in dW_Q for scores in the thousands.) Eight chains at a time hide their latency.
+/// of plain loops in dW_Q for scores in the thousands.) A lane is a query: squares are transposed.
 template <class T>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
-  constexpr Index together = 8;
-  for (Index r0 = 0; r0 < rows; r0 += together) {
-    const Index count = std::min<Index>(together, rows - r0);
-    T sums[std::size_t{together}] = {};
-    for (Index n = 0; n < head.forward.dv; ++n) {
-      for (Index r = 0; r < count; ++r) {
-        const Index i = i0 + r0 + r;
-        sums[r] = simd::HEADWISE_ISA::multiply_add<T>(head.d_o(i, n), head.o(i, n), sums[r]);
+  using S = Simd<T>;
+  constexpr Index width = S::width;
+  const Index dv = head.forward.dv;
+  const bool dense = head.d_o.column == 1 && head.o.column == 1;
+  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
+  for (Index r = 0; r < rows; r += width) {
+    const Index count = std::min<Index>(width, rows - r);
+    const auto d_o = head.d_o.from(i0 + r, 0), o = head.o.from(i0 + r, 0);
+    auto sums = S::zero();
+    Index n = 0;
+    for (; dense && count == width && n + width <= dv; n += width) {
+      transpose_square<T>(d_o.data + n, d_o.row, left, width);
+      transpose_square<T>(o.data + n, o.row, right, width);
+      for (Index t = 0; t < width; ++t) {
+        sums = S::fma(S::load(left + t * width), S::load(right + t * width), sums);
       }
     }
-    for (Index r = 0; r < count; ++r) delta[r0 + r] = sums[r];
+    S::store(sums, left);
+    for (; n < dv; ++n) {
+      for (Index lane = 0; lane < count; ++lane) {
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(d_o(lane, n), o(lane, n), left[lane]);
+      }
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
 }
 
@@ -3871,6 +3896,25 @@ std::int64_t backward_strip(const FlashHead<T>& head, const TileBlock& block, In
   for (Index row = r; row < r + n; ++row) backward_row<T>(head, block, row, buffers, mask);
   return count;
 }
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward.inc
+// Flash attention backward: a block of keys against the queries of its heads, tile by tile. Read
+// once for each instruction set.
+//
+// Weights are computed again, p = e^(s - lse), instead of kept. Rows of a tile are queries, its
+// lanes are keys: k^T and v^T are packed once for a block of keys, everything else is read where it
+// lies, p^T and ds^T through their strides. Traffic of a block of keys: k and v read once, q, d_o
+// and dq once for each block; p and ds live in the second cache level; dk and dv are summed in
+// scratch and written once. Source: Dao, "FlashAttention-2", 2023, arXiv 2307.08691, algorithm 2.
+// The steps are numbered in docs/derivations/flash_backward.md.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 /// c [keys, N] += a^T b over visible pairs, a [queries, keys] being p or ds and b [queries, N] rows
 /// of q or d_o: six keys at a time over the queries that see them, or one where b is not finite.
@@ -4039,7 +4083,7 @@ inline constexpr Kernels<T> table = {
 #undef HEADWISE_ISA
 #undef HEADWISE_ISA_BYTES
 
-#if HEADWISE_X86
+#if HEADWISE_CONFIG_VECTOR_KERNELS
 HEADWISE_REGION(HEADWISE_AVX2)
 #define HEADWISE_ISA avx2
 #define HEADWISE_ISA_BYTES 32
@@ -4381,12 +4425,11 @@ void run_rows(Walk<T> a, Walk<T> b, Index M, Index K, TileStore<T> to) {
     a.data += rows * a.row;
     to.c += rows * to.row;
     if (to.factor != nullptr) to.factor += rows;
-    M -= rows;
   };
-  while (M >= 6) run(std::integral_constant<int, 6>{});
+  for (; M >= 6; M -= 6) run(std::integral_constant<int, 6>{});
   if (M >= 4) run(std::integral_constant<int, 4>{});
-  if (M >= 2) run(std::integral_constant<int, 2>{});
-  if (M >= 1) run(std::integral_constant<int, 1>{});
+  if (M % 4 >= 2) run(std::integral_constant<int, 2>{});
+  if (M % 2 == 1) run(std::integral_constant<int, 1>{});
 }
 
 template <class T>
@@ -4529,11 +4572,6 @@ struct Operand {
 
   Walk<T> walk(Index n, Index row = 0) const { return {data + n * panel + row * step, 0, step}; }
 };
-
-template <class T>
-Operand<T> packed_operand(const T* packed, Index K) {
-  return {packed, Tile<T>::columns, K, true};
-}
 
 template <class T>
 void prefetch_rows(Matrix<const T> b, Index rows, Index N) {
@@ -4851,8 +4889,7 @@ class TileMask {
   }
   HEADWISE_INLINE typename S::IntVector of_keys(Index r, Index j) const {
     const auto key = S::lane_numbers() + S::broadcast_int(static_cast<Int>(j));
-    const auto seen =
-        S::within(key, S::broadcast_int(begin_[r]), S::broadcast_int(end_[r]));
+    const auto seen = S::within(key, S::broadcast_int(begin_[r]), S::broadcast_int(end_[r]));
     return asked_ ? S::both(seen, S::load_bytes(bytes_ + at(r, j))) : seen;
   }
 
@@ -4871,7 +4908,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_forward.inc
+// headwise/kernels/online_softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -4883,33 +4920,6 @@ struct ForwardTile {
   static constexpr Index queries = 128;             // of a task: whole panels
   static constexpr Index keys = 192;                // of a block
 };
-
-template <class T>
-struct ForwardScratch {
-  using Sizes = ForwardTile<T>;
-
-  T* q;        // q^T in panels [d, lanes]
-  T* s;        // [keys, lanes]
-  T* v;        // [keys, dv], dense
-  T* kept;     // v without what one query may not see
-  T* context;  // [queries, dv], rows of whole vectors
-  T* factors;  // [keys], dropout of a row
-
-  constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
-      : q(memory.take(packed_size<T>(d, Sizes::queries))),
-        s(memory.take(Sizes::keys * Sizes::lanes)),
-        v(memory.take(copied_size<T>(Sizes::keys, dv))),
-        kept(memory.take(copied_size<T>(Sizes::keys, dv))),
-        context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
-        factors(memory.take(Sizes::keys)) {}
-};
-
-template <class T>
-constexpr Index flash_forward_scratch(Index d, Index dv) {
-  Scratch<T> count;
-  ForwardScratch<T>(count, d, dv);
-  return count.taken();
-}
 
 template <class T>
 using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
@@ -5003,6 +5013,43 @@ void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
   lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_forward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct ForwardScratch {
+  using Sizes = ForwardTile<T>;
+
+  T* q;        // q^T in panels [d, lanes]
+  T* s;        // [keys, lanes]
+  T* v;        // [keys, dv], dense
+  T* kept;     // v without what one query may not see
+  T* context;  // [queries, dv], rows of whole vectors
+  T* factors;  // [keys], dropout of a row
+
+  constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
+      : q(memory.take(packed_size<T>(d, Sizes::queries))),
+        s(memory.take(Sizes::keys * Sizes::lanes)),
+        v(memory.take(copied_size<T>(Sizes::keys, dv))),
+        kept(memory.take(copied_size<T>(Sizes::keys, dv))),
+        context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
+        factors(memory.take(Sizes::keys)) {}
+};
+
+template <class T>
+constexpr Index flash_forward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  ForwardScratch<T>(count, d, dv);
+  return count.taken();
 }
 
 template <class T>
@@ -5148,7 +5195,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_backward.inc
+// headwise/kernels/flash_backward_rows.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -5206,17 +5253,30 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
 
 template <class T>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
-  constexpr Index together = 8;
-  for (Index r0 = 0; r0 < rows; r0 += together) {
-    const Index count = std::min<Index>(together, rows - r0);
-    T sums[std::size_t{together}] = {};
-    for (Index n = 0; n < head.forward.dv; ++n) {
-      for (Index r = 0; r < count; ++r) {
-        const Index i = i0 + r0 + r;
-        sums[r] = simd::HEADWISE_ISA::multiply_add<T>(head.d_o(i, n), head.o(i, n), sums[r]);
+  using S = Simd<T>;
+  constexpr Index width = S::width;
+  const Index dv = head.forward.dv;
+  const bool dense = head.d_o.column == 1 && head.o.column == 1;
+  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
+  for (Index r = 0; r < rows; r += width) {
+    const Index count = std::min<Index>(width, rows - r);
+    const auto d_o = head.d_o.from(i0 + r, 0), o = head.o.from(i0 + r, 0);
+    auto sums = S::zero();
+    Index n = 0;
+    for (; dense && count == width && n + width <= dv; n += width) {
+      transpose_square<T>(d_o.data + n, d_o.row, left, width);
+      transpose_square<T>(o.data + n, o.row, right, width);
+      for (Index t = 0; t < width; ++t) {
+        sums = S::fma(S::load(left + t * width), S::load(right + t * width), sums);
       }
     }
-    for (Index r = 0; r < count; ++r) delta[r0 + r] = sums[r];
+    S::store(sums, left);
+    for (; n < dv; ++n) {
+      for (Index lane = 0; lane < count; ++lane) {
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(d_o(lane, n), o(lane, n), left[lane]);
+      }
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
 }
 
@@ -5309,6 +5369,16 @@ std::int64_t backward_strip(const FlashHead<T>& head, const TileBlock& block, In
   for (Index row = r; row < r + n; ++row) backward_row<T>(head, block, row, buffers, mask);
   return count;
 }
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 std::int64_t add_by_key(const T* a, const Operand<T>& b, Index N, Matrix<T> c,
@@ -5805,12 +5875,11 @@ void run_rows(Walk<T> a, Walk<T> b, Index M, Index K, TileStore<T> to) {
     a.data += rows * a.row;
     to.c += rows * to.row;
     if (to.factor != nullptr) to.factor += rows;
-    M -= rows;
   };
-  while (M >= 6) run(std::integral_constant<int, 6>{});
+  for (; M >= 6; M -= 6) run(std::integral_constant<int, 6>{});
   if (M >= 4) run(std::integral_constant<int, 4>{});
-  if (M >= 2) run(std::integral_constant<int, 2>{});
-  if (M >= 1) run(std::integral_constant<int, 1>{});
+  if (M % 4 >= 2) run(std::integral_constant<int, 2>{});
+  if (M % 2 == 1) run(std::integral_constant<int, 1>{});
 }
 
 template <class T>
@@ -5953,11 +6022,6 @@ struct Operand {
 
   Walk<T> walk(Index n, Index row = 0) const { return {data + n * panel + row * step, 0, step}; }
 };
-
-template <class T>
-Operand<T> packed_operand(const T* packed, Index K) {
-  return {packed, Tile<T>::columns, K, true};
-}
 
 template <class T>
 void prefetch_rows(Matrix<const T> b, Index rows, Index N) {
@@ -6275,8 +6339,7 @@ class TileMask {
   }
   HEADWISE_INLINE typename S::IntVector of_keys(Index r, Index j) const {
     const auto key = S::lane_numbers() + S::broadcast_int(static_cast<Int>(j));
-    const auto seen =
-        S::within(key, S::broadcast_int(begin_[r]), S::broadcast_int(end_[r]));
+    const auto seen = S::within(key, S::broadcast_int(begin_[r]), S::broadcast_int(end_[r]));
     return asked_ ? S::both(seen, S::load_bytes(bytes_ + at(r, j))) : seen;
   }
 
@@ -6295,7 +6358,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_forward.inc
+// headwise/kernels/online_softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -6307,33 +6370,6 @@ struct ForwardTile {
   static constexpr Index queries = 128;             // of a task: whole panels
   static constexpr Index keys = 192;                // of a block
 };
-
-template <class T>
-struct ForwardScratch {
-  using Sizes = ForwardTile<T>;
-
-  T* q;        // q^T in panels [d, lanes]
-  T* s;        // [keys, lanes]
-  T* v;        // [keys, dv], dense
-  T* kept;     // v without what one query may not see
-  T* context;  // [queries, dv], rows of whole vectors
-  T* factors;  // [keys], dropout of a row
-
-  constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
-      : q(memory.take(packed_size<T>(d, Sizes::queries))),
-        s(memory.take(Sizes::keys * Sizes::lanes)),
-        v(memory.take(copied_size<T>(Sizes::keys, dv))),
-        kept(memory.take(copied_size<T>(Sizes::keys, dv))),
-        context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
-        factors(memory.take(Sizes::keys)) {}
-};
-
-template <class T>
-constexpr Index flash_forward_scratch(Index d, Index dv) {
-  Scratch<T> count;
-  ForwardScratch<T>(count, d, dv);
-  return count.taken();
-}
 
 template <class T>
 using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
@@ -6427,6 +6463,43 @@ void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
   lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_forward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct ForwardScratch {
+  using Sizes = ForwardTile<T>;
+
+  T* q;        // q^T in panels [d, lanes]
+  T* s;        // [keys, lanes]
+  T* v;        // [keys, dv], dense
+  T* kept;     // v without what one query may not see
+  T* context;  // [queries, dv], rows of whole vectors
+  T* factors;  // [keys], dropout of a row
+
+  constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
+      : q(memory.take(packed_size<T>(d, Sizes::queries))),
+        s(memory.take(Sizes::keys * Sizes::lanes)),
+        v(memory.take(copied_size<T>(Sizes::keys, dv))),
+        kept(memory.take(copied_size<T>(Sizes::keys, dv))),
+        context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
+        factors(memory.take(Sizes::keys)) {}
+};
+
+template <class T>
+constexpr Index flash_forward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  ForwardScratch<T>(count, d, dv);
+  return count.taken();
 }
 
 template <class T>
@@ -6572,7 +6645,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_backward.inc
+// headwise/kernels/flash_backward_rows.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -6630,17 +6703,30 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
 
 template <class T>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
-  constexpr Index together = 8;
-  for (Index r0 = 0; r0 < rows; r0 += together) {
-    const Index count = std::min<Index>(together, rows - r0);
-    T sums[std::size_t{together}] = {};
-    for (Index n = 0; n < head.forward.dv; ++n) {
-      for (Index r = 0; r < count; ++r) {
-        const Index i = i0 + r0 + r;
-        sums[r] = simd::HEADWISE_ISA::multiply_add<T>(head.d_o(i, n), head.o(i, n), sums[r]);
+  using S = Simd<T>;
+  constexpr Index width = S::width;
+  const Index dv = head.forward.dv;
+  const bool dense = head.d_o.column == 1 && head.o.column == 1;
+  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
+  for (Index r = 0; r < rows; r += width) {
+    const Index count = std::min<Index>(width, rows - r);
+    const auto d_o = head.d_o.from(i0 + r, 0), o = head.o.from(i0 + r, 0);
+    auto sums = S::zero();
+    Index n = 0;
+    for (; dense && count == width && n + width <= dv; n += width) {
+      transpose_square<T>(d_o.data + n, d_o.row, left, width);
+      transpose_square<T>(o.data + n, o.row, right, width);
+      for (Index t = 0; t < width; ++t) {
+        sums = S::fma(S::load(left + t * width), S::load(right + t * width), sums);
       }
     }
-    for (Index r = 0; r < count; ++r) delta[r0 + r] = sums[r];
+    S::store(sums, left);
+    for (; n < dv; ++n) {
+      for (Index lane = 0; lane < count; ++lane) {
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(d_o(lane, n), o(lane, n), left[lane]);
+      }
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
 }
 
@@ -6733,6 +6819,16 @@ std::int64_t backward_strip(const FlashHead<T>& head, const TileBlock& block, In
   for (Index row = r; row < r + n; ++row) backward_row<T>(head, block, row, buffers, mask);
   return count;
 }
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 std::int64_t add_by_key(const T* a, const Operand<T>& b, Index N, Matrix<T> c,
@@ -6894,7 +6990,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 /// The kernels of an instruction set. Types other than float and double have the generic ones.
 template <Scalar T>
 const Kernels<T>& kernels_of([[maybe_unused]] InstructionSet set) {
-#if HEADWISE_X86
+#if HEADWISE_CONFIG_VECTOR_KERNELS
   if constexpr (simd::vectorised<T>) {
     if (set == InstructionSet::avx512) return avx512::table<T>;
     if (set == InstructionSet::avx2) return avx2::table<T>;
@@ -6902,6 +6998,11 @@ const Kernels<T>& kernels_of([[maybe_unused]] InstructionSet set) {
 #endif
   return generic::table<T>;
 }
+
+#if HEADWISE_USES_COMPILED || defined(HEADWISE_EXTERN_KERNELS)
+extern template const Kernels<float>& kernels_of<float>(InstructionSet);
+extern template const Kernels<double>& kernels_of<double>(InstructionSet);
+#endif
 
 /// Those of this process. Throws ArgumentError where HEADWISE_SIMD asks for what cannot be had.
 template <Scalar T>
@@ -8866,7 +8967,11 @@ class FlashBackwardCall {
       const Index rows = std::min<Index>(run_.backward_queries, sizes_.L - i0);
       const auto head = head_at(b, h);
       for (Index i = i0; i < i0 + rows; ++i) {
-        for (Index n = 0; n < sizes_.d; ++n) head.dq(i, n) = T(0);
+        if (head.dq.column == 1) {
+          std::fill_n(head.dq.data + i * head.dq.row, sizes_.d, T(0));
+        } else {
+          for (Index n = 0; n < sizes_.d; ++n) head.dq(i, n) = T(0);
+        }
       }
       run_.row_deltas(head, i0, rows, deltas_of(b, h) + i0);
       context_.count_flops(2 * sizes_.dv * rows, 2 * sizes_.dv * rows);
@@ -10208,7 +10313,7 @@ inline std::string format_config() {
   text += line("Eigen", dotted(EIGEN_WORLD_VERSION, EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION));
 #endif
   text += line("flags", HEADWISE_CODE_NAME);
-  text += line("instructions", std::string(name_of(instruction_set())));
+  text += line("kernels", std::string(name_of(instruction_set())));
   text += line("vectors", std::to_string(kernels::kernels_here<float>().lanes) + " float, " +
                               std::to_string(kernels::kernels_here<double>().lanes) + " double");
   text += line("alignment", std::to_string(storage_alignment) + " bytes");
@@ -11234,6 +11339,12 @@ template <class T, int R>
       const Context&);
 
 #if HEADWISE_CONFIG_PLAIN
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_INSTANCE const Kernels<float>& kernels_of<float>(InstructionSet);
+HEADWISE_INSTANCE const Kernels<double>& kernels_of<double>(InstructionSet);
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 HEADWISE_INSTANCES_OF_OPS(float)

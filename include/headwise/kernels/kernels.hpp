@@ -17,7 +17,15 @@
 #include "headwise/runtime/workspace.hpp"
 #include "headwise/simd/constants.hpp"
 
-#if HEADWISE_X86
+// Where another translation unit compiles the kernels for float and double, with the same flags,
+// only the generic ones are read here, for other types.
+#if HEADWISE_USES_COMPILED || defined(HEADWISE_EXTERN_KERNELS)
+#define HEADWISE_CONFIG_VECTOR_KERNELS 0
+#else
+#define HEADWISE_CONFIG_VECTOR_KERNELS HEADWISE_X86
+#endif
+
+#if HEADWISE_CONFIG_VECTOR_KERNELS
 #include <immintrin.h>
 #endif
 
@@ -76,7 +84,7 @@ struct Kernels {
 #undef HEADWISE_ISA
 #undef HEADWISE_ISA_BYTES
 
-#if HEADWISE_X86
+#if HEADWISE_CONFIG_VECTOR_KERNELS
 HEADWISE_REGION(HEADWISE_AVX2)
 #define HEADWISE_ISA avx2
 #define HEADWISE_ISA_BYTES 32
@@ -99,7 +107,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 /// The kernels of an instruction set. Types other than float and double have the generic ones.
 template <Scalar T>
 const Kernels<T>& kernels_of([[maybe_unused]] InstructionSet set) {
-#if HEADWISE_X86
+#if HEADWISE_CONFIG_VECTOR_KERNELS
   if constexpr (simd::vectorised<T>) {
     if (set == InstructionSet::avx512) return avx512::table<T>;
     if (set == InstructionSet::avx2) return avx2::table<T>;
@@ -107,6 +115,11 @@ const Kernels<T>& kernels_of([[maybe_unused]] InstructionSet set) {
 #endif
   return generic::table<T>;
 }
+
+#if HEADWISE_USES_COMPILED || defined(HEADWISE_EXTERN_KERNELS)
+extern template const Kernels<float>& kernels_of<float>(InstructionSet);
+extern template const Kernels<double>& kernels_of<double>(InstructionSet);
+#endif
 
 /// Those of this process. Throws ArgumentError where HEADWISE_SIMD asks for what cannot be had.
 template <Scalar T>

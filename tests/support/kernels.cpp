@@ -1,0 +1,10 @@
+// The kernels for float and double, compiled once for all test programs and with their flags: each
+// of their files would else compile three instruction sets again.
+#include "headwise/kernels/kernels.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+template const Kernels<float>& kernels_of<float>(InstructionSet);
+template const Kernels<double>& kernels_of<double>(InstructionSet);
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
