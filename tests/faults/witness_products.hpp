@@ -25,23 +25,23 @@ Numbers add_product(Numbers start, Index M, Index N, Index K, const A& a, const 
 }
 
 /// y = x w + b and its gradients: x [N, K], w [K, O].
-template <class T>
 void check_linear(Index N, Index K, Index O, const Context& context) {
-  const auto x = random_tensor<T>(Shape{N, K}), w = random_tensor<T>(Shape{K, O});
-  const auto b = random_tensor<T>(Shape{O}), dy_row = random_tensor<T>(Shape{N, O});
-  Tensor<T, 2> y(Shape{N, O}), dx(Shape{N, K}), dw = random_tensor<T>(Shape{K, O});
-  for (Tensor<T, 2>* t : {&y, &dx}) fill(Out<T, 2>(*t), T(777));
-  const Numbers X = numbers_of(x), W = numbers_of(w), DY = numbers_of(dy_row);
+  const auto x = random_tensor<double>(Shape{N, K}), w = random_tensor<double>(Shape{K, O});
+  const auto b = random_tensor<double>(Shape{O});
+  const auto dy = random_tensor<double>(Shape{N, O});
+  Tensor<double, 2> y(Shape{N, O}), dx(Shape{N, K}), dw = random_tensor<double>(Shape{K, O});
+  for (Tensor<double, 2>* t : {&y, &dx}) fill(Out<double, 2>(*t), 777.0);
+  const Numbers X = numbers_of(x), W = numbers_of(w), DY = numbers_of(dy);
   const Numbers old_dw = numbers_of(dw);
   Numbers bias(static_cast<std::size_t>(N * O));
   for (Index n = 0; n < N * O; ++n) at(bias, n) = static_cast<Real>(b(n % O));
-  linear_forward(In<T, 2>(x), w, b, y, context);
-  linear_backward(In<T, 2>(dy_row), x, w, dx, dw, {}, context);
+  linear_forward(In<double, 2>(x), w, b, y, context);
+  linear_backward(In<double, 2>(dy), x, w, dx, dw, {}, context);
 
   const std::string where = " of linear " + x.shape().format() + " " + w.shape().format();
   // A sum of K products of at most 1 is rounded K times.
   const auto tolerance = [](Index terms) {
-    return static_cast<Real>(terms + 4) * static_cast<Real>(std::numeric_limits<T>::epsilon());
+    return static_cast<Real>(terms + 4) * static_cast<Real>(std::numeric_limits<double>::epsilon());
   };
   const auto in = [](const Numbers& numbers, Index row, Index column) {
     return [&numbers, row, column](Index i, Index j) { return at(numbers, i * row + j * column); };
@@ -56,35 +56,33 @@ void check_linear(Index N, Index K, Index O, const Context& context) {
 
 /// Sizes beyond the blocks of each extent (192 rows, 768 columns, an inner length of 384), and cut
 /// for three workers.
-template <class T>
-void check_linears() {
-  for (const Index N : {1, 2, 3, 4, 5, 6, 7, 11}) check_linear<T>(N, 5, 9, {});
-  check_linear<T>(400, 9, 7, {});
-  check_linear<T>(7, 400, 33, {});
-  check_linear<T>(5, 9, 805, {});
+void products() {
+  for (const Index N : {1, 2, 3, 4, 5, 6, 7, 11}) check_linear(N, 5, 9, {});
+  check_linear(400, 9, 7, {});
+  check_linear(7, 400, 33, {});
+  check_linear(5, 9, 805, {});
   ThreadPool three(3);
-  check_linear<T>(301, 6, 7, {.executor = three});
-  check_linear<T>(101, 5, 421, {.executor = three});
+  check_linear(301, 6, 7, {.executor = three});
+  check_linear(101, 5, 421, {.executor = three});
 }
 
 /// 2^x in every instruction set, to some units in the last place, down to where it ends.
-template <class T>
-void check_weights() {
-  using Limits = std::numeric_limits<T>;
-  std::vector<T> x = {T(0), -Limits::infinity(), Limits::quiet_NaN()};
-  const T lowest = T(Limits::min_exponent - 1);
-  for (T value = T(-0.001L); value > lowest; value *= T(1.01L)) x.push_back(value);
-  for (T value = lowest; value > lowest - T(70); value -= T(0.7L)) x.push_back(value);
+void weights() {
+  using Limits = std::numeric_limits<double>;
+  std::vector<double> x = {0.0, -Limits::infinity(), Limits::quiet_NaN()};
+  const double lowest = Limits::min_exponent - 1;
+  for (double value = -0.001; value > lowest; value *= 1.01) x.push_back(value);
+  for (double value = lowest; value > lowest - 70; value -= 0.7) x.push_back(value);
   for (const auto set : {InstructionSet::generic, InstructionSet::avx2, InstructionSet::avx512}) {
     if (!is_supported(set)) continue;
-    std::vector<T> y(x.size(), T(777));
-    kernels::kernels_of<T>(set).weights_of(x.data(), static_cast<Index>(x.size()), y.data());
+    std::vector<double> y(x.size(), 777.0);
+    kernels::kernels_of<double>(set).weights_of(x.data(), static_cast<Index>(x.size()), y.data());
     for (std::size_t n = 0; n < x.size(); ++n) {
       const Real expected = std::exp2(static_cast<Real>(x[n])), got = static_cast<Real>(y[n]);
       const Real allowed = std::max(4 * expected * static_cast<Real>(Limits::epsilon()),
                                     x[n] < lowest ? static_cast<Real>(Limits::min()) : Real{0});
       const bool right = std::isnan(x[n]) ? std::isnan(got) : std::abs(got - expected) <= allowed;
-      if (right && (x[n] != T(0) || got == 1)) continue;
+      if (right && (x[n] != 0 || got == 1)) continue;
       check(false, "weight of " + std::to_string(x[n]) + " with " + std::string(name_of(set)) +
                        " is " + std::to_string(got));
       break;
@@ -141,16 +139,6 @@ void threads() {
     }
     check(right, "four threads give other bits than one");
   }
-}
-
-void products() {
-  check_linears<float>();
-  check_linears<double>();
-}
-
-void weights() {
-  check_weights<float>();
-  check_weights<double>();
 }
 
 }  // namespace
