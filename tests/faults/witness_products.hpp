@@ -54,6 +54,17 @@ void check_linear(Index N, Index K, Index O, const Context& context) {
               "dw" + where);
 }
 
+/// An operand of which neither rows nor columns are dense gives the bits of its dense copy.
+void check_apart() {
+  constexpr Index N = 7, K = 11, O = 37;
+  const auto x = random_tensor<double>(Shape{N, K}), store = random_tensor<double>(Shape{K, 3 * O});
+  const In<double, 2> w(store.data(), Shape{K, O}, Shape{3 * O, Index{3}});
+  Tensor<double, 2> y(Shape{N, O}), dense(Shape{N, O});
+  linear_forward(In<double, 2>(x), w, {}, y);
+  linear_forward(In<double, 2>(x), contiguous(w), {}, dense);
+  check_close(numbers_of(y), numbers_of(dense), 0, "y of linear with w of columns apart");
+}
+
 /// Sizes beyond the blocks of each extent (192 rows, 768 columns, an inner length of 384), and cut
 /// for three workers.
 void products() {
@@ -61,6 +72,7 @@ void products() {
   check_linear(400, 9, 7, {});
   check_linear(7, 400, 33, {});
   check_linear(5, 9, 805, {});
+  check_apart();
   ThreadPool three(3);
   check_linear(301, 6, 7, {.executor = three});
   check_linear(101, 5, 421, {.executor = three});
