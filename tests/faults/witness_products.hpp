@@ -74,7 +74,7 @@ void products() {
   check_linear(5, 9, 805, {});
   check_apart();
   ThreadPool three(3);
-  check_linear(301, 6, 7, {.executor = three});
+  check_linear(300, 6, 7, {.executor = three});
   check_linear(101, 5, 421, {.executor = three});
 }
 
