@@ -1,27 +1,30 @@
 // What catches a planted fault where the test programs would be slow to build: attention and the
 // whole module against plain loops in long double, gradients against differences of those loops,
-// tallies against counting pair by pair. It takes containers, masks' values and dropout's draws
-// from the library, no arithmetic.
+// products against sums, tallies against counting pair by pair. It takes containers, masks' values
+// and dropout's draws from the library, no arithmetic.
 //
 // usage: witness [check ...]: runs the checks named, or all; exits with 1 if one fails.
 #include "witness_attention.hpp"
 #include "witness_module.hpp"
+#include "witness_products.hpp"
 
 namespace {
 
-/// Sizes one above and one below a tile of 48 queries and 64 keys, L != S, G < H.
-constexpr AttentionSizes one_more{1, 2, 1, 49, 65, 5, 3}, one_less{1, 1, 1, 95, 63, 3, 5},
-    several{2, 2, 2, 70, 130, 4, 4};
+/// Sizes one above and one below the tiles of 128 queries by 192 keys forward and 256 backward,
+/// L != S, G < H, S - L even and odd.
+constexpr AttentionSizes one_more{1, 2, 1, 129, 257, 5, 3}, one_less{1, 1, 1, 255, 191, 3, 5},
+    several{2, 1, 1, 141, 520, 4, 4}, wide{1, 1, 1, 31, 46, 19, 17};
 
 void plain() {
   check_attention(one_more, {}, {}, "no mask");
   check_attention(one_less, {}, {}, "no mask, S < L");
   check_attention(several, {}, {}, "no mask, three blocks of keys");
+  check_attention(wide, {}, {}, "no mask, heads of more than a vector");
 }
 
 void masks() {
   const auto diagonal = [](const AttentionSizes& n, Index i) { return i + n.S - n.L; };
-  for (const AttentionSizes& n : {one_more, one_less}) {
+  for (const AttentionSizes& n : {one_more, one_less, several}) {
     Rules rules;
     rules.visible = [=](Index, Index, Index i, Index j) { return j <= diagonal(n, i); };
     check_attention(n, {.mask = causal}, rules, "causal");
@@ -34,7 +37,7 @@ void masks() {
     check_attention(several, {.mask = Mask::window(9)}, rules, "window");
   }
   {
-    const Index lengths[] = {65, 0};
+    const Index lengths[] = {300, 0};
     Rules rules;
     rules.visible = [&](Index b, Index, Index, Index j) { return j < lengths[b]; };
     check_attention(several, {.mask = Mask::key_lengths(lengths)}, rules, "key lengths");
@@ -59,37 +62,46 @@ void dropout() {
   check_attention(one_more, {.dropout = dropout}, rules, "dropout");
 }
 
-/// The second half of the keys is hidden from the first half of the queries and holds NaN.
-void nan() {
-  constexpr Index L = 8, S = 70, hidden = 40;
-  auto q = random_tensor<double>(Shape{1, 1, L, 3}), k = random_tensor<double>(Shape{1, 1, S, 3});
-  auto v = random_tensor<double>(Shape{1, 1, S, 3});
-  auto d_o = random_tensor<double>(Shape{1, 1, L, 3});
-  Tensor<bool, 4> keep(Shape{1, 1, L, S});
-  for_each_index(keep.shape(), [&](const Shape<4>& n) { keep(n) = n[2] >= 4 || n[3] < hidden; });
+/// The last keys are hidden from the first half of the queries and hold NaN.
+void nan_behind(Index hidden, const AttentionOptions<double>& options,
+                const AttentionInputs<double>& inputs, const Tensor4<double>& d_o) {
+  const auto& [q, k, v] = inputs;
+  const Index S = k.extent(2);
   for (const Path path : {Path::materialized, Path::flash}) {
-    const Results clean = run(path, {q, k, v}, d_o, {.mask = Mask::keep(keep)});
-    auto bad_k = k, bad_v = v;
-    for (Index j = hidden; j < S; ++j) {
-      for (Index c = 0; c < 3; ++c) bad_k(0, 0, j, c) = bad_v(0, 0, j, c) = std::nan("");
-    }
-    const Results got = run(path, {q, bad_k, bad_v}, d_o, {.mask = Mask::keep(keep)});
+    const Results clean = run(path, inputs, d_o, options);
+    // In the last column of a row, behind whole vectors, and in one within them.
+    auto bad_k = contiguous(k), bad_v = contiguous(v);
+    for (Index j = hidden; j < S; ++j) bad_k(0, 0, j, 8) = bad_v(0, 0, j, 5) = std::nan("");
+    const Results got = run(path, {q, bad_k, bad_v}, d_o, options);
     const auto rows = [](const Tensor4<double>& x, Index count) {
       return numbers_of(slice(x, 2, 0, count));
     };
     check_close(rows(got.o, 4), rows(clean.o, 4), 0, "o beside hidden NaN" + name_of(path));
     check_close(rows(got.dq, 4), rows(clean.dq, 4), 0, "dq beside hidden NaN" + name_of(path));
-    check(std::isnan(got.o(0, 0, 5, 0)), "a NaN that is seen shows" + name_of(path));
+    check(std::isnan(got.o(0, 0, 7, 0)), "a NaN that is seen shows" + name_of(path));
     // A query of NaN that sees only the first keys leaves the others' gradients alone.
-    auto bad_q = q, bad_d = d_o;
-    for (Index c = 0; c < 3; ++c) bad_q(0, 0, 1, c) = bad_d(0, 0, 2, c) = std::nan("");
-    const Results other = run(path, {bad_q, k, v}, bad_d, {.mask = Mask::keep(keep)});
-    const auto behind = [](const Tensor4<double>& x) {
+    auto bad_q = contiguous(q);
+    auto bad_d = d_o;
+    for (Index c = 0; c < 9; ++c) bad_q(0, 0, 1, c) = bad_d(0, 0, 2, c) = std::nan("");
+    const Results other = run(path, {bad_q, k, v}, bad_d, options);
+    const auto behind = [&](const Tensor4<double>& x) {
       return numbers_of(slice(x, 2, hidden, S - hidden));
     };
     check_close(behind(other.dk), behind(clean.dk), 0, "dk behind NaN" + name_of(path));
     check_close(behind(other.dv), behind(clean.dv), 0, "dv behind NaN" + name_of(path));
   }
+}
+
+void nan() {
+  constexpr Index L = 8, S = 460, hidden = 420;
+  const auto q = random_tensor<double>(Shape{1, 1, L, 9}),
+             k = random_tensor<double>(Shape{1, 1, S, 9});
+  const auto v = random_tensor<double>(Shape{1, 1, S, 9});
+  const auto d_o = random_tensor<double>(Shape{1, 1, L, 9});
+  Tensor<bool, 4> keep(Shape{1, 1, L, S});
+  for_each_index(keep.shape(), [&](const Shape<4>& n) { keep(n) = n[2] >= 4 || n[3] < hidden; });
+  nan_behind(hidden, {.mask = Mask::keep(keep)}, {q, k, v}, d_o);
+  nan_behind(S - 4, {.mask = causal}, {q, k, v}, d_o);
 }
 
 /// Rows of a layer norm whose gradient is 0 throughout: whatever they hold reaches nothing.
@@ -115,7 +127,7 @@ void idle_rows() {
 
 /// A query of a sliding window has the same bits alone and among others.
 void same_bits() {
-  constexpr Index S = 130, window = 50;
+  constexpr Index S = 400, window = 150;
   const auto q = random_tensor<double>(Shape{1, 1, S, 4});
   const auto k = random_tensor<double>(Shape{1, 1, S, 4});
   const auto v = random_tensor<double>(Shape{1, 1, S, 4});
@@ -123,7 +135,7 @@ void same_bits() {
   Tensor4<double> whole(q.shape()), alone(Shape{1, 1, 1, 4});
   flash_attention_forward(In<double, 4>(q), k, v, options, whole, {});
   bool same = true;
-  for (const Index i : {70, 90, 129}) {
+  for (Index i = 150; i < S; i += 7) {
     flash_attention_forward(In<double, 4>(slice(q, 2, i, 1)), slice(k, 2, 0, i + 1),
                             slice(v, 2, 0, i + 1), options, alone, {});
     same = same && std::memcmp(alone.data(), &whole(0, 0, i, 0), 4 * sizeof(double)) == 0;
@@ -151,15 +163,22 @@ void tallies() {
     check(tally.useful == forward + backward, "useful FLOPs" + name_of(path));
     check(tally.executed >= tally.useful, "executed FLOPs below useful ones" + name_of(path));
   }
+  FlopTally tally;
+  Tensor<double, 2> y(Shape{3, 5});
+  linear_forward(In<double, 2>(random_tensor<double>(Shape{3, 4})),
+                 random_tensor<double>(Shape{4, 5}), {}, y, {.flops = &tally});
+  check(tally.useful == 2 * 3 * 4 * 5, "useful FLOPs of a product");
+  check(tally.executed > tally.useful, "five columns are computed without padding");
 }
 
 struct Check {
   const char* name;
   void (*run)();
 };
-constexpr Check checks[] = {{"plain", plain},     {"masks", masks},         {"dropout", dropout},
-                            {"nan", nan},         {"idle_rows", idle_rows}, {"bits", same_bits},
-                            {"tallies", tallies}, {"module", module}};
+constexpr Check checks[] = {
+    {"plain", plain},    {"masks", masks},       {"dropout", dropout},     {"nan", nan},
+    {"bits", same_bits}, {"threads", threads},   {"idle_rows", idle_rows}, {"tallies", tallies},
+    {"module", module},  {"products", products}, {"weights", weights}};
 
 }  // namespace
 
