@@ -155,20 +155,20 @@
 #define HEADWISE_INLINE [[gnu::always_inline]] inline
 #define HEADWISE_ALWAYS_INLINE __attribute__((always_inline))  // behind a lambda's parameters
 
-// Code between HEADWISE_REGION and its END is compiled for an instruction set, whatever the user's -m
-// flags; who calls it has asked the processor. In there neither compiler defines __AVX512F__ and its
-// like, and a standard header that is first included in there would be compiled for it, too.
+// Code between HEADWISE_REGION and its END is compiled for an instruction set, whatever the user's
+// -m flags; who calls it has asked the processor. In there neither compiler defines __AVX512F__ and
+// its like, and a standard header that is first included in there would be compiled for it, too.
 // (g++ 12, clang 14 and 19.)
 #define HEADWISE_AVX2 "avx2,fma"
 #define HEADWISE_AVX512 "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"
 #define HEADWISE_CONFIG_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
-#define HEADWISE_REGION(features)                                                \
-  HEADWISE_CONFIG_PRAGMA(clang attribute push(__attribute__((target(features))), \
-                                              apply_to = function))
+#define HEADWISE_REGION(features) \
+  HEADWISE_CONFIG_PRAGMA(         \
+      clang attribute push(__attribute__((target(features))), apply_to = function))
 #define HEADWISE_REGION_END _Pragma("clang attribute pop")
 #else
-#define HEADWISE_REGION(features)                                     \
+#define HEADWISE_REGION(features)                                          \
   _Pragma("GCC push_options") HEADWISE_CONFIG_PRAGMA(GCC target(features)) \
       _Pragma("GCC target(\"prefer-vector-width=512\")")
 #define HEADWISE_REGION_END _Pragma("GCC pop_options")
