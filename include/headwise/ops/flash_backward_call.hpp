@@ -43,11 +43,7 @@ class FlashBackwardCall {
       const Index rows = std::min<Index>(run_.backward_queries, sizes_.L - i0);
       const auto head = head_at(b, h);
       for (Index i = i0; i < i0 + rows; ++i) {
-        if (head.dq.column == 1) {
-          std::fill_n(head.dq.data + i * head.dq.row, sizes_.d, T(0));
-        } else {
-          for (Index n = 0; n < sizes_.d; ++n) head.dq(i, n) = T(0);
-        }
+        for (Index n = 0; n < sizes_.d; ++n) head.dq(i, n) = T(0);
       }
       run_.row_deltas(head, i0, rows, deltas_of(b, h) + i0);
       context_.count_flops(2 * sizes_.dv * rows, 2 * sizes_.dv * rows);
