@@ -120,10 +120,11 @@ def has_avx512():
 
 
 def blas_environment(threads):
-    """OpenBLAS takes its slower kernels where it does not know a processor: it is told which."""
+    """OpenBLAS takes slower kernels where it does not know a processor, or where an environment says
+    so: it is told which are the fastest here, for a rival is measured at its best."""
     environment = {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads),
                    "MKL_NUM_THREADS": str(threads)}
-    if has_avx512() and "OPENBLAS_CORETYPE" not in os.environ:
+    if has_avx512():
         environment["OPENBLAS_CORETYPE"] = "SkylakeX"
     return environment
 
