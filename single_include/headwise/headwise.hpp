@@ -2660,23 +2660,23 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     using S = Simd<T>;
     using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
-    // 2^x = 2^n 2^f with n = round(x): an instruction each for n, for f, 0 at infinity, and for the
-    // product. (n = floor(x) saves one of them and loses bits: x + 1 is rounded.)
+    // 2^x = 2^n 2^f: an instruction each for f = x - round(x), which is 0 at infinity, and for the
+    // product. (n = floor(x) would save the subtraction and lose bits: x + 1 is rounded.)
+    using Vector = typename S::Vector;
     if constexpr (sizeof(T) == 4) {
-      const __m512 whole = __builtin_bit_cast(__m512, x);
-      const auto f =
-          __builtin_bit_cast(typename S::Vector, _mm512_maskz_reduce_ps(0xFFFF, whole, 0));
+      const auto f = __builtin_bit_cast(
+          Vector, _mm512_maskz_reduce_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0));
       return __builtin_bit_cast(
-          typename S::Vector,
+          Vector,
           _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                 _mm512_maskz_roundscale_ps(0xFFFF, whole, 0)));
+                                 __builtin_bit_cast(__m512, x - f)));
     } else {
-      const __m512d whole = __builtin_bit_cast(__m512d, x);
-      const auto f = __builtin_bit_cast(typename S::Vector, _mm512_maskz_reduce_pd(0xFF, whole, 0));
+      const auto f = __builtin_bit_cast(
+          Vector, _mm512_maskz_reduce_pd(0xFF, __builtin_bit_cast(__m512d, x), 0));
       return __builtin_bit_cast(
-          typename S::Vector,
+          Vector,
           _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                 _mm512_maskz_roundscale_pd(0xFF, whole, 0)));
+                                 __builtin_bit_cast(__m512d, x - f)));
     }
 #else
     using Vector = typename S::Vector;
@@ -3404,7 +3404,7 @@ using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, fal
 /// The softmax of the queries of a task so far.
 template <class T>
 struct OnlineSoftmax {
-  static constexpr Index queries = ForwardTile<T>::queries;
+  static constexpr std::size_t queries = static_cast<std::size_t>(ForwardTile<T>::queries);
   using Int = typename Simd<T>::Int;
 
   T greatest[queries];
@@ -3413,7 +3413,7 @@ struct OnlineSoftmax {
   Int any[queries];   // whether a key was visible
 
   OnlineSoftmax() {
-    for (Index r = 0; r < queries; ++r) {
+    for (std::size_t r = 0; r < queries; ++r) {
       greatest[r] = std::numeric_limits<T>::lowest();
       sum[r] = T(0);
       any[r] = 0;
@@ -3465,7 +3465,9 @@ void take_scores(T* s, const TileBlock& block, T unit, const Visible& visible, I
   Vector sums[std::size_t{chains}];
   unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    Vector x = S::load(s + key * lanes);
+    if constexpr (!all) x = S::select(visible.to_queries(key, lane), x, m);  // nobody wrote it
+    Vector p = weight_of<T>((x - m) * units);
     if constexpr (!all) p = S::select(visible.to_queries(key, lane), p, S::zero());
     S::store(p, s + key * lanes);
     sum = sum + p;
@@ -4284,21 +4286,21 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     using S = Simd<T>;
     using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
+    using Vector = typename S::Vector;
     if constexpr (sizeof(T) == 4) {
-      const __m512 whole = __builtin_bit_cast(__m512, x);
-      const auto f =
-          __builtin_bit_cast(typename S::Vector, _mm512_maskz_reduce_ps(0xFFFF, whole, 0));
+      const auto f = __builtin_bit_cast(
+          Vector, _mm512_maskz_reduce_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0));
       return __builtin_bit_cast(
-          typename S::Vector,
+          Vector,
           _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                 _mm512_maskz_roundscale_ps(0xFFFF, whole, 0)));
+                                 __builtin_bit_cast(__m512, x - f)));
     } else {
-      const __m512d whole = __builtin_bit_cast(__m512d, x);
-      const auto f = __builtin_bit_cast(typename S::Vector, _mm512_maskz_reduce_pd(0xFF, whole, 0));
+      const auto f = __builtin_bit_cast(
+          Vector, _mm512_maskz_reduce_pd(0xFF, __builtin_bit_cast(__m512d, x), 0));
       return __builtin_bit_cast(
-          typename S::Vector,
+          Vector,
           _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                 _mm512_maskz_roundscale_pd(0xFF, whole, 0)));
+                                 __builtin_bit_cast(__m512d, x - f)));
     }
 #else
     using Vector = typename S::Vector;
@@ -4937,7 +4939,7 @@ using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, fal
 
 template <class T>
 struct OnlineSoftmax {
-  static constexpr Index queries = ForwardTile<T>::queries;
+  static constexpr std::size_t queries = static_cast<std::size_t>(ForwardTile<T>::queries);
   using Int = typename Simd<T>::Int;
 
   T greatest[queries];
@@ -4946,7 +4948,7 @@ struct OnlineSoftmax {
   Int any[queries];   // whether a key was visible
 
   OnlineSoftmax() {
-    for (Index r = 0; r < queries; ++r) {
+    for (std::size_t r = 0; r < queries; ++r) {
       greatest[r] = std::numeric_limits<T>::lowest();
       sum[r] = T(0);
       any[r] = 0;
@@ -4992,7 +4994,9 @@ void take_scores(T* s, const TileBlock& block, T unit, const Visible& visible, I
   Vector sums[std::size_t{chains}];
   unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    Vector x = S::load(s + key * lanes);
+    if constexpr (!all) x = S::select(visible.to_queries(key, lane), x, m);  // nobody wrote it
+    Vector p = weight_of<T>((x - m) * units);
     if constexpr (!all) p = S::select(visible.to_queries(key, lane), p, S::zero());
     S::store(p, s + key * lanes);
     sum = sum + p;
@@ -5743,21 +5747,21 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     using S = Simd<T>;
     using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
+    using Vector = typename S::Vector;
     if constexpr (sizeof(T) == 4) {
-      const __m512 whole = __builtin_bit_cast(__m512, x);
-      const auto f =
-          __builtin_bit_cast(typename S::Vector, _mm512_maskz_reduce_ps(0xFFFF, whole, 0));
+      const auto f = __builtin_bit_cast(
+          Vector, _mm512_maskz_reduce_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0));
       return __builtin_bit_cast(
-          typename S::Vector,
+          Vector,
           _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                 _mm512_maskz_roundscale_ps(0xFFFF, whole, 0)));
+                                 __builtin_bit_cast(__m512, x - f)));
     } else {
-      const __m512d whole = __builtin_bit_cast(__m512d, x);
-      const auto f = __builtin_bit_cast(typename S::Vector, _mm512_maskz_reduce_pd(0xFF, whole, 0));
+      const auto f = __builtin_bit_cast(
+          Vector, _mm512_maskz_reduce_pd(0xFF, __builtin_bit_cast(__m512d, x), 0));
       return __builtin_bit_cast(
-          typename S::Vector,
+          Vector,
           _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                 _mm512_maskz_roundscale_pd(0xFF, whole, 0)));
+                                 __builtin_bit_cast(__m512d, x - f)));
     }
 #else
     using Vector = typename S::Vector;
@@ -6396,7 +6400,7 @@ using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, fal
 
 template <class T>
 struct OnlineSoftmax {
-  static constexpr Index queries = ForwardTile<T>::queries;
+  static constexpr std::size_t queries = static_cast<std::size_t>(ForwardTile<T>::queries);
   using Int = typename Simd<T>::Int;
 
   T greatest[queries];
@@ -6405,7 +6409,7 @@ struct OnlineSoftmax {
   Int any[queries];   // whether a key was visible
 
   OnlineSoftmax() {
-    for (Index r = 0; r < queries; ++r) {
+    for (std::size_t r = 0; r < queries; ++r) {
       greatest[r] = std::numeric_limits<T>::lowest();
       sum[r] = T(0);
       any[r] = 0;
@@ -6451,7 +6455,9 @@ void take_scores(T* s, const TileBlock& block, T unit, const Visible& visible, I
   Vector sums[std::size_t{chains}];
   unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    Vector x = S::load(s + key * lanes);
+    if constexpr (!all) x = S::select(visible.to_queries(key, lane), x, m);  // nobody wrote it
+    Vector p = weight_of<T>((x - m) * units);
     if constexpr (!all) p = S::select(visible.to_queries(key, lane), p, S::zero());
     S::store(p, s + key * lanes);
     sum = sum + p;
