@@ -38,6 +38,7 @@ struct Kernels {
   InstructionSet instruction_set;
   Index lanes;             // of a vector
   Index forward_queries;   // of a task of flash_forward
+  Index forward_keys;      // of its blocks of keys
   Index backward_queries;  // of a tile of flash_backward_tile
   Index backward_keys;     // of a block of keys
   Index columns;           // of a panel: products are cut in multiples of it

@@ -32,7 +32,8 @@ class FlashBackwardCall {
         query_blocks_((sizes.L + run_.backward_queries - 1) / run_.backward_queries),
         workspace_(context.executor.concurrency(), run_.flash_backward_scratch(sizes.d, sizes.dv),
                    context.memory),
-        deltas_(1, sizes.B * sizes.H * sizes.L, context.memory),
+        delta_storage_(1, sizes.B * sizes.H * sizes.L, context.memory),
+        deltas_(delta_storage_.of(0).take(0)),
         turns_(sizes.B * sizes.H * query_blocks_, context.memory) {}
 
   /// delta = rowsum(d_o * o) of every query; dq begins with 0.
@@ -68,7 +69,7 @@ class FlashBackwardCall {
   }
 
  private:
-  T* deltas_of(Index b, Index h) { return deltas_.of(0).take(0) + (b * sizes_.H + h) * sizes_.L; }
+  T* deltas_of(Index b, Index h) { return deltas_ + (b * sizes_.H + h) * sizes_.L; }
 
   kernels::FlashHead<T> head_at(Index b, Index h) {
     return {attention_head(sizes_, inputs_.q, inputs_.k, inputs_.v, options_, b, h),
@@ -83,7 +84,8 @@ class FlashBackwardCall {
     const Index keys = run_.backward_keys, queries = run_.backward_queries;
     const Index j0 = block * keys, n = std::min<Index>(keys, sizes_.S - j0);
     const Index first = g * sizes_.group();
-    run_.flash_backward_begin(head_at(b, first).forward, j0, n, workspace_.of(worker));
+    const auto first_head = head_at(b, first);
+    run_.flash_backward_begin(first_head.forward, j0, n, workspace_.of(worker));
     kernels::TileWork work;
     for (Index h = first; h < first + sizes_.group(); ++h) {
       const auto head = head_at(b, h);
@@ -99,10 +101,9 @@ class FlashBackwardCall {
         work.executed_flops += tile.executed_flops;
       }
     }
-    const auto head = head_at(b, first);
-    run_.flash_backward_end(head.forward, j0, n, kernels::matrix(to_.dk, b, g),
+    run_.flash_backward_end(first_head.forward, j0, n, kernels::matrix(to_.dk, b, g),
                             kernels::matrix(to_.dv, b, g), workspace_.of(worker));
-    const std::int64_t extra = kernels::score_extras(head.forward, 2);
+    const std::int64_t extra = kernels::score_extras(first_head.forward, 2);
     context_.count_flops(work.pairs * (6 * sizes_.d + 4 * sizes_.dv + 7 + extra),
                          work.executed_flops);
   }
@@ -116,7 +117,8 @@ class FlashBackwardCall {
   const Context& context_;
   const kernels::Kernels<T>& run_;
   const Index query_blocks_;
-  Workspace<T> workspace_, deltas_;
+  Workspace<T> workspace_, delta_storage_;
+  T* deltas_;  // [B, H, L]
   OrderedTurns turns_;
 };
 

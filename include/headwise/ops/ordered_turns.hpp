@@ -4,6 +4,7 @@
 #include <atomic>
 #include <thread>
 
+#include "headwise/runtime/thread_pool.hpp"
 #include "headwise/runtime/workspace.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
@@ -23,10 +24,14 @@ class OrderedTurns {
   Index take() { return next_.fetch_add(1, std::memory_order_relaxed); }
   /// Returns when `turn` turns are done at a place.
   void wait(Index place, Index turn) {
-    constexpr int spins = 4096;  // some microseconds: who is before is a tile ahead
+    constexpr int spins = 512;  // some microseconds: who is before is a tile ahead
     const std::atomic_ref<Index> done(done_[place]);
     for (int spin = 0; done.load(std::memory_order_acquire) != turn; ++spin) {
-      if (spin >= spins) std::this_thread::yield();
+      if (spin < spins) {
+        relax();
+      } else {
+        std::this_thread::yield();
+      }
     }
   }
   /// One more is done.

@@ -65,6 +65,12 @@ class HeadVisibility {
     return {low.begin, std::max<Index>(high.end, low.begin)};
   }
 
+  /// Whether each of the queries first ... first + count - 1 sees each of the keys.
+  bool sees_all(Index first, Index count, KeyRange keys) const {
+    return !has_pair_masks() && range(first + count - 1).begin <= keys.begin &&
+           range(first).end >= keys.end;
+  }
+
   /// Whether pairs within the range have to be asked for one by one.
   bool has_pair_masks() const { return pair_count_ != 0 || bias_count_ != 0; }
   /// How many biases are added to a score.
