@@ -79,13 +79,13 @@ struct Sequence {
                                 .v_bias = true,
                                 .layer_norm = true,
                                 .seed = 3}};
-  Tensor<T, 3> x, key, value, dy;  // [2, 70, 20], [2, 101, 20] twice, [2, 70, 20]
+  Tensor<T, 3> x, key, value, dy;  // [2, 131, 20], [2, 263, 20] twice, [2, 131, 20]
 
   explicit Sequence(Draw& draw)
-      : x(draw.tensor<T>(Shape{2, 70, 20})),
-        key(draw.tensor<T>(Shape{2, 101, 20})),
-        value(draw.tensor<T>(Shape{2, 101, 20})),
-        dy(draw.tensor<T>(Shape{2, 70, 20})) {}
+      : x(draw.tensor<T>(Shape{2, 131, 20})),
+        key(draw.tensor<T>(Shape{2, 263, 20})),
+        value(draw.tensor<T>(Shape{2, 263, 20})),
+        dy(draw.tensor<T>(Shape{2, 131, 20})) {}
 };
 
 template <class T>
@@ -194,10 +194,10 @@ TEMPLATE_TEST_CASE("attention gives the same bits in 50 runs, on any threads, at
                    "[nn]", float, double) {
   const Path path = GENERATE(Path::flash, Path::materialized);
   Draw draw(72);
-  const auto q = draw.tensor<TestType>(Shape{2, 4, 70, 7}),
-             k = draw.tensor<TestType>(Shape{2, 2, 101, 7});
-  const auto v = draw.tensor<TestType>(Shape{2, 2, 101, 5}),
-             d_o = draw.tensor<TestType>(Shape{2, 4, 70, 5});
+  const auto q = draw.tensor<TestType>(Shape{2, 4, 131, 7}),
+             k = draw.tensor<TestType>(Shape{2, 2, 263, 7});
+  const auto v = draw.tensor<TestType>(Shape{2, 2, 263, 5}),
+             d_o = draw.tensor<TestType>(Shape{2, 4, 131, 5});
   const auto expected = run_attention<TestType>(draw, path, {q, k, v, d_o});
   for (int run = 0; run < runs; ++run) {
     ThreadPool pool(1 + run % 16);

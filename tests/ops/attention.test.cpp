@@ -15,7 +15,8 @@ namespace {
 const std::vector<Sizes> shapes = {{1, 1, 1, 1, 1, 1, 1},
                                    {2, 4, 2, 47, 65, 5, 3},
                                    {1, 3, 1, 67, 63, 8, 9},
-                                   {2, 2, 2, 49, 131, 17, 4}};
+                                   {2, 2, 2, 49, 131, 17, 4},
+                                   beyond_tiles};
 
 Real inner(const Field& a, const Field& b) {
   return std::inner_product(a.values.begin(), a.values.end(), b.values.begin(), Real{0});

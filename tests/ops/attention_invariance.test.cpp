@@ -12,9 +12,13 @@ using namespace headwise_tests;
 
 namespace {
 
-const std::vector<Sizes> shapes = {{1, 1, 1, 1, 1, 1, 1},    {2, 2, 1, 7, 11, 3, 5},
-                                   {2, 4, 2, 49, 67, 5, 3},  {1, 2, 2, 97, 131, 17, 8},
-                                   {1, 2, 1, 47, 193, 8, 4}, {1, 1, 1, 131, 131, 64, 64}};
+const std::vector<Sizes> shapes = {{1, 1, 1, 1, 1, 1, 1},
+                                   {2, 2, 1, 7, 11, 3, 5},
+                                   {2, 4, 2, 49, 67, 5, 3},
+                                   {1, 2, 2, 97, 131, 17, 8},
+                                   {1, 2, 1, 47, 193, 8, 4},
+                                   {1, 1, 1, 131, 131, 64, 64},
+                                   beyond_tiles};
 
 /// Which masks take part; each can be cut to a range of queries and the first keys.
 struct Terms {
@@ -169,11 +173,11 @@ TEST_CASE("the comparison of rows refuses other rows and other bits", "[ops]") {
 
 TEMPLATE_TEST_CASE("a causal query ignores the future to the bit", "[ops]", float, double) {
   const Path path = GENERATE(Path::materialized, Path::flash);
-  const Sizes s{1, 2, 1, 97, 131, 5, 3};
+  const Sizes s = beyond_tiles;
   Case<TestType> x(s, 2100);
   x.causal();
   Outputs<TestType> before = run(path, x);
-  const Index now = GENERATE(0, 1, 13, 47, 63, 95);
+  const Index now = GENERATE(0, 1, 13, 47, 63, 95, 129);
   for_each_index(x.k.shape(), [&](const Shape<4>& i) {
     if (i[2] > now + s.S - s.L) x.k(i) *= TestType(-3e4);
   });

@@ -169,18 +169,24 @@ TEST_CASE("a row of x whose dy is 0 has no part in dw, NaN and infinities too", 
 
 TEST_CASE("a row of a linear layer has the same bits alone, in any batch, on any threads",
           "[ops]") {
-  const auto x = normal<float>(Shape{400, 30}, 1), w = normal<float>(Shape{30, 21}, 2);
-  const auto b = normal<float>(Shape{21}, 3);
-  Tensor2<float> y(Shape{400, 21});
+  const Index O = GENERATE(21, 800);  // one task side by side, and several blocks of them
+  const auto x = normal<float>(Shape{400, 30}, 1), w = normal<float>(Shape{30, O}, 2);
+  const auto dy = normal<float>(Shape{400, O}, 3);
+  const auto b = normal<float>(Shape{O}, 4);
+  Tensor2<float> y(dy.shape()), dx(x.shape()), dw(w.shape());
   linear_forward(x, w, b, y);
-  for (Index threads : {2, 3}) {
+  linear_backward<float>(dy, x, w, dx, dw, {});
+  for (Index threads : {2, 3, 16}) {
     ThreadPool pool(threads);
-    Tensor2<float> pooled(y.shape());
+    Tensor2<float> pooled(y.shape()), pooled_dx(dx.shape()), pooled_dw(dw.shape());
     linear_forward(x, w, b, pooled, {.executor = pool});
+    linear_backward<float>(dy, x, w, pooled_dx, pooled_dw, {}, {.executor = pool});
     CHECK(bitwise_equal(pooled, y));
+    CHECK(bitwise_equal(pooled_dx, dx));
+    CHECK(bitwise_equal(pooled_dw, dw));
   }
   for (Index n : {0, 1, 5, 191, 192, 193, 399}) {
-    Tensor2<float> alone(Shape{1, 21});
+    Tensor2<float> alone(Shape{1, O});
     linear_forward(slice(x, 0, n, 1), w, b, alone);
     CHECK(bitwise_equal(alone, In<float, 2>(slice(y, 0, n, 1))));
   }

@@ -12,8 +12,12 @@
 
 #include "headwise/ops/attention.hpp"
 #include "support/oracle.hpp"
+#include "support/tile_sizes.hpp"
 
 namespace headwise_tests {
+
+/// Two blocks of queries and two of keys, of each the second a part of one.
+inline constexpr Sizes beyond_tiles{1, 2, 1, TileSizes::queries + 3, TileSizes::keys + 7, 5, 3};
 
 /// Numbers in (-2, 2) and coin throws, the same on every standard library.
 class Numbers {

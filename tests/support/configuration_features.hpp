@@ -20,8 +20,9 @@ inline std::vector<std::string> features(const RandomConfiguration& c) {
   note(!c.bare && !c.self, "cross-attention");
   note(!c.bare && !o.fused(), "kdim or vdim");
   note(c.B == 0, "B 0"), note(c.L == 0, "L 0"), note(c.S == 0, "S 0"), note(c.L == 1, "L 1");
-  note(c.L != c.S, "L is not S"), note(c.L > 48, "more than a tile of queries");
-  note(c.S > 64, "more than a tile of keys");
+  note(c.L != c.S, "L is not S"), note(c.L > 44, "long");
+  note(c.L > TileSizes::queries, "more than a tile of queries");
+  note(c.S > TileSizes::keys, "more than a tile of keys");
   note(o.num_heads == 1, "one head"), note(o.num_kv_heads == o.num_heads, "a key head each");
   note(o.num_kv_heads != o.num_heads, "grouped"), note(o.d_head == 1, "d 1");
   note(o.d_head > 8, "d above 8"), note(o.d_value != o.d_head, "dv is not d");

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "headwise/nn/multi_head_attention.hpp"
+#include "support/tile_sizes.hpp"
 
 namespace headwise_tests {
 
@@ -181,13 +182,17 @@ inline void draw_sizes(Draw& draw, RandomConfiguration& c) {
   c.B = draw.coin(0.1) ? 0 : draw.between(1, 3);
   c.L = length();
   c.S = c.self ? c.L : length();
-  const bool beyond_a_tile = draw.coin(0.15);  // of 48 queries and 64 keys
-  if (beyond_a_tile) c.L = draw.between(45, 60), c.S = c.self ? c.L : draw.between(60, 80);
+  const bool is_long = draw.coin(0.15);
+  if (is_long) c.L = draw.between(45, 60), c.S = c.self ? c.L : draw.between(60, 80);
+  if (is_long && draw.coin(0.15)) {  // more than a block of queries, and of keys
+    c.L = TileSizes::queries + draw.between(1, 9);
+    c.S = c.self ? c.L : TileSizes::keys + draw.between(1, 9);
+  }
   const auto width = [&] {
-    return beyond_a_tile || draw.coin(0.75) ? draw.between(1, 4) : draw.between(5, 17);
+    return is_long || draw.coin(0.75) ? draw.between(1, 4) : draw.between(5, 17);
   };
   MultiHeadAttentionOptions& o = c.options;
-  o.num_heads = beyond_a_tile ? draw.between(1, 2) : draw.between(1, 6);
+  o.num_heads = is_long ? draw.between(1, 2) : draw.between(1, 6);
   do {
     o.num_kv_heads = draw.between(1, o.num_heads);
   } while (o.num_heads % o.num_kv_heads != 0);

@@ -8,6 +8,7 @@
 
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/flash_attention.hpp"
+#include "support/tile_sizes.hpp"
 #include "tour/named.hpp"
 
 namespace headwise_tests {
@@ -119,10 +120,12 @@ void visit_pair_masks(const std::string& type, const Context& context,
   visit("drop keys, poisoned", Mask::drop_keys(keys), true);
 }
 
-/// Beyond a tile of 48 queries and 64 keys, and the smallest there is.
+/// More than a vector of queries, more than a block of queries and of keys, and the smallest there
+/// is.
 template <class T>
 void visit_sizes(const std::string& type, const Context& context, std::vector<Named>& results) {
-  const AttentionSizes grouped{2, 4, 2, 50, 70, 5, 3}, cross{1, 1, 1, 3, 130, 8, 4};
+  const AttentionSizes grouped{2, 4, 2, 50, 70, 5, 3}, cross{1, 1, 1, 3, 130, 8, 4},
+      blocks{1, 2, 1, TileSizes::queries + 3, TileSizes::keys + 7, 5, 3};
   visit_attention<T>({.name = type + "grouped", .n = grouped}, {}, context, results);
   visit_attention<T>({.name = type + "grouped, causal, poisoned", .n = grouped, .poison = true},
                      {.mask = causal}, context, results);
@@ -131,6 +134,8 @@ void visit_sizes(const std::string& type, const Context& context, std::vector<Na
   visit_attention<T>({.name = type + "scaled", .n = cross}, {.scale = T(-0.7)}, context, results);
   visit_attention<T>({.name = type + "one", .n = {1, 1, 1, 1, 1, 1, 1}}, {}, context, results);
   visit_attention<T>({.name = type + "no keys", .n = {1, 2, 1, 3, 0, 4, 4}}, {}, context, results);
+  visit_attention<T>({.name = type + "blocks, causal, poisoned", .n = blocks, .poison = true},
+                     {.mask = causal}, context, results);
   for (const double rate : {0.3, 1.0}) {
     visit_attention<T>({.name = type + "dropout " + std::to_string(rate), .n = grouped},
                        {.mask = causal, .dropout = {rate, 1, 2}}, context, results);
