@@ -31,27 +31,12 @@ struct SvgOptions {
 
 /// Text for an XML document, between tags or in an attribute.
 inline std::string xml_text(std::string_view text) {
+  constexpr std::string_view special = "&<>\"'";
+  constexpr std::array names = {"&amp;", "&lt;", "&gt;", "&quot;", "&apos;"};
   std::string escaped;
   for (char c : clean_text(text)) {
-    switch (c) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '"':
-        escaped += "&quot;";
-        break;
-      case '\'':
-        escaped += "&apos;";
-        break;
-      default:
-        escaped += c;
-    }
+    const std::size_t found = special.find(c);
+    escaped += found == std::string_view::npos ? std::string(1, c) : names[found];
   }
   return escaped;
 }
