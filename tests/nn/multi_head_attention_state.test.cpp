@@ -219,7 +219,7 @@ TEST_CASE("a call that runs out of memory leaves cache and gradients as they wer
           CHECK(same(bytes_of(gradients), bytes_of(once)));
           CHECK(same(bytes_of(cache), filled));
           return false;
-        }) > 10);
+        }) > 7);
 
   const Bytes before = bytes_of(cache);
   const Path refilled = path == Path::flash ? Path::materialized : Path::flash;
@@ -237,5 +237,5 @@ TEST_CASE("a call that runs out of memory leaves cache and gradients as they wer
           }
           CHECK(same(bytes_of(other), before));
           return false;
-        }) > 10);
+        }) > 7);
 }

@@ -80,7 +80,7 @@ TEST_CASE("forward and backward that run out of memory leave everything as it wa
   const auto x = numbers(2, 5, 6);
   const auto dy = numbers(2, 5, 6);
   ThreadPool pool(3);
-  Context context;
+  Context context{.memory = std::pmr::new_delete_resource()};  // every time anew
   if (with_pool) context.executor = pool;
   auto call = call_of<double>(path, {causal});
   call.weight_dropout = {.rate = 0.5}, call.output_dropout = {.rate = 0.5};
@@ -94,7 +94,7 @@ TEST_CASE("forward and backward that run out of memory leave everything as it wa
 
   CHECK(fail_each_allocation(
             [&] { (void)module.backward(dy, cache, gradients, context); },
-            [&] { return same(bits_of(gradients), once) && same(bits_of(cache), filled); }) > 10);
+            [&] { return same(bits_of(gradients), once) && same(bits_of(cache), filled); }) > 7);
   CHECK_FALSE(same(bits_of(gradients), once));
 
   const auto other = numbers(2, 4, 6);
@@ -103,6 +103,29 @@ TEST_CASE("forward and backward that run out of memory leave everything as it wa
   CHECK_FALSE(same(bits_of(cache), filled));
   CHECK(fail_each_allocation([&] { (void)module.forward(other, call, context); },
                              nothing_to_change) > 5);
+}
+
+TEST_CASE("after a first call with the same shapes nothing is asked of the system", "[outside]") {
+  if (!detail::recycles()) return;
+  const Path path = GENERATE(Path::flash, Path::materialized);
+  const Index threads = GENERATE(1, 3);
+  const MultiHeadAttention<float> module(MultiHeadAttentionOptions{
+      .d_model = 64, .num_heads = 4, .q_bias = true, .v_bias = true, .layer_norm = true});
+  const Tensor3<float> x(Shape{2, 150, 64}), dy(x.shape());
+  auto call = call_of<float>(path, {causal});
+  call.weight_dropout = {.rate = 0.5}, call.output_dropout = {.rate = 0.5};
+  ThreadPool pool(threads);
+  const Context context{.executor = pool};
+  auto gradients = module.zero_gradients();
+  MultiHeadAttentionCache<float> cache;
+  for (int step = 0; step < 5; ++step) {
+    reset_allocations();
+    const auto y = module.forward(x, call, cache, context);
+    const auto dx = module.backward(dy, cache, gradients, context);
+    const long count = allocations().count;
+    CAPTURE(step, threads);
+    if (step >= 2) CHECK(count == 0);  // the second fills a cache beside the first's
+  }
 }
 
 TEST_CASE("a call that is refused while memory runs out changes nothing", "[outside]") {

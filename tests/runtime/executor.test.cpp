@@ -68,7 +68,7 @@ TEST_CASE("a Context without members set is serial and counts nothing", "[runtim
   set_num_threads(1);
   const Context context;
   CHECK(context.executor.concurrency() == 1);
-  CHECK(context.memory == std::pmr::get_default_resource());
+  CHECK(context.memory == default_memory());
   context.count_flops(1, 2);
   FlopTally flops;
   Context{.flops = &flops}.count_flops(3, 4);

@@ -70,13 +70,6 @@ std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N, Index K) {
   const Index scratch = kernels::kernels_here<T>().gemm_scratch({M, N, K});
   return M == 0 || N == 0 ? 0 : workspace_bytes<T>(workers, scratch);
 }
-/// The two products of linear_backward: dx [N, K] from dy [N, O], and dw [K, O].
-template <class T>
-std::int64_t linear_backward_bytes(Index workers, Index N, Index K, Index O) {
-  if (N == 0) return 0;
-  return std::max<std::int64_t>(gemm_workspace_bytes<T>(workers, N, K, O),
-                                gemm_workspace_bytes<T>(workers, K, O, N));
-}
 /// What flash_attention_backward asks for: scratch for each worker, a delta for each query, and a
 /// count for each block of queries.
 template <class T>
@@ -150,25 +143,28 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
     live += more * bytes;
     count.stages.push_back({name, live, scratch});
   };
-  const std::int64_t parameters =
-      D * qw + s.k_in() * kw + s.v_in() * vw + cw * D + (s.q_bias ? qw : 0) + (s.k_bias ? kw : 0) +
-      (s.v_bias ? vw : 0) + (s.o_bias ? D : 0) + (s.layer_norm && s.layer_norm_affine ? 2 * D : 0);
   const std::int64_t inputs = N * D + (s.self_attention() ? 0 : M * (s.k_in() + s.v_in()));
-  stage("sums of gradients", parameters + inputs, 0);
+  const auto product = [&](Index rows, Index columns, Index inner) {
+    return detail::gemm_workspace_bytes<T>(workers, rows, columns, inner);
+  };
+  stage("gradients of inputs", inputs, 0);
   if (s.output_dropout) stage("dropout", N * D, 0);
-  stage("o projection", N * cw, detail::linear_backward_bytes<T>(workers, N, cw, D));
+  stage("o projection", N * cw, product(N, cw, D));
   stage("attention", s.self_attention() ? N * width : N * qw + M * (kw + vw),
         flash ? detail::flash_backward_bytes<T>(workers, s)
               : detail::workspace_bytes<T>(
                     workers, run.attention_backward_scratch(s.seq_len, s.S(), s.d(), s.dv(),
                                                             s.weight_dropout)));
   if (s.self_attention()) {
-    stage("projections", 0, detail::linear_backward_bytes<T>(workers, N, D, width));
+    stage("projections", 0, product(N, D, width));
+    stage("weights", 0, std::max<std::int64_t>(product(cw, D, N), product(D, width, N)));
   } else {
     stage("projections", 0,
-          std::max<std::int64_t>({detail::linear_backward_bytes<T>(workers, N, D, qw),
-                                  detail::linear_backward_bytes<T>(workers, M, s.k_in(), kw),
-                                  detail::linear_backward_bytes<T>(workers, M, s.v_in(), vw)}));
+          std::max<std::int64_t>(
+              {product(N, D, qw), product(M, s.k_in(), kw), product(M, s.v_in(), vw)}));
+    stage("weights", 0,
+          std::max<std::int64_t>({product(cw, D, N), product(D, qw, N), product(s.k_in(), kw, M),
+                                  product(s.v_in(), vw, M)}));
   }
   count.result = inputs * bytes;
   return count;

@@ -67,7 +67,7 @@ class LayerNorm {
   /// y [N, D] for x [N, D]: inference. Throws and works as layer_norm_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     require_width("LayerNorm::forward", "x", x);
-    Tensor<T, 2> y(x.shape(), context.memory);
+    auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
     layer_norm_forward(x, {parameters_.gamma, parameters_.beta}, T(epsilon_), y, {{}, {}}, context);
     return y;
   }
@@ -76,9 +76,9 @@ class LayerNorm {
                        const Context& context = {}) const = delete;  // gone before backward
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     require_width("LayerNorm::forward", "x", x);
-    Tensor<T, 2> y(x.shape(), context.memory);
-    Cache filled{x, Tensor<T, 1>({x.extent(0)}, context.memory),
-                 Tensor<T, 1>({x.extent(0)}, context.memory), true};
+    auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
+    Cache filled{x, Tensor<T, 1>::uninitialized({x.extent(0)}, context.memory),
+                 Tensor<T, 1>::uninitialized({x.extent(0)}, context.memory), true};
     layer_norm_forward(x, {parameters_.gamma, parameters_.beta}, T(epsilon_), y,
                        {filled.mean, filled.rstd}, context);
     cache = std::move(filled);
@@ -97,7 +97,7 @@ class LayerNorm {
                   parameters_.gamma.shape(), "zero_gradients()");
     require_shape("LayerNorm::backward", "gradients.beta", gradients.beta, parameters_.beta.shape(),
                   "zero_gradients()");
-    Tensor<T, 2> dx(cache.x.shape(), context.memory);
+    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
     layer_norm_backward(dy, cache.x, parameters_.gamma, {cache.mean, cache.rstd}, dx,
                         {gradients.gamma, gradients.beta}, context);
     return dx;

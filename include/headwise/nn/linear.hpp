@@ -62,7 +62,7 @@ class Linear {
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     require_shape("Linear::forward", "x", x, Shape{x.extent(0), parameters_.w.extent(0)},
                   "the rows of W");
-    Tensor<T, 2> y({x.extent(0), parameters_.w.extent(1)}, context.memory);
+    auto y = Tensor<T, 2>::uninitialized({x.extent(0), parameters_.w.extent(1)}, context.memory);
     linear_forward(x, parameters_.w, parameters_.b, y, context);
     return y;
   }
@@ -88,7 +88,7 @@ class Linear {
                   "zero_gradients()");
     require_shape("Linear::backward", "gradients.b", gradients.b, parameters_.b.shape(),
                   "zero_gradients()");
-    Tensor<T, 2> dx(cache.x.shape(), context.memory);
+    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
     linear_backward(dy, cache.x, parameters_.w, dx, gradients.w, gradients.b, context);
     return dx;
   }

@@ -34,7 +34,9 @@ template <class T>
 ProjectionGradients<T> projection_gradients(const MultiHeadAttentionCache<T>& cache,
                                             const Context& context) {
   ProjectionGradients<T> d;
-  const auto like = [&](const Tensor<T, 3>& x) { return Tensor<T, 3>(x.shape(), context.memory); };
+  const auto like = [&](const Tensor<T, 3>& x) {
+    return Tensor<T, 3>::uninitialized(x.shape(), context.memory);
+  };
   if (cache.self_attention) {
     d.qkv = like(cache.qkv);
   } else {
@@ -69,34 +71,74 @@ void backward_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttention
   }
 }
 
-/// Step 2: through the projections, into the gradients of weights, biases and their inputs.
+/// Step 2: through the projections, to what they were of.
 template <class T>
 void backward_projections(const MultiHeadAttentionParameters<T>& p,
                           const MultiHeadAttentionCache<T>& cache, const ProjectionGradients<T>& d,
-                          MultiHeadAttentionGradients<T>& gradients,
                           CrossAttentionGradients<T>& inputs, const Context& context) {
-  const In<T, 2> x = merge_rows(cache.projected_query());
-  if (!cache.self_attention) {
-    linear_backward(In<T, 2>(merge_rows(d.q)), x, p.W_Q(), merge_rows(inputs.query),
-                    gradients.W_Q(), gradients.b_q, context);
-    linear_backward(In<T, 2>(merge_rows(d.k)), merge_rows(cache.key), p.W_K(),
-                    merge_rows(inputs.key), gradients.W_K(), gradients.b_k, context);
-    linear_backward(In<T, 2>(merge_rows(d.v)), merge_rows(cache.value), p.W_V(),
-                    merge_rows(inputs.value), gradients.W_V(), gradients.b_v, context);
-    return;
-  }
-  // One product sums the three branches: dx = [dq | dk | dv] [W_Q | W_K | W_V]^T.
-  const In<T, 2> d_qkv = merge_rows(d.qkv);
-  linear_backward(d_qkv, x, p.w_qkv, merge_rows(inputs.query), gradients.w_qkv, {}, context);
-  Index column = 0;
-  const auto bias = [&](Tensor<T, 1>& db, Index width) {
-    if (!db.absent()) bias_backward(In<T, 2>(slice(d_qkv, 1, column, width)), db, context);
-    column += width;
+  const auto through = [&](const Tensor<T, 3>& of, In<T, 3> x, In<T, 2> w, Tensor<T, 3>& to) {
+    linear_backward(In<T, 2>(merge_rows(of)), merge_rows(x), w, merge_rows(to), {}, {}, context);
   };
-  bias(gradients.b_q, p.q_width);
-  bias(gradients.b_k, p.k_width);
-  bias(gradients.b_v, p.v_width);
+  // One product sums the three branches: dx = [dq | dk | dv] [W_Q | W_K | W_V]^T.
+  if (cache.self_attention) return through(d.qkv, cache.query, p.w_qkv, inputs.query);
+  through(d.q, cache.query, p.W_Q(), inputs.query);
+  through(d.k, cache.key, p.W_K(), inputs.key);
+  through(d.v, cache.value, p.W_V(), inputs.value);
 }
+
+/// The gradients of the weights and biases of steps 6 and 2. Made before the first of them is
+/// written, so that a call that gets no memory leaves the caller's as they were.
+template <class T>
+class WeightGradients {
+ public:
+  /// Throws std::bad_alloc.
+  WeightGradients(const MultiHeadAttentionCache<T>& cache, In<T, 3> dy,
+                  const ProjectionGradients<T>& d, const Context& context)
+      : dy_(merge_rows(dy)), d_(d), self_(cache.self_attention) {
+    of_w_o_.emplace(dy_, merge_rows(cache.context), context);
+    if (self_) {
+      of_w_qkv_.emplace(merge_rows(d.qkv), merge_rows(cache.projected_query()), context);
+    } else {
+      of_w_q_.emplace(merge_rows(d.q), merge_rows(cache.projected_query()), context);
+      of_w_k_.emplace(merge_rows(d.k), merge_rows(cache.key), context);
+      of_w_v_.emplace(merge_rows(d.v), merge_rows(cache.value), context);
+    }
+    Index scratch = 0;
+    for (const auto* one : {&of_w_o_, &of_w_qkv_, &of_w_q_, &of_w_k_, &of_w_v_}) {
+      if (*one) scratch = std::max<Index>(scratch, (*one)->scratch());
+    }
+    workspace_.emplace(context.executor.concurrency(), scratch, context.memory);
+  }
+
+  void add_to(MultiHeadAttentionGradients<T>& to, const Context& context) {
+    const auto bias = [&](In<T, 2> d, Tensor<T, 1>& db) {
+      if (!db.absent()) bias_backward(d, db, context);
+    };
+    of_w_o_->add_to(to.w_o, *workspace_, context);
+    bias(dy_, to.b_o);
+    if (self_) {
+      of_w_qkv_->add_to(to.w_qkv, *workspace_, context);
+      const In<T, 2> d_qkv = merge_rows(d_.qkv);
+      bias(slice(d_qkv, 1, 0, to.q_width), to.b_q);
+      bias(slice(d_qkv, 1, to.q_width, to.k_width), to.b_k);
+      bias(slice(d_qkv, 1, to.q_width + to.k_width, to.v_width), to.b_v);
+      return;
+    }
+    of_w_q_->add_to(to.W_Q(), *workspace_, context);
+    of_w_k_->add_to(to.W_K(), *workspace_, context);
+    of_w_v_->add_to(to.W_V(), *workspace_, context);
+    bias(merge_rows(d_.q), to.b_q);
+    bias(merge_rows(d_.k), to.b_k);
+    bias(merge_rows(d_.v), to.b_v);
+  }
+
+ private:
+  const In<T, 2> dy_;
+  const ProjectionGradients<T>& d_;
+  const bool self_;
+  std::optional<LinearWeightGradient<T>> of_w_o_, of_w_qkv_, of_w_q_, of_w_k_, of_w_v_;
+  std::optional<Workspace<T>> workspace_;
+};
 
 template <class T>
 void trace_backward_inputs(const MultiHeadAttentionOptions& o,
@@ -124,10 +166,10 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
                                                          const Context& context) {
   require_shape(function, "dy", dy_in,
                 Shape{cache.query.extent(0), cache.query.extent(1), o.d_model}, "the output");
-  const auto like = [&](In<T, 3> x) { return Tensor<T, 3>(x.shape(), context.memory); };
-  // Summed up apart and added at the very end: until then nothing of the caller's is written.
-  MultiHeadAttentionGradients<T> sums(o, context.memory);
-  gradients.require_shapes_of(sums, function);
+  const auto like = [&](In<T, 3> x) {
+    return Tensor<T, 3>::uninitialized(x.shape(), context.memory);
+  };
+  gradients.require_shapes_of(p, function);
   CrossAttentionGradients<T> inputs{like(cache.query), {}, {}};
   if (!cache.self_attention) {
     inputs.key = like(cache.key);
@@ -147,27 +189,33 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
   // 6 linear
   Tensor<T, 3> d_context = like(cache.context);
   linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(cache.context), p.w_o, merge_rows(d_context),
-                  sums.w_o, sums.b_o, context);
+                  {}, {}, context);
   // 5 merge_heads, 4 attention, 3 split_heads
   ProjectionGradients<T> d = projection_gradients(cache, context);
   backward_heads(o, cache, dy_in, d_context, d, context);
   // 2 linear
-  backward_projections(p, cache, d, sums, inputs, context);
+  backward_projections(p, cache, d, inputs, context);
   if (context.trace != nullptr) {
     trace_backward_inputs<T>(o, p, d, cache.self_attention, inputs.query, *context.trace);
   }
-  // 1 layer_norm
-  if (o.layer_norm) {
-    const auto dx = merge_rows(inputs.query);
-    layer_norm_backward(In<T, 2>(dx), merge_rows(cache.query), p.gamma, {cache.mean, cache.rstd},
-                        dx, {sums.gamma, sums.beta}, context);
-  }
-  if (context.trace != nullptr) {
-    context.trace->record("dX", inputs.query);
-    sums.MultiHeadAttentionParameters<T>::for_each(
+  // 6 and 2 once more, for the parameters, and 1 layer_norm
+  WeightGradients<T> of_weights(cache, dy, d, context);
+  const auto finish = [&](Tensor<T, 3>& dx, MultiHeadAttentionGradients<T>& to,
+                          const Context& with) {
+    of_weights.add_to(to, with);
+    if (!o.layer_norm) return;
+    layer_norm_backward(In<T, 2>(merge_rows(inputs.query)), merge_rows(cache.query), p.gamma,
+                        {cache.mean, cache.rstd}, merge_rows(dx), {to.gamma, to.beta}, with);
+  };
+  if (context.trace != nullptr) {  // of this call alone, whatever `gradients` held
+    Tensor<T, 3> dx = inputs.query;
+    MultiHeadAttentionGradients<T> alone(o, context.memory);
+    finish(dx, alone, {.executor = context.executor, .memory = context.memory});
+    context.trace->record("dX", dx);
+    alone.MultiHeadAttentionParameters<T>::for_each(
         [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
   }
-  gradients.add(sums);
+  finish(inputs.query, gradients, context);
   return inputs;
 }
 

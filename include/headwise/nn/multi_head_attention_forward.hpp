@@ -51,7 +51,7 @@ void project_fused(const MultiHeadAttentionParameters<T>& p, In<T, 2> x, Out<T, 
   if (all || none) {
     Tensor<T, 1> bias;  // [H d + G d + G dv]
     if (all) {
-      bias = Tensor<T, 1>({p.q_width + p.k_width + p.v_width}, context.memory);
+      bias = Tensor<T, 1>::uninitialized({p.q_width + p.k_width + p.v_width}, context.memory);
       copy(In<T, 1>(p.b_q), slice(bias, 0, 0, p.q_width));
       copy(In<T, 1>(p.b_k), slice(bias, 0, p.q_width, p.k_width));
       copy(In<T, 1>(p.b_v), slice(bias, 0, p.q_width + p.k_width, p.v_width));
@@ -70,13 +70,13 @@ void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamet
              MultiHeadAttentionCache<T>& cache, const Context& context) {
   const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
   const auto tensor = [&](Index length, Index width) {
-    return Tensor<T, 3>({B, length, width}, context.memory);
+    return Tensor<T, 3>::uninitialized({B, length, width}, context.memory);
   };
   // 1 layer_norm
   if (o.layer_norm) {
     cache.x_norm = tensor(L, o.d_model);
-    cache.mean = Tensor<T, 1>({B * L}, context.memory);
-    cache.rstd = Tensor<T, 1>({B * L}, context.memory);
+    cache.mean = Tensor<T, 1>::uninitialized({B * L}, context.memory);
+    cache.rstd = Tensor<T, 1>::uninitialized({B * L}, context.memory);
     layer_norm_forward(In<T, 2>(merge_rows(cache.query)), {p.gamma, p.beta},
                        T(o.layer_norm_epsilon), merge_rows(cache.x_norm), {cache.mean, cache.rstd},
                        context);
@@ -102,13 +102,13 @@ void attend(const MultiHeadAttentionOptions& o, MultiHeadAttentionCache<T>& cach
             const Context& context) {
   const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
   const auto [q, k, v] = heads_of(o, cache);
-  cache.context = Tensor<T, 3>({B, L, o.context_width()}, context.memory);
+  cache.context = Tensor<T, 3>::uninitialized({B, L, o.context_width()}, context.memory);
   const Out<T, 4> heads = split_heads(cache.context, o.num_heads);
   if (cache.call.path == Path::materialized) {
-    cache.weights = Tensor<T, 4>({B, o.num_heads, L, S}, context.memory);
+    cache.weights = Tensor<T, 4>::uninitialized({B, o.num_heads, L, S}, context.memory);
     attention_forward(q, k, v, cache.call.attention(), cache.weights, heads, context);
   } else {
-    if (training) cache.lse = Tensor<T, 4>({B, o.num_heads, L, 2}, context.memory);
+    if (training) cache.lse = Tensor<T, 4>::uninitialized({B, o.num_heads, L, 2}, context.memory);
     flash_attention_forward(q, k, v, cache.call.attention(), heads, cache.lse, context);
   }
 }
@@ -134,7 +134,8 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
   // 3 split_heads, 4 attention, 5 merge_heads
   attend(o, cache, training, context);
   // 6 linear
-  Tensor<T, 3> y(Shape{cache.query.extent(0), cache.query.extent(1), o.d_model}, context.memory);
+  auto y = Tensor<T, 3>::uninitialized({cache.query.extent(0), cache.query.extent(1), o.d_model},
+                                       context.memory);
   linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, p.b_o, merge_rows(y), context);
   if (context.trace != nullptr) trace_forward(o, p, cache, In<T, 3>(y), *context.trace);
   // 7 dropout

@@ -133,7 +133,7 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
   }
   /// Throws ShapeError unless every gradient has the shape of its parameter in `expected`.
-  void require_shapes_of(const MultiHeadAttentionGradients& expected,
+  void require_shapes_of(const MultiHeadAttentionParameters<T>& expected,
                          std::string_view function) const {
     for_each_storage(*this, expected, [&](const char* name, const auto& mine, const auto& theirs) {
       require_shape(function, std::string("gradients.") + name, mine, theirs.shape(),
@@ -144,13 +144,14 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   void add(const MultiHeadAttentionGradients& other) {
     require_shapes_of(other, "MultiHeadAttentionGradients::add");
     for_each_storage(*this, other, [](const char*, auto& mine, const auto& theirs) {
-      for (Index n = 0; n < mine.size(); ++n) mine.data()[n] = mine.data()[n] + theirs.data()[n];
+      const Index count = mine.size();
+      for (Index n = 0; n < count; ++n) mine.data()[n] = mine.data()[n] + theirs.data()[n];
     });
   }
 
  private:
   template <class Self, class F>
-  static void for_each_storage(Self& self, const MultiHeadAttentionGradients& other, F&& f) {
+  static void for_each_storage(Self& self, const MultiHeadAttentionParameters<T>& other, F&& f) {
     f("w_qkv", self.w_qkv, other.w_qkv);
     f("w_q", self.w_q, other.w_q);
     f("w_k", self.w_k, other.w_k);

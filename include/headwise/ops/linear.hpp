@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 
 #include "headwise/kernels/column_sums.hpp"
@@ -68,6 +69,38 @@ In<T, 2> without_idle_rows(const kernels::Kernels<T>& run, const In<T, 2>& x, co
   }
   return storage;
 }
+
+/// dw += x^T dy in two steps: what may fail, then what writes.
+template <class T>
+class LinearWeightGradient {
+ public:
+  /// dy [N, O], x [N, K]; both have to stay. Throws std::bad_alloc.
+  LinearWeightGradient(const In<T, 2>& dy, const In<T, 2>& x, const Context& context)
+      : dy_(dy),
+        x_(without_idle_rows<T>(kernels::kernels_here<T>(), x, dy, storage_, context)),
+        size_{x.extent(1), dy.extent(1), x.extent(0)} {}
+  LinearWeightGradient(const LinearWeightGradient&) = delete;
+  LinearWeightGradient& operator=(const LinearWeightGradient&) = delete;
+
+  /// Elements that each worker needs.
+  Index scratch() const {
+    return size_.M == 0 ? 0 : kernels::kernels_here<T>().gemm_scratch(size_);
+  }
+  /// dw [K, O].
+  void add_to(const InOut<T, 2>& dw, Workspace<T>& workspace, const Context& context) const {
+    if (size_.M == 0 || size_.N == 0 || size_.K == 0) return;
+    const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+    run_gemm<T>(run, context, workspace, kernels::matrix(x_).transposed(), kernels::matrix(dy_),
+                kernels::matrix(dw), size_, {.accumulate = true});
+    context.count_flops(std::int64_t{2} * size_.M * size_.N * size_.K,
+                        run.executed_gemm_flops(size_));
+  }
+
+ private:
+  Tensor<T, 2> storage_;
+  const In<T, 2> dy_, x_;
+  const kernels::Extents size_;
+};
 
 HEADWISE_STRICT_MATH_END
 
@@ -169,25 +202,20 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                 {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}, {"dw", dw}});
 
   const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
-  Tensor<T, 2> storage;
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const In<T, 2> active = wants_dw ? detail::without_idle_rows<T>(run, x, dy, storage, context) : x;
-  const kernels::Extents of_dx{N, K, O}, of_dw{K, O, N};
-  Workspace<T> workspace(wants_dx || wants_dw ? context.executor.concurrency() : 0,
-                         std::max<Index>(wants_dx ? run.gemm_scratch(of_dx) : 0,
-                                         wants_dw ? run.gemm_scratch(of_dw) : 0),
-                         context.memory);
-  const auto dy_matrix = kernels::matrix(dy);
+  const kernels::Extents of_dx{N, K, O};
+  std::optional<detail::LinearWeightGradient<T>> of_dw;
+  if (wants_dw) of_dw.emplace(dy, x, context);
+  Workspace<T> workspace(
+      wants_dx || wants_dw ? context.executor.concurrency() : 0,
+      std::max<Index>(wants_dx ? run.gemm_scratch(of_dx) : 0, wants_dw ? of_dw->scratch() : 0),
+      context.memory);
   if (wants_dx) {
-    detail::run_gemm<T>(run, context, workspace, dy_matrix, kernels::matrix(w).transposed(),
-                        kernels::matrix(dx), of_dx, {});
+    detail::run_gemm<T>(run, context, workspace, kernels::matrix(dy),
+                        kernels::matrix(w).transposed(), kernels::matrix(dx), of_dx, {});
     context.count_flops(std::int64_t{2} * N * K * O, run.executed_gemm_flops(of_dx));
   }
-  if (wants_dw) {
-    detail::run_gemm<T>(run, context, workspace, kernels::matrix(active).transposed(), dy_matrix,
-                        kernels::matrix(dw), of_dw, {.accumulate = true});
-    context.count_flops(std::int64_t{2} * N * K * O, run.executed_gemm_flops(of_dw));
-  }
+  if (wants_dw) of_dw->add_to(dw, workspace, context);
   if (!db.absent()) bias_backward(dy, db, context);
 }
 

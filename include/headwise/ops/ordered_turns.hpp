@@ -4,7 +4,7 @@
 #include <atomic>
 #include <thread>
 
-#include "headwise/runtime/thread_pool.hpp"
+#include "headwise/runtime/processor.hpp"
 #include "headwise/runtime/workspace.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {

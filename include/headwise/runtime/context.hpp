@@ -1,11 +1,12 @@
 // What a call runs with: threads, memory, tallies, a trace. Passed last and by default empty:
-// num_threads() threads, which is the calling one unless somebody asked for more, the default
-// memory resource, nothing counted, nothing recorded.
+// num_threads() threads, which is the calling one unless somebody asked for more, recycled memory,
+// nothing counted, nothing recorded.
 #pragma once
 
 #include <memory_resource>
 
 #include "headwise/runtime/executor_ref.hpp"
+#include "headwise/runtime/recycled_memory.hpp"
 #include "headwise/runtime/tally.hpp"
 #include "headwise/runtime/trace.hpp"
 
@@ -16,7 +17,7 @@ namespace headwise::inline v0_1 {
 struct Context {
   ExecutorRef executor = {};  // runs the tasks; num_threads() by default
   /// Of results, caches and scratch.
-  std::pmr::memory_resource* memory = std::pmr::get_default_resource();
+  std::pmr::memory_resource* memory = default_memory();
   FlopTally* flops = nullptr;  // counts, where it is given
   Trace* trace = nullptr;      // records, where it is given
 

@@ -1,4 +1,4 @@
-// What the processor that runs the program can do.
+// What the processor that runs the program can do, and how it is told to wait.
 #pragma once
 
 #include <string>
@@ -25,5 +25,18 @@ inline std::string processor_features() {
 #endif
   return names;
 }
+
+namespace detail {
+
+/// Tells the processor that a loop only waits.
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace detail
 
 }  // namespace headwise::inline v0_1

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "headwise/runtime/executor.hpp"
+#include "headwise/runtime/processor.hpp"
 
 namespace headwise::inline v0_1 {
 
@@ -22,15 +23,6 @@ namespace headwise::inline v0_1 {
 inline constexpr Index max_threads = 65536;
 
 namespace detail {
-
-/// Tells the processor that a loop only waits.
-inline void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 /// Of a clock that only goes on. (<chrono> would cost every program 0.06 s to compile.)
 inline std::int64_t nanoseconds_now() {

@@ -36,6 +36,14 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     std::uninitialized_value_construct_n(data(), this->size());
   }
 
+  /// Elements that have no values yet, for who writes each before it is read. Throws as above.
+  static Tensor uninitialized(
+      const Shape<R>& shape, std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+    Tensor tensor(shape, allocate(shape, memory), memory);
+    std::uninitialized_default_construct_n(tensor.data(), tensor.size());
+    return tensor;
+  }
+
   /// A vector of `count` elements.
   explicit Tensor(Index count, std::pmr::memory_resource* memory =
                                    std::pmr::get_default_resource()) requires(R == 1)

@@ -164,7 +164,7 @@ void copy(In<T, R> from, Out<std::type_identity_t<T>, R> to) {
 template <class T, int R>
 Tensor<T, R> contiguous(In<T, R> from,
                         std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
-  Tensor<T, R> result(from.shape(), memory);
+  auto result = Tensor<T, R>::uninitialized(from.shape(), memory);
   copy(from, result);
   return result;
 }
