@@ -23,8 +23,8 @@ namespace headwise::inline v0_1 {
 /// A memory resource that keeps what it is given back. Of use to any number of threads.
 ///
 /// Blocks are of fixed sizes, eight to each power of 2, and start on 64 bytes; from 4 MiB on they
-/// ask for huge pages. Where more than one and a half times as many bytes wait as were ever in use
-/// at once, all of them are let go: sizes that change from call to call do not pile up.
+/// ask for huge pages. Where 16 MiB and twice as many bytes wait as were ever in use at once, all of
+/// them are let go: sizes that change from call to call do not pile up.
 class RecycledMemory final : public std::pmr::memory_resource {
  public:
   RecycledMemory() = default;
@@ -59,7 +59,7 @@ class RecycledMemory final : public std::pmr::memory_resource {
 
   static constexpr int smallest_exponent = 6, steps = 8;  // from 64 bytes on
   static constexpr int sizes = (48 - smallest_exponent) * steps;
-  static constexpr std::size_t huge_page = std::size_t{1} << 21;
+  static constexpr std::size_t huge_page = std::size_t{1} << 21, few_bytes = std::size_t{1} << 24;
 
   static std::size_t index(int size) { return static_cast<std::size_t>(size); }
   static std::size_t bytes_of(int size) {
@@ -114,7 +114,7 @@ class RecycledMemory final : public std::pmr::memory_resource {
     first = ::new (memory) Block{first};
     kept_bytes_ += bytes_of(size);
     used_bytes_ -= bytes_of(size);
-    const bool too_many = kept_bytes_ > most_used_bytes_ + most_used_bytes_ / 2;
+    const bool too_many = kept_bytes_ > few_bytes + 2 * most_used_bytes_;
     unlock();
     if (too_many) release();
   }
