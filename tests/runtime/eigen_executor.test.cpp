@@ -26,10 +26,10 @@ TEST_CASE("a pool of Eigen's takes runs inside tasks and from many threads", "[r
 }
 
 TEST_CASE("a run on a pool of Eigen's that is busy does not wait for it", "[runtime]") {
+  std::atomic<bool> may_end = false;  // both outlive the pool, whose threads read them
+  std::atomic<int> busy = 0;
   Eigen::ThreadPool pool(2);
   EigenExecutor executor(pool);
-  std::atomic<bool> may_end = false;
-  std::atomic<int> busy = 0;
   for (int n = 0; n < 2; ++n) {
     pool.Schedule([&] {
       ++busy;
