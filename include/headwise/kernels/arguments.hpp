@@ -68,6 +68,28 @@ struct TileWork {
   std::int64_t executed_flops = 0;
 };
 
+/// Layer normalisation of rows. gamma, beta, mean and rstd may be null.
+template <class T>
+struct LayerNormRows {
+  Matrix<const T> x;  // [N, D]
+  Index D;
+  Row<const T> gamma, beta;  // [D]
+  T epsilon;
+  Matrix<T> y;        // [N, D]
+  Row<T> mean, rstd;  // [N]
+};
+
+/// Its gradients. gamma, dgamma and dbeta may be null.
+template <class T>
+struct LayerNormBackwardRows {
+  Matrix<const T> dy, x;  // [N, D]
+  Index N, D;
+  Row<const T> gamma;       // [D]
+  Row<const T> mean, rstd;  // [N]
+  Matrix<T> dx;             // [N, D], overwritten
+  Row<T> dgamma, dbeta;     // [D], added to
+};
+
 /// Whether a product with it is exact.
 template <class T>
 bool is_power_of_two(const T& x) {

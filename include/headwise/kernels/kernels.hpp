@@ -1,6 +1,6 @@
-// The kernels: matrix products and attention of one head, compiled once for each instruction set
-// and chosen when the program runs. They see pointers and strides; they check, allocate and throw
-// nothing and know no threads.
+// The kernels: matrix products, rows and attention of one head, compiled once for each instruction
+// set and chosen when the program runs. They see pointers and strides; they check, allocate and
+// throw nothing and know no threads.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +12,8 @@
 #include <utility>
 
 #include "headwise/kernels/arguments.hpp"
+#include "headwise/kernels/column_sums.hpp"
+#include "headwise/kernels/layer_norm.hpp"
 #include "headwise/kernels/softmax.hpp"
 #include "headwise/runtime/instruction_set.hpp"
 #include "headwise/runtime/workspace.hpp"
@@ -50,6 +52,18 @@ struct Kernels {
   void (*gemm)(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                const Epilogue<T>& epilogue, T* scratch);
   std::int64_t (*executed_gemm_flops)(const Extents& size);
+
+  // column_sums.inc, layer_norm.inc, softmax.inc and dropout.inc, each over a part of the rows or,
+  // where sums run down them, of the columns
+  void (*add_rows)(Matrix<const T> x, Index rows, Index begin, Index end, Row<T> to);
+  void (*layer_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
+  void (*layer_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
+  void (*layer_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
+  void (*softmax_rows)(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end);
+  void (*softmax_backward_rows)(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
+                                Index begin, Index end);
+  void (*drop_rows)(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
+                    Index end);
 
   // attention_head.inc
   Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);

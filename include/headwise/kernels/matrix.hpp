@@ -36,6 +36,10 @@ template <class T>
 Row<const T> row(const In<T, 1>& view) {
   return {view.absent() ? nullptr : view.data(), view.stride(0)};
 }
+template <class T>
+Row<T> row(const Out<T, 1>& view) {
+  return {view.absent() ? nullptr : view.data(), view.stride(0)};
+}
 /// Row i of a matrix.
 template <class T>
 Row<T> row(const Matrix<T>& matrix, Index i) {

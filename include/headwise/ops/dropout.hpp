@@ -3,7 +3,8 @@
 
 #include <type_traits>
 
-#include "headwise/runtime/context.hpp"
+#include "headwise/kernels/kernels.hpp"
+#include "headwise/ops/rows.hpp"
 #include "headwise/score/dropout_mask.hpp"
 #include "headwise/tensor/overlap.hpp"
 #include "headwise/tensor/require.hpp"
@@ -32,23 +33,15 @@ void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_
   dropout.require_valid("dropout_forward");
   if (x.size() == 0) return;
   const DropoutMask mask(dropout, DropoutStream::output);
-  const T factor = T(mask.keep_factor());
-  constexpr Index step = 64;
-  T factors[step];
-  for (Index n = 0; n < x.extent(0); ++n) {
-    for (Index m0 = 0; m0 < x.extent(1); m0 += step) {
-      const Index count = std::min<Index>(step, x.extent(1) - m0);
-      if (mask.active()) mask.row(0, 0, n, m0, count, factor, factors);
-      for (Index m = 0; m < count; ++m) {
-        const T value = x(n, m0 + m);
-        if (!mask.active()) {
-          y(n, m0 + m) = value;
-        } else {
-          y(n, m0 + m) = factors[m] == T(0) ? T(0) : value * factors[m];
-        }
-      }
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  detail::for_rows(context, x.extent(0), x.extent(1), [&](Index begin, Index end) {
+    if (mask.active()) {
+      return run.drop_rows(mask, kernels::matrix(x), kernels::matrix(y), x.extent(1), begin, end);
     }
-  }
+    for (Index n = begin; n < end; ++n) {
+      for (Index m = 0; m < x.extent(1); ++m) y(n, m) = x(n, m);
+    }
+  });
   if (mask.active()) context.count_flops(x.size(), x.size());
 }
 

@@ -3,9 +3,8 @@
 
 #include <type_traits>
 
-#include "headwise/kernels/column_sums.hpp"
-#include "headwise/kernels/layer_norm.hpp"
-#include "headwise/runtime/context.hpp"
+#include "headwise/kernels/kernels.hpp"
+#include "headwise/ops/rows.hpp"
 #include "headwise/tensor/overlap.hpp"
 #include "headwise/tensor/require.hpp"
 #include "headwise/tensor/scalar.hpp"
@@ -87,20 +86,19 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
       function, {"rstd", rstd},
       {{"x", x}, {"gamma", affine.gamma}, {"beta", affine.beta}, {"y", y}, {"mean", mean}});
   if (x.size() == 0 && mean.absent() && rstd.absent()) return;
-  const auto x_rows = kernels::matrix(x);
-  const auto y_rows = kernels::matrix(y);
-  const auto gamma = kernels::row(affine.gamma), beta = kernels::row(affine.beta);
-  const auto task = [&](Index n, Index) {
-    // Of an empty row, 0 / 0 is no mean.
-    const auto row_of = D == 0 ? kernels::RowMoments<T>{T(0), T(0)}
-                               : kernels::row_moments<T>(row(x_rows, n), D, epsilon);
-    kernels::normalise_row<T>(row(x_rows, n), D, row_of, gamma, beta, row(y_rows, n));
-    if (!mean.absent()) mean(n) = row_of.mean;
-    if (!rstd.absent()) rstd(n) = row_of.rstd;
-  };
-  context.executor.run(N, task);
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::LayerNormRows<T> rows{kernels::matrix(x),
+                                       D,
+                                       kernels::row(affine.gamma),
+                                       kernels::row(affine.beta),
+                                       epsilon,
+                                       kernels::matrix(y),
+                                       kernels::row(mean),
+                                       kernels::row(rstd)};
+  detail::for_rows(context, N, D,
+                   [&](Index begin, Index end) { run.layer_norm_rows(rows, begin, end); });
   const std::int64_t a_column =
-      6 + (gamma.data != nullptr ? 1 : 0) + (beta.data != nullptr ? 1 : 0);
+      6 + (affine.gamma.absent() ? 0 : 1) + (affine.beta.absent() ? 0 : 1);
   const std::int64_t flops = D == 0 ? 0 : std::int64_t{N} * (D * a_column + 5);
   context.count_flops(flops, flops);
 }
@@ -153,24 +151,24 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                  {"dx", dx},
                  {"dgamma", dgamma}});
   if (N == 0 || D == 0) return;
-  if (!dgamma.absent()) {
-    const auto term = [&](Index i, Index n) {
-      return dy(i, n) == T(0) ? T(0) : T(dy(i, n) * ((x(i, n) - mean(i)) * rstd(i)));
-    };
-    kernels::add_column_sums(N, D, term, dgamma.data(), dgamma.stride(0));
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::LayerNormBackwardRows<T> rows{kernels::matrix(dy),
+                                               kernels::matrix(x),
+                                               N,
+                                               D,
+                                               kernels::row(gamma),
+                                               kernels::row(mean),
+                                               kernels::row(rstd),
+                                               kernels::matrix(dx),
+                                               kernels::row(dgamma),
+                                               kernels::row(dbeta)};
+  // dx may be dy: the sums of dy come first.
+  if (!dgamma.absent() || !dbeta.absent()) {
+    detail::for_columns(context, N, D,
+                        [&](Index begin, Index end) { run.layer_norm_columns(rows, begin, end); });
   }
-  if (!dbeta.absent()) {
-    const auto term = [&](Index i, Index n) { return dy(i, n); };
-    kernels::add_column_sums(N, D, term, dbeta.data(), dbeta.stride(0));
-  }
-  const auto dy_rows = kernels::matrix(dy), x_rows = kernels::matrix(x);
-  const auto dx_rows = kernels::matrix(dx);
-  const auto gamma_row = kernels::row(gamma);
-  const auto task = [&](Index n, Index) {
-    kernels::layer_norm_backward_row<T>(row(dy_rows, n), row(x_rows, n), D, {mean(n), rstd(n)},
-                                        gamma_row, row(dx_rows, n));
-  };
-  context.executor.run(N, task);
+  detail::for_rows(context, N, D,
+                   [&](Index begin, Index end) { run.layer_norm_backward_rows(rows, begin, end); });
   const std::int64_t a_column =
       11 + (gamma.absent() ? 0 : 2) + (dgamma.absent() ? 0 : 4) + (dbeta.absent() ? 0 : 1);
   const std::int64_t flops = std::int64_t{N} * (D * a_column + 2);

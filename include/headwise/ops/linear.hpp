@@ -5,9 +5,8 @@
 #include <optional>
 #include <type_traits>
 
-#include "headwise/kernels/column_sums.hpp"
 #include "headwise/kernels/kernels.hpp"
-#include "headwise/runtime/context.hpp"
+#include "headwise/ops/rows.hpp"
 #include "headwise/runtime/workspace.hpp"
 #include "headwise/tensor/overlap.hpp"
 #include "headwise/tensor/require.hpp"
@@ -162,8 +161,11 @@ void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Cont
   require_countable("bias_backward", "dy", dy);
   require_shape("bias_backward", "db", db, Shape{dy.extent(1)}, "columns of dy");
   require_apart("bias_backward", {"db", db}, {{"dy", dy}});
-  const auto term = [&](Index n, Index o) { return dy(n, o); };
-  kernels::add_column_sums(dy.extent(0), dy.extent(1), term, db.data(), db.stride(0));
+  if (dy.size() == 0) return;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  detail::for_columns(context, dy.extent(0), dy.extent(1), [&](Index begin, Index end) {
+    run.add_rows(kernels::matrix(dy), dy.extent(0), begin, end, kernels::row(db));
+  });
   context.count_flops(dy.size(), dy.size());
 }
 

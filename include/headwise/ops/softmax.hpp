@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
-#include "headwise/kernels/softmax.hpp"
-#include "headwise/runtime/context.hpp"
+#include "headwise/kernels/kernels.hpp"
+#include "headwise/ops/rows.hpp"
 #include "headwise/tensor/overlap.hpp"
 #include "headwise/tensor/require.hpp"
 #include "headwise/tensor/tensor.hpp"
@@ -31,11 +31,10 @@ void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Contex
   require_distinct("softmax_forward", {"p", p});
   require_same_or_apart("softmax_forward", {"p", p}, {"x", x});
   if (x.extent(1) == 0) return;
-  for (Index n = 0; n < x.extent(0); ++n) {
-    for (Index m = 0; m < x.extent(1); ++m) p(n, m) = x(n, m);
-    kernels::softmax_row(kernels::row(kernels::matrix(p), n), p.extent(1),
-                         [](Index) { return true; });
-  }
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  detail::for_rows(context, x.extent(0), x.extent(1), [&](Index begin, Index end) {
+    run.softmax_rows(kernels::matrix(x), kernels::matrix(p), x.extent(1), begin, end);
+  });
   context.count_flops(4 * std::int64_t{x.size()}, 4 * std::int64_t{x.size()});
 }
 
@@ -57,11 +56,11 @@ void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
   require_apart("softmax_backward", {"dx", dx}, {{"p", p}});
   require_same_or_apart("softmax_backward", {"dx", dx}, {"dp", dp});
   if (dp.extent(1) == 0) return;
-  for (Index n = 0; n < dp.extent(0); ++n) {
-    kernels::softmax_backward_row<T>(row(kernels::matrix(dp), n), row(kernels::matrix(p), n),
-                                     row(kernels::matrix(dx), n), dp.extent(1),
-                                     [](Index) { return true; });
-  }
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  detail::for_rows(context, dp.extent(0), dp.extent(1), [&](Index begin, Index end) {
+    run.softmax_backward_rows(kernels::matrix(dp), kernels::matrix(p), kernels::matrix(dx),
+                              dp.extent(1), begin, end);
+  });
   context.count_flops(4 * std::int64_t{dp.size()}, 4 * std::int64_t{dp.size()});
 }
 

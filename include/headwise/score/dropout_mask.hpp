@@ -62,6 +62,13 @@ class DropoutMask {
   /// What a kept element is multiplied by.
   double keep_factor() const { return keep_factor_; }
 
+  /// Who draws many blocks at once draws philox<7> of the counter (j / 8, i, h, b), each index
+  /// modulo 2^32, with this key: element j % 8 = e has the 16 bits of word e / 2, the lower ones
+  /// first, and is kept where they are >= threshold().
+  const std::array<std::uint32_t, 2>& key() const { return key_; }
+  /// What the 16 bits of a kept element reach; 0 to 2^16.
+  std::uint32_t threshold() const { return threshold_; }
+
   /// Whether element (b, h, i, j) is kept, with probability 1 - rate.
   bool kept(Index b, Index h, Index i, Index j) const {
     const auto words = block(b, h, i, j / 8);
