@@ -3,11 +3,12 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <cstddef>
 #include <cstdio>
 #include <string>
 #include <thread>
 
-#include "headwise/kernels/kernels.hpp"
+#include "headwise/runtime/instruction_set.hpp"
 #include "headwise/runtime/processor.hpp"
 #include "headwise/tensor/tensor.hpp"
 #include "headwise/version.hpp"
@@ -36,8 +37,10 @@ inline std::string format_config() {
 #endif
   text += line("flags", HEADWISE_CODE_NAME);
   text += line("kernels", std::string(name_of(instruction_set())));
-  text += line("vectors", std::to_string(kernels::kernels_here<float>().lanes) + " float, " +
-                              std::to_string(kernels::kernels_here<double>().lanes) + " double");
+  // Not the kernels' own lanes: to name them here has them compiled wherever this is included.
+  const auto bytes = static_cast<std::size_t>(vector_bytes(instruction_set()));
+  text += line("vectors", std::to_string(bytes / sizeof(float)) + " float, " +
+                              std::to_string(bytes / sizeof(double)) + " double");
   text += line("alignment", std::to_string(storage_alignment) + " bytes");
   text += line("processor", processor_features());
   text += line("threads", std::to_string(std::thread::hardware_concurrency()) + " in hardware");

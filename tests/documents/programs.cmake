@@ -20,7 +20,8 @@ add_custom_command(
   COMMENT "Taking the programs out of the pages"
   VERBATIM)
 add_custom_target(headwise_documents DEPENDS "${folder}/extracted")
-set_source_files_properties(${program_sources} PROPERTIES GENERATED ON COMPILE_OPTIONS "-O0;-g0")
+set_source_files_properties(
+  ${program_sources} PROPERTIES GENERATED ON COMPILE_OPTIONS "-O0;-g0" SKIP_PRECOMPILE_HEADERS ON)
 target_sources(headwise_tests_documents PRIVATE ${program_sources})
 add_dependencies(headwise_tests_documents headwise_documents)
 

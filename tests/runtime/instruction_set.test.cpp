@@ -75,6 +75,7 @@ TEST_CASE("kernels of float and double are those that were asked for, others are
   for (const auto set : supported_instruction_sets()) {
     CAPTURE(name_of(set));
     const Index bytes = set == InstructionSet::avx512 ? 64 : set == InstructionSet::avx2 ? 32 : 16;
+    CHECK(headwise::vector_bytes(set) == bytes);
     CHECK(kernels::kernels_of<float>(set).instruction_set == set);
     CHECK(kernels::kernels_of<float>(set).lanes == bytes / 4);
     CHECK(kernels::kernels_of<double>(set).instruction_set == set);

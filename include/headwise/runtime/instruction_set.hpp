@@ -24,6 +24,11 @@ constexpr std::string_view name_of(InstructionSet set) {
                                        : "generic";
 }
 
+/// The size of its vectors.
+constexpr int vector_bytes(InstructionSet set) {
+  return set == InstructionSet::avx512 ? 64 : set == InstructionSet::avx2 ? 32 : 16;
+}
+
 /// Whether this processor runs it.
 inline bool is_supported(InstructionSet set) {
   if (set == InstructionSet::generic) return true;

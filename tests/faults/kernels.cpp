@@ -1,0 +1,28 @@
+// The kernels that a planted fault's test is linked with, for one type, HEADWISE_FAULT_SCALAR:
+// those of the instruction set that tests choose on this machine, HEADWISE_FAULT_ISA, and of the
+// others the weights of a softmax alone. (Everything for both types takes the compiler three times
+// as long.) Whoever calls more of the others calls a null pointer.
+#include "headwise/kernels/kernels.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+using T = HEADWISE_FAULT_SCALAR;
+
+template <>
+const Kernels<T>& kernels_of<T>(InstructionSet set) {
+  using enum InstructionSet;
+  if (set == HEADWISE_FAULT_ISA) return HEADWISE_FAULT_ISA::table<T>;
+#if HEADWISE_CONFIG_VECTOR_KERNELS
+  static constexpr Kernels<T> of_avx512{.instruction_set = avx512,
+                                        .weights_of = &simd::avx512::weights_of<T>};
+  static constexpr Kernels<T> of_avx2{.instruction_set = avx2,
+                                      .weights_of = &simd::avx2::weights_of<T>};
+  if (set == avx512) return of_avx512;
+  if (set == avx2) return of_avx2;
+#endif
+  static constexpr Kernels<T> of_generic{.instruction_set = generic,
+                                         .weights_of = &simd::generic::weights_of<T>};
+  return of_generic;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
