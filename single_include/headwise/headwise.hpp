@@ -2420,6 +2420,11 @@ constexpr std::string_view name_of(InstructionSet set) {
                                        : "generic";
 }
 
+/// The size of its vectors.
+constexpr int vector_bytes(InstructionSet set) {
+  return set == InstructionSet::avx512 ? 64 : set == InstructionSet::avx2 ? 32 : 16;
+}
+
 /// Whether this processor runs it.
 inline bool is_supported(InstructionSet set) {
   if (set == InstructionSet::generic) return true;
@@ -12776,8 +12781,10 @@ inline std::string format_config() {
 #endif
   text += line("flags", HEADWISE_CODE_NAME);
   text += line("kernels", std::string(name_of(instruction_set())));
-  text += line("vectors", std::to_string(kernels::kernels_here<float>().lanes) + " float, " +
-                              std::to_string(kernels::kernels_here<double>().lanes) + " double");
+  // Not the kernels' own lanes: to name them here has them compiled wherever this is included.
+  const auto bytes = static_cast<std::size_t>(vector_bytes(instruction_set()));
+  text += line("vectors", std::to_string(bytes / sizeof(float)) + " float, " +
+                              std::to_string(bytes / sizeof(double)) + " double");
   text += line("alignment", std::to_string(storage_alignment) + " bytes");
   text += line("processor", processor_features());
   text += line("threads", std::to_string(std::thread::hardware_concurrency()) + " in hardware");
