@@ -198,7 +198,8 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
   if (context.trace != nullptr) {
     trace_backward_inputs<T>(o, p, d, cache.self_attention, inputs.query, *context.trace);
   }
-  // 6 and 2 once more, for the parameters, and 1 layer_norm
+  // The gradients of the parameters of 6 linear and 2 linear, and
+  // 1 layer_norm
   WeightGradients<T> of_weights(cache, dy, d, context);
   const auto finish = [&](Tensor<T, 3>& dx, MultiHeadAttentionGradients<T>& to,
                           const Context& with) {

@@ -11,12 +11,12 @@
 #include <memory_resource>
 #include <new>
 
+#include "headwise/runtime/processor.hpp"
+#include "headwise/tensor/tensor.hpp"
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
-
-#include "headwise/runtime/processor.hpp"
-#include "headwise/tensor/tensor.hpp"
 
 namespace headwise::inline v0_1 {
 
