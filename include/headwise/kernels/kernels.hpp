@@ -39,7 +39,7 @@ template <Scalar T>
 struct Kernels {
   InstructionSet instruction_set;
   Index lanes;             // of a vector
-  Index forward_queries;   // of a task of flash_forward
+  Index forward_queries;   // most of a task of flash_forward
   Index forward_keys;      // of its blocks of keys
   Index backward_queries;  // of a tile of flash_backward_tile
   Index backward_keys;     // of a block of keys

@@ -9,6 +9,24 @@
 #include "headwise/ops/attention_options.hpp"
 #include "headwise/ops/flash_backward_call.hpp"
 
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Queries of a task of forward: as many as share a copy of their keys, in parts of one size, and
+/// fewer where there are workers without a task. No result depends on it.
+template <class T>
+Index queries_of_task(const kernels::Kernels<T>& run, Index heads, Index L, Index workers) {
+  constexpr Index tasks_a_worker = 4;
+  const auto parts = [](Index n, Index part) { return (n + part - 1) / part; };
+  Index most = run.forward_queries;
+  while (workers > 1 && most / 2 >= run.columns &&
+         heads * parts(L, most) < tasks_a_worker * workers) {
+    most /= 2;
+  }
+  return kernels::round_up(parts(L, parts(L, most)), run.columns);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// o = softmax(scale q k^T + bias over visible keys) v.
@@ -52,7 +70,8 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   Workspace<T> workspace(context.executor.concurrency(), run.flash_forward_scratch(d, dv),
                          context.memory);
-  const Index queries = run.forward_queries, blocks = (L + queries - 1) / queries;
+  const Index queries = detail::queries_of_task(run, B * H, L, context.executor.concurrency());
+  const Index blocks = (L + queries - 1) / queries;
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / blocks / sizes.H, h = t / blocks % sizes.H, i0 = t % blocks * queries;
     const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
