@@ -2584,7 +2584,7 @@ template <Scalar T>
 struct Kernels {
   InstructionSet instruction_set;
   Index lanes;             // of a vector
-  Index forward_queries;   // of a task of flash_forward
+  Index forward_queries;   // most of a task of flash_forward
   Index forward_keys;      // of its blocks of keys
   Index backward_queries;  // of a tile of flash_backward_tile
   Index backward_keys;     // of a block of keys
@@ -4392,8 +4392,8 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 struct ForwardTile {
   static constexpr Index lanes = Tile<T>::columns;  // queries of a panel
-  static constexpr Index queries = 128;             // of a task: whole panels
-  static constexpr Index keys = 192;                // of a block
+  static constexpr Index queries = 512;             // most of a task: whole panels
+  static constexpr Index keys = 128;                // of a block
 };
 
 template <class T>
@@ -4613,6 +4613,7 @@ struct ForwardScratch {
 
   T* q;        // q^T in panels [d, lanes]
   T* s;        // [keys, lanes]
+  T* k;        // [keys, d], dense
   T* v;        // [keys, dv], dense
   T* kept;     // v without what one query may not see
   T* context;  // [queries, dv], rows of whole vectors
@@ -4621,6 +4622,7 @@ struct ForwardScratch {
   constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
       : q(memory.take(packed_size<T>(d, Sizes::queries))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
+        k(memory.take(copied_size<T>(Sizes::keys, d))),
         v(memory.take(copied_size<T>(Sizes::keys, dv))),
         kept(memory.take(copied_size<T>(Sizes::keys, dv))),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
@@ -4638,7 +4640,7 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
 /// Steps 4a and 4b: s = scale q k^T + bias, but for vectors in which no query sees the keys.
 /// Returns the multiply-adds.
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, const TileBlock& block,
+std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const T> keys, const TileBlock& block,
                          const ForwardMask<T>& mask, T alpha, const ForwardScratch<T>& buffers) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const T* q = buffers.q + block.first * head.d;
@@ -4653,7 +4655,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const TileBlock& block,
       ++from;
     }
     while (!mask.full() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
-    const auto k = head.k.from(block.j0 + j, 0);
+    const auto k = keys.from(j, 0);
     run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, head.d,
                  {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
     count += n * (to - from) * width * head.d;
@@ -4729,15 +4731,35 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
   return count;
 }
 
-/// The values of n keys from j0 on: where they lie if their rows are whole vectors, else a copy.
-/// (Copying always cost 2 to 3 % of the pass: each block is read by two panels only.)
+/// What the panels of queries of a task read of one block of keys.
 template <class T>
-Operand<T> values(const AttentionHead<T>& head, Index j0, Index n, bool all_seen, T* copy) {
-  const auto v = head.v.from(j0, 0);
-  if (v.column != 1 || head.dv % Tile<T>::width != 0) {
-    return copy_rows<T>(v, n, head.dv, all_seen, copy);
+struct KeyBlock {
+  Matrix<const T> k;
+  Operand<T> v;
+};
+
+/// The n keys from j0 on. Three panels of queries and more read dense copies: rows of heads lie on
+/// pages of their own and meet in few sets of the caches (in place with 128 queries a task, the
+/// pass ran at 76 % of the peak; with copies and 512 at 82). Fewer read k, and v if its rows are
+/// whole vectors, where they lie.
+template <class T>
+KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
+                      const ForwardScratch<T>& buffers) {
+  const auto k = head.k.from(j0, 0), v = head.v.from(j0, 0);
+  const auto stays = [&](Matrix<const T> x, Index N) {
+    return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
+  };
+  KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+  if (!few && !stays(k, head.d)) {
+    const auto copy = copy_rows<T>(k, n, head.d, true, buffers.k);
+    block.k = {copy.data, copy.step, 1};
   }
-  return {v.data, v.row, 1, all_seen || all_finite<T>(v, n, head.dv)};
+  if (!stays(v, head.dv)) {
+    block.v = copy_rows<T>(v, n, head.dv, all_seen, buffers.v);
+  } else {
+    block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
+  }
+  return block;
 }
 
 /// Row 0 of `to` [N] = from / divisor.
@@ -4773,15 +4795,15 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   for (Index j0 = range.begin / keys * keys; j0 < range.end; j0 += keys) {
     const Index n = std::min<Index>(keys, range.end - j0);
     const bool all_seen = head.visibility.sees_all(i0, rows, {j0, j0 + n});
-    const auto v = values<T>(head, j0, n, all_seen, buffers.v);
+    const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
     for (Index first = 0; first < rows; first += lanes) {
       TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
       // 4a s = scale q k^T,  4b bias,  4c softmax,  4d dropout,  4e o += p v
-      std::int64_t products = score_panel<T>(head, block, mask, alpha, buffers);
+      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, alpha, buffers);
       weigh_panel<T>(head, block, mask, unit, buffers, softmax);
-      products += add_visible_values<T>(head, buffers, v, block, mask, softmax);
+      products += add_visible_values<T>(head, buffers, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
       work.executed_flops += 2 * products + (5 + score_extras(head, 1)) *
                                                 round_up(block.rows, Tile<T>::width) *
@@ -6775,8 +6797,8 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 struct ForwardTile {
   static constexpr Index lanes = Tile<T>::columns;  // queries of a panel
-  static constexpr Index queries = 128;             // of a task: whole panels
-  static constexpr Index keys = 192;                // of a block
+  static constexpr Index queries = 512;             // most of a task: whole panels
+  static constexpr Index keys = 128;                // of a block
 };
 
 template <class T>
@@ -6968,6 +6990,7 @@ struct ForwardScratch {
 
   T* q;        // q^T in panels [d, lanes]
   T* s;        // [keys, lanes]
+  T* k;        // [keys, d], dense
   T* v;        // [keys, dv], dense
   T* kept;     // v without what one query may not see
   T* context;  // [queries, dv], rows of whole vectors
@@ -6976,6 +6999,7 @@ struct ForwardScratch {
   constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
       : q(memory.take(packed_size<T>(d, Sizes::queries))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
+        k(memory.take(copied_size<T>(Sizes::keys, d))),
         v(memory.take(copied_size<T>(Sizes::keys, dv))),
         kept(memory.take(copied_size<T>(Sizes::keys, dv))),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
@@ -6990,7 +7014,7 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, const TileBlock& block,
+std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const T> keys, const TileBlock& block,
                          const ForwardMask<T>& mask, T alpha, const ForwardScratch<T>& buffers) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const T* q = buffers.q + block.first * head.d;
@@ -7004,7 +7028,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const TileBlock& block,
       ++from;
     }
     while (!mask.full() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
-    const auto k = head.k.from(block.j0 + j, 0);
+    const auto k = keys.from(j, 0);
     run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, head.d,
                  {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
     count += n * (to - from) * width * head.d;
@@ -7075,12 +7099,29 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-Operand<T> values(const AttentionHead<T>& head, Index j0, Index n, bool all_seen, T* copy) {
-  const auto v = head.v.from(j0, 0);
-  if (v.column != 1 || head.dv % Tile<T>::width != 0) {
-    return copy_rows<T>(v, n, head.dv, all_seen, copy);
+struct KeyBlock {
+  Matrix<const T> k;
+  Operand<T> v;
+};
+
+template <class T>
+KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
+                      const ForwardScratch<T>& buffers) {
+  const auto k = head.k.from(j0, 0), v = head.v.from(j0, 0);
+  const auto stays = [&](Matrix<const T> x, Index N) {
+    return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
+  };
+  KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+  if (!few && !stays(k, head.d)) {
+    const auto copy = copy_rows<T>(k, n, head.d, true, buffers.k);
+    block.k = {copy.data, copy.step, 1};
   }
-  return {v.data, v.row, 1, all_seen || all_finite<T>(v, n, head.dv)};
+  if (!stays(v, head.dv)) {
+    block.v = copy_rows<T>(v, n, head.dv, all_seen, buffers.v);
+  } else {
+    block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
+  }
+  return block;
 }
 
 template <class T>
@@ -7113,14 +7154,14 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   for (Index j0 = range.begin / keys * keys; j0 < range.end; j0 += keys) {
     const Index n = std::min<Index>(keys, range.end - j0);
     const bool all_seen = head.visibility.sees_all(i0, rows, {j0, j0 + n});
-    const auto v = values<T>(head, j0, n, all_seen, buffers.v);
+    const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
     for (Index first = 0; first < rows; first += lanes) {
       TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
-      std::int64_t products = score_panel<T>(head, block, mask, alpha, buffers);
+      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, alpha, buffers);
       weigh_panel<T>(head, block, mask, unit, buffers, softmax);
-      products += add_visible_values<T>(head, buffers, v, block, mask, softmax);
+      products += add_visible_values<T>(head, buffers, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
       work.executed_flops += 2 * products + (5 + score_extras(head, 1)) *
                                                 round_up(block.rows, Tile<T>::width) *
@@ -9066,8 +9107,8 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 struct ForwardTile {
   static constexpr Index lanes = Tile<T>::columns;  // queries of a panel
-  static constexpr Index queries = 128;             // of a task: whole panels
-  static constexpr Index keys = 192;                // of a block
+  static constexpr Index queries = 512;             // most of a task: whole panels
+  static constexpr Index keys = 128;                // of a block
 };
 
 template <class T>
@@ -9259,6 +9300,7 @@ struct ForwardScratch {
 
   T* q;        // q^T in panels [d, lanes]
   T* s;        // [keys, lanes]
+  T* k;        // [keys, d], dense
   T* v;        // [keys, dv], dense
   T* kept;     // v without what one query may not see
   T* context;  // [queries, dv], rows of whole vectors
@@ -9267,6 +9309,7 @@ struct ForwardScratch {
   constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
       : q(memory.take(packed_size<T>(d, Sizes::queries))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
+        k(memory.take(copied_size<T>(Sizes::keys, d))),
         v(memory.take(copied_size<T>(Sizes::keys, dv))),
         kept(memory.take(copied_size<T>(Sizes::keys, dv))),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
@@ -9281,7 +9324,7 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, const TileBlock& block,
+std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const T> keys, const TileBlock& block,
                          const ForwardMask<T>& mask, T alpha, const ForwardScratch<T>& buffers) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const T* q = buffers.q + block.first * head.d;
@@ -9295,7 +9338,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const TileBlock& block,
       ++from;
     }
     while (!mask.full() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
-    const auto k = head.k.from(block.j0 + j, 0);
+    const auto k = keys.from(j, 0);
     run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, head.d,
                  {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
     count += n * (to - from) * width * head.d;
@@ -9366,12 +9409,29 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-Operand<T> values(const AttentionHead<T>& head, Index j0, Index n, bool all_seen, T* copy) {
-  const auto v = head.v.from(j0, 0);
-  if (v.column != 1 || head.dv % Tile<T>::width != 0) {
-    return copy_rows<T>(v, n, head.dv, all_seen, copy);
+struct KeyBlock {
+  Matrix<const T> k;
+  Operand<T> v;
+};
+
+template <class T>
+KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
+                      const ForwardScratch<T>& buffers) {
+  const auto k = head.k.from(j0, 0), v = head.v.from(j0, 0);
+  const auto stays = [&](Matrix<const T> x, Index N) {
+    return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
+  };
+  KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+  if (!few && !stays(k, head.d)) {
+    const auto copy = copy_rows<T>(k, n, head.d, true, buffers.k);
+    block.k = {copy.data, copy.step, 1};
   }
-  return {v.data, v.row, 1, all_seen || all_finite<T>(v, n, head.dv)};
+  if (!stays(v, head.dv)) {
+    block.v = copy_rows<T>(v, n, head.dv, all_seen, buffers.v);
+  } else {
+    block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
+  }
+  return block;
 }
 
 template <class T>
@@ -9404,14 +9464,14 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   for (Index j0 = range.begin / keys * keys; j0 < range.end; j0 += keys) {
     const Index n = std::min<Index>(keys, range.end - j0);
     const bool all_seen = head.visibility.sees_all(i0, rows, {j0, j0 + n});
-    const auto v = values<T>(head, j0, n, all_seen, buffers.v);
+    const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
     for (Index first = 0; first < rows; first += lanes) {
       TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
-      std::int64_t products = score_panel<T>(head, block, mask, alpha, buffers);
+      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, alpha, buffers);
       weigh_panel<T>(head, block, mask, unit, buffers, softmax);
-      products += add_visible_values<T>(head, buffers, v, block, mask, softmax);
+      products += add_visible_values<T>(head, buffers, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
       work.executed_flops += 2 * products + (5 + score_extras(head, 1)) *
                                                 round_up(block.rows, Tile<T>::width) *
@@ -12056,6 +12116,24 @@ HEADWISE_STRICT_MATH_END
 // size L x S in either direction. Forward keeps the logsumexp of each query, from which backward
 // computes the weights again.
 
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Queries of a task of forward: as many as share a copy of their keys, in parts of one size, and
+/// fewer where there are workers without a task. No result depends on it.
+template <class T>
+Index queries_of_task(const kernels::Kernels<T>& run, Index heads, Index L, Index workers) {
+  constexpr Index tasks_a_worker = 4;
+  const auto parts = [](Index n, Index part) { return (n + part - 1) / part; };
+  Index most = run.forward_queries;
+  while (workers > 1 && most / 2 >= run.columns &&
+         heads * parts(L, most) < tasks_a_worker * workers) {
+    most /= 2;
+  }
+  return kernels::round_up(parts(L, parts(L, most)), run.columns);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// o = softmax(scale q k^T + bias over visible keys) v.
@@ -12099,7 +12177,8 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   Workspace<T> workspace(context.executor.concurrency(), run.flash_forward_scratch(d, dv),
                          context.memory);
-  const Index queries = run.forward_queries, blocks = (L + queries - 1) / queries;
+  const Index queries = detail::queries_of_task(run, B * H, L, context.executor.concurrency());
+  const Index blocks = (L + queries - 1) / queries;
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / blocks / sizes.H, h = t / blocks % sizes.H, i0 = t % blocks * queries;
     const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
