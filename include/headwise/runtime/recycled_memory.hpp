@@ -23,8 +23,8 @@ namespace headwise::inline v0_1 {
 /// A memory resource that keeps what it is given back. Of use to any number of threads.
 ///
 /// Blocks are of fixed sizes, eight to each power of 2, and start on 64 bytes; from 4 MiB on they
-/// ask for huge pages. Where 16 MiB and twice as many bytes wait as were ever in use at once, all of
-/// them are let go: sizes that change from call to call do not pile up.
+/// ask for huge pages. Where 16 MiB and twice as many bytes wait as were ever in use at once, all
+/// of them are let go: sizes that change from call to call do not pile up.
 class RecycledMemory final : public std::pmr::memory_resource {
  public:
   RecycledMemory() = default;
