@@ -50,9 +50,15 @@ def curves_page(title, subtitle, panels, lengths, unit, names):
             page.path(points, f"line s{colour}")
             for at_x, at_y in points:
                 page.mark(at_x, at_y, "circle", colour, size=4)
-        places = spread([y.at(lines[who][-1][1]) for who, _, _ in drawn], 16)
-        for (who, name, colour), place in zip(drawn, places):
-            page.text(x.at(lines[who][-1][0]) + 10, place + 4, name, kind=f"f{colour}", weight=600)
+        whole = [one for one in drawn if lines[one[0]][-1][0] == lengths[-1]]
+        places = spread([y.at(lines[who][-1][1]) for who, _, _ in whole], 16)
+        for (who, name, colour), place in zip(whole, places):
+            page.text(x.at(lengths[-1]) + 10, place + 4, name, kind=f"f{colour}", weight=600)
+        for who, name, colour in drawn:  # one that ends early has its name above its end
+            length, value = lines[who][-1]
+            if length != lengths[-1]:
+                page.text(x.at(length), y.at(value) - 10, name, anchor="end", kind=f"f{colour}",
+                          weight=600)
     return page.write()
 
 

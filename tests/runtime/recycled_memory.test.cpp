@@ -11,7 +11,7 @@ using namespace headwise;
 
 TEST_CASE("recycled memory hands out what it was given back", "[runtime]") {
   RecycledMemory memory;
-  for (const std::size_t bytes : {1, 64, 65, 1000, 4096, 4097, 1000000, 5000000}) {
+  for (const std::size_t bytes : {1u, 64u, 65u, 1000u, 4096u, 4097u, 1000000u, 5000000u}) {
     CAPTURE(bytes);
     void* first = memory.allocate(bytes, 64);
     CHECK(reinterpret_cast<std::uintptr_t>(first) % 64 == 0);
