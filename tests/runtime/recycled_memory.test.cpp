@@ -89,7 +89,9 @@ TEST_CASE("a size beyond all steps and a wide alignment come from the system", "
   CHECK(reinterpret_cast<std::uintptr_t>(wide) % 4096 == 0);
   memory.deallocate(wide, 100, 4096);
   CHECK(memory.kept_bytes() == 0);
-  CHECK_THROWS_AS(memory.allocate(std::size_t{1} << 62, 64), std::bad_alloc);
+  if (detail::recycles()) {  // AddressSanitizer ends a program that asks for so much
+    CHECK_THROWS_AS(memory.allocate(std::size_t{1} << 62, 64), std::bad_alloc);
+  }
 }
 
 TEST_CASE("a default memory resource that the program has set is the one that calls use",
