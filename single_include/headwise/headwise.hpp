@@ -1333,8 +1333,10 @@ inline bool same_elements(const Footprint& a, const Footprint& b) {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// Throws ShapeError unless every index of `out` names an element of its own.
-inline void require_distinct(std::string_view function, const detail::Footprint& out) {
+/// Throws ShapeError unless every index of `out` names an element of its own. (None of these is
+/// worth inlining; inlined, g++ 12 warns of its own std::string.)
+[[gnu::noinline]] inline void require_distinct(std::string_view function,
+                                               const detail::Footprint& out) {
   if (!detail::repeats_elements(out)) [[likely]]
     return;
   raise<ShapeError>(std::string(function) + ": " + std::string(out.name) +
@@ -1342,8 +1344,8 @@ inline void require_distinct(std::string_view function, const detail::Footprint&
 }
 
 /// Throws ShapeError unless `out` shares no element with any of the others, nor any with itself.
-inline void require_apart(std::string_view function, const detail::Footprint& out,
-                          std::initializer_list<detail::Footprint> others) {
+[[gnu::noinline]] inline void require_apart(std::string_view function, const detail::Footprint& out,
+                                            std::initializer_list<detail::Footprint> others) {
   require_distinct(function, out);
   for (const detail::Footprint& other : others) {
     if (!detail::overlap(out, other)) [[likely]]
@@ -1354,8 +1356,9 @@ inline void require_apart(std::string_view function, const detail::Footprint& ou
 }
 
 /// Throws ShapeError unless `out` is `in`, element for element, or shares none with it.
-inline void require_same_or_apart(std::string_view function, const detail::Footprint& out,
-                                  const detail::Footprint& in) {
+[[gnu::noinline]] inline void require_same_or_apart(std::string_view function,
+                                                    const detail::Footprint& out,
+                                                    const detail::Footprint& in) {
   if (detail::same_elements(out, in) || !detail::overlap(out, in)) [[likely]]
     return;
   raise<ShapeError>(std::string(function) + ": " + std::string(out.name) + " overlaps " +
