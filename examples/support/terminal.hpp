@@ -76,7 +76,7 @@ class Line {
   void put(std::string_view text, std::string_view style = {}) {
     if (style != style_) {
       text_ += "\x1b[0";
-      if (!style.empty()) text_ += ";" + std::string(style);
+      if (!style.empty()) text_ += ';', text_ += style;
       text_ += "m";
       style_ = style;
     }

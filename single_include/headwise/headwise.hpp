@@ -4085,7 +4085,7 @@ template <class T>
   if constexpr (draws_by_lanes<T>) {
     using S = Simd<T>;
     typedef std::uint16_t HalfVector __attribute__((vector_size(2 * S::width)));
-    constexpr Index drawn = 8 * philox_lanes;
+    constexpr Index drawn = Index{8} * philox_lanes;
     std::uint16_t bits[std::size_t{drawn}];
     const auto limit = S::broadcast_int(static_cast<typename S::Int>(mask.threshold()));
     const auto kept = S::broadcast(factor);
@@ -6533,7 +6533,7 @@ template <class T>
   if constexpr (draws_by_lanes<T>) {
     using S = Simd<T>;
     typedef std::uint16_t HalfVector __attribute__((vector_size(2 * S::width)));
-    constexpr Index drawn = 8 * philox_lanes;
+    constexpr Index drawn = Index{8} * philox_lanes;
     std::uint16_t bits[std::size_t{drawn}];
     const auto limit = S::broadcast_int(static_cast<typename S::Int>(mask.threshold()));
     const auto kept = S::broadcast(factor);
@@ -8843,7 +8843,7 @@ template <class T>
   if constexpr (draws_by_lanes<T>) {
     using S = Simd<T>;
     typedef std::uint16_t HalfVector __attribute__((vector_size(2 * S::width)));
-    constexpr Index drawn = 8 * philox_lanes;
+    constexpr Index drawn = Index{8} * philox_lanes;
     std::uint16_t bits[std::size_t{drawn}];
     const auto limit = S::broadcast_int(static_cast<typename S::Int>(mask.threshold()));
     const auto kept = S::broadcast(factor);
