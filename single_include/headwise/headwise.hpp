@@ -55,6 +55,8 @@
 #include <numbers>
 #include <optional>
 #include <ostream>
+#include <pthread.h>
+#include <sched.h>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -1437,7 +1439,8 @@ constexpr std::size_t storage_bytes(Index elements) {
   return static_cast<std::size_t>(elements) * sizeof(T);
 }
 
-/// Owns its elements. Zero-initialised. Copies are deep; a const Tensor is read-only.
+/// Owns its elements. Zero-initialised, but by uninitialized(). Copies are deep; a const Tensor is
+/// read-only.
 ///
 /// A failed allocation throws std::bad_alloc and leaves every object as it was.
 template <class T, int R>
@@ -3267,10 +3270,10 @@ HEADWISE_STRICT_MATH_END
 // cut into tiles. Each element is a sum of ordered chains of multiply-adds, `k_block` terms long.
 // Read once for each instruction set.
 //
-// Traffic: b is packed once for each block (read and written once, then read from cache for every
-// six rows of a); a is read where it lies, through its strides (packing a transposed a first cost
-// 3 % of 768 x 2304 x 2048 and 10 % of 256 x 256 x 128); c is read and written once for each k
-// block.
+// Traffic: b is packed once for each block, or read where it lies by few rows of a (read and
+// written once, then read from cache for every six rows of a); a is read where it lies, through its
+// strides (packing a transposed a first cost 3 % of 768 x 2304 x 2048 and 10 % of 256 x 256 x 128);
+// c is read and written once for each k block.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -4598,12 +4601,12 @@ HEADWISE_STRICT_MATH_END
 // once for each instruction set.
 //
 // Scores stand transposed: a row is a key, its lanes are a panel of queries. So maxima and sums run
-// down the lanes, masks are comparisons of lanes, keys and values are read where they lie, and only
-// q is packed, once. Traffic of a block of queries: q is read once, k and v once, o and logsumexp
-// written once; the scores of a panel and a block of keys live in the first two cache levels.
-// Source: Dao, Fu, Ermon, Rudra, Re, "FlashAttention", 2022, arXiv 2205.14135, algorithm 1, with
-// the queries outside as in Dao, "FlashAttention-2", 2023, arXiv 2307.08691, algorithm 1.
-// The steps are numbered in docs/derivations/flash_backward.md.
+// down the lanes, masks are comparisons of lanes, q is packed once, and keys and values are read
+// where they lie or, by many queries, from dense copies. Traffic of a block of queries: q is read
+// once, k and v once, o and logsumexp written once; the scores of a panel and a block of keys live
+// in the first two cache levels. Source: Dao, Fu, Ermon, Rudra, Re, "FlashAttention", 2022, arXiv
+// 2205.14135, algorithm 1, with the queries outside as in Dao, "FlashAttention-2", 2023, arXiv
+// 2307.08691, algorithm 1. The steps are numbered in docs/derivations/flash_backward.md.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -5027,6 +5030,7 @@ template <class T>
 void prefetch_next_tile(const FlashHead<T>& head, const TileBlock& block, Index r, Index n) {
   const Index next = block.i0 + BackwardTile<T>::queries + r;
   const Index ahead = std::min<Index>(n, head.forward.L - next);
+  if (ahead <= 0) return;
   prefetch_rows<T>(head.forward.q.from(next, 0), ahead, head.forward.d);
   prefetch_rows<T>(head.d_o.from(next, 0), ahead, head.forward.dv);
   prefetch_rows<T>(head.dq.from(next, 0), ahead, head.forward.d);
@@ -5071,11 +5075,12 @@ HEADWISE_STRICT_MATH_END
 // once for each instruction set.
 //
 // Weights are computed again, p = e^(s - lse), instead of kept. Rows of a tile are queries, its
-// lanes are keys: k^T and v^T are packed once for a block of keys, everything else is read where it
-// lies, p^T and ds^T through their strides. Traffic of a block of keys: k and v read once, q, d_o
-// and dq once for each block; p and ds live in the second cache level; dk and dv are summed in
-// scratch and written once. Source: Dao, "FlashAttention-2", 2023, arXiv 2307.08691, algorithm 2.
-// The steps are numbered in docs/derivations/flash_backward.md.
+// lanes are keys: k^T and v^T are packed and k copied once for a block of keys, q and d_o copied
+// for each tile, p^T and ds^T read through their strides. Traffic of a block of keys: k and v read
+// once, q, d_o and dq once for each block; p and ds are made in the first cache level and kept in
+// the second; dk and dv are summed in scratch and written once. Source: Dao, "FlashAttention-2",
+// 2023, arXiv 2307.08691, algorithm 2. The steps are numbered in
+// docs/derivations/flash_backward.md.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -7363,6 +7368,7 @@ template <class T>
 void prefetch_next_tile(const FlashHead<T>& head, const TileBlock& block, Index r, Index n) {
   const Index next = block.i0 + BackwardTile<T>::queries + r;
   const Index ahead = std::min<Index>(n, head.forward.L - next);
+  if (ahead <= 0) return;
   prefetch_rows<T>(head.forward.q.from(next, 0), ahead, head.forward.d);
   prefetch_rows<T>(head.d_o.from(next, 0), ahead, head.forward.dv);
   prefetch_rows<T>(head.dq.from(next, 0), ahead, head.forward.d);
@@ -9673,6 +9679,7 @@ template <class T>
 void prefetch_next_tile(const FlashHead<T>& head, const TileBlock& block, Index r, Index n) {
   const Index next = block.i0 + BackwardTile<T>::queries + r;
   const Index ahead = std::min<Index>(n, head.forward.L - next);
+  if (ahead <= 0) return;
   prefetch_rows<T>(head.forward.q.from(next, 0), ahead, head.forward.d);
   prefetch_rows<T>(head.d_o.from(next, 0), ahead, head.forward.dv);
   prefetch_rows<T>(head.dq.from(next, 0), ahead, head.forward.d);
@@ -10220,9 +10227,10 @@ void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t para
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
 // headwise/runtime/executor.hpp
-// How work is spread over threads. An operation cuts itself into tasks whose number and borders
-// depend on its shapes alone, and every task owns what it writes, so that an executor decides when
-// a task runs and never what it computes: the same bits for any number of threads.
+// How work is spread over threads. An operation cuts itself into tasks, by its shapes and the
+// number of workers; what an element is computed from depends on no cut, and every task owns what
+// it writes, so that an executor decides when a task runs and never what it computes: the same bits
+// for any number of threads.
 
 namespace headwise::inline v0_1 {
 
@@ -10597,14 +10605,18 @@ class ExecutorRef {
 
 // headwise/runtime/recycled_memory.hpp
 // Memory that is given back is kept for the next call of the same sizes: a training step that has
-// run once allocates nothing more, and touches no page for the first time. (Fresh pages took 5 % of
-// forward and backward at [8, 1024, 768] and 16 % at [1, 128, 256]; huge ones saved 2 to 5 % more.)
+// run once asks the system for no more, and touches no page for the first time. (Fresh pages took 5
+// % of forward and backward at [8, 1024, 768] and 16 % at [1, 128, 256]; huge ones saved 2 to 5 %
+// more.)
 
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
 namespace headwise::inline v0_1 {
+
+class RecycledMemory;
+inline RecycledMemory& recycled_memory();
 
 /// A memory resource that keeps what it is given back. Of use to any number of threads.
 ///
@@ -10671,23 +10683,18 @@ class RecycledMemory final : public std::pmr::memory_resource {
       return std::pmr::new_delete_resource()->allocate(bytes, alignment);
     }
     lock();
-    Block* block = kept_[index(size)];
-    if (block != nullptr) {
-      kept_[index(size)] = block->next;
+    void* memory = kept_[index(size)];
+    if (memory != nullptr) {
+      kept_[index(size)] = kept_[index(size)]->next;
       kept_bytes_ -= bytes_of(size);
     }
+    unlock();
+    if (memory == nullptr) memory = fresh(size);
+    lock();
     used_bytes_ += bytes_of(size);
     most_used_bytes_ = std::max<std::size_t>(most_used_bytes_, used_bytes_);
     unlock();
-    if (block != nullptr) return block;
-    try {
-      return fresh(size);
-    } catch (...) {
-      lock();
-      used_bytes_ -= bytes_of(size);
-      unlock();
-      throw;
-    }
+    return memory;
   }
 
   void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
@@ -10709,8 +10716,13 @@ class RecycledMemory final : public std::pmr::memory_resource {
     return this == &other;
   }
 
-  static void* fresh(int size) {
-    void* memory = ::operator new(bytes_of(size), alignment_of(size));
+  /// From the system; what is kept in other sizes is given up before memory has run out.
+  void* fresh(int size) {
+    void* memory = ::operator new(bytes_of(size), alignment_of(size), std::nothrow);
+    if (memory == nullptr) {
+      release();
+      memory = ::operator new(bytes_of(size), alignment_of(size));
+    }
 #if defined(__linux__)
     if (bytes_of(size) >= 2 * huge_page) {
       (void)madvise(memory, bytes_of(size) / huge_page * huge_page, MADV_HUGEPAGE);
@@ -10720,8 +10732,17 @@ class RecycledMemory final : public std::pmr::memory_resource {
   }
   static void let_go(void* memory, int size) { ::operator delete(memory, alignment_of(size)); }
 
+  friend RecycledMemory& recycled_memory();
+
   void lock() {
-    while (locked_.test_and_set(std::memory_order_acquire)) detail::relax();
+    constexpr int spins = 64;  // it is held for some nanoseconds, unless its thread has to wait
+    for (int spin = 0; locked_.test_and_set(std::memory_order_acquire); ++spin) {
+      if (spin < spins) {
+        detail::relax();
+      } else {
+        sched_yield();
+      }
+    }
   }
   void unlock() { locked_.clear(std::memory_order_release); }
 
@@ -10755,7 +10776,13 @@ inline bool recycles() {
 
 /// The one that a Context names unless it is told otherwise. It lives until the program ends.
 inline RecycledMemory& recycled_memory() {
-  static RecycledMemory* const memory = new RecycledMemory;  // outlives every static tensor
+  static RecycledMemory* const memory = [] {
+    auto* const made = new RecycledMemory;  // outlives every static tensor
+    // A child process has no thread that would unlock what another held when it was made.
+    pthread_atfork([] { recycled_memory().lock(); }, [] { recycled_memory().unlock(); },
+                   [] { recycled_memory().unlock(); });
+    return made;
+  }();
   return *memory;
 }
 
@@ -11253,10 +11280,15 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   /// Throws ShapeError unless every gradient has the shape of its parameter in `expected`.
   void require_shapes_of(const MultiHeadAttentionParameters<T>& expected,
                          std::string_view function) const {
-    for_each_storage(*this, expected, [&](const char* name, const auto& mine, const auto& theirs) {
+    const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
       require_shape(function, std::string("gradients.") + name, mine, theirs.shape(),
                     "zero_gradients()");
-    });
+    };
+    for_each_storage(*this, expected, check);
+    // Of modules whose projections differ, what is fused may be alike.
+    check("W_Q", this->W_Q(), expected.W_Q());
+    check("W_K", this->W_K(), expected.W_K());
+    check("W_V", this->W_V(), expected.W_V());
   }
   /// this += other. Throws ShapeError, before anything is added, unless all shapes agree.
   void add(const MultiHeadAttentionGradients& other) {
@@ -12618,10 +12650,11 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
   WeightGradients<T> of_weights(cache, dy, d, context);
   const auto finish = [&](Tensor<T, 3>& dx, MultiHeadAttentionGradients<T>& to,
                           const Context& with) {
+    if (o.layer_norm) {  // first: it checks what the cache has of it
+      layer_norm_backward(In<T, 2>(merge_rows(inputs.query)), merge_rows(cache.query), p.gamma,
+                          {cache.mean, cache.rstd}, merge_rows(dx), {to.gamma, to.beta}, with);
+    }
     of_weights.add_to(to, with);
-    if (!o.layer_norm) return;
-    layer_norm_backward(In<T, 2>(merge_rows(inputs.query)), merge_rows(cache.query), p.gamma,
-                        {cache.mean, cache.rstd}, merge_rows(dx), {to.gamma, to.beta}, with);
   };
   if (context.trace != nullptr) {  // of this call alone, whatever `gradients` held
     Tensor<T, 3> dx = inputs.query;
@@ -12790,7 +12823,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// Parameters are plain data; forward and backward are const and keep everything that a backward
 /// needs in a cache of the caller's, so that many calls may be pending and run at the same time.
-/// A call that throws, std::bad_alloc included, leaves cache and gradients as they were.
+/// A call that throws, std::bad_alloc included, leaves cache and gradients as they were; only an
+/// executor of the caller's that throws while it runs leaves gradients that are added to in part.
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.2.2; grouped: Ainslie et al., 2023,
 /// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745.
 template <Scalar T>

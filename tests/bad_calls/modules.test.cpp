@@ -181,6 +181,16 @@ Refusal sum(const std::string& message, const MultiHeadAttentionOptions& of_othe
   });
 }
 
+/// gradients.add(other) with widths of projections that are not those of `biased`.
+Refusal sum_of_widths(const std::string& message, Index Gradients::*width) {
+  return shape_error("MultiHeadAttentionGradients::add: " + message, [width](Witness& m) {
+    auto& gradients = m.keep(m.make<Gradients>(biased.resolved()));
+    Gradients other(biased.resolved());
+    other.*width = 2;
+    gradients.add(other);
+  });
+}
+
 const Refusals beside(all_of({
     {
         shard("first is 4 and count 5" + heads, 4, 5),
@@ -200,6 +210,12 @@ const Refusals beside(all_of({
         walk("grad_b_Q is [0], expected [4] (the shape of b_Q)", unbiased),
         sum("gradients.w_qkv is [4, 12], expected [6, 18] (zero_gradients())", wide),
         sum("gradients.b_q is [4], expected [0] (zero_gradients())", unbiased),
+        sum_of_widths("gradients.W_Q is [4, 4], expected [4, 2] (zero_gradients())",
+                      &Gradients::q_width),
+        sum_of_widths("gradients.W_K is [4, 4], expected [4, 2] (zero_gradients())",
+                      &Gradients::k_width),
+        sum_of_widths("gradients.W_V is [4, 4], expected [4, 2] (zero_gradients())",
+                      &Gradients::v_width),
         shape_error("own: gradients.w_o is [4, 4], expected [6, 6] (zero_gradients())",
                     [](Witness&) {
                       Gradients mine(unbiased.resolved());

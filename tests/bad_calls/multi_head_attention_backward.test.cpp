@@ -105,6 +105,12 @@ const Refusals bad_gradients(of_backward({
      [](Attention& a) { a.dy = a.m.null(2, 3, 8); }},
     {true, shape_of, "gradients.w_qkv is [0, 0], expected [8, 16] (zero_gradients())",
      [](Attention& a) { a.gradients = Gradients(); }},
+    {true, shape_of, "gradients.W_Q is [8, 4], expected [8, 8] (zero_gradients())",
+     [](Attention& a) { a.gradients.q_width = 4; }},
+    {true, shape_of, "gradients.W_K is [8, 2], expected [8, 4] (zero_gradients())",
+     [](Attention& a) { a.gradients.k_width = 2; }},
+    {true, shape_of, "gradients.W_V is [8, 2], expected [8, 4] (zero_gradients())",
+     [](Attention& a) { a.gradients.v_width = 2; }},
     {true, shape_of, "gradients.w_o is [8, 7], expected [8, 8] (zero_gradients())",
      [](Attention& a) {
        a.gradients.w_o = Tensor2<double>({8, 7});

@@ -11,7 +11,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// Parameters are plain data; forward and backward are const and keep everything that a backward
 /// needs in a cache of the caller's, so that many calls may be pending and run at the same time.
-/// A call that throws, std::bad_alloc included, leaves cache and gradients as they were.
+/// A call that throws, std::bad_alloc included, leaves cache and gradients as they were; only an
+/// executor of the caller's that throws while it runs leaves gradients that are added to in part.
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.2.2; grouped: Ainslie et al., 2023,
 /// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745.
 template <Scalar T>

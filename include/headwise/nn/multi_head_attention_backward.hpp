@@ -203,10 +203,11 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
   WeightGradients<T> of_weights(cache, dy, d, context);
   const auto finish = [&](Tensor<T, 3>& dx, MultiHeadAttentionGradients<T>& to,
                           const Context& with) {
+    if (o.layer_norm) {  // first: it checks what the cache has of it
+      layer_norm_backward(In<T, 2>(merge_rows(inputs.query)), merge_rows(cache.query), p.gamma,
+                          {cache.mean, cache.rstd}, merge_rows(dx), {to.gamma, to.beta}, with);
+    }
     of_weights.add_to(to, with);
-    if (!o.layer_norm) return;
-    layer_norm_backward(In<T, 2>(merge_rows(inputs.query)), merge_rows(cache.query), p.gamma,
-                        {cache.mean, cache.rstd}, merge_rows(dx), {to.gamma, to.beta}, with);
   };
   if (context.trace != nullptr) {  // of this call alone, whatever `gradients` held
     Tensor<T, 3> dx = inputs.query;

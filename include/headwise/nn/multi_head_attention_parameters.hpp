@@ -135,10 +135,15 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   /// Throws ShapeError unless every gradient has the shape of its parameter in `expected`.
   void require_shapes_of(const MultiHeadAttentionParameters<T>& expected,
                          std::string_view function) const {
-    for_each_storage(*this, expected, [&](const char* name, const auto& mine, const auto& theirs) {
+    const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
       require_shape(function, std::string("gradients.") + name, mine, theirs.shape(),
                     "zero_gradients()");
-    });
+    };
+    for_each_storage(*this, expected, check);
+    // Of modules whose projections differ, what is fused may be alike.
+    check("W_Q", this->W_Q(), expected.W_Q());
+    check("W_K", this->W_K(), expected.W_K());
+    check("W_V", this->W_V(), expected.W_V());
   }
   /// this += other. Throws ShapeError, before anything is added, unless all shapes agree.
   void add(const MultiHeadAttentionGradients& other) {

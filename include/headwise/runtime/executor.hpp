@@ -1,6 +1,7 @@
-// How work is spread over threads. An operation cuts itself into tasks whose number and borders
-// depend on its shapes alone, and every task owns what it writes, so that an executor decides when
-// a task runs and never what it computes: the same bits for any number of threads.
+// How work is spread over threads. An operation cuts itself into tasks, by its shapes and the
+// number of workers; what an element is computed from depends on no cut, and every task owns what
+// it writes, so that an executor decides when a task runs and never what it computes: the same bits
+// for any number of threads.
 #pragma once
 
 #include <concepts>

@@ -20,7 +20,8 @@ constexpr std::size_t storage_bytes(Index elements) {
   return static_cast<std::size_t>(elements) * sizeof(T);
 }
 
-/// Owns its elements. Zero-initialised. Copies are deep; a const Tensor is read-only.
+/// Owns its elements. Zero-initialised, but by uninitialized(). Copies are deep; a const Tensor is
+/// read-only.
 ///
 /// A failed allocation throws std::bad_alloc and leaves every object as it was.
 template <class T, int R>

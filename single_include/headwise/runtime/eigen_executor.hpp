@@ -55,14 +55,26 @@ class EigenExecutor {
   /// The pool's threads and the calling one.
   Index concurrency() const { return Index{pool_.NumThreads()} + 1; }
 
-  /// As the Executor concept says. Throws std::bad_alloc before the first task.
+  /// As the Executor concept says. What the pool gets no memory for runs on fewer threads.
   void run(Index tasks, TaskRef task) {
     const Index workers = (std::min)(tasks, concurrency());
     if (workers <= 1) return SerialExecutor().run(tasks, task);
-    const auto run = std::make_shared<Run>(tasks, task);
-    for (Index worker = 1; worker < workers; ++worker) {
-      pool_.Schedule([run, worker] { run->help(worker); });
+    std::shared_ptr<Run> run;
+    const auto schedule = [&] {
+      run = std::make_shared<Run>(tasks, task);
+      for (Index worker = 1; worker < workers; ++worker) {
+        pool_.Schedule([run, worker] { run->help(worker); });
+      }
+    };
+#if HEADWISE_HAS_EXCEPTIONS
+    try {
+      schedule();
+    } catch (const std::bad_alloc&) {
+      if (run == nullptr) return SerialExecutor().run(tasks, task);
     }
+#else
+    schedule();
+#endif
     run->lead();
   }
 
