@@ -4,23 +4,14 @@
 
 #include "headwise/kernels/kernels.hpp"
 #include "headwise/tensor/tensor.hpp"
+#include "support/all_kernels.hpp"
 #include "support/catch.hpp"
-#include "support/instruction_sets.hpp"
 
 using namespace headwise;
-using headwise_tests::supported_instruction_sets;
+using headwise_tests::for_all_kernels;
 using kernels::Matrix;
 
 namespace {
-
-template <class F>
-void for_all_kernels(F&& f) {
-  for (const auto set : supported_instruction_sets()) {
-    CAPTURE(static_cast<int>(set));
-    f(kernels::kernels_of<float>(set), float{});
-    f(kernels::kernels_of<double>(set), double{});
-  }
-}
 
 template <class T>
 Matrix<T> whole(std::vector<T>& x, Index columns, Index step = 1) {

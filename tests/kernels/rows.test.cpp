@@ -8,11 +8,11 @@
 
 #include "headwise/kernels/kernels.hpp"
 #include "headwise/tensor/philox.hpp"
+#include "support/all_kernels.hpp"
 #include "support/catch.hpp"
-#include "support/instruction_sets.hpp"
 
 using namespace headwise;
-using headwise_tests::supported_instruction_sets;
+using headwise_tests::for_all_kernels;
 using kernels::Kernels;
 using kernels::Matrix;
 using kernels::Row;
@@ -74,16 +74,6 @@ Rows<Wide> wide(Rows<T>& x) {
 template <class T>
 Wide unit() {
   return static_cast<Wide>(std::numeric_limits<T>::epsilon());
-}
-
-/// f(kernels, type) for float and double of every instruction set.
-template <class F>
-void for_all_kernels(F&& f) {
-  for (const auto set : supported_instruction_sets()) {
-    CAPTURE(static_cast<int>(set));
-    f(kernels::kernels_of<float>(set), float{});
-    f(kernels::kernels_of<double>(set), double{});
-  }
 }
 
 /// All that layer norm reads and writes.
