@@ -300,6 +300,15 @@ inline std::string format_extents(std::span<const Index> extents) {
   return text + "]";
 }
 
+namespace detail {
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_extents(std::span<const Index> extents,
+                                                                 const char* expected) {
+  raise<ShapeError>("Shape: extents are " + format_extents(extents) + ", expected " + expected);
+}
+
+}  // namespace detail
+
 /// The extents of R axes, outermost first: `Shape{B, H, L, d}`. Any of them may be 0.
 template <int R>
 struct Shape {
@@ -325,13 +334,13 @@ struct Shape {
     Index count = 1;
     bool none = false;
     for (Index extent : extents) {
-      if (extent < 0) raise<ShapeError>("Shape: extents are " + format() + ", expected 0 or more");
+      if (extent < 0) detail::raise_extents(extents, "0 or more");
       if (extent == 0) none = true;
     }
     if (none) return 0;
     for (Index extent : extents) {
       if (count > (std::numeric_limits<Index>::max)() / extent) {
-        raise<ShapeError>("Shape: extents are " + format() + ", expected a product below 2^63");
+        detail::raise_extents(extents, "a product below 2^63");
       }
       count *= extent;
     }
@@ -1195,21 +1204,28 @@ struct Footprint {
   Footprint(std::string_view argument, const In<T, R>& view)
       : name(argument),
         address(reinterpret_cast<std::uintptr_t>(view.data())),
-        low(address),
-        high(address),
         element_bytes(static_cast<Index>(sizeof(T))) {
     static_assert(R <= 8);
-    empty = view.data() == nullptr;
+    walk(view.shape().extents, view.strides().extents);
+  }
+
+ private:
+  [[gnu::noinline]] void walk(std::span<const Index> all_extents,
+                              std::span<const Index> all_strides) {
     constexpr Index longest = Index{1} << 58;
-    for (int r = 0; r < R; ++r) {
-      if (view.extent(r) <= 0) empty = true;
-      if (view.extent(r) <= 1) continue;
-      if (view.stride(r) > longest || view.stride(r) < -longest) empty = true;
-      extents[static_cast<std::size_t>(axes)] = view.extent(r);
-      strides[static_cast<std::size_t>(axes++)] = view.stride(r);
-      const auto reach = static_cast<std::uintptr_t>(view.stride(r)) *
-                         static_cast<std::uintptr_t>(view.extent(r) - 1) * sizeof(T);
-      (view.stride(r) < 0 ? low : high) += reach;
+    low = high = address;
+    empty = address == 0;
+    for (std::size_t r = 0; r < all_extents.size(); ++r) {
+      const Index extent = all_extents[r], stride = all_strides[r];
+      if (extent <= 0) empty = true;
+      if (extent <= 1) continue;
+      if (stride > longest || stride < -longest) empty = true;
+      extents[static_cast<std::size_t>(axes)] = extent;
+      strides[static_cast<std::size_t>(axes++)] = stride;
+      const auto reach = static_cast<std::uintptr_t>(stride) *
+                         static_cast<std::uintptr_t>(extent - 1) *
+                         static_cast<std::uintptr_t>(element_bytes);
+      (stride < 0 ? low : high) += reach;
     }
   }
 };
@@ -1374,6 +1390,44 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 // The shape rules of a call, a line each:
 //   require_shape("linear_forward", "w", w, Shape{I, O}, "I from x " + ...)
 
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+// Without types and ranks, so that a program holds them once and not for each view that it checks.
+
+[[gnu::noinline]] inline void require_countable(std::string_view function,
+                                                std::string_view argument,
+                                                std::span<const Index> extents, const void* data) {
+  const auto subject = [&] {
+    return std::string(function) + ": " + std::string(argument) + " is " + format_extents(extents);
+  };
+  constexpr Index most = Index{1} << 48;
+  Index count = 1;
+  bool some = true;
+  for (const Index extent : extents) {
+    if (extent < 0) raise<ShapeError>(subject() + ", expected extents of 0 or more");
+    if (extent > 0 && count > most / extent) {
+      raise<ShapeError>(subject() + ", expected extents whose product is at most 2^48");
+    }
+    some = some && extent > 0;
+    if (extent > 0) count *= extent;
+  }
+  if (some && data == nullptr) {
+    raise<ShapeError>(subject() + " at a null address, expected its elements");
+  }
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_shape(std::string_view function,
+                                                               std::string_view argument,
+                                                               std::span<const Index> extents,
+                                                               std::span<const Index> expected,
+                                                               std::string_view whence) {
+  raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
+                    format_extents(extents) + ", expected " + format_extents(expected) + " (" +
+                    std::string(whence) + ")");
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// Throws ShapeError for a view with an extent below 0, with more elements than any memory holds
@@ -1382,27 +1436,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <class T, int R>
 void require_countable(std::string_view function, std::string_view argument,
                        const In<T, R>& tensor) {
-  constexpr Index most = Index{1} << 48;
-  Index count = 1;
-  bool some = true;
-  for (int r = 0; r < R; ++r) {
-    const Index extent = tensor.extent(r);
-    if (extent < 0) {
-      raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                        tensor.shape().format() + ", expected extents of 0 or more");
-    }
-    if (extent > 0 && count > most / extent) {
-      raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                        tensor.shape().format() +
-                        ", expected extents whose product is at most 2^48");
-    }
-    some = some && extent > 0;
-    if (extent > 0) count *= extent;
-  }
-  if (some && tensor.data() == nullptr) {
-    raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                      tensor.shape().format() + " at a null address, expected its elements");
-  }
+  detail::require_countable(function, argument, tensor.shape().extents, tensor.data());
 }
 
 /// Throws ShapeError `function: argument is [got], expected [wanted] (whence)` unless they agree,
@@ -1413,14 +1447,12 @@ void require_shape(std::string_view function, std::string_view argument, const I
                    const Shape<R>& expected, Whence&& whence) {
   if (tensor.shape() == expected) [[likely]]
     return require_countable(function, argument, tensor);
-  std::string text = std::string(function) + ": " + std::string(argument) + " is " +
-                     tensor.shape().format() + ", expected " + expected.format();
+  const auto& got = tensor.shape().extents;
   if constexpr (std::is_invocable_v<Whence>) {
-    text += " (" + std::string(whence()) + ")";
+    detail::raise_shape(function, argument, got, expected.extents, whence());
   } else {
-    text += " (" + std::string(whence) + ")";
+    detail::raise_shape(function, argument, got, expected.extents, whence);
   }
-  raise<ShapeError>(text);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -1583,6 +1615,13 @@ inline void require_axis(std::string_view function, int axis, int rank) {
   });
 }
 
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_slice(Index begin, Index count, int axis,
+                                                               std::span<const Index> extents) {
+  raise<ShapeError>("slice: begin is " + std::to_string(begin) + " and count " +
+                    std::to_string(count) + ", expected a part of axis " + std::to_string(axis) +
+                    " of " + format_extents(extents));
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -1619,9 +1658,7 @@ view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
   const auto view = as_view(tensor);
   detail::require_axis("slice", axis, view.rank);
   if (begin < 0 || count < 0 || begin > view.extent(axis) - count) {
-    raise<ShapeError>("slice: begin is " + std::to_string(begin) + " and count " +
-                      std::to_string(count) + ", expected a part of axis " + std::to_string(axis) +
-                      " of " + view.shape().format());
+    detail::raise_slice(begin, count, axis, view.shape().extents);
   }
   auto shape = view.shape();
   shape[axis] = count;
