@@ -39,8 +39,8 @@ const std::vector<std::string> case_names = {
     "mha_self_causal",  "mha_self_no_bias",  "mha_single_head",
     "mha_single_token", "sdpa_causal_rect",  "sdpa_dead_rows",
     "sdpa_dv",          "sdpa_gqa",          "sdpa_long",
-    "sdpa_mqa",         "sdpa_plain",        "sdpa_scale",
-    "sdpa_window"};
+    "sdpa_mqa",         "sdpa_plain",        "sdpa_rope",
+    "sdpa_scale",       "sdpa_window"};
 
 /// Every expected tensor is there and within the tolerance; weights are the materialized path's.
 template <class T>
@@ -188,7 +188,7 @@ TEST_CASE("a run's file reads back with PyTorch's names and the run's type", "[i
 
 TEST_CASE("what is not supported yet is refused by name", "[io]") {
   CHECK_NOTHROW(run_reference_case<double>(small_case("softcap", "0.0"), Path::flash));
-  for (const char* key : {"softcap", "alibi", "rope_theta"}) {
+  for (const char* key : {"softcap", "alibi"}) {
     const auto c = small_case(key, std::string(key) == "alibi" ? "1" : "5.0");
     CHECK_THROWS_WITH(
         run_reference_case<double>(c, Path::flash),
@@ -196,6 +196,16 @@ TEST_CASE("what is not supported yet is refused by name", "[io]") {
   }
   CHECK_THROWS_WITH(small_case("kind", "encoder_layer"),
                     ContainsSubstring("kind encoder_layer is not supported yet"));
+}
+
+TEST_CASE("rotary positions of a case are part of its scores and of its gradients", "[io]") {
+  const auto name = GENERATE("output", "logsumexp", "grad.query", "grad.key");
+  ReferenceCase c = data_case("sdpa_rope");
+  c.rope_theta = 0;  // the same case without: no result of it may be the case's by chance
+  const auto without = reread(run_reference_case<double>(c, Path::flash));
+  for (const CaseComparison& row : compare_with_expected(c, without, 1e-2)) {
+    if (row.name == name) CHECK_FALSE(*row.closeness);
+  }
 }
 
 TEST_CASE("a case whose metadata or tensors make no sense is refused", "[io]") {

@@ -13,6 +13,7 @@
 
 #include "headwise/kernels/arguments.hpp"
 #include "headwise/kernels/column_sums.hpp"
+#include "headwise/kernels/cross_entropy.hpp"
 #include "headwise/kernels/layer_norm.hpp"
 #include "headwise/kernels/softmax.hpp"
 #include "headwise/runtime/instruction_set.hpp"
@@ -64,6 +65,14 @@ struct Kernels {
                                 Index begin, Index end);
   void (*drop_rows)(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
                     Index end);
+
+  // embedding.inc, cross_entropy.inc and rotary.inc
+  void (*add_row)(Row<const T> x, Index N, Row<T> to);
+  void (*cross_entropy_rows)(const CrossEntropyRows<T>& of, Index begin, Index end);
+  void (*cross_entropy_backward_rows)(const CrossEntropyBackwardRows<T>& of, Index begin,
+                                      Index end);
+  void (*rotate_rows)(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin,
+                      Index end);
 
   // attention_head.inc
   Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
