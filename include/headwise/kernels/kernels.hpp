@@ -14,6 +14,7 @@
 #include "headwise/kernels/arguments.hpp"
 #include "headwise/kernels/column_sums.hpp"
 #include "headwise/kernels/layer_norm.hpp"
+#include "headwise/kernels/optimizer.hpp"
 #include "headwise/kernels/softmax.hpp"
 #include "headwise/runtime/instruction_set.hpp"
 #include "headwise/runtime/workspace.hpp"
@@ -64,6 +65,12 @@ struct Kernels {
                                 Index begin, Index end);
   void (*drop_rows)(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
                     Index end);
+
+  // optimizer.inc, over dense elements
+  void (*adamw)(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n);
+  void (*sgd)(const SgdStep<T>& step, T* p, const T* g, T* u, Index n);
+  void (*scale_elements)(T factor, T* x, Index n);
+  SumOf<T> (*sum_of_squares)(const T* x, Index n);
 
   // attention_head.inc
   Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
