@@ -15,6 +15,7 @@
 #include "headwise/kernels/column_sums.hpp"
 #include "headwise/kernels/cross_entropy.hpp"
 #include "headwise/kernels/layer_norm.hpp"
+#include "headwise/kernels/optimizer.hpp"
 #include "headwise/kernels/softmax.hpp"
 #include "headwise/runtime/instruction_set.hpp"
 #include "headwise/runtime/workspace.hpp"
@@ -73,6 +74,11 @@ struct Kernels {
                                       Index end);
   void (*rotate_rows)(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin,
                       Index end);
+  // optimizer.inc, over dense elements
+  void (*adamw)(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n);
+  void (*sgd)(const SgdStep<T>& step, T* p, const T* g, T* u, Index n);
+  void (*scale_elements)(T factor, T* x, Index n);
+  SumOf<T> (*sum_of_squares)(const T* x, Index n);
 
   // attention_head.inc
   Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);

@@ -1,0 +1,134 @@
+// What optimisers share: groups of parameters with options of their own, tensors of state beside
+// them, and the number of steps.
+#pragma once
+
+#include <cstdint>
+#include <memory_resource>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "headwise/optim/parameter_runs.hpp"
+#include "headwise/tensor/tensor.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Parameters that are stepped with the same options.
+template <Scalar T, class Options>
+struct OptimizerGroup {
+  ParameterList<T> parameters;
+  Options options;                      // may be changed between steps
+  std::vector<Tensor<T, 1>> state;      // [elements]: kind after kind, as the parameters stand
+  std::vector<std::string_view> kinds;  // of state: "m", "v"
+
+  /// State of one kind of one parameter.
+  Tensor<T, 1>& state_of(std::size_t kind, std::size_t parameter) {
+    return state[kind * parameters.size() + parameter];
+  }
+};
+
+/// Groups, their state and the number of steps: plain data, to be walked and written to. What a
+/// step does stands in Sgd and AdamW.
+template <Scalar T, class Options>
+class Optimizer {
+ public:
+  /// A group, as add_group makes it.
+  using Group = OptimizerGroup<T, Options>;
+
+  /// Adds parameters that are stepped with these options; their state is 0. What the list views has
+  /// to outlive the optimiser.
+  ///
+  /// Throws   ArgumentError for a name that is in a group already, for options out of range and
+  ///          after the first step; std::bad_alloc. The optimiser then is as it was.
+  void add_group(ParameterList<T> parameters, const Options& options,
+                 std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+    constexpr std::string_view function = "Optimizer::add_group";
+    options.require_valid(function);
+    require(steps_ == 0, function, [&] {
+      return std::to_string(steps_) + " steps were taken, expected all groups before the first";
+    });
+    for (const Group& group : groups_) {
+      for (const Parameter<T>& there : group.parameters) {
+        for (const Parameter<T>& p : parameters) {
+          require(p.name != there.name, function,
+                  [&] { return "parameter " + p.name + " is in a group already"; });
+        }
+      }
+    }
+    Group group{std::move(parameters), options, {}, options.state_kinds()};
+    for (std::size_t kind = 0; kind < group.kinds.size(); ++kind) {
+      for (const Parameter<T>& p : group.parameters) {
+        group.state.emplace_back(Shape<1>(p.view.size()), memory);
+      }
+    }
+    groups_.push_back(std::move(group));
+  }
+
+  /// The groups; their options may be changed between steps.
+  std::span<Group> groups() { return groups_; }
+  /// The same, to be read.
+  std::span<const Group> groups() const { return groups_; }
+
+  /// Sets the learning rate of every group: what a schedule says of the step that comes.
+  void set_learning_rate(double learning_rate) {
+    for (Group& group : groups_) group.options.learning_rate = learning_rate;
+  }
+
+  /// The steps that were taken.
+  std::int64_t steps() const { return steps_; }
+  /// As if so many had been taken: for a state that was loaded. Throws ArgumentError below 0.
+  void set_steps(std::int64_t steps) {
+    require(steps >= 0, "Optimizer::set_steps",
+            [&] { return "steps is " + std::to_string(steps) + ", expected >= 0"; });
+    steps_ = steps;
+  }
+
+  /// f(tensor) for each tensor of state, a NamedTensor<T> in the shape of its parameter: "m.W_Q".
+  template <class F>
+  void for_each_state(F&& f) {
+    for (Group& group : groups_) {
+      for (std::size_t kind = 0; kind < group.kinds.size(); ++kind) {
+        for (std::size_t n = 0; n < group.parameters.size(); ++n) {
+          const Parameter<T>& p = group.parameters[n];
+          f(NamedTensor<T>{std::string(group.kinds[kind]) + "." + p.name,
+                           p.rank,
+                           {group.state_of(kind, n).data(), p.view.shape()}});
+        }
+      }
+    }
+  }
+
+ protected:
+  Optimizer() = default;
+  ~Optimizer() = default;
+  /// A copy has state of its own, and steps the same parameters.
+  Optimizer(const Optimizer&) = default;
+  Optimizer(Optimizer&&) noexcept = default;
+  Optimizer& operator=(const Optimizer&) = default;
+  Optimizer& operator=(Optimizer&&) noexcept = default;
+
+  std::vector<Group> groups_;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The rule of an option that is a number from 0 on.
+inline void require_from_0(std::string_view function, std::string_view option, double value) {
+  require(is_finite_option(value) && value >= 0, function, [&] {
+    return std::string(option) + " is " + std::to_string(value) +
+           ", expected a finite number of 0 or more";
+  });
+}
+
+inline void require_gradient_scale(std::string_view function, double scale) {
+  require(is_finite_option(scale), function, [&] {
+    return "gradient_scale is " + std::to_string(scale) + ", expected a finite number";
+  });
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
