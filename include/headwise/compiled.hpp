@@ -6,6 +6,9 @@
 #pragma once
 
 #include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/ops/activation.hpp"
+#include "headwise/ops/add.hpp"
+#include "headwise/ops/rms_norm.hpp"
 #include "headwise/ops/softmax.hpp"
 
 #if !defined(HEADWISE_INSTANCE)
@@ -27,6 +30,17 @@
   HEADWISE_INSTANCE void layer_norm_backward<T>(In<T, 2>, In<T, 2>, In<T, 1>,                      \
                                                 const LayerNormMoments<In<T, 1>>&, Out<T, 2>,      \
                                                 const LayerNormGradients<T>&, const Context&);     \
+  HEADWISE_INSTANCE void rms_norm_forward<T>(In<T, 2>, In<T, 1>, T, Out<T, 2>, Out<T, 1>,          \
+                                             const Context&);                                      \
+  HEADWISE_INSTANCE void rms_norm_backward<T>(In<T, 2>, In<T, 2>, In<T, 1>, In<T, 1>, Out<T, 2>,   \
+                                              InOut<T, 1>, const Context&);                        \
+  HEADWISE_INSTANCE void activation_forward<T>(Activation, In<T, 2>, Out<T, 2>, const Context&);   \
+  HEADWISE_INSTANCE void activation_backward<T>(Activation, In<T, 2>, In<T, 2>, Out<T, 2>,         \
+                                                const Context&);                                   \
+  HEADWISE_INSTANCE void swiglu_forward<T>(In<T, 2>, In<T, 2>, Out<T, 2>, const Context&);         \
+  HEADWISE_INSTANCE void swiglu_backward<T>(In<T, 2>, In<T, 2>, In<T, 2>, Out<T, 2>, Out<T, 2>,    \
+                                            const Context&);                                       \
+  HEADWISE_INSTANCE void add_forward<T>(In<T, 2>, In<T, 2>, Out<T, 2>, const Context&);            \
   HEADWISE_INSTANCE void attention_forward<T>(In<T, 4>, In<T, 4>, In<T, 4>,                        \
                                               const AttentionOptions<T>&, Out<T, 4>, Out<T, 4>,    \
                                               const Context&);                                     \
