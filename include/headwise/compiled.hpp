@@ -6,9 +6,7 @@
 #pragma once
 
 #include "headwise/nn/multi_head_attention.hpp"
-#include "headwise/ops/activation.hpp"
-#include "headwise/ops/add.hpp"
-#include "headwise/ops/rms_norm.hpp"
+#include "headwise/nn/transformer_block.hpp"
 #include "headwise/ops/softmax.hpp"
 
 #if !defined(HEADWISE_INSTANCE)
@@ -62,7 +60,13 @@
   HEADWISE_INSTANCE CrossAttentionGradients<T> multi_head_attention_backward<T>(                   \
       std::string_view, const MultiHeadAttentionOptions&, const MultiHeadAttentionParameters<T>&,  \
       In<T, 3>, const MultiHeadAttentionCache<T>&, MultiHeadAttentionGradients<T>&,                \
-      const Context&);
+      const Context&);                                                                             \
+  HEADWISE_INSTANCE Tensor<T, 3> transformer_block_forward<T>(                                     \
+      const TransformerBlockOptions&, const TransformerBlockParameters<T>&, In<T, 3>,              \
+      const TransformerBlockCall<T>&, TransformerBlockCache<T>&, bool, const Context&);            \
+  HEADWISE_INSTANCE Tensor<T, 3> transformer_block_backward<T>(                                    \
+      const TransformerBlockOptions&, const TransformerBlockParameters<T>&, In<T, 3>,              \
+      const TransformerBlockCache<T>&, TransformerBlockGradients<T>&, const Context&);
 
 #if HEADWISE_CONFIG_PLAIN
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {

@@ -9,10 +9,13 @@
 
 #include "headwise/analysis/report.hpp"
 #include "headwise/nn/cost.hpp"
+#include "headwise/nn/feed_forward.hpp"
 #include "headwise/nn/head_parallel.hpp"
 #include "headwise/nn/layer_norm.hpp"
 #include "headwise/nn/linear.hpp"
 #include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/nn/rms_norm.hpp"
+#include "headwise/nn/transformer_block.hpp"
 #include "headwise/ops/activation.hpp"
 #include "headwise/ops/add.hpp"
 #include "headwise/ops/attention.hpp"
