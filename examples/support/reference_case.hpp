@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "headwise/io/pytorch.hpp"
+#include "headwise/io/pytorch_block.hpp"
 #include "headwise/io/reference_case.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/flash_attention.hpp"
@@ -26,6 +27,9 @@ inline void require_supported(const ReferenceCase& c) {
   if (c.rope_theta != 0 && c.kind == CaseKind::mha) refuse("rope_theta in kind mha");
   if (c.kind == CaseKind::mha && c.num_kv_heads != c.num_heads) {
     refuse("num_kv_heads other than num_heads in kind mha");
+  if (c.rope_theta != 0) refuse("rope_theta");
+  if (c.kind != CaseKind::sdpa && c.num_kv_heads != c.num_heads) {
+    refuse("num_kv_heads other than num_heads in kinds mha and encoder_layer");
   }
 }
 
@@ -146,6 +150,26 @@ void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
   results.add("grad.value", dv);
 }
 
+template <class T>
+void run_encoder_layer(const ReferenceCase& c, Path path, const Context& context,
+                       SafetensorsWriter& results) {
+  const auto block = from_pytorch<T>(c.file, TransformerBlockOptions{
+                                                 .num_heads = c.num_heads,
+                                                 .activation = c.activation,
+                                                 .norm_first = c.norm_first,
+                                                 .norm_epsilon = c.layer_norm_eps,
+                                             });
+  const auto x = c.file.get<T, 3>("query");         // [B, L, D]
+  const auto dy = c.file.get<T, 3>("grad_output");  // [B, L, D]
+  const CaseMasks<T> masks(c);
+  TransformerBlockCache<T> cache;
+  auto gradients = block.zero_gradients();
+  const TransformerBlockCall<T> call{.mask = masks.mask(), .path = path};
+  results.add("output", block.forward(x, call, cache, context));
+  results.add("grad.query", block.backward(dy, cache, gradients, context));
+  add_pytorch_gradients(results, block, gradients);
+}
+
 /// Forward and backward of a case in T: output, weights (Path::materialized), logsumexp (sdpa) and
 /// grad.NAME for every input and weight.
 /// Throws FileError, ShapeError or ArgumentError for a case whose tensors do not fit.
@@ -156,6 +180,8 @@ SafetensorsWriter run_reference_case(const ReferenceCase& c, Path path,
   SafetensorsWriter results;
   if (c.kind == CaseKind::mha) {
     run_mha<T>(c, path, context, results);
+  } else if (c.kind == CaseKind::encoder_layer) {
+    run_encoder_layer<T>(c, path, context, results);
   } else {
     run_sdpa<T>(c, path, context, results);
   }

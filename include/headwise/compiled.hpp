@@ -6,6 +6,7 @@
 #pragma once
 
 #include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/nn/transformer_block.hpp"
 #include "headwise/ops/softmax.hpp"
 
 #if !defined(HEADWISE_INSTANCE)
@@ -27,6 +28,17 @@
   HEADWISE_INSTANCE void layer_norm_backward<T>(In<T, 2>, In<T, 2>, In<T, 1>,                      \
                                                 const LayerNormMoments<In<T, 1>>&, Out<T, 2>,      \
                                                 const LayerNormGradients<T>&, const Context&);     \
+  HEADWISE_INSTANCE void rms_norm_forward<T>(In<T, 2>, In<T, 1>, T, Out<T, 2>, Out<T, 1>,          \
+                                             const Context&);                                      \
+  HEADWISE_INSTANCE void rms_norm_backward<T>(In<T, 2>, In<T, 2>, In<T, 1>, In<T, 1>, Out<T, 2>,   \
+                                              InOut<T, 1>, const Context&);                        \
+  HEADWISE_INSTANCE void activation_forward<T>(Activation, In<T, 2>, Out<T, 2>, const Context&);   \
+  HEADWISE_INSTANCE void activation_backward<T>(Activation, In<T, 2>, In<T, 2>, Out<T, 2>,         \
+                                                const Context&);                                   \
+  HEADWISE_INSTANCE void swiglu_forward<T>(In<T, 2>, In<T, 2>, Out<T, 2>, const Context&);         \
+  HEADWISE_INSTANCE void swiglu_backward<T>(In<T, 2>, In<T, 2>, In<T, 2>, Out<T, 2>, Out<T, 2>,    \
+                                            const Context&);                                       \
+  HEADWISE_INSTANCE void add_forward<T>(In<T, 2>, In<T, 2>, Out<T, 2>, const Context&);            \
   HEADWISE_INSTANCE void attention_forward<T>(In<T, 4>, In<T, 4>, In<T, 4>,                        \
                                               const AttentionOptions<T>&, Out<T, 4>, Out<T, 4>,    \
                                               const Context&);                                     \
@@ -48,7 +60,13 @@
   HEADWISE_INSTANCE CrossAttentionGradients<T> multi_head_attention_backward<T>(                   \
       std::string_view, const MultiHeadAttentionOptions&, const MultiHeadAttentionParameters<T>&,  \
       In<T, 3>, const MultiHeadAttentionCache<T>&, MultiHeadAttentionGradients<T>&,                \
-      const Context&);
+      const Context&);                                                                             \
+  HEADWISE_INSTANCE Tensor<T, 3> transformer_block_forward<T>(                                     \
+      const TransformerBlockOptions&, const TransformerBlockParameters<T>&, In<T, 3>,              \
+      const TransformerBlockCall<T>&, TransformerBlockCache<T>&, bool, const Context&);            \
+  HEADWISE_INSTANCE Tensor<T, 3> transformer_block_backward<T>(                                    \
+      const TransformerBlockOptions&, const TransformerBlockParameters<T>&, In<T, 3>,              \
+      const TransformerBlockCache<T>&, TransformerBlockGradients<T>&, const Context&);
 
 #if HEADWISE_CONFIG_PLAIN
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {

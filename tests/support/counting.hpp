@@ -12,7 +12,7 @@ struct Operations {
   std::int64_t additions = 0;  // and subtractions
   std::int64_t multiplications = 0;
   std::int64_t divisions = 0;
-  std::int64_t functions = 0;  // exp, log, sqrt
+  std::int64_t functions = 0;  // exp, log, erfc, sqrt
 
   std::int64_t total() const { return additions + multiplications + divisions + functions; }
   friend bool operator==(const Operations&, const Operations&) = default;
@@ -56,6 +56,10 @@ struct Counting {
   friend Counting log(Counting x) {
     ++operations.functions;
     return Counting(std::log(x.value));
+  }
+  friend Counting erfc(Counting x) {
+    ++operations.functions;
+    return Counting(std::erfc(x.value));
   }
   friend Counting sqrt(Counting x) {
     ++operations.functions;

@@ -66,6 +66,24 @@ inline std::string state_of(const Linear<double>::Cache& c) {
 inline std::string state_of(const LayerNorm<double>::Cache& c) {
   return state_of(c.x) + state_of(c.mean) + state_of(c.rstd) + std::to_string(c.filled);
 }
+inline std::string state_of(const RMSNormParameters<double>& p) { return state_of(p.gamma); }
+inline std::string state_of(const RMSNorm<double>::Cache& c) {
+  return state_of(c.x) + state_of(c.rstd) + std::to_string(c.filled);
+}
+inline std::string state_of(const FeedForwardParameters<double>& p) {
+  return state_of(p.w_in) + state_of(p.b_in) + state_of(p.w_out) + state_of(p.b_out);
+}
+inline std::string state_of(const FeedForwardCache<double>& c) {
+  return state_of(c.x) + state_of(c.hidden) + state_of(c.activated) + std::to_string(c.filled);
+}
+template <class Attention>
+std::string state_of(const TransformerBlockParameters<double, Attention>& p) {
+  return state_of(p.norm1) + state_of(p.attention) + state_of(p.norm2) + state_of(p.feed_forward);
+}
+inline std::string state_of(const TransformerBlockCache<double>& c) {
+  return state_of(c.x) + state_of(c.attention) + state_of(c.h) + state_of(c.first.rstd) +
+         state_of(c.second.rstd) + state_of(c.feed_forward) + std::to_string(c.filled);
+}
 inline std::string state_of(const AttentionMask<double>& m) {
   std::string state = std::to_string(m.is_causal()) + std::to_string(m.window()) +
                       std::to_string(m.has_key_lengths()) + std::to_string(m.key_lengths().size());

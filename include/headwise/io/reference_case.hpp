@@ -3,7 +3,8 @@
 //
 // Tensors of kind sdpa: query [B, H, L, d], key [B, G, S, d], value [B, G, S, dv], grad_output
 // [B, H, L, dv], perhaps attn_mask; under "expected." output, weights [B, H, L, S], logsumexp
-// [B, H, L] and grad.query, grad.key, grad.value. Of kind mha: a whole nn.MultiheadAttention.
+// [B, H, L] and grad.query, grad.key, grad.value. Of kind mha: a whole nn.MultiheadAttention. Of
+// kind encoder_layer: an nn.TransformerEncoderLayer.
 #pragma once
 
 #include <algorithm>
@@ -16,25 +17,30 @@
 #include <vector>
 
 #include "headwise/io/safetensors_reader.hpp"
+#include "headwise/runtime/activation.hpp"
 
 namespace headwise::inline v0_1 {
 
-/// What a case computes: a whole module (PyTorch's nn.MultiheadAttention), or attention alone.
-enum class CaseKind { mha, sdpa };
+/// What a case computes: a whole module (PyTorch's nn.MultiheadAttention), attention alone, or a
+/// block (nn.TransformerEncoderLayer).
+enum class CaseKind { mha, sdpa, encoder_layer };
 
 /// A file, and what its metadata says.
 struct ReferenceCase {
-  std::string name = {};             // in messages
-  SafetensorsFile file = {};         // inputs, and what PyTorch made of them
-  CaseKind kind = CaseKind::sdpa;    // what was computed
-  Index num_heads = 0;               // H
-  Index num_kv_heads = 0;            // G
-  bool causal = false;               // bottom-right
-  Index window = 0;                  // 0: none
-  std::optional<double> scale = {};  // 1 / sqrt(d)
-  double softcap = 0;                // 0: none
-  bool alibi = false;                // biases that fall with the distance
-  double rope_theta = 0;             // 0: no rotary positions
+  std::string name = {};                     // in messages
+  SafetensorsFile file = {};                 // inputs, and what PyTorch made of them
+  CaseKind kind = CaseKind::sdpa;            // what was computed
+  Index num_heads = 0;                       // H
+  Index num_kv_heads = 0;                    // G
+  bool causal = false;                       // bottom-right
+  Index window = 0;                          // 0: none
+  std::optional<double> scale = {};          // 1 / sqrt(d)
+  double softcap = 0;                        // 0: none
+  bool alibi = false;                        // biases that fall with the distance
+  double rope_theta = 0;                     // 0: no rotary positions
+  bool norm_first = false;                   // pre-LN                       encoder_layer
+  Activation activation = Activation::relu;  // of its feed-forward  encoder_layer
+  double layer_norm_eps = 1e-5;              //                      encoder_layer
 };
 
 namespace detail {
@@ -64,10 +70,15 @@ inline CaseKind case_kind(const SafetensorsFile& file, const std::string& name) 
   if (found == file.metadata().end()) refuse_case(name, "no metadata kind: not a reference case");
   if (found->second == "mha") return CaseKind::mha;
   if (found->second == "sdpa") return CaseKind::sdpa;
-  if (found->second == "encoder_layer") {
-    refuse_case(name, "kind encoder_layer is not supported yet");
-  }
-  refuse_case(name, "kind is " + quote(found->second) + ", expected mha or sdpa");
+  if (found->second == "encoder_layer") return CaseKind::encoder_layer;
+  refuse_case(name, "kind is " + quote(found->second) + ", expected mha, sdpa or encoder_layer");
+}
+
+inline Activation case_activation(const SafetensorsFile& file, const std::string& name) {
+  const auto found = file.metadata().find("activation");
+  if (found == file.metadata().end() || found->second == "relu") return Activation::relu;
+  if (found->second == "gelu") return Activation::gelu;
+  refuse_case(name, "activation is " + quote(found->second) + ", expected relu or gelu");
 }
 
 }  // namespace detail
@@ -94,6 +105,9 @@ inline ReferenceCase read_reference_case(SafetensorsFile file, std::string name)
   c.scale = detail::metadata_number<double>(file, name, "scale");
   c.softcap = detail::metadata_number<double>(file, name, "softcap").value_or(0);
   c.rope_theta = detail::metadata_number<double>(file, name, "rope_theta").value_or(0);
+  c.norm_first = integer("norm_first", 0, 0, 1) == 1;
+  c.activation = detail::case_activation(file, name);
+  c.layer_norm_eps = detail::metadata_number<double>(file, name, "layer_norm_eps").value_or(1e-5);
   c.name = std::move(name);
   c.file = std::move(file);
   return c;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "headwise/kernels/matrix.hpp"
+#include "headwise/runtime/activation.hpp"
 #include "headwise/score/dropout_mask.hpp"
 #include "headwise/score/visibility.hpp"
 
@@ -68,7 +69,8 @@ struct TileWork {
   std::int64_t executed_flops = 0;
 };
 
-/// Layer normalisation of rows. gamma, beta, mean and rstd may be null.
+/// Layer normalisation of rows; gamma, beta, mean and rstd may be null. Of rms norm, beta and mean
+/// are.
 template <class T>
 struct LayerNormRows {
   Matrix<const T> x;  // [N, D]
@@ -79,7 +81,7 @@ struct LayerNormRows {
   Row<T> mean, rstd;  // [N]
 };
 
-/// Its gradients. gamma, dgamma and dbeta may be null.
+/// Its gradients. gamma, dgamma and dbeta may be null; of rms norm, mean and dbeta are.
 template <class T>
 struct LayerNormBackwardRows {
   Matrix<const T> dy, x;  // [N, D]
@@ -118,6 +120,22 @@ struct RotaryRows {
   Index d, width;                  // elements of a row, and the first of them, which rotate
   bool interleaved;                // pairs are neighbours; else one half of the width and the other
   bool transposed;                 // the other way round
+/// An activation of rows, times `up` where that is not null.
+template <class T>
+struct ActivationRows {
+  Activation which;
+  Index F;
+  Matrix<const T> x, up;  // [N, F]
+  Matrix<T> y;            // [N, F]; may be x or up
+};
+
+/// Its gradients. up and d_up may be null, together.
+template <class T>
+struct ActivationBackwardRows {
+  Activation which;
+  Index F;
+  Matrix<const T> dy, x, up;  // [N, F]
+  Matrix<T> dx, d_up;         // [N, F], overwritten; dx may be dy
 };
 
 /// Whether a product with it is exact.

@@ -11,11 +11,13 @@
 #include <type_traits>
 #include <utility>
 
+#include "headwise/kernels/activation.hpp"
 #include "headwise/kernels/arguments.hpp"
 #include "headwise/kernels/column_sums.hpp"
 #include "headwise/kernels/cross_entropy.hpp"
 #include "headwise/kernels/layer_norm.hpp"
 #include "headwise/kernels/optimizer.hpp"
+#include "headwise/kernels/rms_norm.hpp"
 #include "headwise/kernels/softmax.hpp"
 #include "headwise/runtime/instruction_set.hpp"
 #include "headwise/runtime/workspace.hpp"
@@ -55,17 +57,24 @@ struct Kernels {
                const Epilogue<T>& epilogue, T* scratch);
   std::int64_t (*executed_gemm_flops)(const Extents& size);
 
-  // column_sums.inc, layer_norm.inc, softmax.inc and dropout.inc, each over a part of the rows or,
-  // where sums run down them, of the columns
+  // column_sums.inc, layer_norm.inc, softmax.inc, dropout.inc and activation.inc, each over a part
+  // of the rows or, where sums run down them, of the columns
   void (*add_rows)(Matrix<const T> x, Index rows, Index begin, Index end, Row<T> to);
   void (*layer_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
   void (*layer_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
   void (*layer_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
+  void (*rms_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
+  void (*rms_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
+  void (*rms_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
   void (*softmax_rows)(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end);
   void (*softmax_backward_rows)(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
                                 Index begin, Index end);
   void (*drop_rows)(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
                     Index end);
+  void (*activation_rows)(const ActivationRows<T>& of, Index begin, Index end);
+  void (*activation_backward_rows)(const ActivationBackwardRows<T>& of, Index begin, Index end);
+  void (*add_elements)(Matrix<const T> a, Matrix<const T> b, Matrix<T> y, Index D, Index begin,
+                       Index end);
 
   // embedding.inc, cross_entropy.inc and rotary.inc
   void (*add_row)(Row<const T> x, Index N, Row<T> to);

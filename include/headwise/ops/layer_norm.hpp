@@ -109,13 +109,14 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
 /// x                 [N, D]   in; as in forward
 /// gamma             [D]      in; as in forward, {} for 1
 /// moments           [N]      in; mean and rstd from forward
-/// dx                [N, D]   out; may be dy
+/// dx                [N, D]   out; may be dy; {} for none
 /// gradients.gamma   [D]      added to: sum over rows of dy xhat; {} for none
 /// gradients.beta    [D]      added to: sum over rows of dy; {} for none
 ///
 /// An element whose dy is 0 adds nothing, and a row whose dy is 0 throughout has dx 0, whatever x
 /// holds. Outputs must not overlap anything else.
-/// Work    11 D + 2 FLOPs a row, 2 D with gamma, 4 D and D for the gradients of gamma and beta.
+/// Work    11 D + 2 FLOPs a row for dx, 2 D with gamma, 4 D and D for the gradients of gamma and
+///         beta.
 /// Throws  ShapeError before anything is written.
 /// Source  docs/derivations/layer_norm_backward.md.
 template <Scalar T>
@@ -134,7 +135,7 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   require_shape(function, "dy", dy, x.shape(), "the shape of x");
   require_shape(function, "mean", mean, Shape{N}, "rows of x");
   require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
-  require_shape(function, "dx", dx, x.shape(), "the shape of x");
+  if (!dx.absent()) require_shape(function, "dx", dx, x.shape(), "the shape of x");
   if (!dgamma.absent()) require_shape(function, "dgamma", dgamma, Shape{D}, "the width of x");
   if (!dbeta.absent()) require_shape(function, "dbeta", dbeta, Shape{D}, "the width of x");
   require_apart(function, {"dx", dx}, {{"x", x}, {"gamma", gamma}, {"mean", mean}, {"rstd", rstd}});
@@ -167,11 +168,14 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
     detail::for_columns(context, N, D,
                         [&](Index begin, Index end) { run.layer_norm_columns(rows, begin, end); });
   }
-  detail::for_rows(context, N, D,
-                   [&](Index begin, Index end) { run.layer_norm_backward_rows(rows, begin, end); });
-  const std::int64_t a_column =
-      11 + (gamma.absent() ? 0 : 2) + (dgamma.absent() ? 0 : 4) + (dbeta.absent() ? 0 : 1);
-  const std::int64_t flops = std::int64_t{N} * (D * a_column + 2);
+  if (!dx.absent()) {
+    detail::for_rows(context, N, D, [&](Index begin, Index end) {
+      run.layer_norm_backward_rows(rows, begin, end);
+    });
+  }
+  const std::int64_t of_dx = dx.absent() ? 0 : 11 + (gamma.absent() ? 0 : 2);
+  const std::int64_t a_column = of_dx + (dgamma.absent() ? 0 : 4) + (dbeta.absent() ? 0 : 1);
+  const std::int64_t flops = std::int64_t{N} * (D * a_column + (dx.absent() ? 0 : 2));
   context.count_flops(flops, flops);
 }
 

@@ -1,0 +1,104 @@
+// The part of a transformer block that looks at each token by itself.
+#pragma once
+
+#include "headwise/nn/feed_forward_steps.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = f(x W_up + b_up) W_down + b_down; gated: (f(x W_gate + b_gate) (x W_up + b_up)) W_down +
+/// b_down, its first two products one.
+///
+/// Parameters are plain data; forward and backward are const and keep what a backward needs in a
+/// cache of the caller's. A call that throws leaves cache and gradients as they were.
+/// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.3; gated: Shazeer, 2020, arXiv
+/// 2002.05202.
+template <Scalar T>
+class FeedForward {
+ public:
+  /// What one call is asked for: dropouts.
+  using Call = FeedForwardCall;
+  /// What forward leaves for backward.
+  using Cache = FeedForwardCache<T>;
+  /// What backward adds to.
+  using Gradients = FeedForwardParameters<T>;
+
+  /// Weights by options.init and options.seed, biases 0. Throws ArgumentError for options that make
+  /// no module.
+  explicit FeedForward(const FeedForwardOptions& options)
+      : options_(options.resolved()), parameters_(options_) {
+    std::uint32_t number = 16;  // apart from an attention of the same seed
+    parameters_.for_each([&](const std::string&, auto view) {
+      if constexpr (decltype(view)::rank == 2) {
+        init_weights<T>(view, options_.init, options_.seed, number++);
+      }
+    });
+  }
+
+  /// y [N, D] for x [N, D]: inference. Throws ShapeError or ArgumentError before anything is
+  /// written or counted, and std::bad_alloc.
+  Tensor<T, 2> forward(In<T, 2> x, const Call& call = {}, const Context& context = {}) const {
+    Cache unused;
+    return run(x, call, unused, context);
+  }
+  /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
+  /// backward call.
+  Tensor<T, 2> forward(In<T, 2> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const {
+    Cache fresh;
+    Tensor<T, 2> y = run(x, call, fresh, context);
+    cache = std::move(fresh);
+    return y;
+  }
+  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+
+  /// dx [N, D] for dy [N, D]; the parameters' gradients are added to `gradients`.
+  ///
+  /// Throws ArgumentError for a cache that is empty or of a module of another shape, ShapeError,
+  /// std::bad_alloc; nothing is changed then.
+  Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const {
+    constexpr std::string_view function = "FeedForward::backward";
+    detail::require_feed_forward_cache(function, options_, cache);
+    require_shape(function, "dy", dy, cache.x.shape(), "the output");
+    detail::require_feed_forward_gradients(function, parameters_, gradients);
+    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
+    detail::FeedForwardBackward<T>(options_, parameters_, dy, cache, dx, context)
+        .add_to(gradients, context);
+    return dx;
+  }
+
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+    return Gradients(options_, memory);
+  }
+
+  /// The options with every default filled in.
+  const FeedForwardOptions& options() const { return options_; }
+  /// The weights, to be read and written.
+  FeedForwardParameters<T>& parameters() { return parameters_; }
+  /// The weights.
+  const FeedForwardParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
+    constexpr std::string_view function = "FeedForward::forward";
+    require_shape(function, "x", x, Shape{x.extent(0), options_.d_model},
+                  [&] { return "d_model " + std::to_string(options_.d_model); });
+    require_shape(function, "w_in", In<T, 2>(parameters_.w_in),
+                  Shape{options_.d_model, options_.in_width()},
+                  "the options: a module that was moved from has none");
+    call.hidden_dropout.require_valid(function);
+    call.output_dropout.require_valid(function);
+    cache.call = call;
+    auto y = Tensor<T, 2>::uninitialized({x.extent(0), options_.d_model}, context.memory);
+    detail::feed_forward_forward<T>(options_, parameters_, x, cache, y, context);
+    return y;
+  }
+
+  FeedForwardOptions options_;
+  FeedForwardParameters<T> parameters_;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

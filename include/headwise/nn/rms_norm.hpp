@@ -1,0 +1,115 @@
+// Root-mean-square normalisation that owns its gain.
+#pragma once
+
+#include <string>
+
+#include "headwise/ops/rms_norm.hpp"
+#include "headwise/tensor/view_ops.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// What an RMSNorm learns; its gradients have the same form.
+template <Scalar T>
+struct RMSNormParameters {
+  Tensor<T, 1> gamma;  // [D], or absent
+
+  /// f(name, view) for what is there; `prefix` goes in front of the name. The view is writable
+  /// where this is not const.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") {
+    if (!gamma.absent()) f(prefix + "gamma", as_view(gamma));
+  }
+  /// The same of what is not written to.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    if (!gamma.absent()) f(prefix + "gamma", as_view(gamma));
+  }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = x / sqrt(mean(x^2) + epsilon) gamma over the last axis.
+template <Scalar T>
+class RMSNorm {
+ public:
+  /// What forward leaves for backward. It views x, which must outlive the backward call.
+  struct Cache {
+    In<T, 2> x;           // [N, D]
+    Tensor<T, 1> rstd;    // [N]
+    bool filled = false;  // whether forward has been called with it
+  };
+
+  /// gamma 1, or none. Throws ArgumentError for a negative width or an epsilon that is not above 0.
+  explicit RMSNorm(Index width, bool affine = true, double epsilon = 1e-6)
+      : width_(width), epsilon_(epsilon) {
+    require(width >= 0, "RMSNorm", "width is " + std::to_string(width) + ", expected >= 0");
+    require(is_finite_option(epsilon) && epsilon > 0, "RMSNorm", [&] {
+      return "epsilon is " + std::to_string(epsilon) + ", expected a finite number above 0";
+    });
+    if (!affine) return;
+    parameters_.gamma = Tensor<T, 1>({width});
+    fill(Out<T, 1>(parameters_.gamma), T(1));
+  }
+
+  /// y [N, D] for x [N, D]: inference. Throws and works as rms_norm_forward does.
+  Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
+    require_width("RMSNorm::forward", "x", x);
+    auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
+    rms_norm_forward(x, parameters_.gamma, T(epsilon_), y, {}, context);
+    return y;
+  }
+  /// The same, and what backward needs into the cache, once all has gone well.
+  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
+    require_width("RMSNorm::forward", "x", x);
+    auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
+    Cache filled{x, Tensor<T, 1>::uninitialized({x.extent(0)}, context.memory), true};
+    rms_norm_forward(x, parameters_.gamma, T(epsilon_), y, filled.rstd, context);
+    cache = std::move(filled);
+    return y;
+  }
+
+  /// dx [N, D] for dy [N, D]; the gradient of gamma is added to `gradients`.
+  ///
+  /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
+  Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, RMSNormParameters<T>& gradients,
+                        const Context& context = {}) const {
+    require(cache.filled, "RMSNorm::backward", "the cache is empty: pass it to forward first");
+    require_width("RMSNorm::backward", "cache.x", cache.x);
+    require_shape("RMSNorm::backward", "dy", dy, cache.x.shape(), "the output");
+    require_shape("RMSNorm::backward", "gradients.gamma", gradients.gamma,
+                  parameters_.gamma.shape(), "zero_gradients()");
+    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
+    rms_norm_backward(dy, cache.x, parameters_.gamma, cache.rstd, dx, gradients.gamma, context);
+    return dx;
+  }
+
+  /// Gradients of the right shapes, all 0.
+  RMSNormParameters<T> zero_gradients() const {
+    RMSNormParameters<T> gradients;
+    if (parameters_.gamma.size() != 0) gradients.gamma = Tensor<T, 1>(parameters_.gamma.shape());
+    return gradients;
+  }
+
+  /// What is added to the mean square.
+  double epsilon() const { return epsilon_; }
+  /// gamma, to be read and written.
+  RMSNormParameters<T>& parameters() { return parameters_; }
+  /// gamma.
+  const RMSNormParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  void require_width(std::string_view function, std::string_view argument,
+                     const In<T, 2>& x) const {
+    require_shape(function, argument, x, Shape{x.extent(0), width_}, "the width of the module");
+  }
+
+  Index width_;
+  double epsilon_;
+  RMSNormParameters<T> parameters_;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

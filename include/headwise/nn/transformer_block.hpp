@@ -1,0 +1,123 @@
+// A layer of a transformer: attention, then a feed-forward, each added to what it started from.
+#pragma once
+
+#include "headwise/nn/feed_forward.hpp"
+#include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/nn/transformer_block_steps.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// pre-LN:  h = x + attention(norm1(x)), y = h + feed_forward(norm2(h))
+/// post-LN: h = norm1(x + attention(x)), y = norm2(h + feed_forward(h))
+///
+/// Parameters are plain data; forward and backward are const and keep what a backward needs in a
+/// cache of the caller's. A call that throws, std::bad_alloc included, leaves cache and gradients
+/// as they were; only an executor of the caller's that throws while it runs leaves gradients that
+/// are added to in part.
+/// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.1; pre-LN: Xiong et al., 2020, arXiv
+/// 2002.04745.
+template <Scalar T>
+class TransformerBlock {
+ public:
+  /// What one call is asked for: mask, path, dropouts.
+  using Call = TransformerBlockCall<T>;
+  /// What forward leaves for backward.
+  using Cache = TransformerBlockCache<T>;
+  /// What backward adds to.
+  using Gradients = TransformerBlockGradients<T>;
+
+  /// Weights by options.init and options.seed, biases 0, gamma 1, beta 0. Throws ArgumentError for
+  /// options that make no block.
+  explicit TransformerBlock(const TransformerBlockOptions& options)
+      : options_(options.resolved()), parameters_(options_) {
+    MultiHeadAttention<T> attention(options_.attention());
+    FeedForward<T> feed_forward(options_.feed_forward());
+    parameters_.attention = std::move(attention.parameters());
+    parameters_.feed_forward = std::move(feed_forward.parameters());
+    fill(Out<T, 1>(parameters_.norm1.gamma), T(1));
+    fill(Out<T, 1>(parameters_.norm2.gamma), T(1));
+  }
+
+  /// y [B, L, D] for x [B, L, D]: inference.
+  ///
+  /// call.mask must fit [B, H, L, L]. Throws ShapeError or ArgumentError for what does not fit, in
+  /// the words of the module within where it is that one's rule, before anything is written or
+  /// counted; and std::bad_alloc.
+  Tensor<T, 3> forward(In<T, 3> x, const Call& call = {}, const Context& context = {}) const {
+    Cache unused;
+    return run(x, call, unused, false, context);
+  }
+  /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
+  /// backward call.
+  Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const {
+    Cache fresh;
+    Tensor<T, 3> y = run(x, call, fresh, true, context);
+    cache = std::move(fresh);
+    return y;
+  }
+  Tensor<T, 3> forward(const Tensor<T, 3>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+
+  /// dx [B, L, D] for dy [B, L, D]; the parameters' gradients are added to `gradients`.
+  ///
+  /// Throws ArgumentError for a cache that is empty or of a block of another shape, ShapeError,
+  /// std::bad_alloc; nothing is changed then.
+  Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const {
+    constexpr std::string_view function = "TransformerBlock::backward";
+    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    require(cache.module.same_shape(options_), function,
+            "the cache is of a block of another shape, expected one that this block filled");
+    require_shape(function, "cache.h", cache.h, cache.x.shape(),
+                  "what forward left: a cache that was moved from is empty");
+    require_shape(function, "dy", dy, cache.x.shape(), "the output");
+    const auto check = [&](const char* name, const Tensor<T, 1>& mine, const Tensor<T, 1>& theirs) {
+      require_shape(function, std::string("gradients.") + name, mine, theirs.shape(),
+                    "zero_gradients()");
+    };
+    check("norm1.gamma", gradients.norm1.gamma, parameters_.norm1.gamma);
+    check("norm1.beta", gradients.norm1.beta, parameters_.norm1.beta);
+    check("norm2.gamma", gradients.norm2.gamma, parameters_.norm2.gamma);
+    check("norm2.beta", gradients.norm2.beta, parameters_.norm2.beta);
+    gradients.attention.require_shapes_of(parameters_.attention, "MultiHeadAttention::backward");
+    detail::require_feed_forward_gradients("FeedForward::backward", parameters_.feed_forward,
+                                           gradients.feed_forward);
+    return detail::transformer_block_backward<T>(options_, parameters_, dy, cache, gradients,
+                                                 context);
+  }
+
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+    return Gradients(options_, memory);
+  }
+
+  /// The options with every default filled in.
+  const TransformerBlockOptions& options() const { return options_; }
+  /// The weights, to be read and written.
+  TransformerBlockParameters<T>& parameters() { return parameters_; }
+  /// The weights.
+  const TransformerBlockParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  Tensor<T, 3> run(In<T, 3> x, const Call& call, Cache& cache, bool training,
+                   const Context& context) const {
+    constexpr std::string_view function = "TransformerBlock::forward";
+    const Index B = x.extent(0), L = x.extent(1);
+    require_shape(function, "x", x, Shape{B, L, options_.d_model},
+                  [&] { return "d_model " + std::to_string(options_.d_model); });
+    require_shape(function, "norm1.gamma", In<T, 1>(parameters_.norm1.gamma),
+                  Shape{options_.d_model}, "the options: a block that was moved from has none");
+    detail::require_call<T>(options_.attention(), {x, x, x, true}, call.attention());
+    call.hidden_dropout.require_valid(function);
+    call.output_dropout.require_valid(function);
+    return detail::transformer_block_forward<T>(options_, parameters_, x, call, cache, training,
+                                                context);
+  }
+
+  TransformerBlockOptions options_;
+  TransformerBlockParameters<T> parameters_;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -1,0 +1,183 @@
+// What a TransformerBlock is, what one call of it is asked for, what it learns and what forward
+// leaves.
+#pragma once
+
+#include "headwise/nn/feed_forward_parameters.hpp"
+#include "headwise/nn/layer_norm.hpp"
+#include "headwise/nn/multi_head_attention_cache.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// How rows are normalised.
+enum class NormKind {
+  layer_norm,  ///< (x - mean) / sqrt(variance + epsilon) gamma + beta
+  rms_norm,    ///< x / sqrt(mean(x^2) + epsilon) gamma
+};
+
+/// The shape of a block.
+struct TransformerBlockOptions {
+  Index d_model = 0;                         // D
+  Index num_heads = 1;                       // H
+  Index num_kv_heads = 0;                    // G, divides H; H
+  Index d_hidden = 0;                        // F; 4 D
+  Activation activation = Activation::gelu;  // of the feed-forward
+  bool gated = false;                        // its gate; with silu: SwiGLU
+  bool norm_first = true;                    // pre-LN; else post-LN
+  NormKind norm = NormKind::layer_norm;      // of both norms
+  bool attention_bias = true;                // b_Q, b_K, b_V and b_O
+  bool feed_forward_bias = true;             // of both its products
+  bool norm_bias = true;                     // beta; rms_norm has none
+  double norm_epsilon = 1e-5;                // > 0
+  Init init = Init::xavier_normal;           // the scale of the weights at the start
+  std::uint64_t seed = 0;                    // of the weights at the start
+
+  /// Of the module within.
+  MultiHeadAttentionOptions attention() const {
+    MultiHeadAttentionOptions o;
+    o.d_model = d_model;
+    o.num_heads = num_heads;
+    o.num_kv_heads = num_kv_heads;
+    o.q_bias = o.k_bias = o.v_bias = o.o_bias = attention_bias;
+    o.init = init;
+    o.seed = seed;
+    return o.resolved();
+  }
+  /// Of the module within.
+  FeedForwardOptions feed_forward() const {
+    FeedForwardOptions o;
+    o.d_model = d_model;
+    o.d_hidden = d_hidden;
+    o.activation = activation;
+    o.gated = gated;
+    o.bias = feed_forward_bias;
+    o.init = init;
+    o.seed = seed;
+    return o.resolved();
+  }
+  /// All of them with every default filled in. Throws ArgumentError, in the words of the module
+  /// within, for what makes no block.
+  TransformerBlockOptions resolved() const {
+    TransformerBlockOptions full = *this;
+    full.num_kv_heads = attention().num_kv_heads;
+    full.d_hidden = feed_forward().d_hidden;
+    require(is_finite_option(norm_epsilon) && norm_epsilon > 0, "TransformerBlock", [&] {
+      return "norm_epsilon is " + std::to_string(norm_epsilon) +
+             ", expected a finite number above 0";
+    });
+    return full;
+  }
+  /// Whether what one of them left in a cache fits the other. Of resolved options.
+  bool same_shape(const TransformerBlockOptions& other) const {
+    return attention().same_shape(other.attention()) &&
+           feed_forward().same_shape(other.feed_forward()) && norm_first == other.norm_first &&
+           norm == other.norm;
+  }
+};
+
+/// One call. The mask is viewed: it must outlive the call, and its backward too. Give each dropout
+/// a seed of its own.
+template <Scalar T>
+struct TransformerBlockCall {
+  AttentionMask<T> mask = {};      // none: every query sees every key
+  Path path = Path::flash;         // both give the same function
+  Dropout weight_dropout = {};     // of the attention weights; none: inference
+  Dropout attention_dropout = {};  // of what attention adds
+  Dropout hidden_dropout = {};     // between the products of the feed-forward
+  Dropout output_dropout = {};     // of what the feed-forward adds
+
+  /// Of the module within.
+  MultiHeadAttentionCall<T> attention() const {
+    return {mask, path, {}, weight_dropout, attention_dropout};
+  }
+  /// Of the module within.
+  FeedForwardCall feed_forward() const { return {hidden_dropout, output_dropout}; }
+};
+
+/// What a block learns. `Attention` differs between weights and gradients.
+template <Scalar T, class Attention = MultiHeadAttentionParameters<T>>
+struct TransformerBlockParameters {
+  LayerNormParameters<T> norm1;  // beta is absent with rms_norm
+  Attention attention;           // without a norm of its own
+  LayerNormParameters<T> norm2;  // as norm1
+  FeedForwardParameters<T> feed_forward;
+
+  TransformerBlockParameters() = default;
+  /// All 0. The options are resolved ones.
+  explicit TransformerBlockParameters(
+      const TransformerBlockOptions& o,
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : attention(o.attention(), memory), feed_forward(o.feed_forward(), memory) {
+    for (LayerNormParameters<T>* norm : {&norm1, &norm2}) {
+      norm->gamma = Tensor<T, 1>({o.d_model}, memory);
+      if (o.norm == NormKind::layer_norm && o.norm_bias) {
+        norm->beta = Tensor<T, 1>({o.d_model}, memory);
+      }
+    }
+  }
+
+  /// f(name, view) for each that is there: norm1.gamma, norm1.beta, attention.W_Q ..., norm2.gamma,
+  /// norm2.beta, feed_forward.W_up ... behind `prefix`; those of gradients are called alike. Views
+  /// are writable where this is not const.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") {
+    walk(*this, f, prefix);
+  }
+  /// The same of what is not written to.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    walk(*this, f, prefix);
+  }
+
+  /// Everything to 0, as of gradients between two steps.
+  void zero() {
+    for_each([](const std::string&, auto view) { fill(view, T(0)); });
+  }
+
+ private:
+  template <class Self, class F>
+  static void walk(Self& self, F& f, const std::string& prefix) {
+    self.norm1.for_each(f, prefix + "norm1.");
+    self.attention.MultiHeadAttentionParameters<T>::for_each(f, prefix + "attention.");
+    self.norm2.for_each(f, prefix + "norm2.");
+    self.feed_forward.for_each(f, prefix + "feed_forward.");
+  }
+};
+
+/// Gradients in tensors of the parameters' shapes. A backward call adds to them.
+template <Scalar T>
+using TransformerBlockGradients = TransformerBlockParameters<T, MultiHeadAttentionGradients<T>>;
+
+/// What one half of a block keeps: x + branch(norm(x)), or norm(x + branch(x)).
+template <Scalar T>
+struct TransformerHalfCache {
+  In<T, 3> norm_input;  // [B, L, D]
+  Tensor<T, 3> normed;  // [B, L, D]; what the branch reads       pre-LN
+  Tensor<T, 3> sum;     // [B, L, D]; what is normalised          post-LN
+  Tensor<T, 1> mean;    // [B L]                                  layer_norm
+  Tensor<T, 1> rstd;    // [B L]
+};
+
+/// What a forward call leaves for its backward, owned by the caller. The input and the mask are
+/// viewed, not copied: they must outlive the backward call.
+template <Scalar T>
+struct TransformerBlockCache {
+  /// Not filled.
+  TransformerBlockCache() = default;
+  /// Moved, not copied: parts of it view others.
+  ///@{
+  TransformerBlockCache(TransformerBlockCache&&) noexcept = default;
+  TransformerBlockCache& operator=(TransformerBlockCache&&) noexcept = default;
+  ///@}
+
+  bool filled = false;             // whether forward has been called with it
+  TransformerBlockOptions module;  // of the block that filled it
+  In<T, 3> x;                      // [B, L, D]
+  Tensor<T, 3> x_copy;             // where its rows lie at no common distance
+  TransformerHalfCache<T> first;   // about attention
+  MultiHeadAttentionCache<T> attention;
+  Tensor<T, 3> h;                  // [B, L, D]; between the halves
+  TransformerHalfCache<T> second;  // about the feed-forward
+  FeedForwardCache<T> feed_forward;
+};
+
+}  // namespace headwise::inline v0_1

@@ -1,0 +1,182 @@
+// The steps of a TransformerBlock, forward and backward. Its halves are alike: a branch, attention
+// or feed-forward, is added to what it started from.
+//
+//   pre-LN                       post-LN
+//   1 norm    n = norm(x)        2 branch  b = branch(x)
+//   2 branch  b = branch(n)      3 add     s = x + b
+//   3 add     y = x + b          1 norm    y = norm(s)
+//
+// Backward walks the same list up.
+#pragma once
+
+#include "headwise/nn/feed_forward_steps.hpp"
+#include "headwise/nn/multi_head_attention_backward.hpp"
+#include "headwise/nn/multi_head_attention_forward.hpp"
+#include "headwise/nn/transformer_block_parameters.hpp"
+#include "headwise/ops/add.hpp"
+#include "headwise/ops/layer_norm.hpp"
+#include "headwise/ops/rms_norm.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+template <class T>
+Tensor<T, 3> like(const In<T, 3>& x, const Context& context) {
+  return Tensor<T, 3>::uninitialized(x.shape(), context.memory);
+}
+
+/// x + b, in b.
+template <class T>
+void add_to_branch(const In<T, 3>& x, Tensor<T, 3>& b, const Context& context) {
+  add_forward(In<T, 2>(merge_rows(x)), In<T, 2>(merge_rows(b)), merge_rows(b), context);
+}
+
+/// One norm of a block, of either kind.
+template <class T>
+struct BlockNorm {
+  const TransformerBlockOptions& options;
+  const LayerNormParameters<T>& p;
+
+  /// Step 1: y = norm(x).
+  Tensor<T, 3> forward(In<T, 3> x, TransformerHalfCache<T>& cache, const Context& context) const {
+    const Index N = x.extent(0) * x.extent(1);
+    Tensor<T, 3> y = like(x, context);
+    const T epsilon = T(options.norm_epsilon);
+    cache.norm_input = x;
+    cache.rstd = Tensor<T, 1>::uninitialized({N}, context.memory);
+    if (options.norm == NormKind::rms_norm) {
+      rms_norm_forward(In<T, 2>(merge_rows(x)), p.gamma, epsilon, merge_rows(y), cache.rstd,
+                       context);
+      return y;
+    }
+    cache.mean = Tensor<T, 1>::uninitialized({N}, context.memory);
+    layer_norm_forward(In<T, 2>(merge_rows(x)), {p.gamma, p.beta}, epsilon, merge_rows(y),
+                       {cache.mean, cache.rstd}, context);
+    return y;
+  }
+  /// dx, overwritten, and the gradients, added to; {} and null for none.
+  void backward(In<T, 3> dy, const TransformerHalfCache<T>& cache, Out<T, 2> dx,
+                LayerNormParameters<T>* gradients, const Context& context) const {
+    const In<T, 2> x = merge_rows(cache.norm_input), dy_rows = merge_rows(dy);
+    const InOut<T, 1> none;
+    const InOut<T, 1> dgamma = gradients == nullptr ? none : InOut<T, 1>(gradients->gamma);
+    if (options.norm == NormKind::rms_norm) {
+      return rms_norm_backward(dy_rows, x, p.gamma, cache.rstd, dx, dgamma, context);
+    }
+    const InOut<T, 1> dbeta = gradients == nullptr ? none : InOut<T, 1>(gradients->beta);
+    layer_norm_backward(dy_rows, x, p.gamma, {cache.mean, cache.rstd}, dx, {dgamma, dbeta},
+                        context);
+  }
+};
+
+/// Steps 1 to 3 of a half: branch(n) is a tensor of its own.
+template <class T, class Branch>
+Tensor<T, 3> half_forward(const BlockNorm<T>& norm, In<T, 3> x, TransformerHalfCache<T>& cache,
+                          const Context& context, const Branch& branch) {
+  if (norm.options.norm_first) {
+    cache.normed = norm.forward(x, cache, context);
+    Tensor<T, 3> y = branch(In<T, 3>(cache.normed));
+    add_to_branch(x, y, context);
+    return y;
+  }
+  cache.sum = branch(x);
+  add_to_branch(x, cache.sum, context);
+  return norm.forward(cache.sum, cache, context);
+}
+
+/// Steps 3 to 1 of a half. What the norm's gradients are of is kept: they come when nothing can
+/// fail any more.
+template <class T>
+class HalfBackward {
+ public:
+  HalfBackward(const BlockNorm<T>& norm, const TransformerHalfCache<T>& cache, In<T, 3> dy,
+               const Context& context)
+      : norm_(norm), cache_(cache), dy_(dy), d_sum_(dy) {
+    if (norm_.options.norm_first) return;
+    d_sum_storage_ = like(dy, context);
+    norm_.backward(dy_, cache_, merge_rows(d_sum_storage_), nullptr, context);
+    d_sum_ = d_sum_storage_;
+  }
+  HalfBackward(const HalfBackward&) = delete;
+  HalfBackward& operator=(const HalfBackward&) = delete;
+
+  /// The gradient of what the branch gave.
+  In<T, 3> d_branch() const { return d_sum_; }
+  /// dx, from the gradient of what the branch read.
+  void finish(Tensor<T, 3> d_read, Tensor<T, 3>& dx, const Context& context) {
+    d_read_ = std::move(d_read);
+    if (norm_.options.norm_first) {
+      norm_.backward(d_read_, cache_, merge_rows(dx), nullptr, context);
+      add_to_branch(d_sum_, dx, context);
+    } else {
+      add_forward(In<T, 2>(merge_rows(d_sum_)), merge_rows(In<T, 3>(d_read_)), merge_rows(dx),
+                  context);
+    }
+  }
+  /// The gradients of the norm.
+  void add_to(LayerNormParameters<T>& gradients, const Context& context) const {
+    norm_.backward(norm_.options.norm_first ? In<T, 3>(d_read_) : dy_, cache_, {}, &gradients,
+                   context);
+  }
+
+ private:
+  const BlockNorm<T> norm_;
+  const TransformerHalfCache<T>& cache_;
+  const In<T, 3> dy_;           // [B, L, D]
+  In<T, 3> d_sum_;              // [B, L, D]; dy, or past the norm
+  Tensor<T, 3> d_sum_storage_;  // post-LN
+  Tensor<T, 3> d_read_;         // [B, L, D]
+};
+
+template <class T>
+Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
+                                       const TransformerBlockParameters<T>& p, In<T, 3> x_in,
+                                       const TransformerBlockCall<T>& call,
+                                       TransformerBlockCache<T>& cache, bool training,
+                                       const Context& context) {
+  cache.module = o;
+  cache.x = uniform_rows(x_in, cache.x_copy, context.memory);
+  const auto attend_to = [&](In<T, 3> x) {
+    return multi_head_attention_forward<T>(o.attention(), p.attention, {x, x, x, true},
+                                           call.attention(), cache.attention, training, context);
+  };
+  const auto feed_forward = [&](In<T, 3> x) {
+    Tensor<T, 3> y = like(x, context);
+    cache.feed_forward.call = call.feed_forward();
+    feed_forward_forward<T>(o.feed_forward(), p.feed_forward, merge_rows(x), cache.feed_forward,
+                            merge_rows(y), context);
+    return y;
+  };
+  cache.h = half_forward<T>({o, p.norm1}, cache.x, cache.first, context, attend_to);
+  Tensor<T, 3> y = half_forward<T>({o, p.norm2}, cache.h, cache.second, context, feed_forward);
+  cache.filled = true;
+  return y;
+}
+
+template <class T>
+Tensor<T, 3> transformer_block_backward(const TransformerBlockOptions& o,
+                                        const TransformerBlockParameters<T>& p, In<T, 3> dy_in,
+                                        const TransformerBlockCache<T>& cache,
+                                        TransformerBlockGradients<T>& gradients,
+                                        const Context& context) {
+  Tensor<T, 3> dy_storage, dh = like(cache.x, context), dx = like(cache.x, context);
+  const In<T, 3> dy = uniform_rows(dy_in, dy_storage, context.memory);
+  // The second half
+  HalfBackward<T> second({o, p.norm2}, cache.second, dy, context);
+  Tensor<T, 3> d_read = like(cache.x, context);
+  FeedForwardBackward<T> feed_forward(o.feed_forward(), p.feed_forward,
+                                      merge_rows(second.d_branch()), cache.feed_forward,
+                                      merge_rows(d_read), context);
+  second.finish(std::move(d_read), dh, context);
+  // The first half. Attention writes its gradients last; nothing that follows can fail.
+  HalfBackward<T> first({o, p.norm1}, cache.first, dh, context);
+  auto d_attended = multi_head_attention_backward<T>("MultiHeadAttention::backward", o.attention(),
+                                                     p.attention, first.d_branch(), cache.attention,
+                                                     gradients.attention, context);
+  first.finish(std::move(d_attended.query), dx, context);
+  first.add_to(gradients.norm1, context);
+  second.add_to(gradients.norm2, context);
+  feed_forward.add_to(gradients.feed_forward, context);
+  return dx;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
