@@ -71,6 +71,29 @@ struct TileWork {
 
 /// Layer normalisation of rows; gamma, beta, mean and rstd may be null. Of rms norm, beta and mean
 /// are.
+/// What two elements become.
+enum class Combination {
+  first,                      // a
+  sum,                        // a + b
+  difference,                 // a - b
+  product,                    // a b
+  quotient,                   // a / b
+  scaled,                     // alpha a
+  gradient_product,           // a b, 0 where a is 0 whatever b holds
+  gradient_quotient,          // a / b, likewise
+  negative_gradient_product,  // -a b, likewise
+};
+
+/// Rows that are combined element by element. A row stride of 0 makes one row stand for all.
+template <class T>
+struct CombinedRows {
+  Matrix<const T> a, b;  // [rows, N]; where only a is combined, b is a
+  Matrix<T> y;           // [rows, N], overwritten; null where sums are taken
+  Index N;
+  T alpha = T(1);  // of Combination::scaled
+};
+
+/// Layer normalisation of rows. gamma, beta, mean and rstd may be null.
 template <class T>
 struct LayerNormRows {
   Matrix<const T> x;  // [N, D]

@@ -58,8 +58,12 @@ struct Kernels {
   std::int64_t (*executed_gemm_flops)(const Extents& size);
 
   // column_sums.inc, layer_norm.inc, softmax.inc, dropout.inc and activation.inc, each over a part
+  // column_sums.inc, elementwise.inc, layer_norm.inc, softmax.inc and dropout.inc, each over a part
   // of the rows or, where sums run down them, of the columns
   void (*add_rows)(Matrix<const T> x, Index rows, Index begin, Index end, Row<T> to);
+  void (*combine_rows)(Combination how, const CombinedRows<T>& of, Index begin, Index end);
+  void (*combine_columns)(Combination how, const CombinedRows<T>& of, Index rows, Index begin,
+                          Index end, Row<T> to);
   void (*layer_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
   void (*layer_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
   void (*layer_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);

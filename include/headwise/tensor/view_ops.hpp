@@ -43,7 +43,10 @@ requires(!OwnsItsElements<V>) V as_view(const V& view) { return view; }
 
 /// What can be viewed: any view, and a Tensor that has a name and so outlives the call.
 template <class V>
-concept Viewable = !OwnsItsElements<std::remove_reference_t<V>> || std::is_lvalue_reference_v<V>;
+concept Viewable = requires {
+  typename std::remove_cvref_t<V>::template with_rank<1>;
+}
+&&(!OwnsItsElements<std::remove_reference_t<V>> || std::is_lvalue_reference_v<V>);
 
 /// What as_view gives.
 template <class V>

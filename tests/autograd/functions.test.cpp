@@ -1,0 +1,190 @@
+// Every function of the tape: its gradients against finite differences in long double, and against
+// the direct call of its pair to the bit.
+#include "headwise/autograd/functions.hpp"
+
+#include "headwise/autograd/apply.hpp"
+#include "headwise/autograd/attention.hpp"
+#include "headwise/autograd/reductions.hpp"
+#include "support/taped.hpp"
+
+using namespace headwise_tests;
+
+namespace {
+
+using Real = long double;
+template <int R>
+using V = Variable<Real, R>;
+
+}  // namespace
+
+TEST_CASE("taped sums, differences, products and quotients have the slopes of their values",
+          "[autograd]") {
+  auto x = normal<Real>(Shape{2, 3, 4}, 1), y = normal<Real>(Shape{2, 3, 4}, 2, 4);
+  auto row = normal<Real>(Shape{4}, 3, 4);
+  auto matrix = normal<Real>(Shape{3, 4}, 4, 4);
+  CHECK(check_taped([](V<3> a, V<3> b) { return a + b; }, x, y));
+  CHECK(check_taped([](V<3> a, V<3> b) { return a - b; }, x, y));
+  CHECK(check_taped([](V<3> a, V<3> b) { return a * b; }, x, y));
+  CHECK(check_taped([](V<3> a, V<3> b) { return a / b; }, x, y));
+  CHECK(check_taped([](V<3> a, V<1> b) { return a + b; }, x, row));
+  CHECK(check_taped([](V<3> a, V<1> b) { return b - a; }, x, row));
+  CHECK(check_taped([](V<3> a, V<2> b) { return a * b; }, x, matrix));
+  CHECK(check_taped([](V<3> a, V<2> b) { return b * a; }, x, matrix));
+  CHECK(check_taped([](V<3> a, V<1> b) { return a / b; }, x, row));
+  CHECK(check_taped([](V<3> a, V<3> b) { return a / b; }, x, y));
+  CHECK(check_taped([](V<1> a, V<3> b) { return a / b; }, row, y));
+  CHECK(check_taped([](V<3> a) { return Real(-0.3L) * a; }, x));
+  CHECK(check_taped([](V<3> a) { return a * a + a; }, x));
+}
+
+TEST_CASE("taped linear, layer_norm, softmax and dropout have the slopes of their values",
+          "[autograd]") {
+  auto x = normal<Real>(Shape{2, 3, 4}, 1);
+  auto w = normal<Real>(Shape{4, 5}, 2);
+  auto b = normal<Real>(Shape{5}, 3), gamma = normal<Real>(Shape{4}, 4),
+       beta = normal<Real>(Shape{4}, 5);
+  CHECK(check_taped([](V<3> a, V<2> m, V<1> c) { return linear(a, m, c); }, x, w, b));
+  CHECK(check_taped([](V<3> a, V<2> m) { return linear(a, m); }, x, w));
+  CHECK(check_taped([](V<2> m) { return linear(transpose(m, 0, 1), m); }, w));
+  CHECK(check_taped([](V<3> a, V<1> g, V<1> c) { return layer_norm(a, g, c, 1e-2L); }, x, gamma,
+                    beta));
+  CHECK(check_taped([](V<3> a, V<1> c) { return layer_norm(a, {}, c, 1e-2L); }, x, beta));
+  CHECK(check_taped([](V<3> a, V<1> g) { return layer_norm(a, g, g, 1e-2L); }, x, gamma));
+  CHECK(check_taped([](V<3> a) { return softmax(a); }, x));
+  CHECK(check_taped([](V<3> a) { return dropout(a, {.rate = 0.4, .seed = 3}); }, x));
+  CHECK(check_taped([](V<3> a) { return softmax(transpose(a, 0, 1)); }, x));
+  CHECK(check_taped([](V<3> a) { return layer_norm(transpose(a, 1, 2)); }, x));
+}
+
+TEST_CASE("taped products, sums, means and joins have the slopes of their values", "[autograd]") {
+  auto a = normal<Real>(Shape{2, 3, 4}, 1), b = normal<Real>(Shape{2, 4, 5}, 2);
+  CHECK(check_taped([](V<3> x, V<3> y) { return matmul(x, y); }, a, b));
+  CHECK(check_taped([](V<3> x) { return matmul(x, transpose(x, 1, 2)); }, a));
+  CHECK(check_taped([](V<3> x, V<3> y) { return matmul(select(x, 1), select(y, 0)); }, a, b));
+  auto heads = normal<Real>(Shape{2, 2, 3, 4}, 3);
+  CHECK(check_taped([](V<4> x) { return matmul(x, transpose(x, 2, 3)); }, heads));
+  CHECK(check_taped([](V<3> x) { return sum(x * x); }, a));
+  CHECK(check_taped([](V<3> x) { return mean(x * x); }, a));
+  CHECK(check_taped([](V<3> x) { return sum(transpose(x, 0, 2)); }, a));
+  auto c = normal<Real>(Shape{2, 1, 4}, 4);
+  CHECK(check_taped([](V<3> x, V<3> y) { return concatenate(1, x, y, x); }, a, c));
+  CHECK(check_taped([](V<3> x) { return concatenate(0, slice(x, 0, 1, 1), x); }, a));
+}
+
+TEST_CASE("taped attention has the slopes of its values, on both paths", "[autograd]") {
+  auto q = normal<Real>(Shape{2, 4, 3, 2}, 1);
+  auto k = normal<Real>(Shape{2, 2, 5, 2}, 2), v = normal<Real>(Shape{2, 2, 5, 3}, 3);
+  for (const Path path : {Path::flash, Path::materialized}) {
+    CAPTURE(path == Path::flash);
+    const auto with = [&](const V<4>& a, const V<4>& b, const V<4>& c) {
+      AttentionOptions<Real> options;
+      options.mask = {causal};
+      options.dropout = {.rate = 0.25, .seed = 5};
+      return attention(a, b, c, options, path);
+    };
+    CHECK(check_taped(with, q, k, v));
+    auto x = normal<Real>(Shape{2, 2, 4, 3}, 4);
+    CHECK(check_taped([&](const V<4>& a) { return with(a, a, a); }, x));
+  }
+}
+
+TEST_CASE("taped views have the slopes of their values", "[autograd]") {
+  auto x = normal<Real>(Shape{2, 3, 8}, 1);
+  CHECK(check_taped([](V<3> a) { return Real(2) * slice(a, 2, 1, 3); }, x));
+  CHECK(check_taped([](V<3> a) { return Real(2) * select(a, 1); }, x));
+  CHECK(check_taped([](V<3> a) { return Real(2) * split_heads(a, 4); }, x));
+  CHECK(check_taped([](V<3> a) { return merge_heads(Real(2) * split_heads(a, 4)); }, x));
+  CHECK(check_taped([](V<3> a) { return reshape(transpose(a, 0, 2), Shape{6, 8}); }, x));
+  CHECK(check_taped([](V<3> a) { return contiguous(transpose(a, 0, 1)); }, x));
+  CHECK(check_taped([](V<3> a) { return reshape(a, Shape{48}); }, x));
+}
+
+TEST_CASE("a taped call gives the bits of its pair, forward and backward", "[autograd]") {
+  const auto x = normal<float>(Shape{9, 33}, 1);
+  const auto w = normal<float>(Shape{33, 17}, 2);
+  const auto b = normal<float>(Shape{17}, 3), gamma = normal<float>(Shape{17}, 4),
+             beta = normal<float>(Shape{17}, 5);
+  const auto dy = normal<float>(Shape{9, 17}, 6);
+  const Dropout drop{.rate = 0.3, .seed = 8};
+
+  Tensor2<float> dw(w.shape());
+  Tensor1<float> db(b.shape()), dgamma(b.shape()), dbeta(b.shape());
+  Tape<float> tape;
+  const auto input = tape.input(In<float, 2>(x));
+  auto h = linear(input, tape.parameter(In<float, 2>(w), InOut<float, 2>(dw)),
+                  tape.parameter(In<float, 1>(b), InOut<float, 1>(db)));
+  h = layer_norm(h, tape.parameter(In<float, 1>(gamma), InOut<float, 1>(dgamma)),
+                 tape.parameter(In<float, 1>(beta), InOut<float, 1>(dbeta)));
+  h = dropout(softmax(h), drop);
+  tape.backward(h, In<float, 2>(dy));
+
+  Tensor2<float> y1({9, 17}), y2({9, 17}), p({9, 17}), y({9, 17});
+  Tensor1<float> mean({9}), rstd({9});
+  linear_forward(x, w, b, y1);
+  layer_norm_forward(y1, {gamma, beta}, 1e-5f, y2, {mean, rstd});
+  softmax_forward(y2, p);
+  dropout_forward(p, drop, y);
+  CHECK(bitwise_equal(h.value(), In<float, 2>(y)));
+
+  Tensor2<float> d({9, 17}), dx(x.shape()), dw_direct(w.shape());
+  Tensor1<float> db_direct({17}), dgamma_direct({17}), dbeta_direct({17});
+  dropout_backward(dy, drop, d);
+  softmax_backward(d, p, d);
+  layer_norm_backward(d, y1, gamma, {mean, rstd}, d, {dgamma_direct, dbeta_direct});
+  linear_backward(d, x, w, dx, dw_direct, db_direct);
+  CHECK(bitwise_equal(tape.gradient(input), In<float, 2>(dx)));
+  CHECK(bitwise_equal(dw, dw_direct));
+  CHECK(bitwise_equal(db, db_direct));
+  CHECK(bitwise_equal(dgamma, dgamma_direct));
+  CHECK(bitwise_equal(dbeta, dbeta_direct));
+}
+
+TEST_CASE("a user's pair becomes an operation of the tape in one call", "[autograd]") {
+  auto x = normal<Real>(Shape{3, 4}, 1), y = normal<Real>(Shape{3, 4}, 2);
+  const auto square = [](const V<2>& a) {
+    return apply(
+        a.shape(),
+        [](In<Real, 2> in, Out<Real, 2> out) {
+          for_each_index(in.shape(), [&](const Shape<2>& at) { out(at) = in(at)*in(at); });
+        },
+        [](In<Real, 2> dy, In<Real, 2> in, Out<Real, 2> dx) {
+          for_each_index(in.shape(), [&](const Shape<2>& at) { dx(at) = 2 * in(at)*dy(at); });
+        },
+        a);
+  };
+  CHECK(check_taped([&](V<2> a) { return square(a); }, x));
+  CHECK(check_taped([&](V<2> a) { return square(a) + square(square(a)); }, x));
+  // Two inputs, what forward returned, the context, and a gradient that nobody asks for.
+  const auto exponential = [](const V<2>& a, const V<2>& b) {
+    return apply_with_output(
+        a.shape(),
+        [](In<Real, 2> s, In<Real, 2> t, Out<Real, 2> out, const Context& context) {
+          CHECK(context.memory != nullptr);
+          for_each_index(s.shape(), [&](const Shape<2>& at) { out(at) = std::exp(s(at)) * t(at); });
+        },
+        [](In<Real, 2> dy, In<Real, 2> s, In<Real, 2>, In<Real, 2> out, Out<Real, 2> ds,
+           Out<Real, 2> dt) {
+          for_each_index(s.shape(), [&](const Shape<2>& at) {
+            ds(at) = dy(at) * out(at);
+            dt(at) = dy(at) * std::exp(s(at));
+          });
+        },
+        a, b);
+  };
+  CHECK(check_taped([&](V<2> a, V<2> b) { return exponential(a, b); }, x, y));
+  CHECK(
+      check_taped([&](V<2> a) { return exponential(a, detach(a)) - exponential(a, a); }, x).ok() ==
+      false);  // differences see what detach hides
+  CHECK(check_taped([&](V<2> a) { return exponential(a, a); }, x));
+}
+
+TEST_CASE("functions of tensors without elements have gradients without elements", "[autograd]") {
+  Tensor2<double> x({0, 4}), w({4, 3}), dw({4, 3});
+  Tape<double> tape;
+  const auto input = tape.input(In<double, 2>(x));
+  const auto y =
+      softmax(layer_norm(linear(input, tape.parameter(In<double, 2>(w), InOut<double, 2>(dw)))));
+  tape.backward(sum(y * y + y));
+  CHECK(tape.gradient(input).shape() == Shape{0, 4});
+  for (const double element : dw) CHECK(element == 0);
+}

@@ -1,0 +1,151 @@
+// What the tape holds and when it lets go of it, counted by the memory resource of its context.
+#include <vector>
+
+#include "headwise/autograd/apply.hpp"
+#include "headwise/autograd/checkpoint.hpp"
+#include "headwise/autograd/functions.hpp"
+#include "headwise/autograd/reductions.hpp"
+#include "headwise/runtime/recycled_memory.hpp"
+#include "support/taped.hpp"
+
+using namespace headwise_tests;
+
+namespace {
+
+constexpr Index rows = 64, width = 64;
+constexpr std::int64_t value_bytes = rows * width * static_cast<Index>(sizeof(float)) + 64;
+constexpr std::int64_t few_bytes = 200000;  // blocks of closures and nodes
+
+struct Layers {
+  Tensor2<float> w = normal<float>(Shape{width, width}, 2), dw{w.shape()};
+  Tensor2<float> x = normal<float>(Shape{rows, width}, 1);
+
+  template <class Wrap>
+  Variable<float, 1> loss(Tape<float>& tape, int count, Wrap&& wrap) {
+    const auto weights = tape.parameter(w, dw);
+    const auto layer = [&, weights](const Variable<float, 2>& a) {
+      return layer_norm(a + softmax(linear(softmax(linear(a, weights)), weights)));
+    };
+    Variable<float, 2> h = tape.input(x);
+    for (int n = 0; n < count; ++n) h = wrap(layer, h);
+    return mean(h * h);
+  }
+};
+
+const auto plainly = [](const auto& layer, const auto& h) { return layer(h); };
+const auto checkpointed = [](const auto& layer, const auto& h) { return checkpoint(layer, h); };
+
+}  // namespace
+
+TEST_CASE("a value that no backward reads is released as soon as no variable holds it",
+          "[autograd]") {
+  MemoryTally memory;
+  Layers with;
+  {
+    Tape<float> tape({.memory = &memory});
+    auto h = scale(tape.input(with.x), 2.0f);
+    for (int n = 0; n < 50; ++n) h = h + scale(h, 0.5f);
+    CHECK(memory.live() < value_bytes + few_bytes);
+    auto kept = h;
+    for (int n = 0; n < 50; ++n) kept = softmax(kept);  // its backward reads what it gave
+    CHECK(memory.live() > 50 * value_bytes);
+  }
+  CHECK(memory.live() == 0);
+}
+
+TEST_CASE("without a node nothing is kept: memory does not grow with the depth", "[autograd]") {
+  MemoryTally memory;
+  Layers with;
+  Tape<float> tape({.memory = &memory});
+  const NoGrad guard(tape);
+  (void)with.loss(tape, 1, plainly);
+  const auto of_one = memory.peak();
+  memory.reset_peak();
+  (void)with.loss(tape, 40, plainly);
+  CHECK(memory.peak() <= of_one + value_bytes);
+}
+
+TEST_CASE("the sweep releases what a node kept, and its gradient, as soon as it has passed it",
+          "[autograd]") {
+  MemoryTally memory;
+  Layers with;
+  Tape<float> tape({.memory = &memory});
+  std::vector<std::int64_t> live;  // seen from the layers, last to first
+  const auto observed = [&](const auto& layer, const auto& h) {
+    return apply(
+        h.shape(), [](In<float, 2> x, Out<float, 2> y) { copy(x, y); },
+        [&](In<float, 2> dy, In<float, 2>, Out<float, 2> dx) {
+          live.push_back(memory.live());
+          copy(dy, dx);
+        },
+        layer(h));
+  };
+  tape.backward(with.loss(tape, 10, observed));
+  REQUIRE(live.size() == 10);
+  for (std::size_t n = 1; n < live.size(); ++n) CHECK(live[n] < live[n - 1] - 3 * value_bytes);
+  CHECK(memory.live() < 2 * value_bytes + few_bytes);  // the gradient of the input
+  tape.clear();
+  CHECK(memory.live() < few_bytes);
+}
+
+TEST_CASE("checkpoints bound the peak by a layer's memory and one value a layer", "[autograd]") {
+  constexpr int depth = 24;
+  const auto peak_of = [&](auto wrap, int layers) {
+    MemoryTally memory;
+    Layers with;
+    {
+      Tape<float> tape({.memory = &memory});
+      tape.backward(with.loss(tape, layers, wrap));
+    }
+    CHECK(memory.live() == 0);
+    return memory.peak();
+  };
+  const auto plain = peak_of(plainly, depth), kept = peak_of(checkpointed, depth);
+  const auto of_one_layer = peak_of(plainly, 1);
+  CAPTURE(plain, kept, of_one_layer);
+  CHECK(plain > 4 * depth * value_bytes);
+  CHECK(kept < of_one_layer + (depth + 3) * value_bytes);
+  WARN("peak of " << depth << " layers: " << plain << " bytes, with checkpoints " << kept);
+}
+
+TEST_CASE("steps of one shape need no more memory than the first, and nothing from the system",
+          "[autograd]") {
+  RecycledMemory recycled;
+  MemoryTally memory(&recycled);
+  Layers with;
+  {
+    Tape<float> tape({.memory = &memory});
+    const auto step = [&] {
+      tape.backward(with.loss(tape, 3, checkpointed));
+      const auto x = tape.size();
+      tape.clear();
+      return x;
+    };
+    step();
+    const auto kept = recycled.kept_bytes();
+    const auto live = memory.live(), peak = memory.peak();
+    bool same = true;
+    for (int n = 0; n < 1000; ++n) {
+      step();
+      same =
+          same && recycled.kept_bytes() == kept && memory.live() == live && memory.peak() == peak;
+    }
+    CHECK(same);  // whatever had been taken anew would be kept beside it
+  }
+  CHECK(memory.live() == 0);
+}
+
+TEST_CASE("a variable outlives clear and keeps its value", "[autograd]") {
+  MemoryTally memory;
+  Layers with;
+  {
+    Tape<float> tape({.memory = &memory});
+    const auto loss = with.loss(tape, 2, plainly);
+    const float before = loss.value()(0);
+    tape.backward(loss);
+    tape.clear();
+    (void)with.loss(tape, 2, plainly);
+    CHECK(loss.value()(0) == before);
+  }
+  CHECK(memory.live() == 0);
+}

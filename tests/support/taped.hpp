@@ -1,0 +1,49 @@
+// What tests of the tape share: random tensors, and the check of a taped function's gradients
+// against finite differences of its values.
+#pragma once
+
+#include <string>
+#include <tuple>
+
+#include "headwise/autograd/tape.hpp"
+#include "headwise/tensor/philox.hpp"
+#include "headwise/testing/close_to.hpp"
+#include "headwise/testing/gradient_check.hpp"
+#include "support/catch.hpp"
+
+namespace headwise_tests {
+
+using namespace headwise;
+
+template <class T, int R>
+Tensor<T, R> normal(const Shape<R>& shape, std::uint64_t seed, double offset = 0) {
+  Tensor<T, R> x(shape);
+  for (Index n = 0; n < x.size(); ++n) {
+    x.data()[n] = T(offset + philox_normal(philox_key(seed), static_cast<std::uint64_t>(n)));
+  }
+  return x;
+}
+
+/// dy [...] of a y = f(variables...) against differences: f is called on tapes of its own, with
+/// inputs as variables that have a gradient, and with constants.
+template <class F, class T, int... R>
+GradientReport check_taped(F&& f, Tensor<T, R>&... inputs) {
+  Tape<T> tape;
+  const auto variables = std::make_tuple(tape.input(In<T, R>(inputs))...);
+  const auto y = std::apply(f, variables);
+  const auto dy = normal<T>(y.shape(), 99);
+  tape.backward(y, In<T, decltype(dy)::rank>(dy));
+  GradientCheck<T> check({.tolerance = 1e-11, .stencil = Stencil::five_point});
+  const auto add = [&](const Variable<T, R>&... variable) {
+    int number = 0;
+    (check.input("x" + std::to_string(number++), Out<T, R>(inputs), tape.gradient(variable)), ...);
+  };
+  std::apply(add, variables);
+  return check.run([&] {
+    Tape<T> other;
+    const auto value = f(other.constant(In<T, R>(inputs))...);
+    return weighted_sum(dy, value.value());
+  });
+}
+
+}  // namespace headwise_tests
