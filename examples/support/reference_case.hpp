@@ -24,10 +24,9 @@ inline void require_supported(const ReferenceCase& c) {
   };
   if (c.softcap != 0) refuse("softcap");
   if (c.alibi) refuse("alibi");
-  if (c.rope_theta != 0 && c.kind == CaseKind::mha) refuse("rope_theta in kind mha");
-  if (c.kind == CaseKind::mha && c.num_kv_heads != c.num_heads) {
-    refuse("num_kv_heads other than num_heads in kind mha");
-  if (c.rope_theta != 0) refuse("rope_theta");
+  if (c.rope_theta != 0 && c.kind != CaseKind::sdpa) {
+    refuse("rope_theta in kinds mha and encoder_layer");
+  }
   if (c.kind != CaseKind::sdpa && c.num_kv_heads != c.num_heads) {
     refuse("num_kv_heads other than num_heads in kinds mha and encoder_layer");
   }

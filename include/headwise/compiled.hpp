@@ -72,7 +72,9 @@
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 HEADWISE_INSTANCE const Kernels<float>& kernels_of<float>(InstructionSet);
+HEADWISE_INSTANCE const ModelKernels<float>& model_kernels_of<float>(InstructionSet);
 HEADWISE_INSTANCE const Kernels<double>& kernels_of<double>(InstructionSet);
+HEADWISE_INSTANCE const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
 namespace headwise::inline v0_1::inline HEADWISE_CODE {

@@ -25,7 +25,7 @@ link() {  # source program object ...
 
 # The types whose kernels an object calls: float, double, both or none.
 scalars_of() {
-  nm -u "$1" | sed -n 's/.*kernels_ofIfE.*/float/p; s/.*kernels_ofIdE.*/double/p'
+  nm -u "$1" | sed -n 's/.*kernels_ofIfE.*/float/p; s/.*kernels_ofIdE.*/double/p' | sort -u
 }
 # Whether an object that was compiled without a fault has to be compiled again for one in $file: if
 # it read that file. All read the kernels' fragments, but at -O0 there is nothing of them in an

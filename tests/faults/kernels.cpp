@@ -25,4 +25,11 @@ const Kernels<T>& kernels_of<T>(InstructionSet set) {
   return of_generic;
 }
 
+template <>
+const ModelKernels<T>& model_kernels_of<T>(InstructionSet set) {
+  if (set == HEADWISE_FAULT_ISA) return HEADWISE_FAULT_ISA::model_table<T>;
+  static constexpr ModelKernels<T> none{};
+  return none;
+}
+
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

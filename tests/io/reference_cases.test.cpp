@@ -32,15 +32,6 @@ SafetensorsFile reread(const SafetensorsWriter& writer) {
   return SafetensorsFile::parse(writer.bytes());
 }
 
-const std::vector<std::string> case_names = {
-    "mha_bool_mask",    "mha_cross",         "mha_cross_kdim_vdim",
-    "mha_float_mask",   "mha_large_scores",  "mha_long",
-    "mha_padding",      "mha_per_head_mask", "mha_self",
-    "mha_self_causal",  "mha_self_no_bias",  "mha_single_head",
-    "mha_single_token", "sdpa_causal_rect",  "sdpa_dead_rows",
-    "sdpa_dv",          "sdpa_gqa",          "sdpa_long",
-    "sdpa_mqa",         "sdpa_plain",        "sdpa_rope",
-    "sdpa_scale",       "sdpa_window"};
 const std::vector<std::string> case_names = {"block_post_ln_causal",
                                              "block_pre_ln",
                                              "mha_bool_mask",
@@ -63,6 +54,7 @@ const std::vector<std::string> case_names = {"block_post_ln_causal",
                                              "sdpa_long",
                                              "sdpa_mqa",
                                              "sdpa_plain",
+                                             "sdpa_rope",
                                              "sdpa_scale",
                                              "sdpa_window"};
 

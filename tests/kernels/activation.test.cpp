@@ -11,9 +11,9 @@
 #include "support/catch.hpp"
 
 using namespace headwise;
-using headwise_tests::for_all_kernels;
-using kernels::Kernels;
+using headwise_tests::for_all_model_kernels;
 using kernels::Matrix;
+using kernels::ModelKernels;
 
 namespace {
 
@@ -80,14 +80,14 @@ Matrix<T> no_matrix() {
 }
 
 template <class T>
-std::vector<T> values_of(const Kernels<T>& run, Activation which, const std::vector<T>& x) {
+std::vector<T> values_of(const ModelKernels<T>& run, Activation which, const std::vector<T>& x) {
   std::vector<T> y(x.size());
   run.activation_rows(
       {which, static_cast<Index>(x.size()), row_of(x), no_matrix<const T>(), row_of(y)}, 0, 1);
   return y;
 }
 template <class T>
-std::vector<T> slopes_of(const Kernels<T>& run, Activation which, const std::vector<T>& x) {
+std::vector<T> slopes_of(const ModelKernels<T>& run, Activation which, const std::vector<T>& x) {
   const std::vector<T> ones(x.size(), T(1));
   std::vector<T> dx(x.size());
   run.activation_backward_rows({which, static_cast<Index>(x.size()), row_of(ones), row_of(x),
@@ -133,7 +133,7 @@ struct Rows {
 
 TEST_CASE("an activation by vectors is within 6 units of its definition, however small",
           "[kernels]") {
-  for_all_kernels([](const auto& run, auto type) {
+  for_all_model_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     const std::vector<T> x = numbers<T>();
     constexpr Wide unit = std::numeric_limits<T>::epsilon(), least = std::numeric_limits<T>::min();
@@ -162,7 +162,7 @@ TEST_CASE("an activation by vectors is within 6 units of its definition, however
 
 TEST_CASE("an activation of infinity is infinity, of minus infinity 0, and NaN stays NaN",
           "[kernels]") {
-  for_all_kernels([](const auto& run, auto type) {
+  for_all_model_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     using Limits = std::numeric_limits<T>;
     const std::vector<T> x = {Limits::infinity(),
@@ -193,7 +193,7 @@ TEST_CASE("an activation of infinity is infinity, of minus infinity 0, and NaN s
 }
 
 TEST_CASE("activations have the same bits at any stride, and f(x) up is its product", "[kernels]") {
-  for_all_kernels([](const auto& run, auto type) {
+  for_all_model_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     for (const Activation which : all) {
       for (const Index F : {1, 7, 8, 31, 64, 65, 130}) {
@@ -235,7 +235,7 @@ TEST_CASE("activations have the same bits at any stride, and f(x) up is its prod
 }
 
 TEST_CASE("where dy is 0 no gradient of an activation sees what x and up hold", "[kernels]") {
-  for_all_kernels([](const auto& run, auto type) {
+  for_all_model_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     const T nan = std::numeric_limits<T>::quiet_NaN(),
             infinity = std::numeric_limits<T>::infinity();

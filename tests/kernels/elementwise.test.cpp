@@ -9,7 +9,7 @@
 #include "support/catch.hpp"
 
 using namespace headwise;
-using headwise_tests::for_all_kernels;
+using headwise_tests::for_all_model_kernels;
 using kernels::Combination;
 
 namespace {
@@ -69,7 +69,7 @@ bool same(T a, T b) {
 
 TEST_CASE("rows are combined element by element, through any strides and with one row for all",
           "[kernels]") {
-  for_all_kernels([](const auto& run, auto type) {
+  for_all_model_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     constexpr Index rows = 4;
     const T nan = std::numeric_limits<T>::quiet_NaN();
@@ -108,7 +108,7 @@ TEST_CASE("rows are combined element by element, through any strides and with on
 }
 
 TEST_CASE("column sums of combinations are the sums of what the rows give", "[kernels]") {
-  for_all_kernels([](const auto& run, auto type) {
+  for_all_model_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     for (const Combination how : all) {
       for (const Index rows : {1, 16, 17, 70}) {

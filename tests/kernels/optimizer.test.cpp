@@ -11,7 +11,7 @@
 #include "support/catch.hpp"
 
 using namespace headwise;
-using headwise_tests::for_all_kernels;
+using headwise_tests::for_all_model_kernels;
 
 namespace {
 
@@ -74,7 +74,7 @@ const Index lengths[] = {0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 64, 100, 257};
 }  // namespace
 
 TEST_CASE("adamw is its formula to the bit, wherever an element stands in a vector", "[kernels]") {
-  for_all_kernels([](const auto& run, auto type) {
+  for_all_model_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     for (const bool near_gradient : {false, true}) {
       const auto step = adamw_step<T>(near_gradient);
@@ -100,7 +100,7 @@ TEST_CASE("adamw is its formula to the bit, wherever an element stands in a vect
 
 TEST_CASE("sgd is its formula to the bit, with and without decay, momentum and nesterov",
           "[kernels]") {
-  for_all_kernels([](const auto& run, auto type) {
+  for_all_model_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     for (int options = 0; options < 16; ++options) {
       const bool decays = (options & 1) != 0, moves = (options & 2) != 0;
@@ -141,7 +141,7 @@ TEST_CASE("sgd is its formula to the bit, with and without decay, momentum and n
 
 TEST_CASE("sum_of_squares is the sum in double, to a few roundings of it, also of float",
           "[kernels]") {
-  for_all_kernels([](const auto& run, auto type) {
+  for_all_model_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     for (const Index n : lengths) {
       auto x = normal<T>(n + 1, 5);
@@ -161,7 +161,7 @@ TEST_CASE("sum_of_squares is the sum in double, to a few roundings of it, also o
 }
 
 TEST_CASE("scale_elements multiplies n elements, and no other", "[kernels]") {
-  for_all_kernels([](const auto& run, auto type) {
+  for_all_model_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     for (const Index n : lengths) {
       const auto x = normal<T>(n + 1, 6);

@@ -12,9 +12,9 @@
 #include "support/catch.hpp"
 
 using namespace headwise;
-using headwise_tests::for_all_kernels;
-using kernels::Kernels;
+using headwise_tests::for_all_model_kernels;
 using kernels::Matrix;
+using kernels::ModelKernels;
 using kernels::Row;
 
 namespace {
@@ -70,7 +70,7 @@ struct Entropy {
   T loss, lse;
   Line<T> dx;
 
-  Entropy(const Kernels<T>& run, Line<T>& x, Index target) : dx(x.N, x.step, 99) {
+  Entropy(const ModelKernels<T>& run, Line<T>& x, Index target) : dx(x.N, x.step, 99) {
     run.cross_entropy_rows({x.matrix(), x.N, &target, &loss, {&lse, 1}}, 0, 1);
     run.cross_entropy_backward_rows({x.matrix(), x.N, &target, {&lse, 1}, T(0.75), dx.matrix()}, 0,
                                     1);
@@ -78,7 +78,7 @@ struct Entropy {
 };
 
 template <class T>
-void check_entropy(const Kernels<T>& run, Index V, Index target) {
+void check_entropy(const ModelKernels<T>& run, Index V, Index target) {
   CAPTURE(sizeof(T), V, target);
   Line<T> x(V, 1, 1), apart(V, 3, 1);
   Entropy<T> got(run, x, target), strided(run, apart, target);
@@ -105,7 +105,7 @@ void check_entropy(const Kernels<T>& run, Index V, Index target) {
 }
 
 template <class T>
-void check_rotation(const Kernels<T>& run, Index d, Index width, bool interleaved) {
+void check_rotation(const ModelKernels<T>& run, Index d, Index width, bool interleaved) {
   for (const bool transposed : {false, true}) {
     CAPTURE(sizeof(T), d, width, interleaved, transposed);
     Line<T> x(d, 1, 2), apart(d, 3, 2), y(d, 1, 3), strided(d, 3, 4), c(width / 2, 1, 5),
@@ -145,7 +145,7 @@ void check_rotation(const Kernels<T>& run, Index d, Index width, bool interleave
 
 TEST_CASE("cross-entropy of a row by vectors equals the readable one for every length and target",
           "[kernels]") {
-  for_all_kernels([](const auto& run, auto type) {
+  for_all_model_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     for (Index V : lengths) {
       for (Index target : {Index{0}, V / 3, V / 2, V - 1}) check_entropy<T>(run, V, target);
@@ -155,7 +155,7 @@ TEST_CASE("cross-entropy of a row by vectors equals the readable one for every l
 
 TEST_CASE("a rotated row by vectors equals the definition for every width and stride",
           "[kernels]") {
-  for_all_kernels([](const auto& run, auto type) {
+  for_all_model_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     for (Index pairs : {0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64}) {
       for (Index rest : {0, 1, 5}) {
@@ -167,7 +167,7 @@ TEST_CASE("a rotated row by vectors equals the definition for every width and st
 }
 
 TEST_CASE("a row added by vectors is the sum of each element alone", "[kernels]") {
-  for_all_kernels([](const auto& run, auto type) {
+  for_all_model_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     for (Index N : lengths) {
       for (Index step : {1, 2}) {

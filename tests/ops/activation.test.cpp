@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "headwise/ops/add.hpp"
+#include "headwise/ops/elementwise.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "headwise/tensor/philox.hpp"
 #include "headwise/testing/check_op.hpp"

@@ -23,4 +23,19 @@ void for_all_kernels(F&& f) {
   CHECK(sets > 0);
 }
 
+/// The same of what a model has around attention.
+template <class F>
+void for_all_model_kernels(F&& f) {
+  int sets = 0;
+  for (const auto set : supported_instruction_sets()) {
+    CAPTURE(static_cast<int>(set));
+    const auto& of_float = headwise::kernels::model_kernels_of<float>(set);
+    if (of_float.combine_rows == nullptr) continue;
+    f(of_float, float{});
+    f(headwise::kernels::model_kernels_of<double>(set), double{});
+    ++sets;
+  }
+  CHECK(sets > 0);
+}
+
 }  // namespace headwise_tests

@@ -5,6 +5,8 @@
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 template const Kernels<float>& kernels_of<float>(InstructionSet);
+template const ModelKernels<float>& model_kernels_of<float>(InstructionSet);
 template const Kernels<double>& kernels_of<double>(InstructionSet);
+template const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "headwise/kernels/matrix.hpp"
-#include "headwise/runtime/activation.hpp"
 #include "headwise/score/dropout_mask.hpp"
 #include "headwise/score/visibility.hpp"
 
@@ -71,29 +70,6 @@ struct TileWork {
 
 /// Layer normalisation of rows; gamma, beta, mean and rstd may be null. Of rms norm, beta and mean
 /// are.
-/// What two elements become.
-enum class Combination {
-  first,                      // a
-  sum,                        // a + b
-  difference,                 // a - b
-  product,                    // a b
-  quotient,                   // a / b
-  scaled,                     // alpha a
-  gradient_product,           // a b, 0 where a is 0 whatever b holds
-  gradient_quotient,          // a / b, likewise
-  negative_gradient_product,  // -a b, likewise
-};
-
-/// Rows that are combined element by element. A row stride of 0 makes one row stand for all.
-template <class T>
-struct CombinedRows {
-  Matrix<const T> a, b;  // [rows, N]; where only a is combined, b is a
-  Matrix<T> y;           // [rows, N], overwritten; null where sums are taken
-  Index N;
-  T alpha = T(1);  // of Combination::scaled
-};
-
-/// Layer normalisation of rows. gamma, beta, mean and rstd may be null.
 template <class T>
 struct LayerNormRows {
   Matrix<const T> x;  // [N, D]
@@ -113,52 +89,6 @@ struct LayerNormBackwardRows {
   Row<const T> mean, rstd;  // [N]
   Matrix<T> dx;             // [N, D], overwritten
   Row<T> dgamma, dbeta;     // [D], added to
-};
-
-/// Softmax cross-entropy of rows. lse may be null.
-template <class T>
-struct CrossEntropyRows {
-  Matrix<const T> logits;  // [N, V]
-  Index V;
-  const Index* targets;  // [N]; below 0: the row is left out
-  T* losses;             // [N]
-  Row<T> lse;            // [N]
-};
-
-/// Its gradients.
-template <class T>
-struct CrossEntropyBackwardRows {
-  Matrix<const T> logits;  // [N, V]
-  Index V;
-  const Index* targets;  // [N]; below 0: the row is left out
-  Row<const T> lse;      // [N]
-  T factor;              // of the loss of a row
-  Matrix<T> d_logits;    // [N, V]
-};
-
-/// How rows of d elements are rotated, each by a row of the tables.
-template <class T>
-struct RotaryRows {
-  Matrix<const T> cosines, sines;  // [rows, width / 2]
-  Index d, width;                  // elements of a row, and the first of them, which rotate
-  bool interleaved;                // pairs are neighbours; else one half of the width and the other
-  bool transposed;                 // the other way round
-/// An activation of rows, times `up` where that is not null.
-template <class T>
-struct ActivationRows {
-  Activation which;
-  Index F;
-  Matrix<const T> x, up;  // [N, F]
-  Matrix<T> y;            // [N, F]; may be x or up
-};
-
-/// Its gradients. up and d_up may be null, together.
-template <class T>
-struct ActivationBackwardRows {
-  Activation which;
-  Index F;
-  Matrix<const T> dy, x, up;  // [N, F]
-  Matrix<T> dx, d_up;         // [N, F], overwritten; dx may be dy
 };
 
 /// Whether a product with it is exact.

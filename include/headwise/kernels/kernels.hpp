@@ -11,13 +11,10 @@
 #include <type_traits>
 #include <utility>
 
-#include "headwise/kernels/activation.hpp"
 #include "headwise/kernels/arguments.hpp"
 #include "headwise/kernels/column_sums.hpp"
-#include "headwise/kernels/cross_entropy.hpp"
 #include "headwise/kernels/layer_norm.hpp"
-#include "headwise/kernels/optimizer.hpp"
-#include "headwise/kernels/rms_norm.hpp"
+#include "headwise/kernels/model_kernels.hpp"
 #include "headwise/kernels/softmax.hpp"
 #include "headwise/runtime/instruction_set.hpp"
 #include "headwise/runtime/workspace.hpp"
@@ -57,41 +54,17 @@ struct Kernels {
                const Epilogue<T>& epilogue, T* scratch);
   std::int64_t (*executed_gemm_flops)(const Extents& size);
 
-  // column_sums.inc, layer_norm.inc, softmax.inc, dropout.inc and activation.inc, each over a part
-  // column_sums.inc, elementwise.inc, layer_norm.inc, softmax.inc and dropout.inc, each over a part
-  // of the rows or, where sums run down them, of the columns
+  // column_sums.inc, layer_norm.inc, softmax.inc and dropout.inc, each over a part of the rows or,
+  // where sums run down them, of the columns
   void (*add_rows)(Matrix<const T> x, Index rows, Index begin, Index end, Row<T> to);
-  void (*combine_rows)(Combination how, const CombinedRows<T>& of, Index begin, Index end);
-  void (*combine_columns)(Combination how, const CombinedRows<T>& of, Index rows, Index begin,
-                          Index end, Row<T> to);
   void (*layer_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
   void (*layer_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
   void (*layer_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
-  void (*rms_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
-  void (*rms_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
-  void (*rms_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
   void (*softmax_rows)(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end);
   void (*softmax_backward_rows)(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
                                 Index begin, Index end);
   void (*drop_rows)(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
                     Index end);
-  void (*activation_rows)(const ActivationRows<T>& of, Index begin, Index end);
-  void (*activation_backward_rows)(const ActivationBackwardRows<T>& of, Index begin, Index end);
-  void (*add_elements)(Matrix<const T> a, Matrix<const T> b, Matrix<T> y, Index D, Index begin,
-                       Index end);
-
-  // embedding.inc, cross_entropy.inc and rotary.inc
-  void (*add_row)(Row<const T> x, Index N, Row<T> to);
-  void (*cross_entropy_rows)(const CrossEntropyRows<T>& of, Index begin, Index end);
-  void (*cross_entropy_backward_rows)(const CrossEntropyBackwardRows<T>& of, Index begin,
-                                      Index end);
-  void (*rotate_rows)(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin,
-                      Index end);
-  // optimizer.inc, over dense elements
-  void (*adamw)(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n);
-  void (*sgd)(const SgdStep<T>& step, T* p, const T* g, T* u, Index n);
-  void (*scale_elements)(T factor, T* x, Index n);
-  SumOf<T> (*sum_of_squares)(const T* x, Index n);
 
   // attention_head.inc
   Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
@@ -159,15 +132,33 @@ const Kernels<T>& kernels_of([[maybe_unused]] InstructionSet set) {
   return generic::table<T>;
 }
 
+/// What a model has around attention, likewise.
+template <Scalar T>
+const ModelKernels<T>& model_kernels_of([[maybe_unused]] InstructionSet set) {
+#if HEADWISE_CONFIG_VECTOR_KERNELS
+  if constexpr (simd::vectorised<T>) {
+    if (set == InstructionSet::avx512) return avx512::model_table<T>;
+    if (set == InstructionSet::avx2) return avx2::model_table<T>;
+  }
+#endif
+  return generic::model_table<T>;
+}
+
 #if HEADWISE_USES_COMPILED || defined(HEADWISE_EXTERN_KERNELS)
 extern template const Kernels<float>& kernels_of<float>(InstructionSet);
 extern template const Kernels<double>& kernels_of<double>(InstructionSet);
+extern template const ModelKernels<float>& model_kernels_of<float>(InstructionSet);
+extern template const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
 #endif
 
 /// Those of this process. Throws ArgumentError where HEADWISE_SIMD asks for what cannot be had.
 template <Scalar T>
 const Kernels<T>& kernels_here() {
   return kernels_of<T>(instruction_set());
+}
+template <Scalar T>
+const ModelKernels<T>& model_kernels_here() {
+  return model_kernels_of<T>(instruction_set());
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

@@ -13,7 +13,7 @@
 #include "headwise/nn/multi_head_attention_backward.hpp"
 #include "headwise/nn/multi_head_attention_forward.hpp"
 #include "headwise/nn/transformer_block_parameters.hpp"
-#include "headwise/ops/add.hpp"
+#include "headwise/ops/elementwise.hpp"
 #include "headwise/ops/layer_norm.hpp"
 #include "headwise/ops/rms_norm.hpp"
 

@@ -12,7 +12,7 @@ template <class T, int R>
 void combine_into(kernels::Combination how, const In<T, R>& from, const Out<T, R>& to,
                   const Context& context) {
   if (to.size() == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   if (from.dense() && to.dense()) {
     return for_rows(context, to.size(), 1, [&](Index begin, Index end) {
       const kernels::Matrix<const T> a{from.data() + begin, 0, 1};

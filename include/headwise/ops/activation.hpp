@@ -16,7 +16,7 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 template <class T>
 void activate_rows(Activation activation, const In<T, 2>& x, const In<T, 2>& up, const Out<T, 2>& y,
                    const Context& context) {
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   const kernels::ActivationRows<T> rows{activation, x.extent(1), kernels::matrix(x),
                                         kernels::matrix(up), kernels::matrix(y)};
   for_rows(context, x.extent(0), x.extent(1),
@@ -31,7 +31,7 @@ template <class T>
 void activate_rows_backward(Activation activation, const In<T, 2>& dy, const In<T, 2>& x,
                             const In<T, 2>& up, const Out<T, 2>& dx, const Out<T, 2>& d_up,
                             const Context& context) {
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   const kernels::ActivationBackwardRows<T> rows{
       activation,          x.extent(1),         kernels::matrix(dy),  kernels::matrix(x),
       kernels::matrix(up), kernels::matrix(dx), kernels::matrix(d_up)};

@@ -113,7 +113,7 @@ T cross_entropy_forward(In<T, 2> logits, In<I, 1> targets, const CrossEntropyOpt
   const auto [columns, count] =
       detail::target_columns(function, logits, targets, options.ignore_index, context);
   auto losses = Tensor<T, 1>::uninitialized({N}, context.memory);
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   const kernels::CrossEntropyRows<T> rows{kernels::matrix(logits), V, columns.data(), losses.data(),
                                           kernels::row(logsumexp)};
   detail::for_rows(context, N, V,
@@ -160,7 +160,7 @@ void cross_entropy_backward(std::type_identity_t<T> d_loss, In<T, 2> logits, In<
       detail::target_columns(function, logits, targets, options.ignore_index, context);
   const bool mean = options.reduction == Reduction::mean && count != 0;
   const T factor = mean ? T(d_loss / T(static_cast<double>(count))) : d_loss;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   const kernels::CrossEntropyBackwardRows<T> rows{
       kernels::matrix(logits), V,      columns.data(),
       kernels::row(logsumexp), factor, kernels::matrix(Out<T, 2>(d_logits))};

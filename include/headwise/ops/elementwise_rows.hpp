@@ -89,7 +89,7 @@ template <class T>
 void combine(const Combined<T>& of, const Out<T, 2>& y, const Context& context) {
   const Index N = y.extent(0), M = y.extent(1);
   if (N == 0 || M == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   const kernels::CombinedRows<T> rows = of.rows(N, M, kernels::matrix(y));
   for_rows(context, N, M,
            [&](Index begin, Index end) { run.combine_rows(of.how, rows, begin, end); });
@@ -104,7 +104,7 @@ void combine_backward(const Combined<T>& of, Index N, const Out<T, 2>& to, const
   fill(to, T(0));
   const Index M = to.extent(1);
   if (N == 0 || M == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   const kernels::CombinedRows<T> rows = of.rows(N, M, {nullptr, 0, 0});
   const kernels::Row<T> sums{to.data(), to.stride(1)};
   for_columns(context, N, M, [&](Index begin, Index end) {

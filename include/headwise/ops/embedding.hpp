@@ -88,7 +88,7 @@ void embedding_backward(In<T, 2> dy, In<I, 1> tokens, InOut<std::type_identity_t
   detail::require_tokens(function, "tokens", tokens, dtable.extent(0),
                          [&] { return "rows of dtable " + dtable.shape().format(); });
   if (N == 0 || D == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   const auto from = kernels::matrix(dy);
   const auto to = kernels::matrix(Out<T, 2>(dtable));
   detail::for_columns(context, N, D, [&](Index begin, Index end) {

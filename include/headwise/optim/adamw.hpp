@@ -71,7 +71,7 @@ class AdamW : public Optimizer<T, AdamWOptions> {
     for (const auto& group : this->groups_) group.options.require_valid(function);
     detail::require_gradient_scale(function, gradient_scale);
     ++this->steps_;
-    const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+    const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {
       const kernels::AdamWStep<T> now = numbers(group.options, this->steps_, gradient_scale);
       detail::for_tasks(group.parameters, context, [&](const Parameter<T>& p, const auto& task) {

@@ -58,7 +58,7 @@ Sum clip_factor(const Sum& norm, double max_norm) {
 template <Scalar T>
 void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>& factor,
                      const Context& context = {}) {
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   detail::for_tasks(list, context, [&](const Parameter<T>& p, const auto& task) {
     const bool dense = p.gradient.dense();
     const Index step = dense ? 1 : detail::step_of(p.gradient);

@@ -71,7 +71,7 @@ HEADWISE_STRICT_MATH_BEGIN
 /// a time, one sum after the other.
 template <class T>
 kernels::SumOf<T> sum_task(const Parameter<T>& p, const ParameterTask& task) {
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   const bool dense = p.gradient.dense();
   const Index step = step_of(p.gradient);
   kernels::SumOf<T> sum(0);

@@ -74,7 +74,7 @@ class Sgd : public Optimizer<T, SgdOptions> {
     }
     detail::require_gradient_scale(function, gradient_scale);
     const bool first = this->steps_++ == 0;
-    const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+    const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {
       const SgdOptions& o = group.options;
       const bool moves = !group.kinds.empty();
