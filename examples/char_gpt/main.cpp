@@ -6,7 +6,7 @@
 #include <memory>
 #include <thread>
 
-#include "bigram_model.hpp"
+#include "gpt.hpp"
 #include "headwise/runtime/num_threads.hpp"
 #include "options.hpp"
 #include "progress.hpp"
@@ -26,7 +26,7 @@ Text load_text(const Options& options) {
 }
 
 std::unique_ptr<Model> make_model(const ModelOptions& options) {
-  return std::make_unique<BigramModel>(options);
+  return std::make_unique<Gpt>(options);
 }
 
 Index threads_of(const Options& options) {

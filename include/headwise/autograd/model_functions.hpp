@@ -1,0 +1,140 @@
+// What a language model has around its attention, on the tape: activations, rms norm, embeddings,
+// rotary positions, cross-entropy. Each calls its pair of ops/, to the same bits.
+#pragma once
+
+#include "headwise/autograd/apply.hpp"
+#include "headwise/autograd/elementwise.hpp"
+#include "headwise/ops/activation.hpp"
+#include "headwise/ops/cross_entropy.hpp"
+#include "headwise/ops/embedding.hpp"
+#include "headwise/ops/rms_norm.hpp"
+#include "headwise/ops/rotary.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// An activation of each element of x [...], which is kept. Throws as activation_forward.
+template <Scalar T, int R>
+Variable<T, R> activation(Activation which, const Variable<T, R>& x) {
+  return apply_to_rows(
+      {"activation"}, x,
+      [which](In<T, 2> rows, Out<T, 2> y, const Context& context) {
+        activation_forward(which, rows, y, context);
+      },
+      [which](In<T, 2> dy, In<T, 2> rows, Out<T, 2> dx, const Context& context) {
+        activation_backward(which, dy, rows, dx, context);
+      });
+}
+/// max(x, 0).
+template <Scalar T, int R>
+Variable<T, R> relu(const Variable<T, R>& x) {
+  return activation(Activation::relu, x);
+}
+/// x Phi(x), Phi the distribution of a normal number.
+template <Scalar T, int R>
+Variable<T, R> gelu(const Variable<T, R>& x) {
+  return activation(Activation::gelu, x);
+}
+/// x / (1 + e^-x).
+template <Scalar T, int R>
+Variable<T, R> silu(const Variable<T, R>& x) {
+  return activation(Activation::silu, x);
+}
+
+/// silu(gate) up, element by element, of one shape [...]; both are kept. Where they are slices of
+/// one product, their gradients are written side by side into its gradient. Throws as
+/// swiglu_forward.
+template <Scalar T, int R>
+Variable<T, R> swiglu(const Variable<T, R>& gate, const Variable<T, R>& up) {
+  const Variable<T, 2> gate_rows = as_rows(gate), up_rows = as_rows(up);
+  return like_rows_of(gate.shape(), detail::apply_pair<detail::OutputSaved::no>(
+                                        {"swiglu"}, gate_rows.shape(), swiglu_forward<T>,
+                                        swiglu_backward<T>, gate_rows, up_rows));
+}
+
+/// Rms norm over the last axis.
+///
+/// x       [..., D]
+/// gamma   [D]        or {} for 1
+///
+/// Keeps x, gamma and a number a row. Throws as rms_norm_forward.
+template <Scalar T, int R>
+Variable<T, R> rms_norm(const Variable<T, R>& x, const Variable<T, 1>& gamma = {},
+                        const std::type_identity_t<T>& epsilon = T(1e-5)) {
+  const Variable<T, 2> rows = as_rows(x);
+  Recording<T> call({"rms_norm"}, rows, gamma);
+  const Out<T, 2> y = call.output(rows.shape());
+  const auto rstd = call.kept(Shape{rows.extent(0)});
+  rms_norm_forward(rows.value(), gamma.value(), epsilon, y, rstd, call.context());
+  const auto to_x = call.target(rows);
+  const auto to_gamma = call.added_target(gamma);
+  const In<T, 2> kept_x = call.save(rows);
+  const In<T, 1> kept_gamma = call.save(gamma), kept_rstd = rstd;
+  const auto backward = [=](BackwardPass<T>& pass, In<T, 2> dy) {
+    const auto into = [&](Out<T, 2> dx, InOut<T, 1> dgamma) {
+      rms_norm_backward(dy, kept_x, kept_gamma, kept_rstd, dx, dgamma, pass.context());
+    };
+    pass.assign(into, to_x, to_gamma);
+  };
+  return like_rows_of(x.shape(), call.finish(y, backward));
+}
+
+/// Rows of a table, by number.
+///
+/// tokens    [N]      have to outlive backward
+/// table     [V, D]
+/// returns   [N, D]
+///
+/// Nothing is kept; the gradient of the table is added where it is kept. Throws as
+/// embedding_forward.
+template <TokenId I, Scalar T>
+Variable<T, 2> embedding(In<I, 1> tokens, const Variable<T, 2>& table) {
+  Recording<T> call({"embedding"}, table);
+  const Out<T, 2> y = call.output(Shape{tokens.extent(0), table.extent(1)});
+  embedding_forward(tokens, table.value(), y, call.context());
+  const auto backward = [tokens, to = call.added_target(table)](BackwardPass<T>& pass,
+                                                                In<T, 2> dy) {
+    pass.assign([&](InOut<T, 2> dtable) { embedding_backward(dy, tokens, dtable, pass.context()); },
+                to);
+  };
+  return call.finish(In<T, 2>(y), backward);
+}
+
+/// Queries or keys [B, H, L, d], turned by where they stand. Nothing is kept. Throws as
+/// rotary_forward.
+template <Scalar T>
+Variable<T, 4> rotary(const Variable<T, 4>& x, const RotaryOptions& options) {
+  Recording<T> call({"rotary"}, x);
+  const Out<T, 4> y = call.output(x.shape());
+  rotary_forward(x.value(), options, y, call.context());
+  const auto backward = [to = call.target(x), options](BackwardPass<T>& pass, In<T, 4> dy) {
+    pass.assign([&](Out<T, 4> dx) { rotary_backward(dy, options, dx, pass.context()); }, to);
+  };
+  return call.finish(In<T, 4>(y), backward);
+}
+
+/// The loss of logits, [1].
+///
+/// logits    [..., V]
+/// targets   [N]        for the rows of logits, in order; have to outlive backward
+///
+/// Keeps logits and a number a row. Throws as cross_entropy_forward.
+template <TokenId I, Scalar T, int R>
+Variable<T, 1> cross_entropy(const Variable<T, R>& logits, In<I, 1> targets,
+                             const CrossEntropyOptions& options = {}) {
+  const Variable<T, 2> rows = as_rows(logits);
+  Recording<T> call({"cross_entropy"}, rows);
+  const Out<T, 1> loss = call.output(Shape{1});
+  const auto lse = call.kept(Shape{rows.extent(0)});
+  loss(0) = cross_entropy_forward(rows.value(), targets, options, lse, call.context());
+  const In<T, 2> kept = call.save(rows);
+  const In<T, 1> kept_lse = lse;
+  const auto backward = [=, to = call.target(rows)](BackwardPass<T>& pass, In<T, 1> d_loss) {
+    const auto into = [&](Out<T, 2> d_logits) {
+      cross_entropy_backward(d_loss(0), kept, targets, kept_lse, options, d_logits, pass.context());
+    };
+    pass.assign(into, to);
+  };
+  return call.finish(In<T, 1>(loss), backward);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
