@@ -17,14 +17,14 @@ namespace headwise::inline v0_1 {
 
 /// What becomes of the losses of all rows.
 enum class Reduction {
-  mean,  ///< over the rows that are not ignored
-  sum,
+  mean,  ///< their sum over the number of rows that are not left out
+  sum,   ///< their sum
 };
 
 /// How losses of rows become one.
 struct CrossEntropyOptions {
-  std::int64_t ignore_index = -100;  // rows of this target are left out, whatever they hold
-  Reduction reduction = Reduction::mean;
+  std::int64_t ignore_index = -100;       // rows of this target are left out, whatever they hold
+  Reduction reduction = Reduction::mean;  // of the losses of the others
 };
 
 }  // namespace headwise::inline v0_1
