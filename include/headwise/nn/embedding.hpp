@@ -121,8 +121,8 @@ class Embedding {
   }
 
   /// y [N, D] for tokens [N]: inference. Throws and works as embedding_forward does.
-  template <TokenId I>
-  Tensor<T, 2> forward(In<I, 1> tokens, const Context& context = {}) const {
+  template <TokenId Id>
+  Tensor<T, 2> forward(In<Id, 1> tokens, const Context& context = {}) const {
     require_countable("Embedding::forward", "tokens", tokens);
     auto y = Tensor<T, 2>::uninitialized({tokens.extent(0), parameters_.table.extent(1)},
                                          context.memory);
@@ -130,8 +130,8 @@ class Embedding {
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
-  template <TokenId I>
-  Tensor<T, 2> forward(In<I, 1> tokens, Cache& cache, const Context& context = {}) const {
+  template <TokenId Id>
+  Tensor<T, 2> forward(In<Id, 1> tokens, Cache& cache, const Context& context = {}) const {
     Tensor<T, 2> y = forward(tokens, context);
     auto kept = Tensor<std::int64_t, 1>::uninitialized(tokens.shape(), context.memory);
     for (Index n = 0; n < kept.size(); ++n) kept(n) = tokens(n);

@@ -17,14 +17,14 @@ namespace headwise::inline v0_1 {
 
 /// What becomes of the losses of all rows.
 enum class Reduction {
-  mean,  ///< over the rows that are not ignored
-  sum,
+  mean,  ///< their sum over the number of rows that are not left out
+  sum,   ///< their sum
 };
 
 /// How losses of rows become one.
 struct CrossEntropyOptions {
-  std::int64_t ignore_index = -100;  // rows of this target are left out, whatever they hold
-  Reduction reduction = Reduction::mean;
+  std::int64_t ignore_index = -100;       // rows of this target are left out, whatever they hold
+  Reduction reduction = Reduction::mean;  // of the losses of the others
 };
 
 }  // namespace headwise::inline v0_1
@@ -40,9 +40,9 @@ struct TargetColumns {
 };
 
 /// Throws ArgumentError for a target that is neither a column nor the ignored one.
-template <TokenId I, class T>
+template <TokenId Id, class T>
 TargetColumns target_columns(std::string_view function, const In<T, 2>& logits,
-                             const In<I, 1>& targets, std::int64_t ignored,
+                             const In<Id, 1>& targets, std::int64_t ignored,
                              const Context& context) {
   const auto is_ignored = [&](std::int64_t target) { return target == ignored; };
   require_tokens(
@@ -99,8 +99,8 @@ HEADWISE_STRICT_MATH_BEGIN
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs",
 /// 1990.
-template <Scalar T, TokenId I>
-T cross_entropy_forward(In<T, 2> logits, In<I, 1> targets, const CrossEntropyOptions& options,
+template <Scalar T, TokenId Id>
+T cross_entropy_forward(In<T, 2> logits, In<Id, 1> targets, const CrossEntropyOptions& options,
                         Out<std::type_identity_t<T>, 1> logsumexp, const Context& context = {}) {
   constexpr std::string_view function = "cross_entropy_forward";
   const Index N = logits.extent(0), V = logits.extent(1);
@@ -143,8 +143,8 @@ T cross_entropy_forward(In<T, 2> logits, In<I, 1> targets, const CrossEntropyOpt
 /// Work    4 V + 2 FLOPs a row that is not left out.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  docs/derivations/cross_entropy_backward.md.
-template <Scalar T, TokenId I>
-void cross_entropy_backward(std::type_identity_t<T> d_loss, In<T, 2> logits, In<I, 1> targets,
+template <Scalar T, TokenId Id>
+void cross_entropy_backward(std::type_identity_t<T> d_loss, In<T, 2> logits, In<Id, 1> targets,
                             In<std::type_identity_t<T>, 1> logsumexp,
                             const CrossEntropyOptions& options,
                             Out<std::type_identity_t<T>, 2> d_logits, const Context& context = {}) {

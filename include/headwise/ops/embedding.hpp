@@ -38,8 +38,8 @@ HEADWISE_STRICT_MATH_BEGIN
 ///
 /// Work    no FLOPs; N D elements are copied.
 /// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
-template <TokenId I, Scalar T>
-void embedding_forward(In<I, 1> tokens, In<T, 2> table, Out<std::type_identity_t<T>, 2> y,
+template <TokenId Id, Scalar T>
+void embedding_forward(In<Id, 1> tokens, In<T, 2> table, Out<std::type_identity_t<T>, 2> y,
                        const Context& context = {}) {
   constexpr std::string_view function = "embedding_forward";
   const Index N = tokens.extent(0), D = table.extent(1);
@@ -76,8 +76,8 @@ void embedding_forward(In<I, 1> tokens, In<T, 2> table, Out<std::type_identity_t
 /// bits for any number of threads, for each owns columns.
 /// Work    N D FLOPs, whatever V is.
 /// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
-template <Scalar T, TokenId I>
-void embedding_backward(In<T, 2> dy, In<I, 1> tokens, InOut<std::type_identity_t<T>, 2> dtable,
+template <Scalar T, TokenId Id>
+void embedding_backward(In<T, 2> dy, In<Id, 1> tokens, InOut<std::type_identity_t<T>, 2> dtable,
                         const Context& context = {}) {
   constexpr std::string_view function = "embedding_backward";
   const Index N = tokens.extent(0), D = dtable.extent(1);

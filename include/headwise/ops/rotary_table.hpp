@@ -25,8 +25,8 @@ enum class RotaryPairing {
 struct RotaryOptions {
   double theta = 10000;  // pair t turns by theta^(-2 t / width) a position
   Index width = 0;       // of a row's elements, the first ones, that are rotated; 0: all
-  RotaryPairing pairing = RotaryPairing::halves;
-  Index offset = 0;                // position of the first row
+  RotaryPairing pairing = RotaryPairing::halves;  // which of them turn together
+  Index offset = 0;                               // position of the first row
   In<double, 1> frequencies = {};  // [width / 2]; radians a position of each pair, instead of theta
 
   /// How many elements of a row of d are rotated.

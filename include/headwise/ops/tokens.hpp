@@ -13,8 +13,8 @@
 namespace headwise::inline v0_1 {
 
 /// The types that tokens come in: what tokenizers write, and what PyTorch takes.
-template <class I>
-concept TokenId = std::same_as<I, std::int32_t> || std::same_as<I, std::int64_t>;
+template <class Id>
+concept TokenId = std::same_as<Id, std::int32_t> || std::same_as<Id, std::int64_t>;
 
 }  // namespace headwise::inline v0_1
 
@@ -27,8 +27,8 @@ struct NoneIgnored {
 
 /// Throws ArgumentError for the first token outside [0, V), but for those that ignored(token) says
 /// yes to; `from` says where V comes from.
-template <TokenId I, class From, class Ignored = NoneIgnored>
-void require_tokens(std::string_view function, std::string_view argument, const In<I, 1>& tokens,
+template <TokenId Id, class From, class Ignored = NoneIgnored>
+void require_tokens(std::string_view function, std::string_view argument, const In<Id, 1>& tokens,
                     Index V, const From& from, const Ignored& ignored = {}) {
   for (Index n = 0; n < tokens.extent(0); ++n) {
     const std::int64_t token = tokens(n);
