@@ -1,5 +1,5 @@
-// What works row by row and waits for memory: layer norm, softmax, dropout. Their counters are held
-// against the bandwidth that reading as many bytes reaches.
+// What works row by row and waits for memory: norms, softmax, dropout, activations. Their counters
+// are held against the bandwidth that reading as many bytes reaches.
 #include <cmath>
 #include <memory>
 
@@ -87,6 +87,78 @@ Case layer_norm(const std::vector<Index>& values) {
 }
 
 template <class T, bool with_backward>
+Case rms_norm(const std::vector<Index>& values) {
+  const auto rows = std::make_shared<Rows<T>>(values);
+  Case one;
+  one.run = [rows](const Context& context) {
+    Rows<T>& r = *rows;
+    rms_norm_forward(r.x, r.gamma, T(1e-6), r.y, r.rstd, context);
+    if constexpr (with_backward) {
+      rms_norm_backward(In<T, 2>(r.dy), r.x, r.gamma, r.rstd, r.dx, r.dgamma, context);
+    }
+  };
+  // Mean square 1 before gamma; what flows back is orthogonal to the row.
+  one.right = [rows] {
+    const Rows<T>& r = *rows;
+    return for_both_ends(r.N, [&](Index n) {
+      double squares = 0, back = 0;
+      for (Index m = 0; m < r.D; ++m) {
+        const double scaled = static_cast<double>(r.x(n, m)) * static_cast<double>(r.rstd(n));
+        const double expected = scaled * static_cast<double>(r.gamma(m));
+        if (std::abs(static_cast<double>(r.y(n, m)) - expected) > 1e-4) return false;
+        squares += scaled * scaled;
+        back += static_cast<double>(r.dx(n, m)) * scaled;
+      }
+      const auto D = static_cast<double>(r.D);
+      return std::abs(squares - D) < 1e-3 * D && std::abs(back) < 1e-3 * D;
+    });
+  };
+  count(one, rows);
+  one.bytes =
+      bytes_of(rows->x, rows->y) + (with_backward ? bytes_of(rows->x, rows->dy, rows->dx) : 0);
+  return one;
+}
+
+/// f(x) to 6 digits, by the standard library.
+inline double activated(Activation activation, double x) {
+  if (activation == Activation::relu) return x < 0 ? 0 : x;
+  if (activation == Activation::gelu) return x * std::erfc(-x * std::sqrt(0.5)) / 2;
+  if (activation == Activation::silu) return x / (1 + std::exp(-x));
+  return x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x))) / 2;
+}
+
+template <class T, Activation activation, bool with_backward>
+Case activation_of(const std::vector<Index>& values) {
+  const auto rows = std::make_shared<Rows<T>>(values);
+  Case one;
+  one.run = [rows](const Context& context) {
+    Rows<T>& r = *rows;
+    activation_forward(activation, r.x, r.y, context);
+    if constexpr (with_backward) {
+      activation_backward(activation, In<T, 2>(r.dy), r.x, r.dx, context);
+    }
+  };
+  one.right = [rows] {
+    const Rows<T>& r = *rows;
+    return for_both_ends(r.N, [&](Index n) {
+      for (Index m = 0; m < r.D; ++m) {
+        const double x = static_cast<double>(r.x(n, m)), h = 1e-5;
+        const auto f = [&](double at) { return activated(activation, at); };
+        if (std::abs(static_cast<double>(r.y(n, m)) - f(x)) > 1e-5) return false;
+        if (!with_backward || std::abs(x) < h) continue;
+        const double slope = (f(x + h) - f(x - h)) / (2 * h), dy = static_cast<double>(r.dy(n, m));
+        if (std::abs(static_cast<double>(r.dx(n, m)) - dy * slope) > 1e-4) return false;
+      }
+      return true;
+    });
+  };
+  count(one, rows);
+  one.bytes =
+      bytes_of(rows->x, rows->y) + (with_backward ? bytes_of(rows->x, rows->dy, rows->dx) : 0);
+  return one;
+}
+
+template <class T, bool with_backward>
 Case softmax(const std::vector<Index>& values) {
   const auto rows = std::make_shared<Rows<T>>(values);
   Case one;
@@ -136,10 +208,51 @@ Case dropout(const std::vector<Index>& values) {
   return one;
 }
 
+/// gate is x, up is dy.
+template <class T>
+Case swiglu(const std::vector<Index>& values) {
+  const auto rows = std::make_shared<Rows<T>>(values);
+  Case one;
+  one.run = [rows](const Context& context) { swiglu_forward(rows->x, rows->dy, rows->y, context); };
+  one.right = [rows] {
+    const Rows<T>& r = *rows;
+    return for_both_ends(r.N, [&](Index n) {
+      for (Index m = 0; m < r.D; ++m) {
+        const double expected = activated(Activation::silu, static_cast<double>(r.x(n, m))) *
+                                static_cast<double>(r.dy(n, m));
+        if (std::abs(static_cast<double>(r.y(n, m)) - expected) > 1e-4) return false;
+      }
+      return true;
+    });
+  };
+  count(one, rows);
+  one.bytes = bytes_of(rows->x, rows->dy, rows->y);
+  return one;
+}
+
 std::vector<std::vector<Index>> row_values() {
   std::vector<std::vector<Index>> values;
   for (const auto& [N, D] : row_shapes()) values.push_back({N, D});
   return values;
+}
+
+/// And of a small transformer's hidden layer.
+std::vector<std::vector<Index>> hidden_values() {
+  std::vector<std::vector<Index>> values = row_values();
+  values.push_back({768, 512});
+  return values;
+}
+
+template <class T, Activation activation>
+void add_activation(Families& families, const std::string& name) {
+  families.push_back({name_of<T>("activation/" + name + "/forward"),
+                      {"N", "F"},
+                      hidden_values(),
+                      activation_of<T, activation, false>});
+  families.push_back({name_of<T>("activation/" + name + "/forward_backward"),
+                      {"N", "F"},
+                      hidden_values(),
+                      activation_of<T, activation, true>});
 }
 
 template <class T>
@@ -152,6 +265,13 @@ void add(Families& families) {
   add_one("softmax/forward", softmax<T, false>);
   add_one("softmax/forward_backward", softmax<T, true>);
   add_one("dropout/forward", dropout<T>);
+  add_one("rms_norm/forward", rms_norm<T, false>);
+  add_one("rms_norm/forward_backward", rms_norm<T, true>);
+  add_activation<T, Activation::relu>(families, "relu");
+  add_activation<T, Activation::gelu>(families, "gelu");
+  add_activation<T, Activation::gelu_tanh>(families, "gelu_tanh");
+  add_activation<T, Activation::silu>(families, "silu");
+  add_one("activation/swiglu/forward", swiglu<T>);
 }
 
 }  // namespace

@@ -134,6 +134,10 @@ std::vector<Refusal> gradient_table() {
   return {
       gradients("gradients.w_in is [0, 0], expected [4, 5]" + zero,
                 [](auto& g) { g.feed_forward.w_in = {}; }),
+      gradients("gradients.b_in is [0], expected [5]" + zero,
+                [](auto& g) { g.feed_forward.b_in = {}; }),
+      gradients("gradients.w_out is [0, 0], expected [5, 4]" + zero,
+                [](auto& g) { g.feed_forward.w_out = {}; }),
       gradients("gradients.b_out is [0], expected [4]" + zero,
                 [](auto& g) { g.feed_forward.b_out = {}; }),
       gradients("norm1.gamma is [0], expected [4]" + shape, [](auto& g) { g.norm1.gamma = {}; }),

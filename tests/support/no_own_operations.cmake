@@ -6,7 +6,7 @@ set(of_float_or_double "I(TkNS[0-9]*_6ScalarE)?[fd]EE")
 if(NOT symbols MATCHES " U _ZN8headwise[^\n]*flash_attention_forward${of_float_or_double}")
   message(FATAL_ERROR "flash_attention_forward<float> is not referred to: is this the right object?")
 endif()
-set(operations "(linear|softmax|attention|layer_norm|dropout)_(for|back)ward")
+set(operations "(linear|softmax|attention|norm|dropout|activation|swiglu|add|block)_(for|back)ward")
 string(REGEX MATCHALL "[^\n]* [TtWw] _ZN8headwise[^\n]*${operations}${of_float_or_double}[^\n]*" own
        "${symbols}")
 if(own)

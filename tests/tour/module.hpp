@@ -1,5 +1,5 @@
 // MultiHeadAttention as a module: self and cross, both paths, with everything that its options
-// know; shards, tallies and the trace. Part of the tour (tour.hpp).
+// know; shards, tallies and the trace; blocks around it. Part of the tour (tour.hpp).
 #pragma once
 
 #include "headwise/analysis/count_flops.hpp"
@@ -7,6 +7,7 @@
 #include "headwise/nn/cost.hpp"
 #include "headwise/nn/head_parallel.hpp"
 #include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/nn/transformer_block.hpp"
 #include "tour/attention.hpp"
 
 namespace headwise_tests {
@@ -59,6 +60,37 @@ void visit_self_attention(const std::string& type, Path path, const Context& con
   keep(results, name + "dx", module.backward(dy, cache, gradients, context));
   gradients.add(gradients);
   keep_gradients(name, gradients, results);
+}
+
+template <class T>
+void visit_block(const std::string& type, Path path, const Context& context,
+                 std::vector<Named>& results) {
+  const auto dy = noise<T>(Shape{2, 23, 12}, 29);
+  auto x = noise<T>(Shape{2, 23, 12}, 30);
+  x(1, 20, 3) = from_bits<T>(nan_bits);  // a causal mask hides it from most
+  for (const bool norm_first : {true, false}) {
+    const TransformerBlock<T> block(
+        {.d_model = 12,
+         .num_heads = 4,
+         .num_kv_heads = 2,
+         .d_hidden = 19,
+         .activation = Activation::silu,
+         .gated = norm_first,
+         .norm_first = norm_first,
+         .norm = norm_first ? NormKind::rms_norm : NormKind::layer_norm});
+    TransformerBlockCall<T> call{.mask = causal, .path = path};
+    call.attention_dropout = {0.1, 3, 4};
+    call.hidden_dropout = {0.1, 4, 4};
+    call.output_dropout = {0.1, 5, 4};
+    TransformerBlockCache<T> cache;
+    auto gradients = block.zero_gradients();
+    const std::string name = type + (norm_first ? "pre-LN block, " : "post-LN block, ");
+    keep(results, name + "y", block.forward(x, call, cache, context));
+    keep(results, name + "dx", block.backward(dy, cache, gradients, context));
+    keep(results, name + "dgamma", gradients.norm1.gamma);
+    keep(results, name + "dw_in", gradients.feed_forward.w_in);
+    keep(results, name + "dw_o", gradients.attention.w_o);
+  }
 }
 
 template <class T>

@@ -1,9 +1,12 @@
-// Softmax, dropout, layer norm, linear, and the small modules, with NaN where a rule says what it
-// may reach. Part of the tour (tour.hpp).
+// Softmax, dropout, norms, activations, linear, and the small modules, with NaN where a rule says
+// what it may reach. Part of the tour (tour.hpp).
 #pragma once
 
 #include "headwise/nn/layer_norm.hpp"
 #include "headwise/nn/linear.hpp"
+#include "headwise/nn/rms_norm.hpp"
+#include "headwise/ops/activation.hpp"
+#include "headwise/ops/add.hpp"
 #include "headwise/ops/dropout.hpp"
 #include "headwise/ops/softmax.hpp"
 #include "tour/attention.hpp"
@@ -64,6 +67,54 @@ void visit_layer_norm(const std::string& type, const Context& context,
     keep(results, name + "dgamma", gradients.gamma);
     keep(results, name + "dbeta", gradients.beta);
   }
+}
+
+template <class T>
+void visit_rms_norm(const std::string& type, const Context& context, std::vector<Named>& results) {
+  auto x = noise<T>(Shape{5, 9}, 18), dy = noise<T>(Shape{5, 9}, 19);
+  for (Index j = 0; j < 9; ++j) {
+    x(1, j) = from_bits<T>(nan_bits);  // and its gradient is not 0
+    x(3, j) = from_bits<T>(infinity_bits);
+    dy(3, j) = T(0);
+    x(4, j) = T(0);
+  }
+  RMSNorm<T> norm(9);
+  norm.parameters().gamma(4) = T(-0.3);
+  typename RMSNorm<T>::Cache cache;
+  auto gradients = norm.zero_gradients();
+  keep(results, type + "rms_norm, y", norm.forward(x, cache, context));
+  keep(results, type + "rms_norm, dx", norm.backward(dy, cache, gradients, context));
+  keep(results, type + "rms_norm, rstd", cache.rstd);
+  keep(results, type + "rms_norm, dgamma", gradients.gamma);
+}
+
+template <class T>
+void visit_activations(const std::string& type, const Context& context,
+                       std::vector<Named>& results) {
+  auto x = noise<T>(Shape{5, 71}, 27), up = noise<T>(Shape{5, 71}, 28), dy = up;
+  for (Index j = 0; j < 71; ++j) {
+    x(0, j) = T(j) / 2 - 18;
+    x(1, j) = from_bits<T>(j % 2 == 0 ? nan_bits : infinity_bits);
+    x(2, j) = from_bits<T>(minus_infinity_bits);
+    x(3, j) = up(3, j) = from_bits<T>(nan_bits);
+    dy(3, j) = T(0);
+  }
+  Tensor2<T> y(x.shape()), dx(x.shape()), d_up(x.shape());
+  for (const Activation activation :
+       {Activation::relu, Activation::gelu, Activation::gelu_tanh, Activation::silu}) {
+    const std::string name = type + "activation " + std::to_string(static_cast<int>(activation));
+    activation_forward(activation, x, y, context);
+    activation_backward(activation, dy, x, dx, context);
+    keep(results, name + ", y", y);
+    keep(results, name + ", dx", dx);
+  }
+  swiglu_forward(x, up, y, context);
+  swiglu_backward(dy, x, up, dx, d_up, context);
+  keep(results, type + "swiglu, y", y);
+  keep(results, type + "swiglu, d_gate", dx);
+  keep(results, type + "swiglu, d_up", d_up);
+  add_forward(x, up, y, context);
+  keep(results, type + "add, y", y);
 }
 
 template <class T>

@@ -22,6 +22,8 @@ void visit_all(const std::string& type, const Context& context, std::vector<Name
   visit_softmax<T>(type, context, results);
   visit_dropout<T>(type, context, results);
   visit_layer_norm<T>(type, context, results);
+  visit_rms_norm<T>(type, context, results);
+  visit_activations<T>(type, context, results);
   visit_linear<T>(type, context, results);
   visit_embedding<T>(type, context, results);
   visit_cross_entropy<T>(type, context, results);
@@ -31,6 +33,7 @@ void visit_all(const std::string& type, const Context& context, std::vector<Name
     const std::string name = type + (path == Path::flash ? "flash, " : "weights kept, ");
     visit_self_attention<T>(name, path, context, results);
     visit_cross_attention<T>(name, path, context, results);
+    visit_block<T>(name, path, context, results);
   }
   visit_module_tools<T>(type, context, results);
 }

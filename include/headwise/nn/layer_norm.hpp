@@ -72,8 +72,6 @@ class LayerNorm {
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
-  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
-                       const Context& context = {}) const = delete;  // gone before backward
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     require_width("LayerNorm::forward", "x", x);
     auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
@@ -84,6 +82,8 @@ class LayerNorm {
     cache = std::move(filled);
     return y;
   }
+  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
 
   /// dx [N, D] for dy [N, D]; the gradients of gamma and beta are added to `gradients`.
   ///

@@ -67,13 +67,13 @@ class Linear {
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
-  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
-                       const Context& context = {}) const = delete;  // gone before backward
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     Tensor<T, 2> y = forward(x, context);
     cache = {x, true};
     return y;
   }
+  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
 
   /// dx [N, K] for dy [N, O]; the gradients of W and b are added to `gradients`.
   ///

@@ -61,8 +61,6 @@ class RMSNorm {
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
-  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
-                       const Context& context = {}) const = delete;  // gone before backward
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     require_width("RMSNorm::forward", "x", x);
     auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
@@ -71,6 +69,8 @@ class RMSNorm {
     cache = std::move(filled);
     return y;
   }
+  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
 
   /// dx [N, D] for dy [N, D]; the gradient of gamma is added to `gradients`.
   ///

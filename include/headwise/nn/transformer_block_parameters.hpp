@@ -96,10 +96,10 @@ struct TransformerBlockCall {
 /// What a block learns. `Attention` differs between weights and gradients.
 template <Scalar T, class Attention = MultiHeadAttentionParameters<T>>
 struct TransformerBlockParameters {
-  LayerNormParameters<T> norm1;  // beta is absent with rms_norm
-  Attention attention;           // without a norm of its own
-  LayerNormParameters<T> norm2;  // as norm1
-  FeedForwardParameters<T> feed_forward;
+  LayerNormParameters<T> norm1;           // beta is absent with rms_norm
+  Attention attention;                    // without a norm of its own
+  LayerNormParameters<T> norm2;           // as norm1
+  FeedForwardParameters<T> feed_forward;  // what follows it
 
   TransformerBlockParameters() = default;
   /// All 0. The options are resolved ones.
@@ -169,15 +169,15 @@ struct TransformerBlockCache {
   TransformerBlockCache& operator=(TransformerBlockCache&&) noexcept = default;
   ///@}
 
-  bool filled = false;             // whether forward has been called with it
-  TransformerBlockOptions module;  // of the block that filled it
-  In<T, 3> x;                      // [B, L, D]
-  Tensor<T, 3> x_copy;             // where its rows lie at no common distance
-  TransformerHalfCache<T> first;   // about attention
-  MultiHeadAttentionCache<T> attention;
-  Tensor<T, 3> h;                  // [B, L, D]; between the halves
-  TransformerHalfCache<T> second;  // about the feed-forward
-  FeedForwardCache<T> feed_forward;
+  bool filled = false;                   // whether forward has been called with it
+  TransformerBlockOptions module;        // of the block that filled it
+  In<T, 3> x;                            // [B, L, D]
+  Tensor<T, 3> x_copy;                   // where its rows lie at no common distance
+  TransformerHalfCache<T> first;         // about attention
+  MultiHeadAttentionCache<T> attention;  // what attention left
+  Tensor<T, 3> h;                        // [B, L, D]; between the halves
+  TransformerHalfCache<T> second;        // about the feed-forward
+  FeedForwardCache<T> feed_forward;      // what it left
 };
 
 }  // namespace headwise::inline v0_1
