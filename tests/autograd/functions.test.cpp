@@ -142,7 +142,7 @@ TEST_CASE("a taped call gives the bits of its pair, forward and backward", "[aut
   tape.backward(h, In<float, 2>(dy));
 
   Tensor2<float> y1({9, 17}), y2({9, 17}), p({9, 17}), y({9, 17});
-  Tensor1<float> mean({9}), rstd({9});
+  Tensor1<float> mean(Shape{9}), rstd(Shape{9});
   linear_forward(x, w, b, y1);
   layer_norm_forward(y1, {gamma, beta}, 1e-5f, y2, {mean, rstd});
   softmax_forward(y2, p);
@@ -150,7 +150,7 @@ TEST_CASE("a taped call gives the bits of its pair, forward and backward", "[aut
   CHECK(bitwise_equal(h.value(), In<float, 2>(y)));
 
   Tensor2<float> d({9, 17}), dx(x.shape()), dw_direct(w.shape());
-  Tensor1<float> db_direct({17}), dgamma_direct({17}), dbeta_direct({17});
+  Tensor1<float> db_direct(Shape{17}), dgamma_direct(Shape{17}), dbeta_direct(Shape{17});
   dropout_backward(dy, drop, d);
   softmax_backward(d, p, d);
   layer_norm_backward(d, y1, gamma, {mean, rstd}, d, {dgamma_direct, dbeta_direct});
