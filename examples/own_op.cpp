@@ -5,7 +5,6 @@
 
 #include "headwise/autograd/apply.hpp"
 #include "headwise/autograd/functions.hpp"
-#include "headwise/autograd/reductions.hpp"
 #include "headwise/autograd/tape.hpp"
 #include "headwise/testing/gradient_check.hpp"
 

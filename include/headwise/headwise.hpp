@@ -9,10 +9,8 @@
 
 #include "headwise/analysis/report.hpp"
 #include "headwise/autograd/apply.hpp"
-#include "headwise/autograd/attention.hpp"
 #include "headwise/autograd/checkpoint.hpp"
 #include "headwise/autograd/functions.hpp"
-#include "headwise/autograd/reductions.hpp"
 #include "headwise/autograd/tape.hpp"
 #include "headwise/nn/cost.hpp"
 #include "headwise/nn/embedding.hpp"

@@ -1,7 +1,6 @@
 #include "headwise/autograd/checkpoint.hpp"
 
 #include "headwise/autograd/functions.hpp"
-#include "headwise/autograd/reductions.hpp"
 #include "support/taped.hpp"
 
 using namespace headwise_tests;

@@ -3,8 +3,6 @@
 #include "headwise/autograd/functions.hpp"
 
 #include "headwise/autograd/apply.hpp"
-#include "headwise/autograd/attention.hpp"
-#include "headwise/autograd/reductions.hpp"
 #include "support/taped.hpp"
 
 using namespace headwise_tests;
@@ -99,6 +97,31 @@ TEST_CASE("taped views have the slopes of their values", "[autograd]") {
   CHECK(check_taped([](V<3> a) { return reshape(a, Shape{48}); }, x));
 }
 
+TEST_CASE("a function of a view gives the bits that it gives of a dense copy", "[autograd]") {
+  const auto x = normal<float>(Shape{5, 6, 8}, 1);
+  const auto w = normal<float>(Shape{6, 3}, 2);
+  Tape<float> tape;
+  const auto check = [&](const auto& function) {
+    for (int view = 0; view < 3; ++view) {
+      CAPTURE(view);
+      const auto strided = view == 0   ? transpose(tape.constant(x), 1, 2)
+                           : view == 1 ? transpose(slice(tape.constant(x), 2, 1, 6), 0, 1)
+                                       : slice(tape.constant(x), 2, 2, 6);
+      const Tensor3<float> dense = contiguous(strided.value());
+      CHECK(bitwise_equal(function(strided).value(), function(tape.constant(dense)).value()));
+    }
+  };
+  check([](const auto& a) { return softmax(a); });
+  check([](const auto& a) { return layer_norm(a); });
+  check([](const auto& a) { return a * a + a; });
+  check([](const auto& a) { return scale(a, 3.0f); });
+  check([](const auto& a) { return dropout(a, {.rate = 0.5, .seed = 2}); });
+  check([&](const auto& a) { return linear(a, tape.constant(w)); });
+  check([](const auto& a) { return sum(a); });
+  check([](const auto& a) { return reshape(a, Shape{a.size() / 4, 4}); });
+  check([](const auto& a) { return concatenate(2, a, a); });
+}
+
 TEST_CASE("a taped call gives the bits of its pair, forward and backward", "[autograd]") {
   const auto x = normal<float>(Shape{9, 33}, 1);
   const auto w = normal<float>(Shape{33, 17}, 2);
@@ -119,7 +142,7 @@ TEST_CASE("a taped call gives the bits of its pair, forward and backward", "[aut
   tape.backward(h, In<float, 2>(dy));
 
   Tensor2<float> y1({9, 17}), y2({9, 17}), p({9, 17}), y({9, 17});
-  Tensor1<float> mean({9}), rstd({9});
+  Tensor1<float> mean(Shape{9}), rstd(Shape{9});
   linear_forward(x, w, b, y1);
   layer_norm_forward(y1, {gamma, beta}, 1e-5f, y2, {mean, rstd});
   softmax_forward(y2, p);
@@ -127,7 +150,7 @@ TEST_CASE("a taped call gives the bits of its pair, forward and backward", "[aut
   CHECK(bitwise_equal(h.value(), In<float, 2>(y)));
 
   Tensor2<float> d({9, 17}), dx(x.shape()), dw_direct(w.shape());
-  Tensor1<float> db_direct({17}), dgamma_direct({17}), dbeta_direct({17});
+  Tensor1<float> db_direct(Shape{17}), dgamma_direct(Shape{17}), dbeta_direct(Shape{17});
   dropout_backward(dy, drop, d);
   softmax_backward(d, p, d);
   layer_norm_backward(d, y1, gamma, {mean, rstd}, d, {dgamma_direct, dbeta_direct});
@@ -176,6 +199,22 @@ TEST_CASE("a user's pair becomes an operation of the tape in one call", "[autogr
       check_taped([&](V<2> a) { return exponential(a, detach(a)) - exponential(a, a); }, x).ok() ==
       false);  // differences see what detach hides
   CHECK(check_taped([&](V<2> a) { return exponential(a, a); }, x));
+}
+
+TEST_CASE("an op of matrices goes over the last axis of any variable", "[autograd]") {
+  auto x = normal<Real>(Shape{2, 3, 4}, 1);
+  const auto third = [](const auto& a) {
+    return apply_to_rows(
+        {"third"}, a,
+        [](In<Real, 2> in, Out<Real, 2> y, const Context& context) {
+          scale_forward(in, 1 / Real(3), y, context);
+        },
+        [](In<Real, 2> dy, In<Real, 2>, Out<Real, 2> dx, const Context& context) {
+          scale_backward(dy, 1 / Real(3), dx, context);
+        });
+  };
+  CHECK(check_taped([&](V<3> a) { return third(a * a); }, x));
+  CHECK(check_taped([&](V<3> a) { return third(transpose(a, 0, 1)); }, x));
 }
 
 TEST_CASE("functions of tensors without elements have gradients without elements", "[autograd]") {

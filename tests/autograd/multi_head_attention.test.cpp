@@ -1,9 +1,7 @@
 // Multi-head attention put together on the tape is the module, to the bit.
 #include "headwise/nn/multi_head_attention.hpp"
 
-#include "headwise/autograd/attention.hpp"
 #include "headwise/autograd/functions.hpp"
-#include "headwise/autograd/reductions.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "support/taped.hpp"
 

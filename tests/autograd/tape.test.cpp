@@ -3,7 +3,6 @@
 #include "headwise/autograd/apply.hpp"
 #include "headwise/autograd/checkpoint.hpp"
 #include "headwise/autograd/functions.hpp"
-#include "headwise/autograd/reductions.hpp"
 #include "support/taped.hpp"
 
 using namespace headwise_tests;
@@ -120,6 +119,27 @@ TEST_CASE("what nothing flows to is not called, and its gradient is 0", "[autogr
     CHECK(tape.gradient(later)(at) == 0);
   });
   CHECK(aside.value()(1, 2) == 6);
+}
+
+TEST_CASE("the gradient of a sum is handed on to its terms, and stays where it is watched",
+          "[autograd]") {
+  const auto x = normal<double>(Shape{3, 4}, 1), dy = normal<double>(Shape{3, 4}, 2);
+  for (const bool watched : {false, true}) {
+    CAPTURE(watched);
+    Tape<double> tape;
+    const auto a = tape.input(x), b = tape.input(x);
+    const auto left = scale(a, 2.0), right = scale(b, 3.0);
+    const auto y = left + right;
+    if (watched) tape.watch(y);
+    tape.backward(y, dy);
+    for_each_index(x.shape(), [&](const Shape<2>& at) {
+      CHECK(tape.gradient(a)(at) == 2 * dy(at));
+      CHECK(tape.gradient(b)(at) == 3 * dy(at));
+    });
+    if (!watched) continue;
+    REQUIRE(tape.gradient(y).data() != nullptr);
+    CHECK(bitwise_equal(tape.gradient(y), dy));
+  }
 }
 
 TEST_CASE("gradients of parameters are added to what their tensors hold", "[autograd]") {

@@ -1,9 +1,7 @@
 // The tape: variables of other tapes and steps, calls in the wrong order, shapes that do not fit.
 #include "headwise/autograd/apply.hpp"
-#include "headwise/autograd/attention.hpp"
 #include "headwise/autograd/checkpoint.hpp"
 #include "headwise/autograd/functions.hpp"
-#include "headwise/autograd/reductions.hpp"
 #include "support/refusal_rules.hpp"
 
 using namespace headwise_tests;

@@ -238,7 +238,7 @@ const Refusals runtime({
             [](Witness& m) { m.context().trace->record("Q", m.null(2, 3)); }),
 });
 
-const Refusals dropout({
+const Refusals dropout_rates({
     argument_error("own: dropout rate is -0.100000, expected 0 to 1",
                    [](Witness&) { Dropout{.rate = -0.1}.require_valid("own"); }),
     argument_error("own: dropout rate is 1.500000, expected 0 to 1",
@@ -263,4 +263,6 @@ TEST_CASE("a mask refuses what does not go together and keeps what it has", "[ba
 
 TEST_CASE("what a call runs with refuses bad calls", "[bad_calls]") { runtime.check(); }
 
-TEST_CASE("a dropout rate outside 0 to 1 is refused by name", "[bad_calls]") { dropout.check(); }
+TEST_CASE("a dropout rate outside 0 to 1 is refused by name", "[bad_calls]") {
+  dropout_rates.check();
+}

@@ -199,7 +199,7 @@ TEST_CASE("accumulate adds tensors of any rank through any strides, also to itse
   accumulate(x, view, {.executor = pool});
   CHECK(bitwise_equal(In<float, 4>(view), In<float, 4>(expected)));
 
-  Tensor1<float> line({9});
+  Tensor1<float> line(Shape{9});
   fill(line, 1.0f);
   const TensorView<float, 1> every_second(line.data(), Shape{5}, Shape{2});
   accumulate(every_second, every_second);
@@ -215,7 +215,7 @@ TEST_CASE("sum_forward is the sum of all elements, and its gradient is everywher
     for (const Index M : {0, 1, 9, 130}) {
       CAPTURE(N, M);
       const auto x = normal<double>(Shape{N, M}, 1);
-      Tensor1<double> total({1}, {777}), threaded({1});
+      Tensor1<double> total(Shape{1}, {777}), threaded(Shape{1});
       sum_forward(x, total);
       sum_forward(x, threaded, {.executor = pool});
       Real expected = 0, size = 0;
@@ -223,7 +223,7 @@ TEST_CASE("sum_forward is the sum of all elements, and its gradient is everywher
       CHECK(std::abs(total(0) - expected) <= 40 * std::numeric_limits<double>::epsilon() * size);
       CHECK(bitwise_equal(total, threaded));
       Tensor2<double> dx({N, M});
-      sum_backward(Tensor1<double>({1}, {-2.5}), dx);
+      sum_backward(Tensor1<double>(Shape{1}, {-2.5}), dx);
       bool same = true;
       for (const double element : dx) same = same && element == -2.5;
       CHECK(same);

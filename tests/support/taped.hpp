@@ -2,6 +2,8 @@
 // against finite differences of its values.
 #pragma once
 
+#include <cstring>
+#include <memory_resource>
 #include <string>
 #include <tuple>
 
@@ -24,11 +26,28 @@ Tensor<T, R> normal(const Shape<R>& shape, std::uint64_t seed, double offset = 0
   return x;
 }
 
+/// Memory that holds NaN wherever it is given out: what is read before it is written shows.
+class UnwrittenMemory : public std::pmr::memory_resource {
+ private:
+  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+    void* const memory = std::pmr::new_delete_resource()->allocate(bytes, alignment);
+    std::memset(memory, 0xFF, bytes);
+    return memory;
+  }
+  void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
+    std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
+  }
+  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
+    return this == &other;
+  }
+};
+
 /// dy [...] of a y = f(variables...) against differences: f is called on tapes of its own, with
 /// inputs as variables that have a gradient, and with constants.
 template <class F, class T, int... R>
 GradientReport check_taped(F&& f, Tensor<T, R>&... inputs) {
-  Tape<T> tape;
+  UnwrittenMemory memory;
+  Tape<T> tape({.memory = &memory});
   const auto variables = std::make_tuple(tape.input(In<T, R>(inputs))...);
   const auto y = std::apply(f, variables);
   const auto dy = normal<T>(y.shape(), 99);

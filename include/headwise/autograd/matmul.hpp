@@ -1,7 +1,7 @@
-// Products of matrices, sums, means and joins on the tape.
+// Products of matrices, or of as many pairs of them as the leading axes have, on the tape.
 #pragma once
 
-#include "headwise/autograd/elementwise.hpp"
+#include "headwise/autograd/views.hpp"
 #include "headwise/ops/linear.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
@@ -66,62 +66,6 @@ Variable<T, R> matmul(const Variable<T, R>& a, const Variable<T, R>& b) {
       }
     };
     pass.assign(into, to_a, to_b);
-  };
-  return call.finish(In<T, R>(y), backward);
-}
-
-/// The sum of all elements, [1]. Nothing is kept.
-template <Scalar T, int R>
-Variable<T, 1> sum(const Variable<T, R>& x) {
-  const Variable<T, 2> rows = as_rows(x);
-  Recording<T> call({"sum"}, rows);
-  const Out<T, 1> total = call.output(Shape{1});
-  sum_forward(rows.value(), total, call.context());
-  const auto backward = [to = call.target(rows)](BackwardPass<T>& pass, In<T, 1> dy) {
-    pass.assign([&](Out<T, 2> dx) { sum_backward(dy, dx, pass.context()); }, to);
-  };
-  return call.finish(In<T, 1>(total), backward);
-}
-
-/// The mean of all elements, [1]. Throws ArgumentError where there are none.
-template <Scalar T, int R>
-Variable<T, 1> mean(const Variable<T, R>& x) {
-  require(x.size() != 0, "mean", "x has no elements, expected at least one");
-  return scale(sum(x), T(1) / T(static_cast<double>(x.size())));
-}
-
-/// Variables side by side along one axis; the others' extents are equal. Nothing is kept. Throws
-/// ShapeError, and ArgumentError for an axis that is not there.
-template <Scalar T, int R, std::same_as<Variable<T, R>>... More>
-Variable<T, R> concatenate(int axis, const Variable<T, R>& first, const More&... more) {
-  detail::require_axis("concatenate", axis, R);
-  Shape<R> shape = first.shape();
-  [[maybe_unused]] const auto append = [&](const Variable<T, R>& part) {
-    Shape<R> expected = first.shape();
-    expected[axis] = part.extent(axis);
-    require_shape("concatenate", "a part", part.value(), expected,
-                  [&] { return "the first " + first.shape().format(); });
-    shape[axis] += part.extent(axis);
-  };
-  (append(more), ...);
-  Recording<T> call({"concatenate"}, first, more...);
-  const Out<T, R> y = call.output(shape);
-  Index at = 0;
-  const auto put = [&](const Variable<T, R>& part) {
-    const Index count = part.extent(axis);
-    detail::combine_into<T, R>(kernels::Combination::first, part.value(), slice(y, axis, at, count),
-                               call.context());
-    at += count;
-  };
-  (put(first), (put(more), ...));
-  const auto targets = std::make_tuple(call.optional_target(first), call.optional_target(more)...);
-  const auto backward = [targets, axis](BackwardPass<T>& pass, In<T, R> dy) {
-    Index from = 0;
-    const auto give = [&](const auto& target) {
-      pass.add(target, slice(dy, axis, from, target.shape[axis]));
-      from += target.shape[axis];
-    };
-    std::apply([&](const auto&... target) { (give(target), ...); }, targets);
   };
   return call.finish(In<T, R>(y), backward);
 }
