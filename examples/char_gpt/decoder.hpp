@@ -11,9 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "headwise/autograd/attention.hpp"
 #include "headwise/autograd/functions.hpp"
-#include "headwise/autograd/model_functions.hpp"
 #include "headwise/autograd/tape.hpp"
 #include "headwise/nn/init.hpp"
 #include "model.hpp"

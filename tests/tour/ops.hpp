@@ -6,8 +6,8 @@
 #include "headwise/nn/linear.hpp"
 #include "headwise/nn/rms_norm.hpp"
 #include "headwise/ops/activation.hpp"
-#include "headwise/ops/add.hpp"
 #include "headwise/ops/dropout.hpp"
+#include "headwise/ops/elementwise.hpp"
 #include "headwise/ops/softmax.hpp"
 #include "tour/attention.hpp"
 
