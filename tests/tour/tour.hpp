@@ -9,6 +9,7 @@
 #include "tour/attention.hpp"
 #include "tour/module.hpp"
 #include "tour/ops.hpp"
+#include "tour/tape.hpp"
 
 namespace headwise_tests {
 namespace {  // whoever includes it has a copy of its own
@@ -22,10 +23,12 @@ void visit_all(const std::string& type, const Context& context, std::vector<Name
   visit_dropout<T>(type, context, results);
   visit_layer_norm<T>(type, context, results);
   visit_linear<T>(type, context, results);
+  visit_elementwise<T>(type, context, results);
   for (const Path path : {Path::materialized, Path::flash}) {
     const std::string name = type + (path == Path::flash ? "flash, " : "weights kept, ");
     visit_self_attention<T>(name, path, context, results);
     visit_cross_attention<T>(name, path, context, results);
+    visit_tape<T>(name, path, context, results);
   }
   visit_module_tools<T>(type, context, results);
 }
