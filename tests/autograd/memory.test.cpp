@@ -1,4 +1,6 @@
 // What the tape holds and when it lets go of it, counted by the memory resource of its context.
+#include <memory_resource>
+#include <new>
 #include <vector>
 
 #include "headwise/autograd/apply.hpp"
@@ -29,6 +31,29 @@ struct Layers {
     for (int n = 0; n < count; ++n) h = wrap(layer, h);
     return mean(h * h);
   }
+};
+
+/// Memory of which one request is refused.
+class FailingMemory : public std::pmr::memory_resource {
+ public:
+  /// The request with this number, from now on, fails; none for -1.
+  void fail(int number) { left_ = number; }
+  std::int64_t live() const { return tally_.live(); }
+
+ private:
+  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+    if (left_ >= 0 && left_-- == 0) throw std::bad_alloc();
+    return tally_.allocate(bytes, alignment);
+  }
+  void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
+    tally_.deallocate(memory, bytes, alignment);
+  }
+  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
+    return this == &other;
+  }
+
+  MemoryTally tally_;
+  int left_ = -1;
 };
 
 const auto plainly = [](const auto& layer, const auto& h) { return layer(h); };
@@ -144,6 +169,69 @@ TEST_CASE("a variable outlives clear and keeps its value", "[autograd]") {
     tape.clear();
     (void)with.loss(tape, 2, plainly);
     CHECK(loss.value()(0) == before);
+  }
+  CHECK(memory.live() == 0);
+}
+
+TEST_CASE("memory that runs out in forward leaves the tape as it was, whichever request it is",
+          "[autograd]") {
+  Layers with;
+  int refused = 0;
+  const auto check = [&](const auto& function) {
+    for (int number = 0;; ++number) {
+      FailingMemory memory;
+      Tape<float> tape({.memory = &memory});
+      const auto h = scale(tape.input(with.x), 2.0f);
+      const Index nodes = tape.size();
+      const auto live = memory.live();
+      memory.fail(number);
+      try {
+        tape.backward(sum(function(h)));
+        return;
+      } catch (const std::bad_alloc&) {
+        ++refused;
+      }
+      memory.fail(-1);
+      if (tape.size() > nodes) continue;  // the sum, or backward
+      // What grew are the lists that are kept for the next node.
+      CHECK(memory.live() <= live + 70000);
+      tape.backward(sum(function(h)));
+    }
+  };
+  check([](const auto& h) { return softmax(h); });
+  check([](const auto& h) { return layer_norm(h); });
+  check([](const auto& h) { return checkpoint([](const auto& x) { return x * x; }, h); });
+  CHECK(refused > 12);
+}
+
+TEST_CASE("memory that runs out in backward leaves a tape that can be cleared and used again",
+          "[autograd]") {
+  Layers with;
+  FailingMemory memory;
+  {
+    Tape<float> tape({.memory = &memory});
+    tape.backward(with.loss(tape, 2, checkpointed));
+    const Tensor2<float> expected = with.dw;
+    tape.clear();
+    int failures = 0;
+    for (int number = 0; number < 400; number += 7) {
+      const auto loss = with.loss(tape, 2, checkpointed);
+      memory.fail(number);
+      try {
+        tape.backward(loss);
+      } catch (const std::bad_alloc&) {
+        ++failures;
+        CHECK(error_of([&] { tape.backward(loss); }));
+      }
+      memory.fail(-1);
+      tape.clear();
+      fill(with.dw, 0.0f);
+      tape.backward(with.loss(tape, 2, checkpointed));
+      tape.clear();
+      REQUIRE(bitwise_equal(with.dw, expected));
+      fill(with.dw, 0.0f);
+    }
+    CHECK(failures > 5);
   }
   CHECK(memory.live() == 0);
 }

@@ -10,6 +10,7 @@
 #include "tour/module.hpp"
 #include "tour/ops.hpp"
 #include "tour/tokens.hpp"
+#include "tour/tape.hpp"
 
 namespace headwise_tests {
 namespace {  // whoever includes it has a copy of its own
@@ -29,11 +30,13 @@ void visit_all(const std::string& type, const Context& context, std::vector<Name
   visit_cross_entropy<T>(type, context, results);
   visit_rotary<T>(type, context, results);
   visit_decoding<T>(type, context, results);
+  visit_elementwise<T>(type, context, results);
   for (const Path path : {Path::materialized, Path::flash}) {
     const std::string name = type + (path == Path::flash ? "flash, " : "weights kept, ");
     visit_self_attention<T>(name, path, context, results);
     visit_cross_attention<T>(name, path, context, results);
     visit_block<T>(name, path, context, results);
+    visit_tape<T>(name, path, context, results);
   }
   visit_module_tools<T>(type, context, results);
 }

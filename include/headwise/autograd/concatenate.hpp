@@ -36,7 +36,7 @@ Variable<T, R> concatenate(int axis, const Variable<T, R>& first, const More&...
   const auto backward = [targets, axis](BackwardPass<T>& pass, In<T, R> dy) {
     Index from = 0;
     const auto give = [&](const auto& target) {
-      pass.add(target, slice(dy, axis, from, target.shape[axis]));
+      pass.contribute(target, slice(dy, axis, from, target.shape[axis]));
       from += target.shape[axis];
     };
     std::apply([&](const auto&... target) { (give(target), ...); }, targets);

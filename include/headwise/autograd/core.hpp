@@ -26,7 +26,7 @@ class Pass {
 
   /// Adds values to the gradient of a target.
   template <int R, Wanted wanted>
-  void add(const Target<R, wanted>& target, const In<T, R>& values);
+  void contribute(const Target<R, wanted>& target, const In<T, R>& values);
 
   /// Adds dy to the gradient of a target; without a copy where nothing is there and nobody else
   /// reads dy any more: the last thing that a node does.
@@ -208,7 +208,7 @@ void Pass<T>::assign(Call&& call, const Target<R, wanted>&... targets) {
 
 template <class T>
 template <int R, Wanted wanted>
-void Pass<T>::add(const Target<R, wanted>& target, const In<T, R>& values) {
+void Pass<T>::contribute(const Target<R, wanted>& target, const In<T, R>& values) {
   tape_.gradients.add(target, values);
 }
 

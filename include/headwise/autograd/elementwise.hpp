@@ -116,7 +116,7 @@ auto add(const Variable<T, R>& a, const Variable<T, Q>& b) {
       summed(to_b);
       return pass.hand_on(to_a, dy);
     }
-    to_a.shape == dy.shape() ? pass.add(to_a, dy) : summed(to_a);
+    to_a.shape == dy.shape() ? pass.contribute(to_a, dy) : summed(to_a);
     pass.hand_on(to_b, dy);
   };
   return reshape(call.finish(y, backward), of.shape);

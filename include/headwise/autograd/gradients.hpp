@@ -100,7 +100,7 @@ class Gradients {
       std::fill_n(own, node.count, T(0));
     } else {
       Tensor<bool, 1> written(Shape{node.count}, context_.memory);
-      for (const Piece* piece = node.pieces; piece != nullptr; piece = piece->next) {
+      for (const WrittenPart* piece = node.pieces; piece != nullptr; piece = piece->next) {
         note(piece->place, own, written);
       }
       for (Index n = 0; n < node.count; ++n) {
@@ -136,7 +136,7 @@ class Gradients {
     if (node.written == 0) return true;
     if (node.written == node.count) return false;
     const Footprint place("", to);
-    for (const Piece* piece = node.pieces; piece != nullptr; piece = piece->next) {
+    for (const WrittenPart* piece = node.pieces; piece != nullptr; piece = piece->next) {
       if (overlap(piece->place, place)) return false;
     }
     return true;
@@ -147,8 +147,8 @@ class Gradients {
     const Index size = to.size();
     if (size == 0) return;
     if (size != node.count) {
-      node.pieces =
-          ::new (pieces_.template room_for<Piece>()) Piece{Footprint("", to), node.pieces};
+      node.pieces = ::new (pieces_.template room_for<WrittenPart>())
+          WrittenPart{Footprint("", to), node.pieces};
     }
     node.written += size;
   }
@@ -158,7 +158,7 @@ class Gradients {
   void cover(Node<T>& node, const In<T, R>& to) {
     if (node.written == node.count) return;
     const Footprint place("", to);
-    for (const Piece* piece = node.pieces; piece != nullptr; piece = piece->next) {
+    for (const WrittenPart* piece = node.pieces; piece != nullptr; piece = piece->next) {
       if (same_elements(piece->place, place)) return;
     }
     complete(node);

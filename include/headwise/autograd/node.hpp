@@ -23,9 +23,9 @@ struct SavedValue {
 };
 
 /// A part of a gradient that has been written.
-struct Piece {
+struct WrittenPart {
   Footprint place;
-  Piece* next;
+  WrittenPart* next;
 };
 
 /// A call that was recorded, or a leaf: a parameter, an input. It stands for its output's elements,
@@ -38,15 +38,15 @@ struct Node {
   void* closure = nullptr;
   SavedValue<T>* saved = nullptr;
 
-  Index count = 0;          // elements of the value, and of a gradient of the tape's
-  bool to_caller = false;   // its gradient is the caller's, and added to
-  T* callers = nullptr;     // that one's element 0
-  StorageRef<T> gradient;   // the tape's; none before it is first written to
-  Piece* pieces = nullptr;  // of it, disjoint; what is behind `written` elements
-  Index written = 0;        // elements; all: there are no pieces any more
-  Index opened_by = 0;      // the pass that last opened a part of it for writing in place
-  bool reached = false;     // whether anything flows here
-  bool watched = false;     // whether the gradient is kept for the caller
+  Index count = 0;                // elements of the value, and of a gradient of the tape's
+  bool to_caller = false;         // its gradient is the caller's, and added to
+  T* callers = nullptr;           // that one's element 0
+  StorageRef<T> gradient;         // the tape's; none before it is first written to
+  WrittenPart* pieces = nullptr;  // of it, disjoint; what is behind `written` elements
+  Index written = 0;              // elements; all: there are no pieces any more
+  Index opened_by = 0;            // the pass that last opened a part of it for writing in place
+  bool reached = false;           // whether anything flows here
+  bool watched = false;           // whether the gradient is kept for the caller
 };
 
 /// What backward may be given for the gradient of an input.
