@@ -18,7 +18,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Parameters that are stepped with the same options.
 template <Scalar T, class Options>
 struct OptimizerGroup {
-  ParameterList<T> parameters;
+  ParameterList<T> parameters;          // what is stepped
   Options options;                      // may be changed between steps
   std::vector<Tensor<T, 1>> state;      // [elements]: kind after kind, as the parameters stand
   std::vector<std::string_view> kinds;  // of state: "m", "v"
@@ -101,16 +101,19 @@ class Optimizer {
   }
 
  protected:
+  /// Without groups.
   Optimizer() = default;
   ~Optimizer() = default;
   /// A copy has state of its own, and steps the same parameters.
+  ///@{
   Optimizer(const Optimizer&) = default;
   Optimizer(Optimizer&&) noexcept = default;
   Optimizer& operator=(const Optimizer&) = default;
   Optimizer& operator=(Optimizer&&) noexcept = default;
+  ///@}
 
-  std::vector<Group> groups_;
-  std::int64_t steps_ = 0;
+  std::vector<Group> groups_;  // as they were added
+  std::int64_t steps_ = 0;     // taken
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
