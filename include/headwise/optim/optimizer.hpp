@@ -105,12 +105,13 @@ class Optimizer {
   Optimizer() = default;
   ~Optimizer() = default;
   /// A copy has state of its own, and steps the same parameters.
-  ///@{
   Optimizer(const Optimizer&) = default;
+  /// Takes groups, state and steps.
   Optimizer(Optimizer&&) noexcept = default;
+  /// A copy has state of its own, and steps the same parameters.
   Optimizer& operator=(const Optimizer&) = default;
+  /// Takes groups, state and steps.
   Optimizer& operator=(Optimizer&&) noexcept = default;
-  ///@}
 
   std::vector<Group> groups_;  // as they were added
   std::int64_t steps_ = 0;     // taken
