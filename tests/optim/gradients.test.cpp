@@ -69,7 +69,12 @@ TEST_CASE("a step that is given clip_factor has the bits of clipping first", "[o
   one.step();
   // The factor is rounded to float in both.
   other.step(clip_factor(gradient_norm(scaled.list), 1.0));
+#if defined(__clang__) && defined(__FAST_MATH__)  // which fuses the factor with what follows
+  const auto left = clipped.values(), right = scaled.values();
+  for (std::size_t n = 0; n < left.size(); ++n) CHECK(std::abs(left[n] - right[n]) < 1e-5f);
+#else
   CHECK(clipped.values() == scaled.values());
+#endif
 }
 
 TEST_CASE("clip_factor is PyTorch's, and what is not finite shows in it", "[optim]") {

@@ -1,4 +1,6 @@
 // What holds of every optimiser: its bits, its state, its tallies, and what it does not touch.
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "optim/optimizer_problem.hpp"
@@ -77,6 +79,29 @@ TEST_CASE("gradients stay as they are, and NaN in one reaches its own value alon
   for (std::size_t n = 0; n < dirty.size(); ++n) {
     CHECK((n == 4 ? dirty[n] != dirty[n] : dirty[n] == expected[n]));
   }
+}
+
+TEST_CASE("the first step of AdamW is the learning rate against the sign of the gradient",
+          "[optim]") {
+  OptimizerProblem<double> problem({{3, 7}}, Layout::dense);
+  const auto before = problem.values(), slopes = problem.gradients();
+  AdamW<double> optimizer(problem.list, {.learning_rate = 0.25, .epsilon = 0, .weight_decay = 0});
+  for (int step = 0; step < 2; ++step) optimizer.step();  // the same gradient: the same step
+  const auto after = problem.values();
+  for (std::size_t n = 0; n < after.size(); ++n) {
+    const double way = slopes[n] < 0 ? 0.5 : -0.5;
+    CHECK(std::abs(after[n] - before[n] - way) < 1e-14);
+  }
+}
+
+TEST_CASE("the first velocity of Sgd is the gradient, whatever the dampening", "[optim]") {
+  OptimizerProblem<double> problem({{3, 7}}, Layout::dense);
+  Sgd<double> optimizer(problem.list, {.momentum = 0.5, .dampening = 0.75});
+  optimizer.step();
+  optimizer.for_each_state([&](const NamedTensor<double>& velocity) {
+    CHECK(std::equal(velocity.view.data(), velocity.view.data() + 21,
+                     problem.list[0].gradient.data()));
+  });
 }
 
 TEST_CASE("groups have options of their own: decay of 0 leaves a vector that has no gradient",

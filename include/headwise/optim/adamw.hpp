@@ -19,7 +19,7 @@ struct AdamWOptions {
   double weight_decay = 1e-2;   // >= 0, times the learning rate
 
   /// Throws ArgumentError for one that is out of range.
-  void require_valid(std::string_view function) const {
+  void require_step_options(std::string_view function) const {
     const auto require_beta = [&](std::string_view option, double value) {
       require(is_finite_option(value) && value >= 0 && value < 1, function, [&] {
         return std::string(option) + " is " + std::to_string(value) +
@@ -68,7 +68,7 @@ class AdamW : public Optimizer<T, AdamWOptions> {
   /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
   void step(double gradient_scale, const Context& context = {}) {
     constexpr std::string_view function = "AdamW::step";
-    for (const auto& group : this->groups_) group.options.require_valid(function);
+    for (const auto& group : this->groups_) group.options.require_step_options(function);
     detail::require_gradient_scale(function, gradient_scale);
     ++this->steps_;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();

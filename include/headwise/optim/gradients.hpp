@@ -6,8 +6,8 @@
 // as its gradient_scale.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "headwise/optim/parameter_runs.hpp"
 
@@ -100,6 +100,7 @@ void zero_gradients(const ParameterList<T>& list, const Context& context = {}) {
     const Index step = dense ? 1 : detail::step_of(p.gradient);
     detail::for_runs(p.gradient, dense, task.begin, task.end, [&](Index first, Index count) {
       T* const at = detail::element_at(p.gradient, first);
+      if (step == 1) return void(std::fill_n(at, count, T(0)));
       for (Index i = 0; i < count; ++i) at[i * step] = T(0);
     });
   });

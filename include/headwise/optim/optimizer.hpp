@@ -18,7 +18,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Parameters that are stepped with the same options.
 template <Scalar T, class Options>
 struct OptimizerGroup {
-  ParameterList<T> parameters;
+  ParameterList<T> parameters;          // what is stepped
   Options options;                      // may be changed between steps
   std::vector<Tensor<T, 1>> state;      // [elements]: kind after kind, as the parameters stand
   std::vector<std::string_view> kinds;  // of state: "m", "v"
@@ -45,7 +45,7 @@ class Optimizer {
   void add_group(ParameterList<T> parameters, const Options& options,
                  std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     constexpr std::string_view function = "Optimizer::add_group";
-    options.require_valid(function);
+    options.require_step_options(function);
     require(steps_ == 0, function, [&] {
       return std::to_string(steps_) + " steps were taken, expected all groups before the first";
     });
@@ -101,16 +101,20 @@ class Optimizer {
   }
 
  protected:
+  /// Without groups.
   Optimizer() = default;
   ~Optimizer() = default;
   /// A copy has state of its own, and steps the same parameters.
   Optimizer(const Optimizer&) = default;
+  /// Takes groups, state and steps.
   Optimizer(Optimizer&&) noexcept = default;
+  /// A copy has state of its own, and steps the same parameters.
   Optimizer& operator=(const Optimizer&) = default;
+  /// Takes groups, state and steps.
   Optimizer& operator=(Optimizer&&) noexcept = default;
 
-  std::vector<Group> groups_;
-  std::int64_t steps_ = 0;
+  std::vector<Group> groups_;  // as they were added
+  std::int64_t steps_ = 0;     // taken
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
