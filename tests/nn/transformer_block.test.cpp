@@ -178,6 +178,14 @@ TEST_CASE("a causal TransformerBlock knows nothing of the future, to the bit", "
   CHECK_FALSE(bitwise_equal(y, changed));
 }
 
+TEST_CASE("the modules within a block are those of its options", "[nn]") {
+  const TransformerBlockOptions o = small.resolved();
+  const auto attention = o.attention(), resolved = attention.resolved();
+  CHECK((attention.same_shape(resolved) && attention.q_width() == 6 && attention.k_width() == 2));
+  CHECK((attention.d_value == 2 && attention.fused() && attention.o_bias && attention.q_bias));
+  CHECK(o.feed_forward().same_shape(o.feed_forward().resolved()));
+}
+
 TEST_CASE("a TransformerBlock has the same bits for any strides and number of threads", "[nn]") {
   const bool norm_first = GENERATE(false, true);
   const auto block = drawn<float>(with(norm_first, NormKind::rms_norm, true));

@@ -75,13 +75,12 @@ template <class T>
 void require_feed_forward_gradients(std::string_view function, const FeedForwardParameters<T>& p,
                                     const FeedForwardParameters<T>& gradients) {
   const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
-    require_shape(function, std::string("gradients.") + name, mine, theirs.shape(),
-                  "zero_gradients()");
+    require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
   };
-  check("w_in", gradients.w_in, p.w_in);
-  check("b_in", gradients.b_in, p.b_in);
-  check("w_out", gradients.w_out, p.w_out);
-  check("b_out", gradients.b_out, p.b_out);
+  check("gradients.w_in", gradients.w_in, p.w_in);
+  check("gradients.b_in", gradients.b_in, p.b_in);
+  check("gradients.w_out", gradients.w_out, p.w_out);
+  check("gradients.b_out", gradients.b_out, p.b_out);
 }
 
 /// Steps 5 to 1 up to dx and, when nothing can fail any more, the gradients of the parameters.

@@ -31,18 +31,26 @@ struct TransformerBlockOptions {
   Init init = Init::xavier_normal;           // the scale of the weights at the start
   std::uint64_t seed = 0;                    // of the weights at the start
 
-  /// Of the module within.
-  MultiHeadAttentionOptions attention() const {
-    MultiHeadAttentionOptions o;
-    o.d_model = d_model;
-    o.num_heads = num_heads;
-    o.num_kv_heads = num_kv_heads;
-    o.q_bias = o.k_bias = o.v_bias = o.o_bias = attention_bias;
-    o.init = init;
-    o.seed = seed;
-    return o.resolved();
+  /// All of them with every default filled in. Throws ArgumentError, in the words of the module
+  /// within, for what makes no block.
+  TransformerBlockOptions resolved() const {
+    TransformerBlockOptions full = *this;
+    full.num_kv_heads = of_attention().resolved().num_kv_heads;
+    full.d_hidden = feed_forward().resolved().d_hidden;
+    require(is_finite_option(norm_epsilon) && norm_epsilon > 0, "TransformerBlock", [&] {
+      return "norm_epsilon is " + std::to_string(norm_epsilon) +
+             ", expected a finite number above 0";
+    });
+    return full;
   }
-  /// Of the module within.
+  /// Of the module within. Of resolved options.
+  MultiHeadAttentionOptions attention() const {
+    MultiHeadAttentionOptions o = of_attention();
+    o.d_head = o.d_value = d_model / num_heads;
+    o.kdim = o.vdim = d_model;
+    return o;
+  }
+  /// Of the module within. Of resolved options.
   FeedForwardOptions feed_forward() const {
     FeedForwardOptions o;
     o.d_model = d_model;
@@ -52,25 +60,25 @@ struct TransformerBlockOptions {
     o.bias = feed_forward_bias;
     o.init = init;
     o.seed = seed;
-    return o.resolved();
-  }
-  /// All of them with every default filled in. Throws ArgumentError, in the words of the module
-  /// within, for what makes no block.
-  TransformerBlockOptions resolved() const {
-    TransformerBlockOptions full = *this;
-    full.num_kv_heads = attention().num_kv_heads;
-    full.d_hidden = feed_forward().d_hidden;
-    require(is_finite_option(norm_epsilon) && norm_epsilon > 0, "TransformerBlock", [&] {
-      return "norm_epsilon is " + std::to_string(norm_epsilon) +
-             ", expected a finite number above 0";
-    });
-    return full;
+    return o;
   }
   /// Whether what one of them left in a cache fits the other. Of resolved options.
   bool same_shape(const TransformerBlockOptions& other) const {
     return attention().same_shape(other.attention()) &&
            feed_forward().same_shape(other.feed_forward()) && norm_first == other.norm_first &&
            norm == other.norm;
+  }
+
+ private:
+  MultiHeadAttentionOptions of_attention() const {
+    MultiHeadAttentionOptions o;
+    o.d_model = d_model;
+    o.num_heads = num_heads;
+    o.num_kv_heads = num_kv_heads;
+    o.q_bias = o.k_bias = o.v_bias = o.o_bias = attention_bias;
+    o.init = init;
+    o.seed = seed;
+    return o;
   }
 };
 
