@@ -9,8 +9,8 @@
 #include "tour/attention.hpp"
 #include "tour/module.hpp"
 #include "tour/ops.hpp"
-#include "tour/tokens.hpp"
 #include "tour/tape.hpp"
+#include "tour/tokens.hpp"
 
 namespace headwise_tests {
 namespace {  // whoever includes it has a copy of its own
