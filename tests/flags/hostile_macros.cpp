@@ -98,6 +98,7 @@
 #define M_PI FORBIDDEN
 
 #include "headwise/headwise.hpp"
+#include "headwise/io/checkpoint.hpp"
 #include "headwise/io/pytorch.hpp"
 #include "headwise/io/safetensors.hpp"
 #include "headwise/testing/laws.hpp"

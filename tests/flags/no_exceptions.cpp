@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "headwise/headwise.hpp"
+#include "headwise/io/checkpoint.hpp"
 #include "headwise/io/pytorch.hpp"
 #include "tour/tour.hpp"
 

@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include "headwise/headwise.hpp"
+#include "headwise/io/checkpoint.hpp"
 #include "headwise/io/pytorch.hpp"
 #include "headwise/io/safetensors.hpp"
 #include "headwise/testing/laws.hpp"
