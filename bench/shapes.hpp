@@ -61,4 +61,15 @@ inline const std::vector<std::array<Index, 2>>& row_shapes() {
   return list;
 }
 
+/// Rows and columns of logits: a vocabulary of characters, and one of a language model.
+inline const std::vector<std::array<Index, 2>>& logits_shapes() {
+  static const std::vector<std::array<Index, 2>> list = {{16384, 65}, {512, 50000}};
+  return list;
+}
+/// Tokens, rows and columns of an embedding's table.
+inline const std::vector<std::array<Index, 3>>& table_shapes() {
+  static const std::vector<std::array<Index, 3>> list = {{16384, 65, 384}, {8192, 50000, 768}};
+  return list;
+}
+
 }  // namespace headwise::bench

@@ -36,13 +36,15 @@ void add_sdpa(Families& families);
 void add_mha(Families& families);
 void add_layout(Families& families);
 void add_rows(Families& families);
+void add_tokens(Families& families);
 void add_eigen_plain(Families& families);
 
 /// All of them.
 inline const Families& families() {
   static const Families all = [] {
     Families list;
-    for (auto* add : {add_gemm, add_sdpa, add_mha, add_layout, add_rows, add_eigen_plain}) {
+    for (auto* add :
+         {add_gemm, add_sdpa, add_mha, add_layout, add_rows, add_tokens, add_eigen_plain}) {
       add(list);
     }
     return list;

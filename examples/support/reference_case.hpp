@@ -12,6 +12,7 @@
 #include "headwise/io/reference_case.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/flash_attention.hpp"
+#include "headwise/ops/rotary.hpp"
 #include "headwise/testing/close_to.hpp"
 
 namespace headwise::examples {
@@ -23,7 +24,9 @@ inline void require_supported(const ReferenceCase& c) {
   };
   if (c.softcap != 0) refuse("softcap");
   if (c.alibi) refuse("alibi");
-  if (c.rope_theta != 0) refuse("rope_theta");
+  if (c.rope_theta != 0 && c.kind != CaseKind::sdpa) {
+    refuse("rope_theta in kinds mha and encoder_layer");
+  }
   if (c.kind != CaseKind::sdpa && c.num_kv_heads != c.num_heads) {
     refuse("num_kv_heads other than num_heads in kinds mha and encoder_layer");
   }
@@ -100,8 +103,8 @@ void run_mha(const ReferenceCase& c, Path path, const Context& context,
 template <class T>
 void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
               SafetensorsWriter& results) {
-  const auto q = c.file.get<T, 4>("query");          // [B, H, L, d]
-  const auto k = c.file.get<T, 4>("key");            // [B, G, S, d]
+  auto q = c.file.get<T, 4>("query");                // [B, H, L, d]
+  auto k = c.file.get<T, 4>("key");                  // [B, G, S, d]
   const auto v = c.file.get<T, 4>("value");          // [B, G, S, dv]
   const auto d_o = c.file.get<T, 4>("grad_output");  // [B, H, L, dv]
   if (q.extent(1) != c.num_heads || k.extent(1) != c.num_kv_heads) {
@@ -113,6 +116,11 @@ void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
   const CaseMasks<T> masks(c);
   AttentionOptions<T> options{.mask = masks.mask()};
   if (c.scale) options.scale = T(*c.scale);
+  const RotaryOptions rotary{.theta = c.rope_theta};
+  if (c.rope_theta != 0) {
+    rotary_forward(q, rotary, q, context);
+    rotary_forward(k, rotary, k, context);
+  }
 
   Tensor<T, 4> o(Shape{q.extent(0), q.extent(1), q.extent(2), v.extent(3)});
   Tensor<T, 4> lse(Shape{q.extent(0), q.extent(1), q.extent(2), Index{2}});
@@ -126,6 +134,10 @@ void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
     results.add("weights", weights);
   } else {
     flash_attention_backward(d_o, {q, k, v}, o, lse, options, {dq, dk, dv}, context);
+  }
+  if (c.rope_theta != 0) {
+    rotary_backward(dq, rotary, dq, context);
+    rotary_backward(dk, rotary, dk, context);
   }
   results.add("output", o);
   Tensor<T, 3> logsumexp(Shape{q.extent(0), q.extent(1), q.extent(2)});

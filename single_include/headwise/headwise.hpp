@@ -300,6 +300,15 @@ inline std::string format_extents(std::span<const Index> extents) {
   return text + "]";
 }
 
+namespace detail {
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_extents(std::span<const Index> extents,
+                                                                 const char* expected) {
+  raise<ShapeError>("Shape: extents are " + format_extents(extents) + ", expected " + expected);
+}
+
+}  // namespace detail
+
 /// The extents of R axes, outermost first: `Shape{B, H, L, d}`. Any of them may be 0.
 template <int R>
 struct Shape {
@@ -325,13 +334,13 @@ struct Shape {
     Index count = 1;
     bool none = false;
     for (Index extent : extents) {
-      if (extent < 0) raise<ShapeError>("Shape: extents are " + format() + ", expected 0 or more");
+      if (extent < 0) detail::raise_extents(extents, "0 or more");
       if (extent == 0) none = true;
     }
     if (none) return 0;
     for (Index extent : extents) {
       if (count > (std::numeric_limits<Index>::max)() / extent) {
-        raise<ShapeError>("Shape: extents are " + format() + ", expected a product below 2^63");
+        detail::raise_extents(extents, "a product below 2^63");
       }
       count *= extent;
     }
@@ -1195,21 +1204,28 @@ struct Footprint {
   Footprint(std::string_view argument, const In<T, R>& view)
       : name(argument),
         address(reinterpret_cast<std::uintptr_t>(view.data())),
-        low(address),
-        high(address),
         element_bytes(static_cast<Index>(sizeof(T))) {
     static_assert(R <= 8);
-    empty = view.data() == nullptr;
+    walk(view.shape().extents, view.strides().extents);
+  }
+
+ private:
+  [[gnu::noinline]] void walk(std::span<const Index> all_extents,
+                              std::span<const Index> all_strides) {
     constexpr Index longest = Index{1} << 58;
-    for (int r = 0; r < R; ++r) {
-      if (view.extent(r) <= 0) empty = true;
-      if (view.extent(r) <= 1) continue;
-      if (view.stride(r) > longest || view.stride(r) < -longest) empty = true;
-      extents[static_cast<std::size_t>(axes)] = view.extent(r);
-      strides[static_cast<std::size_t>(axes++)] = view.stride(r);
-      const auto reach = static_cast<std::uintptr_t>(view.stride(r)) *
-                         static_cast<std::uintptr_t>(view.extent(r) - 1) * sizeof(T);
-      (view.stride(r) < 0 ? low : high) += reach;
+    low = high = address;
+    empty = address == 0;
+    for (std::size_t r = 0; r < all_extents.size(); ++r) {
+      const Index extent = all_extents[r], stride = all_strides[r];
+      if (extent <= 0) empty = true;
+      if (extent <= 1) continue;
+      if (stride > longest || stride < -longest) empty = true;
+      extents[static_cast<std::size_t>(axes)] = extent;
+      strides[static_cast<std::size_t>(axes++)] = stride;
+      const auto reach = static_cast<std::uintptr_t>(stride) *
+                         static_cast<std::uintptr_t>(extent - 1) *
+                         static_cast<std::uintptr_t>(element_bytes);
+      (stride < 0 ? low : high) += reach;
     }
   }
 };
@@ -1374,6 +1390,44 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 // The shape rules of a call, a line each:
 //   require_shape("linear_forward", "w", w, Shape{I, O}, "I from x " + ...)
 
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+// Without types and ranks, so that a program holds them once and not for each view that it checks.
+
+[[gnu::noinline]] inline void require_countable(std::string_view function,
+                                                std::string_view argument,
+                                                std::span<const Index> extents, const void* data) {
+  const auto subject = [&] {
+    return std::string(function) + ": " + std::string(argument) + " is " + format_extents(extents);
+  };
+  constexpr Index most = Index{1} << 48;
+  Index count = 1;
+  bool some = true;
+  for (const Index extent : extents) {
+    if (extent < 0) raise<ShapeError>(subject() + ", expected extents of 0 or more");
+    if (extent > 0 && count > most / extent) {
+      raise<ShapeError>(subject() + ", expected extents whose product is at most 2^48");
+    }
+    some = some && extent > 0;
+    if (extent > 0) count *= extent;
+  }
+  if (some && data == nullptr) {
+    raise<ShapeError>(subject() + " at a null address, expected its elements");
+  }
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_shape(std::string_view function,
+                                                               std::string_view argument,
+                                                               std::span<const Index> extents,
+                                                               std::span<const Index> expected,
+                                                               std::string_view whence) {
+  raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
+                    format_extents(extents) + ", expected " + format_extents(expected) + " (" +
+                    std::string(whence) + ")");
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// Throws ShapeError for a view with an extent below 0, with more elements than any memory holds
@@ -1382,27 +1436,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <class T, int R>
 void require_countable(std::string_view function, std::string_view argument,
                        const In<T, R>& tensor) {
-  constexpr Index most = Index{1} << 48;
-  Index count = 1;
-  bool some = true;
-  for (int r = 0; r < R; ++r) {
-    const Index extent = tensor.extent(r);
-    if (extent < 0) {
-      raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                        tensor.shape().format() + ", expected extents of 0 or more");
-    }
-    if (extent > 0 && count > most / extent) {
-      raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                        tensor.shape().format() +
-                        ", expected extents whose product is at most 2^48");
-    }
-    some = some && extent > 0;
-    if (extent > 0) count *= extent;
-  }
-  if (some && tensor.data() == nullptr) {
-    raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                      tensor.shape().format() + " at a null address, expected its elements");
-  }
+  detail::require_countable(function, argument, tensor.shape().extents, tensor.data());
 }
 
 /// Throws ShapeError `function: argument is [got], expected [wanted] (whence)` unless they agree,
@@ -1413,14 +1447,12 @@ void require_shape(std::string_view function, std::string_view argument, const I
                    const Shape<R>& expected, Whence&& whence) {
   if (tensor.shape() == expected) [[likely]]
     return require_countable(function, argument, tensor);
-  std::string text = std::string(function) + ": " + std::string(argument) + " is " +
-                     tensor.shape().format() + ", expected " + expected.format();
+  const auto& got = tensor.shape().extents;
   if constexpr (std::is_invocable_v<Whence>) {
-    text += " (" + std::string(whence()) + ")";
+    detail::raise_shape(function, argument, got, expected.extents, whence());
   } else {
-    text += " (" + std::string(whence) + ")";
+    detail::raise_shape(function, argument, got, expected.extents, whence);
   }
-  raise<ShapeError>(text);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -1583,6 +1615,13 @@ inline void require_axis(std::string_view function, int axis, int rank) {
   });
 }
 
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_slice(Index begin, Index count, int axis,
+                                                               std::span<const Index> extents) {
+  raise<ShapeError>("slice: begin is " + std::to_string(begin) + " and count " +
+                    std::to_string(count) + ", expected a part of axis " + std::to_string(axis) +
+                    " of " + format_extents(extents));
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -1619,9 +1658,7 @@ view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
   const auto view = as_view(tensor);
   detail::require_axis("slice", axis, view.rank);
   if (begin < 0 || count < 0 || begin > view.extent(axis) - count) {
-    raise<ShapeError>("slice: begin is " + std::to_string(begin) + " and count " +
-                      std::to_string(count) + ", expected a part of axis " + std::to_string(axis) +
-                      " of " + view.shape().format());
+    detail::raise_slice(begin, count, axis, view.shape().extents);
   }
   auto shape = view.shape();
   shape[axis] = count;
@@ -2215,6 +2252,36 @@ struct LayerNormBackwardRows {
   Row<T> dgamma, dbeta;     // [D], added to
 };
 
+/// Softmax cross-entropy of rows. lse may be null.
+template <class T>
+struct CrossEntropyRows {
+  Matrix<const T> logits;  // [N, V]
+  Index V;
+  const Index* targets;  // [N]; below 0: the row is left out
+  T* losses;             // [N]
+  Row<T> lse;            // [N]
+};
+
+/// Its gradients.
+template <class T>
+struct CrossEntropyBackwardRows {
+  Matrix<const T> logits;  // [N, V]
+  Index V;
+  const Index* targets;  // [N]; below 0: the row is left out
+  Row<const T> lse;      // [N]
+  T factor;              // of the loss of a row
+  Matrix<T> d_logits;    // [N, V]
+};
+
+/// How rows of d elements are rotated, each by a row of the tables.
+template <class T>
+struct RotaryRows {
+  Matrix<const T> cosines, sines;  // [rows, width / 2]
+  Index d, width;                  // elements of a row, and the first of them, which rotate
+  bool interleaved;                // pairs are neighbours; else one half of the width and the other
+  bool transposed;                 // the other way round
+};
+
 /// Whether a product with it is exact.
 template <class T>
 bool is_power_of_two(const T& x) {
@@ -2268,6 +2335,135 @@ void add_column_sums(Index rows, Index columns, Term term, T* out, Index step) {
         Index{0}, rows, count, [&](Index i, Index n) { return term(i, n0 + n); }, sums);
     for (Index n = 0; n < count; ++n) out[(n0 + n) * step] = out[(n0 + n) * step] + sums[n];
   }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/kernels/softmax.hpp
+// Softmax of one row, forward and backward.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The sum of term(j) over visible j: `block` terms at a time, counted from j = 0, so that hidden
+/// elements at the end of a row change no bit. (One chain of 1,024 lost twice the digits.)
+template <class T, class Visible, class Term>
+T sum_visible(Index n, Visible visible, Term term) {
+  constexpr Index block = 16;
+  T total = T(0);
+  for (Index j0 = 0; j0 < n; j0 += block) {
+    T sum = T(0);
+    bool any = false;
+    for (Index j = j0, end = std::min<Index>(n, j0 + block); j < end; ++j) {
+      if (!visible(j)) continue;
+      sum = any ? sum + term(j) : term(j);
+      any = true;
+    }
+    if (any) total = total + sum;
+  }
+  return total;
+}
+
+/// In place over the elements j of a row with visible(j): x_j becomes e^(x_j - max) / sum, the
+/// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout.
+template <class T, class Visible>
+void softmax_row(Row<T> x, Index n, Visible visible) {
+  using std::exp;
+  T greatest = std::numeric_limits<T>::lowest();
+  for (Index j = 0; j < n; ++j) {
+    if (!visible(j)) continue;
+    if (greatest < x[j]) greatest = x[j];
+  }
+  for (Index j = 0; j < n; ++j) x[j] = visible(j) ? T(exp(x[j] - greatest)) : T(0);
+  const T sum = sum_visible<T>(n, visible, [&](Index j) { return x[j]; });
+  for (Index j = 0; j < n; ++j) {
+    if (visible(j)) x[j] = x[j] / sum;
+  }
+}
+
+/// dx_j = p_j (dp_j - sum_k dp_k p_k) for visible j, 0 for the others. dx may be dp.
+template <class T, class Visible>
+void softmax_backward_row(Row<const T> dp, Row<const T> p, Row<T> dx, Index n, Visible visible) {
+  const T sum = sum_visible<T>(n, visible, [&](Index j) { return dp[j] * p[j]; });
+  for (Index j = 0; j < n; ++j) dx[j] = visible(j) ? p[j] * (dp[j] - sum) : T(0);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/kernels/cross_entropy.hpp
+// Softmax cross-entropy of one row of logits, forward and backward. Sums run in T, in a fixed
+// order.
+//
+//   loss = lse - x_t,   lse = log sum_v e^{x_v},   d loss / d x_v = e^{x_v - lse} - [v = t]
+//
+// Where the target is certain, 1 + the others' sum and 1 - the target's probability would lose what
+// is to be learned: the target's own term is left out of both sums. The steps are those of
+// docs/derivations/cross_entropy_backward.md.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// What a row gives.
+template <class T>
+struct CrossEntropy {
+  T lse, loss;
+};
+
+/// log(1 + x), x >= 0, to the last digits of a small x.
+template <class T>
+T log_of_one_plus(const T& x) {
+  if constexpr (std::floating_point<T>) {
+    return std::log1p(x);
+  } else {  // Kahan's: what rounding does to 1 + x happens to both, and cancels
+    using std::log;
+    const T sum = T(1) + x, rounded = sum - T(1);
+    if (!(T(0) < rounded)) return x;
+    return T(log(sum)) * x / rounded;
+  }
+}
+
+/// From the greatest logit, the target's, and the sums of weights e^{x - greatest}: of the target,
+/// and of all others. An infinite greatest logit gives NaN.
+template <class T>
+CrossEntropy<T> cross_entropy_from(T greatest, T target, T weight, T others) {
+  using std::log;
+  const bool ahead = target == greatest;  // its weight is 1
+  const T rest = ahead ? log_of_one_plus(others) : T(log(weight + others));
+  return {greatest + rest, (greatest - target) + rest};
+}
+
+/// Forward of one row of V logits.
+template <class T>
+CrossEntropy<T> cross_entropy_row(Row<const T> x, Index V, Index target) {
+  using std::exp;
+  T greatest = std::numeric_limits<T>::lowest();
+  for (Index v = 0; v < V; ++v) {
+    if (greatest < x[v]) greatest = x[v];
+  }
+  const T others = sum_visible<T>(
+      V, [&](Index v) { return v != target; }, [&](Index v) { return T(exp(x[v] - greatest)); });
+  return cross_entropy_from<T>(greatest, x[target], T(exp(x[target] - greatest)), others);
+}
+
+/// Backward of one row: dx_v = factor (e^{x_v - lse} - [v = target]). dx may be x.
+template <class T>
+void cross_entropy_backward_row(Row<const T> x, Index V, Index target, T lse, T factor, Row<T> dx) {
+  using std::exp;
+  const T weight = T(exp(x[target] - lse));
+  const auto term = [&](Index v) {
+    const T p = T(exp(x[v] - lse));
+    dx[v] = factor * p;
+    return p;
+  };
+  const T others = sum_visible<T>(
+      V, [&](Index v) { return v != target; }, term);
+  dx[target] = T(0) - factor * (others + T(0) * weight);  // 0 times NaN shows
 }
 
 HEADWISE_STRICT_MATH_END
@@ -2336,60 +2532,6 @@ void layer_norm_backward_row(Row<const T> dy, Row<const T> x, Index D, RowMoment
     const T xhat = (x[n] - moments.mean) * moments.rstd;
     dx[n] = idle ? T(0) : moments.rstd * (g(n) - mean_g - xhat * mean_g_xhat);
   }
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
-
-// headwise/kernels/softmax.hpp
-// Softmax of one row, forward and backward.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// The sum of term(j) over visible j: `block` terms at a time, counted from j = 0, so that hidden
-/// elements at the end of a row change no bit. (One chain of 1,024 lost twice the digits.)
-template <class T, class Visible, class Term>
-T sum_visible(Index n, Visible visible, Term term) {
-  constexpr Index block = 16;
-  T total = T(0);
-  for (Index j0 = 0; j0 < n; j0 += block) {
-    T sum = T(0);
-    bool any = false;
-    for (Index j = j0, end = std::min<Index>(n, j0 + block); j < end; ++j) {
-      if (!visible(j)) continue;
-      sum = any ? sum + term(j) : term(j);
-      any = true;
-    }
-    if (any) total = total + sum;
-  }
-  return total;
-}
-
-/// In place over the elements j of a row with visible(j): x_j becomes e^(x_j - max) / sum, the
-/// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout.
-template <class T, class Visible>
-void softmax_row(Row<T> x, Index n, Visible visible) {
-  using std::exp;
-  T greatest = std::numeric_limits<T>::lowest();
-  for (Index j = 0; j < n; ++j) {
-    if (!visible(j)) continue;
-    if (greatest < x[j]) greatest = x[j];
-  }
-  for (Index j = 0; j < n; ++j) x[j] = visible(j) ? T(exp(x[j] - greatest)) : T(0);
-  const T sum = sum_visible<T>(n, visible, [&](Index j) { return x[j]; });
-  for (Index j = 0; j < n; ++j) {
-    if (visible(j)) x[j] = x[j] / sum;
-  }
-}
-
-/// dx_j = p_j (dp_j - sum_k dp_k p_k) for visible j, 0 for the others. dx may be dp.
-template <class T, class Visible>
-void softmax_backward_row(Row<const T> dp, Row<const T> p, Row<T> dx, Index n, Visible visible) {
-  const T sum = sum_visible<T>(n, visible, [&](Index j) { return dp[j] * p[j]; });
-  for (Index j = 0; j < n; ++j) dx[j] = visible(j) ? p[j] * (dp[j] - sum) : T(0);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -2615,6 +2757,14 @@ struct Kernels {
                                 Index begin, Index end);
   void (*drop_rows)(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
                     Index end);
+
+  // embedding.inc, cross_entropy.inc and rotary.inc
+  void (*add_row)(Row<const T> x, Index N, Row<T> to);
+  void (*cross_entropy_rows)(const CrossEntropyRows<T>& of, Index begin, Index end);
+  void (*cross_entropy_backward_rows)(const CrossEntropyBackwardRows<T>& of, Index begin,
+                                      Index end);
+  void (*rotate_rows)(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin,
+                      Index end);
 
   // attention_head.inc
   Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
@@ -4163,6 +4313,344 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/embedding.inc
+// A row that is added to another: the gradient of a table's row. Read once for each instruction
+// set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// to_n += x_n, n < N.
+template <Scalar T>
+void add_row(Row<const T> x, Index N, Row<T> to) {
+  if constexpr (simd::vectorised<T>) {
+    using S = Simd<T>;
+    const RowPieces<T> row{N};
+    Piece<T> copy, sums;
+    each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      const T* in = row.read(x, n, T(0), copy);
+      T* at = row.write(to, n, sums);
+      if (at == sums.data) gather<T>(to, n, row.count(n), T(0), sums);
+      each_vector<T>([&](auto, Index element) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(at + element) + S::load(in + element), at + element);
+      });
+      row.written(at, to, n, sums);
+    });
+  } else {
+    for (Index n = 0; n < N; ++n) to[n] = to[n] + x[n];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/cross_entropy.inc
+// Softmax cross-entropy of rows: kernels/cross_entropy.hpp by vectors. Other types than float and
+// double take the rows there. Read once for each instruction set.
+//
+// Forward reads a row twice, the second time from a cache where it fits one; backward reads and
+// writes it once. Chains of a sum are counted from element 0 and joined every 16 pieces, so that a
+// vocabulary of 50,000 costs a sum no digits.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// f(n, whole, at) for each piece of a row, from element n on: whether all of it lies in the row
+/// and it does not hold the target, and which of its elements is the target, or -1. Every 16 pieces
+/// `sums` are joined to `totals`.
+template <class T, class F>
+HEADWISE_INLINE void each_piece_but_target(RowPieces<T> row, Index target, Chains<T>& sums,
+                                           Chains<T>& totals, F&& f) {
+  constexpr Index size = Piece<T>::size, together = 16 * size;
+  for (Index n0 = 0; n0 < row.N; n0 += together) {
+    sums = Chains<T>();
+    for (Index n = n0, end = std::min<Index>(row.N, n0 + together); n < end; n += size) {
+      const bool holds = target >= n && target < n + size;
+      f(n, !holds && n + size <= row.N, holds ? target - n : Index{-1});
+    }
+    each_vector<T>([&](auto v, Index)
+                       HEADWISE_ALWAYS_INLINE { totals.sums[v] = totals.sums[v] + sums.sums[v]; });
+  }
+}
+
+/// f(v, element, counts) for the vectors that hold one of the first `count` elements of a piece;
+/// counts(x) is x in the lanes of those elements but the one at `target`, and 0 in the others.
+template <class T, class F>
+HEADWISE_INLINE void each_vector_but_target(Index count, Index target, F&& f) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  const auto lanes = S::lane_numbers();
+  each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+    if (at >= count) return;
+    const auto counted =
+        S::both(S::within(lanes, S::broadcast_int(0), S::broadcast_int(Int(count - at))),
+                lanes != S::broadcast_int(Int(target - at)));
+    f(v, at, [&](const typename S::Vector& x) HEADWISE_ALWAYS_INLINE {
+      return S::select(counted, x, S::zero());
+    });
+  });
+}
+
+/// The greatest element; NaN is passed over.
+template <class T>
+T greatest_logit(Row<const T> x, Index V) {
+  using S = Simd<T>;
+  const RowPieces<T> row{V};
+  Piece<T> copy;
+  T lanes[std::size_t{S::width}];
+  const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
+  typename S::Vector most[] = {lowest, lowest, lowest, lowest};
+  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, std::numeric_limits<T>::lowest(), copy);
+    each_vector<T>([&](auto v, Index at)
+                       HEADWISE_ALWAYS_INLINE { most[v] = S::greater(most[v], S::load(in + at)); });
+  });
+  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
+  T greatest = lanes[0];
+  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
+  return greatest;
+}
+
+/// Forward of one row.
+template <class T>
+CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
+  using S = Simd<T>;
+  const RowPieces<T> row{V};
+  const T most = greatest_logit<T>(x, V);
+  const auto greatest = S::broadcast(most);
+  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
+  Piece<T> copy, weights;
+  Chains<T> sums, totals;
+  T of_target = T(0);
+  const auto weights_at = [&](const T* in) HEADWISE_ALWAYS_INLINE {
+    return simd::HEADWISE_ISA::weight_of<T>((S::load(in) - greatest) * unit);
+  };
+  const auto add = [&](Index n, bool whole, Index at_target) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, most, copy);
+    if (whole) {
+      each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+        sums.sums[v] = sums.sums[v] + weights_at(in + at);
+      });
+      return;
+    }
+    each_vector_but_target<T>(row.count(n), at_target,
+                              [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
+                                const auto weight = weights_at(in + at);
+                                S::store(weight, weights.data + at);
+                                sums.sums[v] = sums.sums[v] + counts(weight);
+                              });
+    if (at_target >= 0) of_target = weights.data[at_target];
+  };
+  each_piece_but_target<T>(row, target, sums, totals, add);
+  return cross_entropy_from<T>(most, x[target], of_target, totals.total());
+}
+
+/// Backward of one row. dx may be x.
+template <class T>
+void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T factor, Row<T> dx) {
+  using S = Simd<T>;
+  const RowPieces<T> row{V};
+  const auto centre = S::broadcast(lse), by = S::broadcast(factor);
+  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
+  Piece<T> copy, result, weights;
+  Chains<T> sums, totals;
+  T of_target = T(0);
+  const auto weights_at = [&](const T* in) HEADWISE_ALWAYS_INLINE {
+    return simd::HEADWISE_ISA::weight_of<T>((S::load(in) - centre) * unit);
+  };
+  const auto flow = [&](Index n, bool whole, Index at_target) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, lse, copy);
+    T* out = row.write(dx, n, result);
+    if (whole) {
+      each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+        const auto p = weights_at(in + at);
+        S::store(by * p, out + at);
+        sums.sums[v] = sums.sums[v] + p;
+      });
+    } else {
+      each_vector_but_target<T>(row.count(n), at_target,
+                                [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
+                                  const auto p = weights_at(in + at);
+                                  S::store(p, weights.data + at);
+                                  S::store(by * p, out + at);
+                                  sums.sums[v] = sums.sums[v] + counts(p);
+                                });
+      if (at_target >= 0) of_target = weights.data[at_target];
+    }
+    row.written(out, dx, n, result);
+  };
+  each_piece_but_target<T>(row, target, sums, totals, flow);
+  dx[target] = T(0) - factor * (totals.total() + T(0) * of_target);
+}
+
+/// Rows begin ... end - 1, forward: lse may be null.
+template <Scalar T>
+void cross_entropy_rows(const CrossEntropyRows<T>& of, Index begin, Index end) {
+  for (Index n = begin; n < end; ++n) {
+    CrossEntropy<T> result{T(0), T(0)};
+    if (of.targets[n] >= 0) {
+      const auto x = row(of.logits, n);
+      if constexpr (simd::vectorised<T>) {
+        result = cross_entropy_of<T>(x, of.V, of.targets[n]);
+      } else {
+        result = cross_entropy_row<T>(x, of.V, of.targets[n]);
+      }
+    }
+    of.losses[n] = result.loss;
+    if (of.lse.data != nullptr) of.lse[n] = result.lse;
+  }
+}
+
+/// Rows begin ... end - 1, backward.
+template <Scalar T>
+void cross_entropy_backward_rows(const CrossEntropyBackwardRows<T>& of, Index begin, Index end) {
+  for (Index n = begin; n < end; ++n) {
+    const auto x = row(of.logits, n);
+    const auto dx = row(of.d_logits, n);
+    if (of.targets[n] < 0) {
+      for (Index v = 0; v < of.V; ++v) dx[v] = T(0);
+    } else if constexpr (simd::vectorised<T>) {
+      cross_entropy_backward_of<T>(x, of.V, of.targets[n], of.lse[n], of.factor, dx);
+    } else {
+      cross_entropy_backward_row<T>(x, of.V, of.targets[n], of.lse[n], of.factor, dx);
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/rotary.inc
+// Rotation of pairs of a row's elements. Read once for each instruction set.
+//
+// A vector of first elements and one of second elements are rotated together, whichever way pairs
+// lie in the row: halves are read as they are, neighbours are parted and joined again. A row of 64
+// is one or two vectors a half, so that pieces of four would be copies.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// x_n, x_{n + step} ... in the lanes, `count` of them, 0 in the others.
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count) {
+  using S = Simd<T>;
+  if (x.step == 1 && count == S::width) return S::load(x.data);
+  T lanes[std::size_t{S::width}] = {};
+  for (Index n = 0; n < count; ++n) lanes[n] = x[n];
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> to, Index count) {
+  using S = Simd<T>;
+  if (to.step == 1 && count == S::width) return S::store(x, to.data);
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < count; ++n) to[n] = lanes[n];
+}
+
+/// Pairs in neighbouring elements, as many as lanes: the first of each, the second of each.
+template <class T>
+HEADWISE_INLINE void load_neighbours(const T* from, typename Simd<T>::Vector& first,
+                                     typename Simd<T>::Vector& second) {
+  constexpr int width = Simd<T>::width;
+  const auto low = Simd<T>::load(from), high = Simd<T>::load(from + width);
+  [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    first = __builtin_shufflevector(low, high, (2 * n)...);
+    second = __builtin_shufflevector(low, high, (2 * n + 1)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+template <class T>
+HEADWISE_INLINE void store_neighbours(const typename Simd<T>::Vector& first,
+                                      const typename Simd<T>::Vector& second, T* to) {
+  constexpr int width = Simd<T>::width;
+  [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    Simd<T>::store(__builtin_shufflevector(first, second, (n / 2 + n % 2 * width)...), to);
+    Simd<T>::store(__builtin_shufflevector(first, second, (n / 2 + n % 2 * width + width / 2)...),
+                   to + width);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+
+/// Where pairs lie in a row: element t of the first ones, of the second ones.
+template <class T>
+struct RowPairs {
+  Row<T> first, second;
+
+  RowPairs(Row<T> x, const RotaryRows<std::remove_const_t<T>>& of)
+      : first(of.interleaved ? Row<T>{x.data, 2 * x.step} : x),
+        second(of.interleaved ? Row<T>{x.data + x.step, 2 * x.step}
+                              : Row<T>{x.data + of.width / 2 * x.step, x.step}) {}
+  Row<T> first_from(Index t) const { return {&first[t], first.step}; }
+  Row<T> second_from(Index t) const { return {&second[t], second.step}; }
+};
+
+/// One row: (a, b) becomes (a c - b s, a s + b c). y may be x.
+template <class T>
+void rotate_row(const RotaryRows<T>& of, Row<const T> cosines, Row<const T> sines, Row<const T> x,
+                Row<T> y) {
+  using S = Simd<T>;
+  const RowPairs<const T> from(x, of);
+  const RowPairs<T> to(y, of);
+  const Index pairs = of.width / 2;
+  const bool neighbours = of.interleaved && x.step == 1 && y.step == 1;
+  for (Index t = 0; t < pairs; t += S::width) {
+    const Index count = std::min<Index>(S::width, pairs - t);
+    const auto c = load_lanes<T>({&cosines[t], cosines.step}, count);
+    auto s = load_lanes<T>({&sines[t], sines.step}, count);
+    if (of.transposed) s = S::zero() - s;
+    const bool parted = neighbours && count == S::width;
+    typename S::Vector a, b;
+    if (parted) {
+      load_neighbours<T>(x.data + 2 * t, a, b);
+    } else {
+      a = load_lanes<T>(from.first_from(t), count);
+      b = load_lanes<T>(from.second_from(t), count);
+    }
+    const auto first = S::fma(a, c, S::zero() - b * s), second = S::fma(a, s, b * c);
+    if (parted) {
+      store_neighbours<T>(first, second, y.data + 2 * t);
+    } else {
+      store_lanes<T>(first, to.first_from(t), count);
+      store_lanes<T>(second, to.second_from(t), count);
+    }
+  }
+}
+
+/// Rows begin ... end - 1, each by its own row of the tables, and the elements behind `width`
+/// copied. y may be x.
+template <Scalar T>
+void rotate_rows(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin, Index end) {
+  for (Index i = begin; i < end; ++i) {
+    const auto from = row(x, i);
+    const auto to = row(y, i);
+    const auto cosines = row(of.cosines, i), sines = row(of.sines, i);
+    if constexpr (simd::vectorised<T>) {
+      rotate_row<T>(of, cosines, sines, from, to);
+    } else {
+      const RowPairs<const T> in(from, of);
+      const RowPairs<T> out(to, of);
+      for (Index t = 0; t < of.width / 2; ++t) {
+        const T a = in.first[t], b = in.second[t], c = cosines[t];
+        const T s = of.transposed ? T(T(0) - sines[t]) : sines[t];
+        out.first[t] = a * c - b * s;
+        out.second[t] = a * s + b * c;
+      }
+    }
+    if (from.data == to.data) continue;
+    for (Index n = of.width; n < of.d; ++n) to[n] = from[n];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/attention_head.inc
 // Attention of one head with its weights kept: the readable specification, matrix by matrix. The
 // step numbers are those of docs/derivations/attention_backward.md. Read once for each instruction
@@ -5234,6 +5722,10 @@ inline constexpr Kernels<T> table = {
     .softmax_rows = &softmax_rows<T>,
     .softmax_backward_rows = &softmax_backward_rows<T>,
     .drop_rows = &drop_rows<T>,
+    .add_row = &add_row<T>,
+    .cross_entropy_rows = &cross_entropy_rows<T>,
+    .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
+    .rotate_rows = &rotate_rows<T>,
     .attention_forward_scratch = &attention_forward_scratch<T>,
     .attention_backward_scratch = &attention_backward_scratch<T>,
     .score_head = &score_head<T>,
@@ -6608,6 +7100,314 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/embedding.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+void add_row(Row<const T> x, Index N, Row<T> to) {
+  if constexpr (simd::vectorised<T>) {
+    using S = Simd<T>;
+    const RowPieces<T> row{N};
+    Piece<T> copy, sums;
+    each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      const T* in = row.read(x, n, T(0), copy);
+      T* at = row.write(to, n, sums);
+      if (at == sums.data) gather<T>(to, n, row.count(n), T(0), sums);
+      each_vector<T>([&](auto, Index element) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(at + element) + S::load(in + element), at + element);
+      });
+      row.written(at, to, n, sums);
+    });
+  } else {
+    for (Index n = 0; n < N; ++n) to[n] = to[n] + x[n];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/cross_entropy.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, class F>
+HEADWISE_INLINE void each_piece_but_target(RowPieces<T> row, Index target, Chains<T>& sums,
+                                           Chains<T>& totals, F&& f) {
+  constexpr Index size = Piece<T>::size, together = 16 * size;
+  for (Index n0 = 0; n0 < row.N; n0 += together) {
+    sums = Chains<T>();
+    for (Index n = n0, end = std::min<Index>(row.N, n0 + together); n < end; n += size) {
+      const bool holds = target >= n && target < n + size;
+      f(n, !holds && n + size <= row.N, holds ? target - n : Index{-1});
+    }
+    each_vector<T>([&](auto v, Index)
+                       HEADWISE_ALWAYS_INLINE { totals.sums[v] = totals.sums[v] + sums.sums[v]; });
+  }
+}
+
+template <class T, class F>
+HEADWISE_INLINE void each_vector_but_target(Index count, Index target, F&& f) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  const auto lanes = S::lane_numbers();
+  each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+    if (at >= count) return;
+    const auto counted =
+        S::both(S::within(lanes, S::broadcast_int(0), S::broadcast_int(Int(count - at))),
+                lanes != S::broadcast_int(Int(target - at)));
+    f(v, at, [&](const typename S::Vector& x) HEADWISE_ALWAYS_INLINE {
+      return S::select(counted, x, S::zero());
+    });
+  });
+}
+
+template <class T>
+T greatest_logit(Row<const T> x, Index V) {
+  using S = Simd<T>;
+  const RowPieces<T> row{V};
+  Piece<T> copy;
+  T lanes[std::size_t{S::width}];
+  const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
+  typename S::Vector most[] = {lowest, lowest, lowest, lowest};
+  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, std::numeric_limits<T>::lowest(), copy);
+    each_vector<T>([&](auto v, Index at)
+                       HEADWISE_ALWAYS_INLINE { most[v] = S::greater(most[v], S::load(in + at)); });
+  });
+  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
+  T greatest = lanes[0];
+  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
+  return greatest;
+}
+
+template <class T>
+CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
+  using S = Simd<T>;
+  const RowPieces<T> row{V};
+  const T most = greatest_logit<T>(x, V);
+  const auto greatest = S::broadcast(most);
+  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
+  Piece<T> copy, weights;
+  Chains<T> sums, totals;
+  T of_target = T(0);
+  const auto weights_at = [&](const T* in) HEADWISE_ALWAYS_INLINE {
+    return simd::HEADWISE_ISA::weight_of<T>((S::load(in) - greatest) * unit);
+  };
+  const auto add = [&](Index n, bool whole, Index at_target) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, most, copy);
+    if (whole) {
+      each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+        sums.sums[v] = sums.sums[v] + weights_at(in + at);
+      });
+      return;
+    }
+    each_vector_but_target<T>(row.count(n), at_target,
+                              [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
+                                const auto weight = weights_at(in + at);
+                                S::store(weight, weights.data + at);
+                                sums.sums[v] = sums.sums[v] + counts(weight);
+                              });
+    if (at_target >= 0) of_target = weights.data[at_target];
+  };
+  each_piece_but_target<T>(row, target, sums, totals, add);
+  return cross_entropy_from<T>(most, x[target], of_target, totals.total());
+}
+
+template <class T>
+void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T factor, Row<T> dx) {
+  using S = Simd<T>;
+  const RowPieces<T> row{V};
+  const auto centre = S::broadcast(lse), by = S::broadcast(factor);
+  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
+  Piece<T> copy, result, weights;
+  Chains<T> sums, totals;
+  T of_target = T(0);
+  const auto weights_at = [&](const T* in) HEADWISE_ALWAYS_INLINE {
+    return simd::HEADWISE_ISA::weight_of<T>((S::load(in) - centre) * unit);
+  };
+  const auto flow = [&](Index n, bool whole, Index at_target) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, lse, copy);
+    T* out = row.write(dx, n, result);
+    if (whole) {
+      each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+        const auto p = weights_at(in + at);
+        S::store(by * p, out + at);
+        sums.sums[v] = sums.sums[v] + p;
+      });
+    } else {
+      each_vector_but_target<T>(row.count(n), at_target,
+                                [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
+                                  const auto p = weights_at(in + at);
+                                  S::store(p, weights.data + at);
+                                  S::store(by * p, out + at);
+                                  sums.sums[v] = sums.sums[v] + counts(p);
+                                });
+      if (at_target >= 0) of_target = weights.data[at_target];
+    }
+    row.written(out, dx, n, result);
+  };
+  each_piece_but_target<T>(row, target, sums, totals, flow);
+  dx[target] = T(0) - factor * (totals.total() + T(0) * of_target);
+}
+
+template <Scalar T>
+void cross_entropy_rows(const CrossEntropyRows<T>& of, Index begin, Index end) {
+  for (Index n = begin; n < end; ++n) {
+    CrossEntropy<T> result{T(0), T(0)};
+    if (of.targets[n] >= 0) {
+      const auto x = row(of.logits, n);
+      if constexpr (simd::vectorised<T>) {
+        result = cross_entropy_of<T>(x, of.V, of.targets[n]);
+      } else {
+        result = cross_entropy_row<T>(x, of.V, of.targets[n]);
+      }
+    }
+    of.losses[n] = result.loss;
+    if (of.lse.data != nullptr) of.lse[n] = result.lse;
+  }
+}
+
+template <Scalar T>
+void cross_entropy_backward_rows(const CrossEntropyBackwardRows<T>& of, Index begin, Index end) {
+  for (Index n = begin; n < end; ++n) {
+    const auto x = row(of.logits, n);
+    const auto dx = row(of.d_logits, n);
+    if (of.targets[n] < 0) {
+      for (Index v = 0; v < of.V; ++v) dx[v] = T(0);
+    } else if constexpr (simd::vectorised<T>) {
+      cross_entropy_backward_of<T>(x, of.V, of.targets[n], of.lse[n], of.factor, dx);
+    } else {
+      cross_entropy_backward_row<T>(x, of.V, of.targets[n], of.lse[n], of.factor, dx);
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/rotary.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count) {
+  using S = Simd<T>;
+  if (x.step == 1 && count == S::width) return S::load(x.data);
+  T lanes[std::size_t{S::width}] = {};
+  for (Index n = 0; n < count; ++n) lanes[n] = x[n];
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> to, Index count) {
+  using S = Simd<T>;
+  if (to.step == 1 && count == S::width) return S::store(x, to.data);
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < count; ++n) to[n] = lanes[n];
+}
+
+template <class T>
+HEADWISE_INLINE void load_neighbours(const T* from, typename Simd<T>::Vector& first,
+                                     typename Simd<T>::Vector& second) {
+  constexpr int width = Simd<T>::width;
+  const auto low = Simd<T>::load(from), high = Simd<T>::load(from + width);
+  [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    first = __builtin_shufflevector(low, high, (2 * n)...);
+    second = __builtin_shufflevector(low, high, (2 * n + 1)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+template <class T>
+HEADWISE_INLINE void store_neighbours(const typename Simd<T>::Vector& first,
+                                      const typename Simd<T>::Vector& second, T* to) {
+  constexpr int width = Simd<T>::width;
+  [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    Simd<T>::store(__builtin_shufflevector(first, second, (n / 2 + n % 2 * width)...), to);
+    Simd<T>::store(__builtin_shufflevector(first, second, (n / 2 + n % 2 * width + width / 2)...),
+                   to + width);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+
+template <class T>
+struct RowPairs {
+  Row<T> first, second;
+
+  RowPairs(Row<T> x, const RotaryRows<std::remove_const_t<T>>& of)
+      : first(of.interleaved ? Row<T>{x.data, 2 * x.step} : x),
+        second(of.interleaved ? Row<T>{x.data + x.step, 2 * x.step}
+                              : Row<T>{x.data + of.width / 2 * x.step, x.step}) {}
+  Row<T> first_from(Index t) const { return {&first[t], first.step}; }
+  Row<T> second_from(Index t) const { return {&second[t], second.step}; }
+};
+
+template <class T>
+void rotate_row(const RotaryRows<T>& of, Row<const T> cosines, Row<const T> sines, Row<const T> x,
+                Row<T> y) {
+  using S = Simd<T>;
+  const RowPairs<const T> from(x, of);
+  const RowPairs<T> to(y, of);
+  const Index pairs = of.width / 2;
+  const bool neighbours = of.interleaved && x.step == 1 && y.step == 1;
+  for (Index t = 0; t < pairs; t += S::width) {
+    const Index count = std::min<Index>(S::width, pairs - t);
+    const auto c = load_lanes<T>({&cosines[t], cosines.step}, count);
+    auto s = load_lanes<T>({&sines[t], sines.step}, count);
+    if (of.transposed) s = S::zero() - s;
+    const bool parted = neighbours && count == S::width;
+    typename S::Vector a, b;
+    if (parted) {
+      load_neighbours<T>(x.data + 2 * t, a, b);
+    } else {
+      a = load_lanes<T>(from.first_from(t), count);
+      b = load_lanes<T>(from.second_from(t), count);
+    }
+    const auto first = S::fma(a, c, S::zero() - b * s), second = S::fma(a, s, b * c);
+    if (parted) {
+      store_neighbours<T>(first, second, y.data + 2 * t);
+    } else {
+      store_lanes<T>(first, to.first_from(t), count);
+      store_lanes<T>(second, to.second_from(t), count);
+    }
+  }
+}
+
+template <Scalar T>
+void rotate_rows(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin, Index end) {
+  for (Index i = begin; i < end; ++i) {
+    const auto from = row(x, i);
+    const auto to = row(y, i);
+    const auto cosines = row(of.cosines, i), sines = row(of.sines, i);
+    if constexpr (simd::vectorised<T>) {
+      rotate_row<T>(of, cosines, sines, from, to);
+    } else {
+      const RowPairs<const T> in(from, of);
+      const RowPairs<T> out(to, of);
+      for (Index t = 0; t < of.width / 2; ++t) {
+        const T a = in.first[t], b = in.second[t], c = cosines[t];
+        const T s = of.transposed ? T(T(0) - sines[t]) : sines[t];
+        out.first[t] = a * c - b * s;
+        out.second[t] = a * s + b * c;
+      }
+    }
+    if (from.data == to.data) continue;
+    for (Index n = of.width; n < of.d; ++n) to[n] = from[n];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/attention_head.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -7547,6 +8347,10 @@ inline constexpr Kernels<T> table = {
     .softmax_rows = &softmax_rows<T>,
     .softmax_backward_rows = &softmax_backward_rows<T>,
     .drop_rows = &drop_rows<T>,
+    .add_row = &add_row<T>,
+    .cross_entropy_rows = &cross_entropy_rows<T>,
+    .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
+    .rotate_rows = &rotate_rows<T>,
     .attention_forward_scratch = &attention_forward_scratch<T>,
     .attention_backward_scratch = &attention_backward_scratch<T>,
     .score_head = &score_head<T>,
@@ -8919,6 +9723,314 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/embedding.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+void add_row(Row<const T> x, Index N, Row<T> to) {
+  if constexpr (simd::vectorised<T>) {
+    using S = Simd<T>;
+    const RowPieces<T> row{N};
+    Piece<T> copy, sums;
+    each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      const T* in = row.read(x, n, T(0), copy);
+      T* at = row.write(to, n, sums);
+      if (at == sums.data) gather<T>(to, n, row.count(n), T(0), sums);
+      each_vector<T>([&](auto, Index element) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(at + element) + S::load(in + element), at + element);
+      });
+      row.written(at, to, n, sums);
+    });
+  } else {
+    for (Index n = 0; n < N; ++n) to[n] = to[n] + x[n];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/cross_entropy.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, class F>
+HEADWISE_INLINE void each_piece_but_target(RowPieces<T> row, Index target, Chains<T>& sums,
+                                           Chains<T>& totals, F&& f) {
+  constexpr Index size = Piece<T>::size, together = 16 * size;
+  for (Index n0 = 0; n0 < row.N; n0 += together) {
+    sums = Chains<T>();
+    for (Index n = n0, end = std::min<Index>(row.N, n0 + together); n < end; n += size) {
+      const bool holds = target >= n && target < n + size;
+      f(n, !holds && n + size <= row.N, holds ? target - n : Index{-1});
+    }
+    each_vector<T>([&](auto v, Index)
+                       HEADWISE_ALWAYS_INLINE { totals.sums[v] = totals.sums[v] + sums.sums[v]; });
+  }
+}
+
+template <class T, class F>
+HEADWISE_INLINE void each_vector_but_target(Index count, Index target, F&& f) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  const auto lanes = S::lane_numbers();
+  each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+    if (at >= count) return;
+    const auto counted =
+        S::both(S::within(lanes, S::broadcast_int(0), S::broadcast_int(Int(count - at))),
+                lanes != S::broadcast_int(Int(target - at)));
+    f(v, at, [&](const typename S::Vector& x) HEADWISE_ALWAYS_INLINE {
+      return S::select(counted, x, S::zero());
+    });
+  });
+}
+
+template <class T>
+T greatest_logit(Row<const T> x, Index V) {
+  using S = Simd<T>;
+  const RowPieces<T> row{V};
+  Piece<T> copy;
+  T lanes[std::size_t{S::width}];
+  const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
+  typename S::Vector most[] = {lowest, lowest, lowest, lowest};
+  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, std::numeric_limits<T>::lowest(), copy);
+    each_vector<T>([&](auto v, Index at)
+                       HEADWISE_ALWAYS_INLINE { most[v] = S::greater(most[v], S::load(in + at)); });
+  });
+  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
+  T greatest = lanes[0];
+  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
+  return greatest;
+}
+
+template <class T>
+CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
+  using S = Simd<T>;
+  const RowPieces<T> row{V};
+  const T most = greatest_logit<T>(x, V);
+  const auto greatest = S::broadcast(most);
+  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
+  Piece<T> copy, weights;
+  Chains<T> sums, totals;
+  T of_target = T(0);
+  const auto weights_at = [&](const T* in) HEADWISE_ALWAYS_INLINE {
+    return simd::HEADWISE_ISA::weight_of<T>((S::load(in) - greatest) * unit);
+  };
+  const auto add = [&](Index n, bool whole, Index at_target) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, most, copy);
+    if (whole) {
+      each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+        sums.sums[v] = sums.sums[v] + weights_at(in + at);
+      });
+      return;
+    }
+    each_vector_but_target<T>(row.count(n), at_target,
+                              [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
+                                const auto weight = weights_at(in + at);
+                                S::store(weight, weights.data + at);
+                                sums.sums[v] = sums.sums[v] + counts(weight);
+                              });
+    if (at_target >= 0) of_target = weights.data[at_target];
+  };
+  each_piece_but_target<T>(row, target, sums, totals, add);
+  return cross_entropy_from<T>(most, x[target], of_target, totals.total());
+}
+
+template <class T>
+void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T factor, Row<T> dx) {
+  using S = Simd<T>;
+  const RowPieces<T> row{V};
+  const auto centre = S::broadcast(lse), by = S::broadcast(factor);
+  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
+  Piece<T> copy, result, weights;
+  Chains<T> sums, totals;
+  T of_target = T(0);
+  const auto weights_at = [&](const T* in) HEADWISE_ALWAYS_INLINE {
+    return simd::HEADWISE_ISA::weight_of<T>((S::load(in) - centre) * unit);
+  };
+  const auto flow = [&](Index n, bool whole, Index at_target) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, lse, copy);
+    T* out = row.write(dx, n, result);
+    if (whole) {
+      each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+        const auto p = weights_at(in + at);
+        S::store(by * p, out + at);
+        sums.sums[v] = sums.sums[v] + p;
+      });
+    } else {
+      each_vector_but_target<T>(row.count(n), at_target,
+                                [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
+                                  const auto p = weights_at(in + at);
+                                  S::store(p, weights.data + at);
+                                  S::store(by * p, out + at);
+                                  sums.sums[v] = sums.sums[v] + counts(p);
+                                });
+      if (at_target >= 0) of_target = weights.data[at_target];
+    }
+    row.written(out, dx, n, result);
+  };
+  each_piece_but_target<T>(row, target, sums, totals, flow);
+  dx[target] = T(0) - factor * (totals.total() + T(0) * of_target);
+}
+
+template <Scalar T>
+void cross_entropy_rows(const CrossEntropyRows<T>& of, Index begin, Index end) {
+  for (Index n = begin; n < end; ++n) {
+    CrossEntropy<T> result{T(0), T(0)};
+    if (of.targets[n] >= 0) {
+      const auto x = row(of.logits, n);
+      if constexpr (simd::vectorised<T>) {
+        result = cross_entropy_of<T>(x, of.V, of.targets[n]);
+      } else {
+        result = cross_entropy_row<T>(x, of.V, of.targets[n]);
+      }
+    }
+    of.losses[n] = result.loss;
+    if (of.lse.data != nullptr) of.lse[n] = result.lse;
+  }
+}
+
+template <Scalar T>
+void cross_entropy_backward_rows(const CrossEntropyBackwardRows<T>& of, Index begin, Index end) {
+  for (Index n = begin; n < end; ++n) {
+    const auto x = row(of.logits, n);
+    const auto dx = row(of.d_logits, n);
+    if (of.targets[n] < 0) {
+      for (Index v = 0; v < of.V; ++v) dx[v] = T(0);
+    } else if constexpr (simd::vectorised<T>) {
+      cross_entropy_backward_of<T>(x, of.V, of.targets[n], of.lse[n], of.factor, dx);
+    } else {
+      cross_entropy_backward_row<T>(x, of.V, of.targets[n], of.lse[n], of.factor, dx);
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/rotary.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count) {
+  using S = Simd<T>;
+  if (x.step == 1 && count == S::width) return S::load(x.data);
+  T lanes[std::size_t{S::width}] = {};
+  for (Index n = 0; n < count; ++n) lanes[n] = x[n];
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> to, Index count) {
+  using S = Simd<T>;
+  if (to.step == 1 && count == S::width) return S::store(x, to.data);
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < count; ++n) to[n] = lanes[n];
+}
+
+template <class T>
+HEADWISE_INLINE void load_neighbours(const T* from, typename Simd<T>::Vector& first,
+                                     typename Simd<T>::Vector& second) {
+  constexpr int width = Simd<T>::width;
+  const auto low = Simd<T>::load(from), high = Simd<T>::load(from + width);
+  [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    first = __builtin_shufflevector(low, high, (2 * n)...);
+    second = __builtin_shufflevector(low, high, (2 * n + 1)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+template <class T>
+HEADWISE_INLINE void store_neighbours(const typename Simd<T>::Vector& first,
+                                      const typename Simd<T>::Vector& second, T* to) {
+  constexpr int width = Simd<T>::width;
+  [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    Simd<T>::store(__builtin_shufflevector(first, second, (n / 2 + n % 2 * width)...), to);
+    Simd<T>::store(__builtin_shufflevector(first, second, (n / 2 + n % 2 * width + width / 2)...),
+                   to + width);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+
+template <class T>
+struct RowPairs {
+  Row<T> first, second;
+
+  RowPairs(Row<T> x, const RotaryRows<std::remove_const_t<T>>& of)
+      : first(of.interleaved ? Row<T>{x.data, 2 * x.step} : x),
+        second(of.interleaved ? Row<T>{x.data + x.step, 2 * x.step}
+                              : Row<T>{x.data + of.width / 2 * x.step, x.step}) {}
+  Row<T> first_from(Index t) const { return {&first[t], first.step}; }
+  Row<T> second_from(Index t) const { return {&second[t], second.step}; }
+};
+
+template <class T>
+void rotate_row(const RotaryRows<T>& of, Row<const T> cosines, Row<const T> sines, Row<const T> x,
+                Row<T> y) {
+  using S = Simd<T>;
+  const RowPairs<const T> from(x, of);
+  const RowPairs<T> to(y, of);
+  const Index pairs = of.width / 2;
+  const bool neighbours = of.interleaved && x.step == 1 && y.step == 1;
+  for (Index t = 0; t < pairs; t += S::width) {
+    const Index count = std::min<Index>(S::width, pairs - t);
+    const auto c = load_lanes<T>({&cosines[t], cosines.step}, count);
+    auto s = load_lanes<T>({&sines[t], sines.step}, count);
+    if (of.transposed) s = S::zero() - s;
+    const bool parted = neighbours && count == S::width;
+    typename S::Vector a, b;
+    if (parted) {
+      load_neighbours<T>(x.data + 2 * t, a, b);
+    } else {
+      a = load_lanes<T>(from.first_from(t), count);
+      b = load_lanes<T>(from.second_from(t), count);
+    }
+    const auto first = S::fma(a, c, S::zero() - b * s), second = S::fma(a, s, b * c);
+    if (parted) {
+      store_neighbours<T>(first, second, y.data + 2 * t);
+    } else {
+      store_lanes<T>(first, to.first_from(t), count);
+      store_lanes<T>(second, to.second_from(t), count);
+    }
+  }
+}
+
+template <Scalar T>
+void rotate_rows(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin, Index end) {
+  for (Index i = begin; i < end; ++i) {
+    const auto from = row(x, i);
+    const auto to = row(y, i);
+    const auto cosines = row(of.cosines, i), sines = row(of.sines, i);
+    if constexpr (simd::vectorised<T>) {
+      rotate_row<T>(of, cosines, sines, from, to);
+    } else {
+      const RowPairs<const T> in(from, of);
+      const RowPairs<T> out(to, of);
+      for (Index t = 0; t < of.width / 2; ++t) {
+        const T a = in.first[t], b = in.second[t], c = cosines[t];
+        const T s = of.transposed ? T(T(0) - sines[t]) : sines[t];
+        out.first[t] = a * c - b * s;
+        out.second[t] = a * s + b * c;
+      }
+    }
+    if (from.data == to.data) continue;
+    for (Index n = of.width; n < of.d; ++n) to[n] = from[n];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/attention_head.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -9858,6 +10970,10 @@ inline constexpr Kernels<T> table = {
     .softmax_rows = &softmax_rows<T>,
     .softmax_backward_rows = &softmax_backward_rows<T>,
     .drop_rows = &drop_rows<T>,
+    .add_row = &add_row<T>,
+    .cross_entropy_rows = &cross_entropy_rows<T>,
+    .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
+    .rotate_rows = &rotate_rows<T>,
     .attention_forward_scratch = &attention_forward_scratch<T>,
     .attention_backward_scratch = &attention_backward_scratch<T>,
     .score_head = &score_head<T>,
@@ -10209,12 +11325,15 @@ inline double init_std(Init init, Index in, Index out) {
   return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
 }
 
-/// Overwrites w [in, out] with normal numbers of init_std; `parameter` keeps those of one seed
-/// apart.
+/// Overwrites w with normal numbers of mean 0 and this standard deviation; `parameter` keeps those
+/// of one seed apart. Throws ShapeError or ArgumentError before anything is written.
 template <Scalar T>
-void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
-  require_countable("init_weights", "w", w);
-  const double std_deviation = init_std(init, w.extent(0), w.extent(1));
+void init_normal(Out<T, 2> w, double std_deviation, std::uint64_t seed, std::uint32_t parameter) {
+  require_countable("init_normal", "w", w);
+  require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", [&] {
+    return "std_deviation is " + std::to_string(std_deviation) +
+           ", expected a finite number of 0 or more";
+  });
   const auto key = philox_key(seed, 0x77000000u + parameter, 0);
   for (Index i = 0; i < w.extent(0); ++i) {
     for (Index o = 0; o < w.extent(1); ++o) {
@@ -10222,6 +11341,14 @@ void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t para
       w(i, o) = T(std_deviation * philox_normal(key, position));
     }
   }
+}
+
+/// Overwrites w [in, out] with normal numbers of init_std; `parameter` keeps those of one seed
+/// apart.
+template <Scalar T>
+void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
+  require_countable("init_weights", "w", w);
+  init_normal<T>(w, init_std(init, w.extent(0), w.extent(1)), seed, parameter);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -11148,6 +12275,580 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/ops/rows.hpp
+// How work along rows and down columns is cut into tasks. No element depends on the cut.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Elements of a task along rows: some microseconds.
+inline constexpr Index elements_of_rows = 16384;
+
+/// run(begin, end) for parts of N rows of `width` elements.
+template <class F>
+void for_rows(const Context& context, Index N, Index width, const F& run) {
+  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, width));
+  const auto task = [&](Index t, Index) { run(t * rows, std::min<Index>(N, (t + 1) * rows)); };
+  context.executor.run((N + rows - 1) / rows, task);
+}
+
+/// run(begin, end) for parts of `columns` columns of N elements: as few as workers need, for a row
+/// is read in parts as wide as they are.
+template <class F>
+void for_columns(const Context& context, Index N, Index columns, const F& run) {
+  if (columns == 0) return;
+  constexpr Index together = 64;
+  const Index workers = context.executor.concurrency();
+  const Index most = std::max<Index>(1, N * columns / elements_of_rows);
+  const Index tasks = workers == 1 ? 1 : std::min<Index>(2 * workers, most);
+  const Index pieces = (columns + together - 1) / together;
+  const Index width = (pieces + tasks - 1) / tasks * together;
+  const auto task = [&](Index t, Index) {
+    run(t * width, std::min<Index>(columns, (t + 1) * width));
+  };
+  context.executor.run((columns + width - 1) / width, task);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/tokens.hpp
+// Tokens: rows of a table, or columns of logits, by number. What may be one, and the rule that all
+// of a call's lie in range.
+
+namespace headwise::inline v0_1 {
+
+/// The types that tokens come in: what tokenizers write, and what PyTorch takes.
+template <class I>
+concept TokenId = std::same_as<I, std::int32_t> || std::same_as<I, std::int64_t>;
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// No token is exempt.
+struct NoneIgnored {
+  bool operator()(std::int64_t) const { return false; }
+};
+
+/// Throws ArgumentError for the first token outside [0, V), but for those that ignored(token) says
+/// yes to; `from` says where V comes from.
+template <TokenId I, class From, class Ignored = NoneIgnored>
+void require_tokens(std::string_view function, std::string_view argument, const In<I, 1>& tokens,
+                    Index V, const From& from, const Ignored& ignored = {}) {
+  for (Index n = 0; n < tokens.extent(0); ++n) {
+    const std::int64_t token = tokens(n);
+    if ((token >= 0 && token < V) || ignored(token)) [[likely]]
+      continue;
+    raise<ArgumentError>(std::string(function) + ": " + std::string(argument) + "(" +
+                         std::to_string(n) + ") is " + std::to_string(token) +
+                         ", expected 0 or more and below " + std::to_string(V) + " (" + from() +
+                         ")");
+  }
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/embedding.hpp
+// The embedding of tokens: rows of a table, gathered by number, and the gradient of the table.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Asks for the begin of a row that is read or written soon. (Rows of a table are met in no order
+/// that a processor foresees.)
+template <int write, class T>
+HEADWISE_INLINE void prefetch_row(const kernels::Matrix<T>& x, Index i, Index begin, Index end) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+  if (x.column != 1) return;
+  for (Index n = begin; n < std::min<Index>(end, begin + 8 * line); n += line) {
+    __builtin_prefetch(&x(i, n), write, 3);
+  }
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// y_n = table_{tokens_n}: row n of y is a copy of the table's row of token n.
+///
+/// tokens  [N]      in; each in [0, V)
+/// table   [V, D]   in
+/// y       [N, D]   out; must not overlap the inputs
+///
+/// Work    no FLOPs; N D elements are copied.
+/// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
+template <TokenId I, Scalar T>
+void embedding_forward(In<I, 1> tokens, In<T, 2> table, Out<std::type_identity_t<T>, 2> y,
+                       const Context& context = {}) {
+  constexpr std::string_view function = "embedding_forward";
+  const Index N = tokens.extent(0), D = table.extent(1);
+  require_countable(function, "tokens", tokens);
+  require_countable(function, "table", table);
+  require_shape(function, "y", y, Shape{N, D}, "tokens, columns of table");
+  require_apart(function, {"y", y}, {{"tokens", tokens}, {"table", table}});
+  detail::require_tokens(function, "tokens", tokens, table.extent(0),
+                         [&] { return "rows of table " + table.shape().format(); });
+  if (N == 0 || D == 0) return;
+  const auto from = kernels::matrix(table);
+  const auto to = kernels::matrix(Out<T, 2>(y));
+  detail::for_rows(context, N, D, [&](Index begin, Index end) {
+    for (Index n = begin; n < end; ++n) {
+      const auto row = kernels::row(from, static_cast<Index>(tokens(n)));
+      const auto out = kernels::row(to, n);
+      if (n + 1 < end) detail::prefetch_row<0>(from, static_cast<Index>(tokens(n + 1)), 0, D);
+      if (row.step == 1 && out.step == 1) {
+        std::copy_n(row.data, D, out.data);
+      } else {
+        for (Index j = 0; j < D; ++j) out[j] = row[j];
+      }
+    }
+  });
+}
+
+/// The gradient of the table: dtable_{tokens_n} += dy_n, in the order of n.
+///
+/// dy      [N, D]   in
+/// tokens  [N]      in; as in forward
+/// dtable  [V, D]   added to; must not overlap the inputs
+///
+/// A row of the table that no token names is not touched. Sums run in T, from row to row: the same
+/// bits for any number of threads, for each owns columns.
+/// Work    N D FLOPs, whatever V is.
+/// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
+template <Scalar T, TokenId I>
+void embedding_backward(In<T, 2> dy, In<I, 1> tokens, InOut<std::type_identity_t<T>, 2> dtable,
+                        const Context& context = {}) {
+  constexpr std::string_view function = "embedding_backward";
+  const Index N = tokens.extent(0), D = dtable.extent(1);
+  require_countable(function, "tokens", tokens);
+  require_countable(function, "dtable", dtable);
+  require_shape(function, "dy", dy, Shape{N, D}, "tokens, columns of dtable");
+  require_apart(function, {"dtable", dtable}, {{"dy", dy}, {"tokens", tokens}});
+  detail::require_tokens(function, "tokens", tokens, dtable.extent(0),
+                         [&] { return "rows of dtable " + dtable.shape().format(); });
+  if (N == 0 || D == 0) return;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const auto from = kernels::matrix(dy);
+  const auto to = kernels::matrix(Out<T, 2>(dtable));
+  detail::for_columns(context, N, D, [&](Index begin, Index end) {
+    for (Index n = 0; n < N; ++n) {
+      const auto token = static_cast<Index>(tokens(n));
+      if (n + 1 < N) {
+        detail::prefetch_row<1>(to, static_cast<Index>(tokens(n + 1)), begin, end);
+      }
+      run.add_row(kernels::row(from.from(n, begin), 0), end - begin,
+                  kernels::row(to.from(token, begin), 0));
+    }
+  });
+  context.count_flops(std::int64_t{N} * D, std::int64_t{N} * D);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/linear.hpp
+// The linear layer: a matrix product with a bias, and its gradients.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// How a product is cut into tasks: columns first, for each task packs the columns that it needs.
+/// What an element is computed from does not depend on it.
+struct GemmTasks {
+  Index rows, columns;  // of a task
+  Index across;         // tasks side by side
+  Index count;
+
+  GemmTasks(const kernels::Extents& size, Index workers, Index panel) {
+    constexpr Index tasks_a_worker = 2, fewest_columns = 192, fewest_rows = 48;
+    const auto pieces = [](Index n, Index piece) { return (n + piece - 1) / piece; };
+    const Index wanted = workers == 1 ? 1 : tasks_a_worker * workers;
+    const Index most_across = std::max<Index>(1, size.N / fewest_columns);
+    const Index most_down = std::max<Index>(1, size.M / fewest_rows);
+    across = std::min<Index>(wanted, most_across);
+    columns = kernels::round_up(pieces(size.N, across), panel);
+    across = pieces(size.N, columns);
+    rows = pieces(size.M, std::min<Index>(pieces(wanted, across), most_down));
+    count = across * pieces(size.M, rows);
+  }
+};
+
+template <class T>
+void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<T>& workspace,
+              kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,
+              const kernels::Extents& size, const kernels::Epilogue<T>& epilogue) {
+  const GemmTasks tasks(size, context.executor.concurrency(), run.columns);
+  const auto task = [&](Index t, Index worker) {
+    const Index m = t / tasks.across * tasks.rows, n = t % tasks.across * tasks.columns;
+    kernels::Epilogue<T> here = epilogue;
+    if (here.bias != nullptr) here.bias += n;
+    run.gemm(a.from(m, 0), b.from(0, n), c.from(m, n),
+             {std::min<Index>(tasks.rows, size.M - m), std::min<Index>(tasks.columns, size.N - n),
+              size.K},
+             here, workspace.of(worker).take(run.gemm_scratch(size)));
+  };
+  context.executor.run(tasks.count, task);
+}
+
+/// x with 0 in the rows whose dy is 0 throughout, in `storage`; or x itself where it is finite.
+/// What had no part in the result has none in the gradient: 0 times NaN is not let in.
+template <class T>
+In<T, 2> without_idle_rows(const kernels::Kernels<T>& run, const In<T, 2>& x, const In<T, 2>& dy,
+                           Tensor<T, 2>& storage, const Context& context) {
+  if (run.all_finite(kernels::matrix(x), x.extent(0), x.extent(1))) return x;
+  storage = contiguous(x, context.memory);
+  for (Index n = 0; n < x.extent(0); ++n) {
+    bool idle = true;
+    for (Index o = 0; o < dy.extent(1); ++o) idle = idle && dy(n, o) == T(0);
+    for (Index i = 0; idle && i < x.extent(1); ++i) storage(n, i) = T(0);
+  }
+  return storage;
+}
+
+/// dw += x^T dy in two steps: what may fail, then what writes.
+template <class T>
+class LinearWeightGradient {
+ public:
+  /// dy [N, O], x [N, K]; both have to stay. Throws std::bad_alloc.
+  LinearWeightGradient(const In<T, 2>& dy, const In<T, 2>& x, const Context& context)
+      : dy_(dy),
+        x_(without_idle_rows<T>(kernels::kernels_here<T>(), x, dy, storage_, context)),
+        size_{x.extent(1), dy.extent(1), x.extent(0)} {}
+  LinearWeightGradient(const LinearWeightGradient&) = delete;
+  LinearWeightGradient& operator=(const LinearWeightGradient&) = delete;
+
+  /// Elements that each worker needs.
+  Index scratch() const {
+    return size_.M == 0 ? 0 : kernels::kernels_here<T>().gemm_scratch(size_);
+  }
+  /// dw [K, O].
+  void add_to(const InOut<T, 2>& dw, Workspace<T>& workspace, const Context& context) const {
+    if (size_.M == 0 || size_.N == 0 || size_.K == 0) return;
+    const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+    run_gemm<T>(run, context, workspace, kernels::matrix(x_).transposed(), kernels::matrix(dy_),
+                kernels::matrix(dw), size_, {.accumulate = true});
+    context.count_flops(std::int64_t{2} * size_.M * size_.N * size_.K,
+                        run.executed_gemm_flops(size_));
+  }
+
+ private:
+  Tensor<T, 2> storage_;
+  const In<T, 2> dy_, x_;
+  const kernels::Extents size_;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = x w + b, row by row.
+///
+/// x   [N, K]   in
+/// w   [K, O]   in
+/// b   [O]      in; {} for none
+/// y   [N, O]   out; must not overlap the inputs
+///
+/// A row of y depends on that row of x alone, to the bit. Sums run in T.
+/// Work    2 N K O FLOPs, and N O for the bias; scratch that does not grow with N.
+/// Throws  ShapeError before anything is written; std::bad_alloc.
+template <Scalar T>
+void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_identity_t<T>, 1> b,
+                    Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
+  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
+  const auto from_x = [&] { return std::to_string(K) + " from x " + x.shape().format(); };
+  require_countable("linear_forward", "x", x);
+  require_countable("linear_forward", "w", w);
+  require_shape("linear_forward", "w", w, Shape{K, O}, from_x);
+  if (!b.absent()) {
+    require_shape("linear_forward", "b", b, Shape{O},
+                  [&] { return std::to_string(O) + " from w " + w.shape().format(); });
+  }
+  require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
+  require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
+  if (N == 0 || O == 0) return;
+
+  Tensor<T, 1> dense_bias;
+  const T* bias = b.absent() ? nullptr : b.data();
+  if (!b.absent() && b.stride(0) != 1) {
+    dense_bias = contiguous(b, context.memory);
+    bias = dense_bias.data();
+  }
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  Workspace<T> workspace(context.executor.concurrency(), run.gemm_scratch({N, O, K}),
+                         context.memory);
+  detail::run_gemm<T>(run, context, workspace, kernels::matrix(x), kernels::matrix(w),
+                      kernels::matrix(y), {N, O, K}, {.bias = bias});
+  const std::int64_t bias_flops = b.absent() ? 0 : std::int64_t{N} * O;
+  context.count_flops(std::int64_t{2} * N * K * O + bias_flops,
+                      run.executed_gemm_flops({N, O, K}) + bias_flops);
+}
+
+/// db += the column sums of dy: the gradient of a bias that was added to every row.
+///
+/// dy  [N, O]   in
+/// db  [O]      added to; must not overlap dy
+///
+/// Work    N O FLOPs.
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Context& context = {}) {
+  require_countable("bias_backward", "dy", dy);
+  require_shape("bias_backward", "db", db, Shape{dy.extent(1)}, "columns of dy");
+  require_apart("bias_backward", {"db", db}, {{"dy", dy}});
+  if (dy.size() == 0) return;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  detail::for_columns(context, dy.extent(0), dy.extent(1), [&](Index begin, Index end) {
+    run.add_rows(kernels::matrix(dy), dy.extent(0), begin, end, kernels::row(db));
+  });
+  context.count_flops(dy.size(), dy.size());
+}
+
+/// The gradients of linear_forward.
+///
+/// dy  [N, O]   in
+/// x   [N, K]   in; as in forward
+/// w   [K, O]   in; as in forward
+/// dx  [N, K]   out: dy w^T; {} for none
+/// dw  [K, O]   added to: x^T dy; {} for none
+/// db  [O]      added to: the column sums of dy; {} for none
+///
+/// A row of x whose dy is 0 adds nothing to dw, even if it holds NaN or infinity: so padding that
+/// attention hides does not reach the weights. dx, dw and db must not overlap the inputs or each
+/// other.
+/// Work    2 N K O FLOPs for each of dx and dw, N O for db.
+/// Throws  ShapeError before anything is written; std::bad_alloc.
+/// Source  docs/derivations/attention_backward.md, step 6.
+template <Scalar T>
+void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
+                     In<std::type_identity_t<T>, 2> w, Out<std::type_identity_t<T>, 2> dx,
+                     InOut<std::type_identity_t<T>, 2> dw, InOut<std::type_identity_t<T>, 1> db,
+                     const Context& context = {}) {
+  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
+  require_countable("linear_backward", "x", x);
+  require_countable("linear_backward", "w", w);
+  require_shape("linear_backward", "w", w, Shape{K, O},
+                [&] { return std::to_string(K) + " from x " + x.shape().format(); });
+  require_shape("linear_backward", "dy", dy, Shape{N, O}, "rows of x, columns of w");
+  if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
+  if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");
+  if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
+  require_apart("linear_backward", {"dx", dx}, {{"dy", dy}, {"x", x}, {"w", w}});
+  require_apart("linear_backward", {"dw", dw}, {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}});
+  require_apart("linear_backward", {"db", db},
+                {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}, {"dw", dw}});
+
+  const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Extents of_dx{N, K, O};
+  std::optional<detail::LinearWeightGradient<T>> of_dw;
+  if (wants_dw) of_dw.emplace(dy, x, context);
+  Workspace<T> workspace(
+      wants_dx || wants_dw ? context.executor.concurrency() : 0,
+      std::max<Index>(wants_dx ? run.gemm_scratch(of_dx) : 0, wants_dw ? of_dw->scratch() : 0),
+      context.memory);
+  if (wants_dx) {
+    detail::run_gemm<T>(run, context, workspace, kernels::matrix(dy),
+                        kernels::matrix(w).transposed(), kernels::matrix(dx), of_dx, {});
+    context.count_flops(std::int64_t{2} * N * K * O, run.executed_gemm_flops(of_dx));
+  }
+  if (wants_dw) of_dw->add_to(dw, workspace, context);
+  if (!db.absent()) bias_backward(dy, db, context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/embedding.hpp
+// A table of token vectors that owns its weights, and the head that shares them: logits = h
+// table^T.
+
+namespace headwise::inline v0_1 {
+
+/// What an Embedding learns; its gradients have the same form.
+template <Scalar T>
+struct EmbeddingParameters {
+  Tensor<T, 2> table;  // [V, D]
+
+  /// f(name, view); `prefix` goes in front of the name. The view is writable where this is not
+  /// const.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") {
+    f(prefix + "table", as_view(table));
+  }
+  /// The same of what is not written to.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    f(prefix + "table", as_view(table));
+  }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// logits = h table^T: the output head of a model whose embedding has this table.
+///
+/// h       [N, D]   in
+/// table   [V, D]   in
+/// logits  [N, V]   out; must not overlap the inputs
+///
+/// Works and throws as linear_forward does with w = table^T: 2 N D V FLOPs, no copy of the table.
+/// Source: Press and Wolf, "Using the Output Embedding to Improve Language Models", 2017, arXiv
+/// 1608.05859.
+template <Scalar T>
+void tied_head_forward(In<T, 2> h, In<std::type_identity_t<T>, 2> table,
+                       Out<std::type_identity_t<T>, 2> logits, const Context& context = {}) {
+  constexpr std::string_view function = "tied_head_forward";
+  require_countable(function, "h", h);
+  require_shape(function, "table", table, Shape{table.extent(0), h.extent(1)}, "columns of h");
+  require_shape(function, "logits", logits, Shape{h.extent(0), table.extent(0)},
+                "rows of h, rows of table");
+  require_apart(function, {"logits", logits}, {{"h", h}, {"table", table}});
+  linear_forward(h, transpose(table, 0, 1), {}, logits, context);
+}
+
+/// The gradients of tied_head_forward.
+///
+/// d_logits  [N, V]   in
+/// h         [N, D]   in; as in forward
+/// table     [V, D]   in; as in forward
+/// dh        [N, D]   out: d_logits table; {} for none
+/// dtable    [V, D]   added to: d_logits^T h, to which embedding_backward adds too; {} for none
+///
+/// A row of h whose d_logits are 0 adds nothing to dtable, even if it holds NaN or infinity.
+/// Outputs must not overlap the inputs or each other. Work    2 N D V FLOPs for each of dh and
+/// dtable. Throws  ShapeError before anything is written; std::bad_alloc.
+template <Scalar T>
+void tied_head_backward(In<T, 2> d_logits, In<std::type_identity_t<T>, 2> h,
+                        In<std::type_identity_t<T>, 2> table, Out<std::type_identity_t<T>, 2> dh,
+                        InOut<std::type_identity_t<T>, 2> dtable, const Context& context = {}) {
+  constexpr std::string_view function = "tied_head_backward";
+  const Index N = h.extent(0), D = h.extent(1), V = table.extent(0);
+  require_countable(function, "h", h);
+  require_shape(function, "table", table, Shape{V, D}, "columns of h");
+  require_shape(function, "d_logits", d_logits, Shape{N, V}, "rows of h, rows of table");
+  if (!dh.absent()) require_shape(function, "dh", dh, Shape{N, D}, "the shape of h");
+  if (!dtable.absent())
+    require_shape(function, "dtable", dtable, Shape{V, D}, "the shape of table");
+  require_apart(function, {"dh", dh}, {{"d_logits", d_logits}, {"h", h}, {"table", table}});
+  require_apart(function, {"dtable", dtable},
+                {{"d_logits", d_logits}, {"h", h}, {"table", table}, {"dh", dh}});
+
+  // d_logits^T h rather than its transpose: rows of dtable are written as they lie.
+  const bool wants_dtable = dtable.size() != 0 && N != 0;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Extents of_dtable{V, D, N};
+  Tensor<T, 2> cleared;
+  In<T, 2> learned = h;
+  if (wants_dtable) learned = detail::without_idle_rows<T>(run, h, d_logits, cleared, context);
+  Workspace<T> workspace(wants_dtable ? context.executor.concurrency() : 0,
+                         wants_dtable ? run.gemm_scratch(of_dtable) : 0, context.memory);
+  if (dh.size() != 0) linear_forward<T>(d_logits, table, {}, dh, context);
+  if (!wants_dtable) return;
+  detail::run_gemm<T>(run, context, workspace, kernels::matrix(d_logits).transposed(),
+                      kernels::matrix(learned), kernels::matrix(Out<T, 2>(dtable)), of_dtable,
+                      {.accumulate = true});
+  context.count_flops(std::int64_t{2} * N * D * V, run.executed_gemm_flops(of_dtable));
+}
+
+/// y_n = table_{tokens_n}. Const calls may run at the same time.
+template <Scalar T>
+class Embedding {
+ public:
+  /// What forward leaves for backward: a copy of the tokens, which are small beside all else.
+  struct Cache {
+    Tensor<std::int64_t, 1> tokens;  // [N]
+    bool filled = false;             // whether forward has been called with it
+  };
+
+  /// A table of normal numbers of this standard deviation. Throws ArgumentError for a negative
+  /// extent or a deviation that is none.
+  Embedding(Index vocabulary, Index width, double std_deviation = 0.02, std::uint64_t seed = 0) {
+    require(vocabulary >= 0, "Embedding",
+            "vocabulary is " + std::to_string(vocabulary) + ", expected >= 0");
+    require(width >= 0, "Embedding", "width is " + std::to_string(width) + ", expected >= 0");
+    parameters_.table = Tensor<T, 2>({vocabulary, width});
+    init_normal<T>(parameters_.table, std_deviation, seed, 0);
+  }
+
+  /// y [N, D] for tokens [N]: inference. Throws and works as embedding_forward does.
+  template <TokenId I>
+  Tensor<T, 2> forward(In<I, 1> tokens, const Context& context = {}) const {
+    require_countable("Embedding::forward", "tokens", tokens);
+    auto y = Tensor<T, 2>::uninitialized({tokens.extent(0), parameters_.table.extent(1)},
+                                         context.memory);
+    embedding_forward(tokens, In<T, 2>(parameters_.table), y, context);
+    return y;
+  }
+  /// The same, and what backward needs into the cache, once all has gone well.
+  template <TokenId I>
+  Tensor<T, 2> forward(In<I, 1> tokens, Cache& cache, const Context& context = {}) const {
+    Tensor<T, 2> y = forward(tokens, context);
+    auto kept = Tensor<std::int64_t, 1>::uninitialized(tokens.shape(), context.memory);
+    for (Index n = 0; n < kept.size(); ++n) kept(n) = tokens(n);
+    cache = {std::move(kept), true};
+    return y;
+  }
+
+  /// Adds the gradient of the table to `gradients`, for dy [N, D].
+  ///
+  /// Throws ArgumentError for an empty cache or one of a larger table, ShapeError; nothing is
+  /// changed then.
+  void backward(In<T, 2> dy, const Cache& cache, EmbeddingParameters<T>& gradients,
+                const Context& context = {}) const {
+    constexpr std::string_view function = "Embedding::backward";
+    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    require_shape(function, "dy", dy, Shape{cache.tokens.extent(0), parameters_.table.extent(1)},
+                  "the output");
+    require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
+                  "zero_gradients()");
+    embedding_backward(dy, In<std::int64_t, 1>(cache.tokens), gradients.table, context);
+  }
+
+  /// Logits [N, V] for h [N, D] by the same table: tied_head_forward.
+  Tensor<T, 2> logits(In<T, 2> h, const Context& context = {}) const {
+    require_shape("Embedding::logits", "h", h, Shape{h.extent(0), parameters_.table.extent(1)},
+                  "the width of the table");
+    auto result =
+        Tensor<T, 2>::uninitialized({h.extent(0), parameters_.table.extent(0)}, context.memory);
+    tied_head_forward(h, parameters_.table, result, context);
+    return result;
+  }
+  /// dh [N, D] for d_logits [N, V] and the h of `logits`; the table's gradient is added to
+  /// `gradients`. Throws ShapeError, std::bad_alloc; nothing is changed then.
+  Tensor<T, 2> logits_backward(In<T, 2> d_logits, In<T, 2> h, EmbeddingParameters<T>& gradients,
+                               const Context& context = {}) const {
+    constexpr std::string_view function = "Embedding::logits_backward";
+    require_shape(function, "h", h, Shape{h.extent(0), parameters_.table.extent(1)},
+                  "the width of the table");
+    require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
+                  "zero_gradients()");
+    auto dh = Tensor<T, 2>::uninitialized(h.shape(), context.memory);
+    tied_head_backward(d_logits, h, parameters_.table, dh, gradients.table, context);
+    return dh;
+  }
+
+  /// Gradients of the right shape, all 0.
+  EmbeddingParameters<T> zero_gradients() const {
+    EmbeddingParameters<T> gradients;
+    gradients.table = Tensor<T, 2>(parameters_.table.shape());
+    return gradients;
+  }
+
+  /// The table, to be read and written.
+  EmbeddingParameters<T>& parameters() { return parameters_; }
+  /// The table.
+  const EmbeddingParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  EmbeddingParameters<T> parameters_;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/nn/multi_head_attention_parameters.hpp
 // Weights of a MultiHeadAttention, and their gradients: plain tensors, walked by name.
 
@@ -11578,255 +13279,6 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
     }
   };
   context.executor.run(B * G, task);
-}
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/ops/rows.hpp
-// How work along rows and down columns is cut into tasks. No element depends on the cut.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// Elements of a task along rows: some microseconds.
-inline constexpr Index elements_of_rows = 16384;
-
-/// run(begin, end) for parts of N rows of `width` elements.
-template <class F>
-void for_rows(const Context& context, Index N, Index width, const F& run) {
-  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, width));
-  const auto task = [&](Index t, Index) { run(t * rows, std::min<Index>(N, (t + 1) * rows)); };
-  context.executor.run((N + rows - 1) / rows, task);
-}
-
-/// run(begin, end) for parts of `columns` columns of N elements: as few as workers need, for a row
-/// is read in parts as wide as they are.
-template <class F>
-void for_columns(const Context& context, Index N, Index columns, const F& run) {
-  if (columns == 0) return;
-  constexpr Index together = 64;
-  const Index workers = context.executor.concurrency();
-  const Index most = std::max<Index>(1, N * columns / elements_of_rows);
-  const Index tasks = workers == 1 ? 1 : std::min<Index>(2 * workers, most);
-  const Index pieces = (columns + together - 1) / together;
-  const Index width = (pieces + tasks - 1) / tasks * together;
-  const auto task = [&](Index t, Index) {
-    run(t * width, std::min<Index>(columns, (t + 1) * width));
-  };
-  context.executor.run((columns + width - 1) / width, task);
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-// headwise/ops/linear.hpp
-// The linear layer: a matrix product with a bias, and its gradients.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// How a product is cut into tasks: columns first, for each task packs the columns that it needs.
-/// What an element is computed from does not depend on it.
-struct GemmTasks {
-  Index rows, columns;  // of a task
-  Index across;         // tasks side by side
-  Index count;
-
-  GemmTasks(const kernels::Extents& size, Index workers, Index panel) {
-    constexpr Index tasks_a_worker = 2, fewest_columns = 192, fewest_rows = 48;
-    const auto pieces = [](Index n, Index piece) { return (n + piece - 1) / piece; };
-    const Index wanted = workers == 1 ? 1 : tasks_a_worker * workers;
-    const Index most_across = std::max<Index>(1, size.N / fewest_columns);
-    const Index most_down = std::max<Index>(1, size.M / fewest_rows);
-    across = std::min<Index>(wanted, most_across);
-    columns = kernels::round_up(pieces(size.N, across), panel);
-    across = pieces(size.N, columns);
-    rows = pieces(size.M, std::min<Index>(pieces(wanted, across), most_down));
-    count = across * pieces(size.M, rows);
-  }
-};
-
-template <class T>
-void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<T>& workspace,
-              kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,
-              const kernels::Extents& size, const kernels::Epilogue<T>& epilogue) {
-  const GemmTasks tasks(size, context.executor.concurrency(), run.columns);
-  const auto task = [&](Index t, Index worker) {
-    const Index m = t / tasks.across * tasks.rows, n = t % tasks.across * tasks.columns;
-    kernels::Epilogue<T> here = epilogue;
-    if (here.bias != nullptr) here.bias += n;
-    run.gemm(a.from(m, 0), b.from(0, n), c.from(m, n),
-             {std::min<Index>(tasks.rows, size.M - m), std::min<Index>(tasks.columns, size.N - n),
-              size.K},
-             here, workspace.of(worker).take(run.gemm_scratch(size)));
-  };
-  context.executor.run(tasks.count, task);
-}
-
-/// x with 0 in the rows whose dy is 0 throughout, in `storage`; or x itself where it is finite.
-/// What had no part in the result has none in the gradient: 0 times NaN is not let in.
-template <class T>
-In<T, 2> without_idle_rows(const kernels::Kernels<T>& run, const In<T, 2>& x, const In<T, 2>& dy,
-                           Tensor<T, 2>& storage, const Context& context) {
-  if (run.all_finite(kernels::matrix(x), x.extent(0), x.extent(1))) return x;
-  storage = contiguous(x, context.memory);
-  for (Index n = 0; n < x.extent(0); ++n) {
-    bool idle = true;
-    for (Index o = 0; o < dy.extent(1); ++o) idle = idle && dy(n, o) == T(0);
-    for (Index i = 0; idle && i < x.extent(1); ++i) storage(n, i) = T(0);
-  }
-  return storage;
-}
-
-/// dw += x^T dy in two steps: what may fail, then what writes.
-template <class T>
-class LinearWeightGradient {
- public:
-  /// dy [N, O], x [N, K]; both have to stay. Throws std::bad_alloc.
-  LinearWeightGradient(const In<T, 2>& dy, const In<T, 2>& x, const Context& context)
-      : dy_(dy),
-        x_(without_idle_rows<T>(kernels::kernels_here<T>(), x, dy, storage_, context)),
-        size_{x.extent(1), dy.extent(1), x.extent(0)} {}
-  LinearWeightGradient(const LinearWeightGradient&) = delete;
-  LinearWeightGradient& operator=(const LinearWeightGradient&) = delete;
-
-  /// Elements that each worker needs.
-  Index scratch() const {
-    return size_.M == 0 ? 0 : kernels::kernels_here<T>().gemm_scratch(size_);
-  }
-  /// dw [K, O].
-  void add_to(const InOut<T, 2>& dw, Workspace<T>& workspace, const Context& context) const {
-    if (size_.M == 0 || size_.N == 0 || size_.K == 0) return;
-    const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-    run_gemm<T>(run, context, workspace, kernels::matrix(x_).transposed(), kernels::matrix(dy_),
-                kernels::matrix(dw), size_, {.accumulate = true});
-    context.count_flops(std::int64_t{2} * size_.M * size_.N * size_.K,
-                        run.executed_gemm_flops(size_));
-  }
-
- private:
-  Tensor<T, 2> storage_;
-  const In<T, 2> dy_, x_;
-  const kernels::Extents size_;
-};
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// y = x w + b, row by row.
-///
-/// x   [N, K]   in
-/// w   [K, O]   in
-/// b   [O]      in; {} for none
-/// y   [N, O]   out; must not overlap the inputs
-///
-/// A row of y depends on that row of x alone, to the bit. Sums run in T.
-/// Work    2 N K O FLOPs, and N O for the bias; scratch that does not grow with N.
-/// Throws  ShapeError before anything is written; std::bad_alloc.
-template <Scalar T>
-void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_identity_t<T>, 1> b,
-                    Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
-  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
-  const auto from_x = [&] { return std::to_string(K) + " from x " + x.shape().format(); };
-  require_countable("linear_forward", "x", x);
-  require_countable("linear_forward", "w", w);
-  require_shape("linear_forward", "w", w, Shape{K, O}, from_x);
-  if (!b.absent()) {
-    require_shape("linear_forward", "b", b, Shape{O},
-                  [&] { return std::to_string(O) + " from w " + w.shape().format(); });
-  }
-  require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
-  require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
-  if (N == 0 || O == 0) return;
-
-  Tensor<T, 1> dense_bias;
-  const T* bias = b.absent() ? nullptr : b.data();
-  if (!b.absent() && b.stride(0) != 1) {
-    dense_bias = contiguous(b, context.memory);
-    bias = dense_bias.data();
-  }
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  Workspace<T> workspace(context.executor.concurrency(), run.gemm_scratch({N, O, K}),
-                         context.memory);
-  detail::run_gemm<T>(run, context, workspace, kernels::matrix(x), kernels::matrix(w),
-                      kernels::matrix(y), {N, O, K}, {.bias = bias});
-  const std::int64_t bias_flops = b.absent() ? 0 : std::int64_t{N} * O;
-  context.count_flops(std::int64_t{2} * N * K * O + bias_flops,
-                      run.executed_gemm_flops({N, O, K}) + bias_flops);
-}
-
-/// db += the column sums of dy: the gradient of a bias that was added to every row.
-///
-/// dy  [N, O]   in
-/// db  [O]      added to; must not overlap dy
-///
-/// Work    N O FLOPs.
-/// Throws  ShapeError before anything is written.
-template <Scalar T>
-void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Context& context = {}) {
-  require_countable("bias_backward", "dy", dy);
-  require_shape("bias_backward", "db", db, Shape{dy.extent(1)}, "columns of dy");
-  require_apart("bias_backward", {"db", db}, {{"dy", dy}});
-  if (dy.size() == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  detail::for_columns(context, dy.extent(0), dy.extent(1), [&](Index begin, Index end) {
-    run.add_rows(kernels::matrix(dy), dy.extent(0), begin, end, kernels::row(db));
-  });
-  context.count_flops(dy.size(), dy.size());
-}
-
-/// The gradients of linear_forward.
-///
-/// dy  [N, O]   in
-/// x   [N, K]   in; as in forward
-/// w   [K, O]   in; as in forward
-/// dx  [N, K]   out: dy w^T; {} for none
-/// dw  [K, O]   added to: x^T dy; {} for none
-/// db  [O]      added to: the column sums of dy; {} for none
-///
-/// A row of x whose dy is 0 adds nothing to dw, even if it holds NaN or infinity: so padding that
-/// attention hides does not reach the weights. dx, dw and db must not overlap the inputs or each
-/// other.
-/// Work    2 N K O FLOPs for each of dx and dw, N O for db.
-/// Throws  ShapeError before anything is written; std::bad_alloc.
-/// Source  docs/derivations/attention_backward.md, step 6.
-template <Scalar T>
-void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
-                     In<std::type_identity_t<T>, 2> w, Out<std::type_identity_t<T>, 2> dx,
-                     InOut<std::type_identity_t<T>, 2> dw, InOut<std::type_identity_t<T>, 1> db,
-                     const Context& context = {}) {
-  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
-  require_countable("linear_backward", "x", x);
-  require_countable("linear_backward", "w", w);
-  require_shape("linear_backward", "w", w, Shape{K, O},
-                [&] { return std::to_string(K) + " from x " + x.shape().format(); });
-  require_shape("linear_backward", "dy", dy, Shape{N, O}, "rows of x, columns of w");
-  if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
-  if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");
-  if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
-  require_apart("linear_backward", {"dx", dx}, {{"dy", dy}, {"x", x}, {"w", w}});
-  require_apart("linear_backward", {"dw", dw}, {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}});
-  require_apart("linear_backward", {"db", db},
-                {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}, {"dw", dw}});
-
-  const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const kernels::Extents of_dx{N, K, O};
-  std::optional<detail::LinearWeightGradient<T>> of_dw;
-  if (wants_dw) of_dw.emplace(dy, x, context);
-  Workspace<T> workspace(
-      wants_dx || wants_dw ? context.executor.concurrency() : 0,
-      std::max<Index>(wants_dx ? run.gemm_scratch(of_dx) : 0, wants_dw ? of_dw->scratch() : 0),
-      context.memory);
-  if (wants_dx) {
-    detail::run_gemm<T>(run, context, workspace, kernels::matrix(dy),
-                        kernels::matrix(w).transposed(), kernels::matrix(dx), of_dx, {});
-    context.count_flops(std::int64_t{2} * N * K * O, run.executed_gemm_flops(of_dx));
-  }
-  if (wants_dw) of_dw->add_to(dw, workspace, context);
-  if (!db.absent()) bias_backward(dy, db, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -13042,6 +14494,155 @@ MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/nn/kv_cache.hpp
+// Keys and values of the tokens so far, for decoding one token, or a few, at a time: attention of
+// new queries over the views of what is filled gives the bits that the whole sequence gives.
+
+namespace headwise::inline v0_1 {
+
+/// How much a KeyValueCache holds.
+struct KeyValueCacheOptions {
+  Index batch_size = 1;    // B
+  Index num_kv_heads = 1;  // G
+  Index capacity = 0;      // most tokens of a sequence
+  Index d_head = 0;        // d
+  Index d_value = 0;       // dv; 0: d
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Keys [B, G, length, d] and values [B, G, length, dv], appended in the order of their positions.
+/// All sequences of the batch are equally long. What is behind the length is never read.
+///
+/// Memory: B G capacity (d + dv) elements, taken at once, so that views stay where they are.
+template <Scalar T>
+class KeyValueCache {
+ public:
+  /// Empty. Throws ArgumentError for a negative extent, ShapeError for more than memory holds,
+  /// std::bad_alloc.
+  explicit KeyValueCache(const KeyValueCacheOptions& options,
+                         std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : options_(options) {
+    const auto require_extent = [](const char* name, Index extent) {
+      require(extent >= 0, "KeyValueCache", [&] {
+        return std::string(name) + " is " + std::to_string(extent) + ", expected >= 0";
+      });
+    };
+    require_extent("batch_size", options.batch_size);
+    require_extent("num_kv_heads", options.num_kv_heads);
+    require_extent("capacity", options.capacity);
+    require_extent("d_head", options.d_head);
+    require_extent("d_value", options.d_value);
+    if (options_.d_value == 0) options_.d_value = options_.d_head;
+    const auto [B, G, most, d, dv] = options_;
+    k_ = Tensor<T, 4>::uninitialized({B, G, most, d}, memory);
+    v_ = Tensor<T, 4>::uninitialized({B, G, most, dv}, memory);
+  }
+
+  /// A deep copy.
+  KeyValueCache(const KeyValueCache& other) = default;
+  /// Takes what is there; `other` has no capacity then.
+  KeyValueCache(KeyValueCache&& other) noexcept { swap(other); }
+  /// A copy or what was taken; where a copy throws, this is as it was.
+  KeyValueCache& operator=(KeyValueCache other) noexcept {
+    swap(other);
+    return *this;
+  }
+  /// Exchanges all.
+  void swap(KeyValueCache& other) noexcept {
+    std::swap(options_, other.options_);
+    k_.swap(other.k_);
+    v_.swap(other.v_);
+    std::swap(length_, other.length_);
+  }
+
+  /// Copies the keys [B, G, n, d] and values [B, G, n, dv] of n tokens behind what is there. Throws
+  /// ShapeError, or ArgumentError where n is more than room(); nothing is changed then.
+  void append(In<T, 4> k, In<T, 4> v) {
+    constexpr std::string_view function = "KeyValueCache::append";
+    const auto [B, G, most, d, dv] = options_;
+    const Index n = k.extent(2);
+    require_shape(function, "k", k, Shape{B, G, n, d}, "batch, heads and width of the cache");
+    require_shape(function, "v", v, Shape{B, G, n, dv},
+                  "batch, heads and width of the cache, length of k");
+    require_room(function, n);
+    const detail::Footprint mine[] = {{"", k_}, {"", v_}}, theirs[] = {{"k", k}, {"v", v}};
+    for (const auto& from : theirs) {
+      const bool apart = !detail::overlap(mine[0], from) && !detail::overlap(mine[1], from);
+      require(apart, function, "k or v lie in the cache, expected memory of their own");
+    }
+    copy_behind(k, k_);
+    copy_behind(v, v_);
+    length_ += n;
+  }
+
+  /// Throws ArgumentError unless n more tokens fit.
+  void require_room(std::string_view function, Index n) const {
+    require(n <= room(), function, [&] {
+      return std::to_string(n) + " tokens behind " + std::to_string(length_) +
+             " are more than the capacity " + std::to_string(options_.capacity) +
+             " of the cache: roll it back, clear it or make a larger one";
+    });
+  }
+
+  /// Forgets the last n tokens. Throws ArgumentError unless there are so many.
+  void rollback(Index n) {
+    require(n >= 0 && n <= length_, "KeyValueCache::rollback", [&] {
+      return "n is " + std::to_string(n) + ", expected 0 to " + std::to_string(length_) +
+             ", the length";
+    });
+    length_ -= n;
+  }
+  /// Forgets all.
+  void clear() { length_ = 0; }
+
+  /// Tokens that are there.
+  Index length() const { return length_; }
+  /// Tokens that still fit.
+  Index room() const { return options_.capacity - length_; }
+  /// The options, d_value filled in.
+  const KeyValueCacheOptions& options() const { return options_; }
+
+  /// Keys so far [B, G, length, d]: a view, right until the cache goes or what it sees is rolled
+  /// back.
+  In<T, 4> k() const { return filled(k_); }
+  /// Values so far [B, G, length, dv].
+  In<T, 4> v() const { return filled(v_); }
+
+ private:
+  In<T, 4> filled(const Tensor<T, 4>& all) const {
+    Shape<4> shape = all.shape();
+    shape[2] = length_;
+    return {all.data(), shape, all.strides()};
+  }
+  void copy_behind(const In<T, 4>& from, Tensor<T, 4>& to) {
+    const Index n = from.extent(2), width = from.extent(3);
+    if (from.size() == 0) return;
+    for (Index b = 0; b < from.extent(0); ++b) {
+      for (Index g = 0; g < from.extent(1); ++g) {
+        for (Index i = 0; i < n; ++i) {
+          const T* in = &from(b, g, i, Index{0});
+          T* out = &to(b, g, length_ + i, Index{0});
+          if (from.stride(3) == 1) {
+            std::copy_n(in, width, out);
+          } else {
+            for (Index t = 0; t < width; ++t) out[t] = in[t * from.stride(3)];
+          }
+        }
+      }
+    }
+  }
+
+  KeyValueCacheOptions options_;
+  Tensor<T, 4> k_;  // [B, G, capacity, d]
+  Tensor<T, 4> v_;  // [B, G, capacity, dv]
+  Index length_ = 0;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/nn/layer_norm.hpp
 // Layer normalisation that owns its gain and offset.
 
@@ -13277,6 +14878,744 @@ class Linear {
  private:
   LinearParameters<T> parameters_;
 };
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/multi_head_attention_step.hpp
+// Causal self-attention of new tokens over a cache of those before: decoding with the bits of the
+// whole sequence.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// A cache that is as long as before unless the call that made it longer comes to its end.
+template <class T>
+class AppendedTokens {
+ public:
+  AppendedTokens(KeyValueCache<T>& cache, const In<T, 4>& k, const In<T, 4>& v)
+      : cache_(cache), count_(k.extent(2)) {
+    cache.append(k, v);
+  }
+  AppendedTokens(const AppendedTokens&) = delete;
+  AppendedTokens& operator=(const AppendedTokens&) = delete;
+  ~AppendedTokens() {
+    if (count_ != 0) cache_.rollback(count_);
+  }
+  void keep() { count_ = 0; }
+
+ private:
+  KeyValueCache<T>& cache_;
+  Index count_;
+};
+
+/// All rules of a step, before anything is computed.
+template <class T>
+void require_step(std::string_view function, const MultiHeadAttention<T>& attention,
+                  const In<T, 3>& x, const KeyValueCache<T>& cache) {
+  const MultiHeadAttentionOptions& o = attention.options();
+  const KeyValueCacheOptions& c = cache.options();
+  require(o.fused(), function,
+          "kdim or vdim differ from d_model, expected a module of self-attention");
+  require_shape(function, "W_O", In<T, 2>(attention.parameters().w_o),
+                Shape{o.context_width(), o.d_model},
+                "the options: a module that was moved from has none");
+  require_shape(function, "x", x, Shape{c.batch_size, x.extent(1), o.d_model},
+                "batch of the cache, d_model");
+  const bool fits =
+      c.num_kv_heads == o.num_kv_heads && c.d_head == o.d_head && c.d_value == o.d_value;
+  require(fits, function, [&] {
+    return "cache is of " + std::to_string(c.num_kv_heads) + " heads of widths " +
+           std::to_string(c.d_head) + " and " + std::to_string(c.d_value) + ", expected " +
+           std::to_string(o.num_kv_heads) + " of " + std::to_string(o.d_head) + " and " +
+           std::to_string(o.d_value) + " (the module)";
+  });
+  cache.require_room(function, x.extent(1));
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// An empty cache for a module's self-attention. Throws ShapeError or ArgumentError for extents
+/// that are none, std::bad_alloc.
+template <Scalar T>
+KeyValueCache<T> key_value_cache(
+    const MultiHeadAttention<T>& attention, Index batch_size, Index capacity,
+    std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+  const MultiHeadAttentionOptions& o = attention.options();
+  return KeyValueCache<T>({.batch_size = batch_size,
+                           .num_kv_heads = o.num_kv_heads,
+                           .capacity = capacity,
+                           .d_head = o.d_head,
+                           .d_value = o.d_value},
+                          memory);
+}
+
+/// y [B, n, D] of n new tokens x [B, n, D] which see each other causally and all that is in the
+/// cache: inference.
+///
+/// attention   a module of self-attention
+/// x           [B, n, D]   in; the tokens behind those of the cache
+/// cache                   keys and values of the tokens before; those of x are appended
+///
+/// The bits are those of attention.forward of the whole sequence with {.mask = causal}, for any cut
+/// into steps. Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs.
+/// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
+/// then.
+template <Scalar T>
+Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
+                                       In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
+                                       const Context& context = {}) {
+  const MultiHeadAttentionOptions& o = attention.options();
+  const MultiHeadAttentionParameters<T>& p = attention.parameters();
+  detail::require_step<T>("multi_head_attention_step", attention, x, cache);
+  const Index B = x.extent(0), n = x.extent(1);
+
+  // 1 layer_norm, 2 linear
+  MultiHeadAttentionCache<T> step;
+  step.self_attention = true;
+  step.query = detail::uniform_rows(x, step.query_copy, context.memory);
+  detail::project(o, p, step, context);
+  // 3 split_heads, 4 attention, 5 merge_heads
+  const auto [q, k, v] = detail::heads_of(o, step);
+  step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
+  detail::AppendedTokens<T> appended(cache, k, v);
+  flash_attention_forward(q, cache.k(), cache.v(), {.mask = causal},
+                          split_heads(step.context, o.num_heads), {}, context);
+  // 6 linear
+  auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
+  linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
+  appended.keep();
+  return y;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/sampling.hpp
+// The next token from a row of logits: a pure function of the row, the options, and of a seed and a
+// step that name the random number. It refuses logits that are no numbers.
+
+namespace headwise::inline v0_1 {
+
+/// How a token is chosen. Tokens that top_k and top_p leave keep their odds among each other.
+struct SamplingOptions {
+  double temperature = 1;  // logits are divided by it; 0: the greatest, nothing is drawn
+  Index top_k = 0;         // only among so many of the greatest logits; 0: all
+  double top_p = 1;        // only among the fewest whose probability is so much, in (0, 1]
+  std::uint64_t seed = 0;  // of the stream of random numbers
+  std::uint64_t step = 0;  // its number: the position of the token, say
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+inline void require_sampling(std::string_view function, const SamplingOptions& o) {
+  require(is_finite_option(o.temperature) && o.temperature >= 0, function, [&] {
+    return "temperature is " + std::to_string(o.temperature) +
+           ", expected a finite number of 0 or more";
+  });
+  require(o.top_k >= 0, function, [&] {
+    return "top_k is " + std::to_string(o.top_k) + ", expected 1 or more, or 0 for all";
+  });
+  require(o.top_p > 0 && o.top_p <= 1, function, [&] {
+    return "top_p is " + std::to_string(o.top_p) + ", expected above 0 and at most 1";
+  });
+}
+
+/// The first of the greatest logits. Throws ArgumentError for NaN, +infinity, or nothing but
+/// -infinity.
+template <class T>
+Index first_greatest(std::string_view function, const In<T, 1>& logits) {
+  const T most = (std::numeric_limits<T>::max)(), least = std::numeric_limits<T>::lowest();
+  Index greatest = -1;
+  for (Index v = 0; v < logits.extent(0); ++v) {
+    require(logits(v) <= most, function, [&] {
+      return "logits(" + std::to_string(v) + ") is NaN or infinity, expected a number or -infinity";
+    });
+    const bool here = least <= logits(v);
+    if (here && (greatest < 0 || logits(greatest) < logits(v))) greatest = v;
+  }
+  require(greatest >= 0, function, [&] {
+    return "logits " + logits.shape().format() +
+           " hold no number above -infinity, expected one token at least";
+  });
+  return greatest;
+}
+
+/// Tokens of a row by falling logit, equal ones by number; the first ones are sorted on demand.
+template <class T>
+class RankedTokens {
+ public:
+  /// order has room for as many numbers as there are logits.
+  RankedTokens(const In<T, 1>& logits, Index* order)
+      : logits_(logits), order_(order), count_(logits.extent(0)) {
+    for (Index v = 0; v < count_; ++v) order_[v] = v;
+  }
+  /// The token of rank n.
+  Index at(Index n) {
+    while (n >= sorted_) {  // far fewer than all are asked for as a rule
+      const Index next = std::min<Index>(count_, std::max<Index>(64, 8 * sorted_));
+      std::partial_sort(order_ + sorted_, order_ + next, order_ + count_, [&](Index a, Index b) {
+        const T x = logits_(a), y = logits_(b);
+        return y < x || (!(x < y) && a < b);
+      });
+      sorted_ = next;
+    }
+    return order_[n];
+  }
+
+ private:
+  In<T, 1> logits_;
+  Index* order_;
+  Index count_, sorted_ = 0;
+};
+
+/// Copies to `kept`, of zeros, the weights of the tokens that top_k and top_p leave.
+template <class T>
+void keep_top(const SamplingOptions& o, RankedTokens<T> ranked, In<double, 1> weights,
+              Out<double, 1> kept) {
+  const Index count = weights.extent(0);
+  const Index most = o.top_k == 0 ? count : std::min<Index>(o.top_k, count);
+  double total = 0, sum = 0;
+  for (Index n = 0; n < most; ++n) {
+    total = total + weights(most == count ? n : ranked.at(n));  // of all of them: in any order
+  }
+  for (Index n = 0; n < most && (n == 0 || o.top_p == 1 || sum < o.top_p * total); ++n) {
+    const Index token = ranked.at(n);
+    kept(token) = weights(token);
+    sum = sum + weights(token);
+  }
+}
+
+/// The token at which the weights of it and those before reach a part of all of them that is drawn.
+inline Index draw_token(In<double, 1> weights, double part) {
+  const Index count = weights.extent(0);
+  double total = 0, sum = 0;
+  for (Index v = 0; v < count; ++v) total = total + weights(v);
+  Index token = 0;
+  for (Index v = 0; v < count; ++v) {
+    if (!(weights(v) > 0)) continue;
+    token = v;
+    sum = sum + weights(v);
+    if (sum >= part * total) break;
+  }
+  return token;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// A token by its logit: token v with probability e^(logits_v / temperature), over the sum of those
+/// that top_k and then top_p leave.
+///
+/// logits   [V]   in; -infinity for a token that is never chosen
+/// options        how; the same seed and step choose the same token of the same logits
+///
+/// At temperature 0 it is the greatest logit. Of equal logits the lower token is ranked first,
+/// everywhere. Probabilities are in double. What is drawn walks the tokens in order of their
+/// numbers, so that options which leave all of them change nothing. Rows of a batch need a seed or
+/// a step of their own. Work    V e^x; with top_k or top_p, ranking those that are asked for.
+/// Throws  ArgumentError for options out of range, NaN, +infinity, or no number at all; ShapeError;
+///         std::bad_alloc.
+/// Source  top-p: Holtzman et al., 2020, arXiv 1904.09751.
+template <Scalar T>
+Index sample_token(In<T, 1> logits, const SamplingOptions& options, const Context& context = {}) {
+  constexpr std::string_view function = "sample_token";
+  require_countable(function, "logits", logits);
+  detail::require_sampling(function, options);
+  const Index V = logits.extent(0), greatest = detail::first_greatest(function, logits);
+  if (options.temperature == 0) return greatest;
+  const double most = static_cast<double>(logits(greatest));
+  auto weights = Tensor<double, 1>::uninitialized({V}, context.memory);
+  for (Index v = 0; v < V; ++v) {
+    weights(v) = std::exp((static_cast<double>(logits(v)) - most) / options.temperature);
+  }
+  if ((options.top_k != 0 && options.top_k < V) || options.top_p != 1) {
+    Tensor<double, 1> kept(Shape{V}, context.memory);
+    auto order = Tensor<Index, 1>::uninitialized({V}, context.memory);
+    detail::keep_top<T>(options, {logits, order.data()}, weights, kept);
+    weights = std::move(kept);
+  }
+  const auto words = philox<10>({static_cast<std::uint32_t>(options.step),
+                                 static_cast<std::uint32_t>(options.step >> 32), 0, 0x73616D70u},
+                                philox_key(options.seed));
+  return detail::draw_token(weights, unit_interval(words[0], words[1]));
+}
+/// The same of a tensor that owns its elements.
+template <Scalar T>
+Index sample_token(const Tensor<T, 1>& logits, const SamplingOptions& options,
+                   const Context& context = {}) {
+  return sample_token(In<T, 1>(logits), options, context);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/cross_entropy.hpp
+// Softmax cross-entropy of logits with targets, in one pass over what softmax and a logarithm would
+// take several for, and its gradient. It refuses targets that are no column; it has no class
+// weights and no targets that are distributions.
+
+namespace headwise::inline v0_1 {
+
+/// What becomes of the losses of all rows.
+enum class Reduction {
+  mean,  ///< over the rows that are not ignored
+  sum,
+};
+
+/// How losses of rows become one.
+struct CrossEntropyOptions {
+  std::int64_t ignore_index = -100;  // rows of this target are left out, whatever they hold
+  Reduction reduction = Reduction::mean;
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Targets as columns, below 0 where a row is left out.
+struct TargetColumns {
+  Tensor<Index, 1> columns;  // [N]
+  Index count = 0;           // of rows that are not left out
+};
+
+/// Throws ArgumentError for a target that is neither a column nor the ignored one.
+template <TokenId I, class T>
+TargetColumns target_columns(std::string_view function, const In<T, 2>& logits,
+                             const In<I, 1>& targets, std::int64_t ignored,
+                             const Context& context) {
+  const auto is_ignored = [&](std::int64_t target) { return target == ignored; };
+  require_tokens(
+      function, "targets", targets, logits.extent(1),
+      [&] {
+        return "columns of logits " + logits.shape().format() + ", or ignore_index " +
+               std::to_string(ignored);
+      },
+      is_ignored);
+  TargetColumns result{Tensor<Index, 1>::uninitialized(targets.shape(), context.memory)};
+  for (Index n = 0; n < targets.extent(0); ++n) {
+    const bool left_out = is_ignored(targets(n));
+    result.columns(n) = left_out ? -1 : static_cast<Index>(targets(n));
+    if (!left_out) ++result.count;
+  }
+  return result;
+}
+
+/// The sum of count numbers in a type of its own: chains of 16, then pairwise.
+template <class Sum, class T>
+Sum pairwise_sum(const T* x, Index count) {
+  constexpr Index chain = 16;
+  if (count <= chain) {
+    Sum sum = count == 0 ? Sum(0) : Sum(x[0]);
+    for (Index n = 1; n < count; ++n) sum = sum + Sum(x[n]);
+    return sum;
+  }
+  const Index half = (count + chain) / (2 * chain) * chain;
+  return pairwise_sum<Sum>(x, half) + pairwise_sum<Sum>(x + half, count - half);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// loss = sum_n (logsumexp_n - logits_{n, targets_n}), over their number with Reduction::mean.
+///
+/// logits     [N, V]   in
+/// targets    [N]      in; each a column of logits, or options.ignore_index
+/// options             which rows are left out; mean or sum
+/// logsumexp  [N]      out; log sum_v e^logits_{n, v}, kept for backward, {} for inference; 0 for
+///                     a row that is left out
+///
+/// Returns the loss; 0 where every row is left out, and where there is none (PyTorch: NaN). Sums
+/// along a row run in T, the sum over rows pairwise, in double for float and in T for others. The
+/// greatest logit is subtracted before e^x, and a target ahead of all others has its loss from
+/// log(1 + x): 1e-30 is no 0. A logit of -infinity has no part in its row; as target it costs
+/// infinity. NaN or +infinity in a row that is not left out make the loss NaN.
+/// Work    3 V + 5 FLOPs a row that is not left out.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs",
+/// 1990.
+template <Scalar T, TokenId I>
+T cross_entropy_forward(In<T, 2> logits, In<I, 1> targets, const CrossEntropyOptions& options,
+                        Out<std::type_identity_t<T>, 1> logsumexp, const Context& context = {}) {
+  constexpr std::string_view function = "cross_entropy_forward";
+  const Index N = logits.extent(0), V = logits.extent(1);
+  require_countable(function, "logits", logits);
+  require_shape(function, "targets", targets, Shape{N}, "rows of logits");
+  if (!logsumexp.absent()) {
+    require_shape(function, "logsumexp", logsumexp, Shape{N}, "rows of logits");
+  }
+  require_apart(function, {"logsumexp", logsumexp}, {{"logits", logits}, {"targets", targets}});
+  const auto [columns, count] =
+      detail::target_columns(function, logits, targets, options.ignore_index, context);
+  auto losses = Tensor<T, 1>::uninitialized({N}, context.memory);
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::CrossEntropyRows<T> rows{kernels::matrix(logits), V, columns.data(), losses.data(),
+                                          kernels::row(logsumexp)};
+  detail::for_rows(context, N, V,
+                   [&](Index begin, Index end) { run.cross_entropy_rows(rows, begin, end); });
+  const std::int64_t flops = count * (3 * std::int64_t{V} + 5);
+  context.count_flops(flops, flops);
+  if (count == 0) return T(0);
+  using Sum = std::conditional_t<std::same_as<T, float>, double, T>;
+  const Sum sum = detail::pairwise_sum<Sum>(losses.data(), N);
+  return options.reduction == Reduction::sum
+             ? static_cast<T>(sum)
+             : static_cast<T>(sum / Sum(static_cast<double>(count)));
+}
+
+/// The gradient of cross_entropy_forward: d_logits_{n, v} = d_loss / count (e^(logits_{n, v} -
+/// logsumexp_n) - [v = targets_n]), count 1 with Reduction::sum.
+///
+/// d_loss              the gradient of the loss; 1 where the loss is what is minimised
+/// logits     [N, V]   in; as in forward
+/// targets    [N]      in; as in forward
+/// logsumexp  [N]      in; what forward left
+/// options             as in forward
+/// d_logits   [N, V]   out; may be logits
+///
+/// Rows that are left out become 0, whatever they hold. The target's own element is minus the sum
+/// of its row's others: no digits are lost where its probability is near 1, and rows sum to 0.
+/// Work    4 V + 2 FLOPs a row that is not left out.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  docs/derivations/cross_entropy_backward.md.
+template <Scalar T, TokenId I>
+void cross_entropy_backward(std::type_identity_t<T> d_loss, In<T, 2> logits, In<I, 1> targets,
+                            In<std::type_identity_t<T>, 1> logsumexp,
+                            const CrossEntropyOptions& options,
+                            Out<std::type_identity_t<T>, 2> d_logits, const Context& context = {}) {
+  constexpr std::string_view function = "cross_entropy_backward";
+  const Index N = logits.extent(0), V = logits.extent(1);
+  require_countable(function, "logits", logits);
+  require_shape(function, "targets", targets, Shape{N}, "rows of logits");
+  require_shape(function, "logsumexp", logsumexp, Shape{N}, "rows of logits");
+  require_shape(function, "d_logits", d_logits, logits.shape(), "the shape of logits");
+  require_apart(function, {"d_logits", d_logits}, {{"targets", targets}, {"logsumexp", logsumexp}});
+  require_same_or_apart(function, {"d_logits", d_logits}, {"logits", logits});
+  const auto [columns, count] =
+      detail::target_columns(function, logits, targets, options.ignore_index, context);
+  const bool mean = options.reduction == Reduction::mean && count != 0;
+  const T factor = mean ? T(d_loss / T(static_cast<double>(count))) : d_loss;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::CrossEntropyBackwardRows<T> rows{
+      kernels::matrix(logits), V,      columns.data(),
+      kernels::row(logsumexp), factor, kernels::matrix(Out<T, 2>(d_logits))};
+  detail::for_rows(context, N, V, [&](Index begin, Index end) {
+    run.cross_entropy_backward_rows(rows, begin, end);
+  });
+  const std::int64_t flops = count * (4 * std::int64_t{V} + 2);
+  context.count_flops(flops, flops);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/rotary_table.hpp
+// The angles of rotary positions: their cosines and sines, position by position, as a function of
+// options alone. They are computed in double, so that position 100,000 is right in float.
+
+namespace headwise::inline v0_1 {
+
+/// Which elements of a head's row are a pair.
+enum class RotaryPairing {
+  halves,       ///< (t, t + width / 2): GPT-NeoX, LLaMA as Hugging Face stores it
+  interleaved,  ///< (2 t, 2 t + 1): the paper, GPT-J
+};
+
+/// What rotary positions are. What it views must outlive the call.
+struct RotaryOptions {
+  double theta = 10000;  // pair t turns by theta^(-2 t / width) a position
+  Index width = 0;       // of a row's elements, the first ones, that are rotated; 0: all
+  RotaryPairing pairing = RotaryPairing::halves;
+  Index offset = 0;                // position of the first row
+  In<double, 1> frequencies = {};  // [width / 2]; radians a position of each pair, instead of theta
+
+  /// How many elements of a row of d are rotated.
+  Index width_of(Index d) const { return width == 0 ? d : width; }
+};
+
+/// cos and sin of the angles of positions 0, 1, ...
+template <class T>
+struct RotaryAngles {
+  In<T, 2> cosines;  // [positions, width / 2]
+  In<T, 2> sines;    // [positions, width / 2]
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Throws ArgumentError or ShapeError for options that are none, of rows of d elements.
+inline void require_rotary(std::string_view function, const RotaryOptions& options, Index d) {
+  const Index width = options.width_of(d);
+  require(width >= 0 && width <= d && width % 2 == 0, function, [&] {
+    return "width is " + std::to_string(width) + ", expected an even number from 0 to " +
+           std::to_string(d) + ", the width of a head";
+  });
+  constexpr Index farthest = Index{1} << 48;
+  require(options.offset >= 0 && options.offset <= farthest, function,
+          [&] { return "offset is " + std::to_string(options.offset) + ", expected 0 to 2^48"; });
+  if (options.frequencies.absent()) {
+    require(is_finite_option(options.theta) && options.theta > 0, function, [&] {
+      return "theta is " + std::to_string(options.theta) + ", expected a finite number above 0";
+    });
+    return;
+  }
+  require_shape(function, "frequencies", options.frequencies, Shape{width / 2},
+                "one for each pair of the width");
+  for (Index t = 0; t < width / 2; ++t) {
+    require(is_finite_option(options.frequencies(t)), function, [&] {
+      return "frequencies(" + std::to_string(t) + ") is not finite, expected a number";
+    });
+  }
+}
+
+/// Rows [first, first + rows) of the tables.
+template <class T>
+void fill_angles(const RotaryOptions& options, Index width, Index first, Out<T, 2> cosines,
+                 Out<T, 2> sines) {
+  using Wide = std::conditional_t<std::same_as<T, long double>, long double, double>;
+  const Wide theta = static_cast<Wide>(options.theta);
+  for (Index t = 0; t < width / 2; ++t) {
+    const Wide frequency =
+        options.frequencies.absent()
+            ? std::pow(theta, static_cast<Wide>(-2 * t) / static_cast<Wide>(width))
+            : static_cast<Wide>(options.frequencies(t));
+    for (Index i = 0; i < cosines.extent(0); ++i) {
+      const Wide angle = static_cast<Wide>(first + i) * frequency;
+      cosines(i, t) = T(std::cos(angle));
+      sines(i, t) = T(std::sin(angle));
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Cosines and sines that are made once and read by many calls. A row is a function of the options
+/// and of its position alone: growing changes none.
+template <Scalar T>
+class RotaryTable {
+ public:
+  /// Of heads of d elements, without a position yet. options.offset has no part in it; frequencies
+  /// are copied. Throws ArgumentError or ShapeError for options that are none, std::bad_alloc.
+  explicit RotaryTable(Index d, const RotaryOptions& options = {},
+                       std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : options_(options), width_(options.width_of(d)), memory_(memory) {
+    detail::require_rotary("RotaryTable", options, d);
+    if (options.frequencies.absent()) return;
+    frequencies_ = Tensor<double, 1>(options.frequencies.shape(), memory);
+    for (Index t = 0; t < frequencies_.size(); ++t) frequencies_(t) = options.frequencies(t);
+    options_.frequencies = {};
+  }
+
+  /// Makes it hold positions 0 to positions - 1 at least: views of it from before are void where it
+  /// was shorter. Throws std::bad_alloc, and is as it was then.
+  void grow(Index positions) {
+    const Index held = cosines_.extent(0);
+    if (positions <= held) return;
+    const Index rows = positions < 2 * held ? 2 * held : positions;
+    auto cosines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
+    auto sines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
+    RotaryOptions options = options_;
+    options.frequencies = frequencies_;
+    detail::fill_angles<T>(options, width_, 0, cosines, sines);
+    cosines_ = std::move(cosines);
+    sines_ = std::move(sines);
+  }
+
+  /// What it holds.
+  RotaryAngles<T> angles() const { return {cosines_, sines_}; }
+  /// The same, grown to `positions` before.
+  RotaryAngles<T> angles(Index positions) {
+    grow(positions);
+    return angles();
+  }
+
+ private:
+  RotaryOptions options_;
+  Index width_;
+  std::pmr::memory_resource* memory_;
+  Tensor<double, 1> frequencies_;  // [width / 2], or absent
+  Tensor<T, 2> cosines_, sines_;   // [positions, width / 2]
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/rotary.hpp
+// Rotary positions: pairs of a row's elements are turned by an angle that grows with the row's
+// position, so that a product of a query and a key knows how far apart they are and nothing else of
+// where they stand. A rotation is its own gradient, turned back.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The rules of a call but those of its tables.
+template <class T>
+void require_rotation(std::string_view function, std::string_view in, std::string_view out,
+                      const In<T, 4>& x, const Out<T, 4>& y, const RotaryOptions& options) {
+  require_countable(function, in, x);
+  require_shape(function, out, y, x.shape(), [&] { return "the shape of " + std::string(in); });
+  require_distinct(function, {out, y});
+  require_same_or_apart(function, {out, y}, {in, x});
+  require_rotary(function, options, x.extent(3));
+}
+template <class T>
+void require_angles(std::string_view function, const Out<T, 4>& y, const RotaryAngles<T>& angles,
+                    const RotaryOptions& options, std::string_view out) {
+  const Index pairs = options.width_of(y.extent(3)) / 2, held = angles.cosines.extent(0);
+  require_shape(function, "angles.cosines", angles.cosines, Shape{held, pairs},
+                "half of the width");
+  require_shape(function, "angles.sines", angles.sines, Shape{held, pairs}, "angles.cosines");
+  require(held - options.offset >= y.extent(2), function, [&] {
+    return "angles hold " + std::to_string(held) + " positions, expected at least " +
+           std::to_string(options.offset + y.extent(2)) + " (offset and rows)";
+  });
+  require_apart(function, {out, y},
+                {{"angles.cosines", angles.cosines}, {"angles.sines", angles.sines}});
+}
+
+/// Rotates all rows of y = x by tables whose row i is of row i. Position by position where heads
+/// lie between each other, else head by head: along memory.
+template <class T>
+void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
+            const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
+            const Context& context) {
+  if (x.size() == 0) return;
+  const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
+  const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
+  const kernels::RotaryRows<T> all{kernels::matrix(cosines),
+                                   kernels::matrix(sines),
+                                   d,
+                                   options.width_of(d),
+                                   options.pairing == RotaryPairing::interleaved,
+                                   transposed};
+  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
+  const Index blocks = (L + rows - 1) / rows;
+  const auto task = [&](Index t, Index) {
+    const Index b = t / blocks, begin = t % blocks * rows;
+    const Index end = std::min<Index>(L, begin + rows);
+    for (Index h = 0; h < H && !heads_inside; ++h) {
+      run.rotate_rows(all, kernels::matrix(x, b, h), kernels::matrix(y, b, h), begin, end);
+    }
+    kernels::RotaryRows<T> here = all;
+    here.cosines.row = here.sines.row = 0;  // one position for all heads
+    for (Index i = begin; i < end && heads_inside; ++i) {
+      here.cosines.data = all.cosines.data + i * all.cosines.row;
+      here.sines.data = all.sines.data + i * all.sines.row;
+      const kernels::Matrix<const T> from{x.data() + b * x.stride(0) + i * x.stride(2), x.stride(1),
+                                          x.stride(3)};
+      const kernels::Matrix<T> to{y.data() + b * y.stride(0) + i * y.stride(2), y.stride(1),
+                                  y.stride(3)};
+      run.rotate_rows(here, from, to, 0, H);
+    }
+  };
+  context.executor.run(B * blocks, task);
+  const std::int64_t flops = 3 * std::int64_t{B * H * L} * all.width;
+  context.count_flops(flops, flops);
+}
+
+/// Rotates by tables of the rows' own positions, made for the call.
+template <class T>
+void rotate_by_options(const In<T, 4>& x, const RotaryOptions& options, bool transposed,
+                       const Out<T, 4>& y, const Context& context) {
+  const Index width = options.width_of(x.extent(3));
+  const Shape<2> shape{x.size() == 0 ? 0 : x.extent(2), width / 2};
+  auto cosines = Tensor<T, 2>::uninitialized(shape, context.memory);
+  auto sines = Tensor<T, 2>::uninitialized(shape, context.memory);
+  fill_angles<T>(options, width, options.offset, cosines, sines);
+  rotate<T>(x, cosines, sines, options, transposed, y, context);
+}
+/// Rotates by tables whose rows are positions from 0 on.
+template <class T>
+void rotate_by_angles(const In<T, 4>& x, const RotaryAngles<T>& angles,
+                      const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
+                      const Context& context) {
+  if (x.size() == 0) return;
+  const auto rows = [&](const In<T, 2>& table) {
+    return In<T, 2>(table.data() + options.offset * table.stride(0),
+                    Shape{x.extent(2), table.extent(1)}, table.strides());
+  };
+  rotate<T>(x, rows(angles.cosines), rows(angles.sines), options, transposed, y, context);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = x with each pair (a, b) of a row turned: (a cos - b sin, a sin + b cos), by the angle
+/// (offset + i) f_t of row i and pair t, f_t = theta^(-2 t / width) or as given.
+///
+/// x        [B, H, L, d]   in; queries or keys, any strides
+/// options                 which elements are pairs, how fast they turn, position of row 0
+/// y        [B, H, L, d]   out; may be x
+///
+/// Elements behind options.width are copied. Angles are computed in double (long double for long
+/// double), once a call for all heads.
+/// Work    3 FLOPs for each element that is rotated; scratch of 2 L width / 2.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Su et al., "RoFormer", 2021, arXiv 2104.09864, equation 34.
+template <Scalar T>
+void rotary_forward(In<T, 4> x, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
+                    const Context& context = {}) {
+  detail::require_rotation<T>("rotary_forward", "x", "y", x, y, options);
+  detail::rotate_by_options<T>(x, options, false, y, context);
+}
+/// The same by a RotaryTable's angles: its options and these have to agree in all but the offset.
+template <Scalar T>
+void rotary_forward(In<T, 4> x, const RotaryAngles<std::type_identity_t<T>>& angles,
+                    const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
+                    const Context& context = {}) {
+  detail::require_rotation<T>("rotary_forward", "x", "y", x, y, options);
+  detail::require_angles<T>("rotary_forward", y, angles, options, "y");
+  detail::rotate_by_angles<T>(x, angles, options, false, y, context);
+}
+
+/// The gradient of rotary_forward: dx = dy turned back.
+///
+/// dy       [B, H, L, d]   in
+/// options                 as in forward
+/// dx       [B, H, L, d]   out; may be dy
+///
+/// Work    3 FLOPs for each element that is rotated.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+template <Scalar T>
+void rotary_backward(In<T, 4> dy, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
+                     const Context& context = {}) {
+  detail::require_rotation<T>("rotary_backward", "dy", "dx", dy, dx, options);
+  detail::rotate_by_options<T>(dy, options, true, dx, context);
+}
+/// The same by a RotaryTable's angles, as in forward.
+template <Scalar T>
+void rotary_backward(In<T, 4> dy, const RotaryAngles<std::type_identity_t<T>>& angles,
+                     const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
+                     const Context& context = {}) {
+  detail::require_rotation<T>("rotary_backward", "dy", "dx", dy, dx, options);
+  detail::require_angles<T>("rotary_backward", dx, angles, options, "dx");
+  detail::rotate_by_angles<T>(dy, angles, options, true, dx, context);
+}
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 

@@ -54,6 +54,7 @@ const std::vector<std::string> case_names = {"block_post_ln_causal",
                                              "sdpa_long",
                                              "sdpa_mqa",
                                              "sdpa_plain",
+                                             "sdpa_rope",
                                              "sdpa_scale",
                                              "sdpa_window"};
 
@@ -204,11 +205,21 @@ TEST_CASE("a run's file reads back with PyTorch's names and the run's type", "[i
 
 TEST_CASE("what is not supported yet is refused by name", "[io]") {
   CHECK_NOTHROW(run_reference_case<double>(small_case("softcap", "0.0"), Path::flash));
-  for (const char* key : {"softcap", "alibi", "rope_theta"}) {
+  for (const char* key : {"softcap", "alibi"}) {
     const auto c = small_case(key, std::string(key) == "alibi" ? "1" : "5.0");
     CHECK_THROWS_WITH(
         run_reference_case<double>(c, Path::flash),
         ContainsSubstring("small.safetensors: " + std::string(key) + " is not supported yet"));
+  }
+}
+
+TEST_CASE("rotary positions of a case are part of its scores and of its gradients", "[io]") {
+  const auto name = GENERATE("output", "logsumexp", "grad.query", "grad.key");
+  ReferenceCase c = data_case("sdpa_rope");
+  c.rope_theta = 0;  // the same case without: no result of it may be the case's by chance
+  const auto without = reread(run_reference_case<double>(c, Path::flash));
+  for (const CaseComparison& row : compare_with_expected(c, without, 1e-2)) {
+    if (row.name == name) CHECK_FALSE(*row.closeness);
   }
 }
 

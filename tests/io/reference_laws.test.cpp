@@ -21,7 +21,7 @@ const std::vector<ReferenceCase>& cases() {
 
 TEMPLATE_TEST_CASE("both paths of this library agree with every case that they take", "[io]", float,
                    double) {
-  REQUIRE(cases().size() == 9);
+  REQUIRE(cases().size() == 10);
   for (const auto& kernel : {materialized_kernel<TestType>(), flash_kernel<TestType>()}) {
     const ScoreCard card = run_reference_cases<TestType>(kernel, cases());
     CAPTURE(card.format());

@@ -2,18 +2,21 @@
 #pragma once
 
 #include <span>
+#include <string>
+#include <string_view>
 
 #include "headwise/io/reference_case.hpp"
+#include "headwise/ops/rotary.hpp"
 #include "headwise/testing/laws.hpp"
 
 namespace headwise::inline v0_1 {
 namespace detail::inline HEADWISE_CODE {
 
-/// Whether a kernel can be given a case: some it says that it does not take, and softcap, ALiBi and
-/// rotary positions are no part of the problem.
+/// Whether a kernel can be given a case: some it says that it does not take, and softcap and ALiBi
+/// are no part of the problem. (Rotary positions are turned before it is asked.)
 template <class T>
 bool takes_case(const AttentionKernel<T>& kernel, const ReferenceCase& c) {
-  if (c.kind != CaseKind::sdpa || c.softcap != 0 || c.alibi || c.rope_theta != 0) return false;
+  if (c.kind != CaseKind::sdpa || c.softcap != 0 || c.alibi) return false;
   const bool masked = c.window > 0 || c.file.contains("attn_mask");
   return (kernel.takes_causal || !c.causal) && (kernel.takes_keep || !masked) &&
          (kernel.takes_groups || c.num_heads == c.num_kv_heads);
@@ -42,6 +45,12 @@ inline Tensor<bool, 4> keep_of(const ReferenceCase& c, const Shape<4>& pairs) {
   return keep;
 }
 
+/// x by the rotary positions of a case, if it has any.
+template <class T>
+void rotate(const ReferenceCase& c, Tensor<T, 4>& x) {
+  if (c.rope_theta != 0) rotary_forward(x, {.theta = c.rope_theta}, x);
+}
+
 template <class T>
 LawData<T> data_of(const ReferenceCase& c) {
   LawData<T> data{c.file.get<T, 4>("query"),
@@ -56,6 +65,8 @@ LawData<T> data_of(const ReferenceCase& c) {
                             ", expected num_heads " + std::to_string(c.num_heads) +
                             " and num_kv_heads " + std::to_string(c.num_kv_heads) + " on axis 1");
   }
+  rotate(c, data.q);
+  rotate(c, data.k);
   data.keep = keep_of(c, {q[0], q[1], q[2], k[2]});
   using std::sqrt;
   data.scale = c.scale ? static_cast<T>(*c.scale) : T(1) / sqrt(static_cast<T>(q[3]));
@@ -68,7 +79,10 @@ template <class T>
 LawResult reference_law(const LawTrial<T>& trial, const ReferenceCase& c) {
   LawResult result;
   const auto compare = [&](const char* name, const Tensor<T, 4>& actual, const LawSums& sums) {
-    const auto expected = c.file.get<double, 4>(std::string("expected.") + name);
+    auto expected = c.file.get<double, 4>(std::string("expected.") + name);
+    // A gradient of what is not turned yet, turned, is that of what the kernel was given.
+    const std::string_view of = name;
+    if (of == "grad.query" || of == "grad.key") rotate(c, expected);
     add_finding(result, name,
                 close_to(convert<double>(actual), expected, trial.tolerance(),
                          {.floor = greatest_sum(sums)}));

@@ -110,6 +110,36 @@ struct ActivationBackwardRows {
   Matrix<T> dx, d_up;         // [N, F], overwritten; dx may be dy
 };
 
+/// Softmax cross-entropy of rows. lse may be null.
+template <class T>
+struct CrossEntropyRows {
+  Matrix<const T> logits;  // [N, V]
+  Index V;
+  const Index* targets;  // [N]; below 0: the row is left out
+  T* losses;             // [N]
+  Row<T> lse;            // [N]
+};
+
+/// Its gradients.
+template <class T>
+struct CrossEntropyBackwardRows {
+  Matrix<const T> logits;  // [N, V]
+  Index V;
+  const Index* targets;  // [N]; below 0: the row is left out
+  Row<const T> lse;      // [N]
+  T factor;              // of the loss of a row
+  Matrix<T> d_logits;    // [N, V]
+};
+
+/// How rows of d elements are rotated, each by a row of the tables.
+template <class T>
+struct RotaryRows {
+  Matrix<const T> cosines, sines;  // [rows, width / 2]
+  Index d, width;                  // elements of a row, and the first of them, which rotate
+  bool interleaved;                // pairs are neighbours; else one half of the width and the other
+  bool transposed;                 // the other way round
+};
+
 /// Whether a product with it is exact.
 template <class T>
 bool is_power_of_two(const T& x) {

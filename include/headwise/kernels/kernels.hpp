@@ -14,6 +14,7 @@
 #include "headwise/kernels/activation.hpp"
 #include "headwise/kernels/arguments.hpp"
 #include "headwise/kernels/column_sums.hpp"
+#include "headwise/kernels/cross_entropy.hpp"
 #include "headwise/kernels/layer_norm.hpp"
 #include "headwise/kernels/rms_norm.hpp"
 #include "headwise/kernels/softmax.hpp"
@@ -73,6 +74,14 @@ struct Kernels {
   void (*activation_backward_rows)(const ActivationBackwardRows<T>& of, Index begin, Index end);
   void (*add_elements)(Matrix<const T> a, Matrix<const T> b, Matrix<T> y, Index D, Index begin,
                        Index end);
+
+  // embedding.inc, cross_entropy.inc and rotary.inc
+  void (*add_row)(Row<const T> x, Index N, Row<T> to);
+  void (*cross_entropy_rows)(const CrossEntropyRows<T>& of, Index begin, Index end);
+  void (*cross_entropy_backward_rows)(const CrossEntropyBackwardRows<T>& of, Index begin,
+                                      Index end);
+  void (*rotate_rows)(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin,
+                      Index end);
 
   // attention_head.inc
   Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);

@@ -29,12 +29,15 @@ inline double init_std(Init init, Index in, Index out) {
   return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
 }
 
-/// Overwrites w [in, out] with normal numbers of init_std; `parameter` keeps those of one seed
-/// apart.
+/// Overwrites w with normal numbers of mean 0 and this standard deviation; `parameter` keeps those
+/// of one seed apart. Throws ShapeError or ArgumentError before anything is written.
 template <Scalar T>
-void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
-  require_countable("init_weights", "w", w);
-  const double std_deviation = init_std(init, w.extent(0), w.extent(1));
+void init_normal(Out<T, 2> w, double std_deviation, std::uint64_t seed, std::uint32_t parameter) {
+  require_countable("init_normal", "w", w);
+  require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", [&] {
+    return "std_deviation is " + std::to_string(std_deviation) +
+           ", expected a finite number of 0 or more";
+  });
   const auto key = philox_key(seed, 0x77000000u + parameter, 0);
   for (Index i = 0; i < w.extent(0); ++i) {
     for (Index o = 0; o < w.extent(1); ++o) {
@@ -42,6 +45,14 @@ void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t para
       w(i, o) = T(std_deviation * philox_normal(key, position));
     }
   }
+}
+
+/// Overwrites w [in, out] with normal numbers of init_std; `parameter` keeps those of one seed
+/// apart.
+template <Scalar T>
+void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
+  require_countable("init_weights", "w", w);
+  init_normal<T>(w, init_std(init, w.extent(0), w.extent(1)), seed, parameter);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

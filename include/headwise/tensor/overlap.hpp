@@ -29,21 +29,28 @@ struct Footprint {
   Footprint(std::string_view argument, const In<T, R>& view)
       : name(argument),
         address(reinterpret_cast<std::uintptr_t>(view.data())),
-        low(address),
-        high(address),
         element_bytes(static_cast<Index>(sizeof(T))) {
     static_assert(R <= 8);
-    empty = view.data() == nullptr;
+    walk(view.shape().extents, view.strides().extents);
+  }
+
+ private:
+  [[gnu::noinline]] void walk(std::span<const Index> all_extents,
+                              std::span<const Index> all_strides) {
     constexpr Index longest = Index{1} << 58;
-    for (int r = 0; r < R; ++r) {
-      if (view.extent(r) <= 0) empty = true;
-      if (view.extent(r) <= 1) continue;
-      if (view.stride(r) > longest || view.stride(r) < -longest) empty = true;
-      extents[static_cast<std::size_t>(axes)] = view.extent(r);
-      strides[static_cast<std::size_t>(axes++)] = view.stride(r);
-      const auto reach = static_cast<std::uintptr_t>(view.stride(r)) *
-                         static_cast<std::uintptr_t>(view.extent(r) - 1) * sizeof(T);
-      (view.stride(r) < 0 ? low : high) += reach;
+    low = high = address;
+    empty = address == 0;
+    for (std::size_t r = 0; r < all_extents.size(); ++r) {
+      const Index extent = all_extents[r], stride = all_strides[r];
+      if (extent <= 0) empty = true;
+      if (extent <= 1) continue;
+      if (stride > longest || stride < -longest) empty = true;
+      extents[static_cast<std::size_t>(axes)] = extent;
+      strides[static_cast<std::size_t>(axes++)] = stride;
+      const auto reach = static_cast<std::uintptr_t>(stride) *
+                         static_cast<std::uintptr_t>(extent - 1) *
+                         static_cast<std::uintptr_t>(element_bytes);
+      (stride < 0 ? low : high) += reach;
     }
   }
 };

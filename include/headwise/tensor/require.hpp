@@ -2,10 +2,49 @@
 //   require_shape("linear_forward", "w", w, Shape{I, O}, "I from x " + ...)
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "headwise/tensor/view.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+// Without types and ranks, so that a program holds them once and not for each view that it checks.
+
+[[gnu::noinline]] inline void require_countable(std::string_view function,
+                                                std::string_view argument,
+                                                std::span<const Index> extents, const void* data) {
+  const auto subject = [&] {
+    return std::string(function) + ": " + std::string(argument) + " is " + format_extents(extents);
+  };
+  constexpr Index most = Index{1} << 48;
+  Index count = 1;
+  bool some = true;
+  for (const Index extent : extents) {
+    if (extent < 0) raise<ShapeError>(subject() + ", expected extents of 0 or more");
+    if (extent > 0 && count > most / extent) {
+      raise<ShapeError>(subject() + ", expected extents whose product is at most 2^48");
+    }
+    some = some && extent > 0;
+    if (extent > 0) count *= extent;
+  }
+  if (some && data == nullptr) {
+    raise<ShapeError>(subject() + " at a null address, expected its elements");
+  }
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_shape(std::string_view function,
+                                                               std::string_view argument,
+                                                               std::span<const Index> extents,
+                                                               std::span<const Index> expected,
+                                                               std::string_view whence) {
+  raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
+                    format_extents(extents) + ", expected " + format_extents(expected) + " (" +
+                    std::string(whence) + ")");
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -15,27 +54,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <class T, int R>
 void require_countable(std::string_view function, std::string_view argument,
                        const In<T, R>& tensor) {
-  constexpr Index most = Index{1} << 48;
-  Index count = 1;
-  bool some = true;
-  for (int r = 0; r < R; ++r) {
-    const Index extent = tensor.extent(r);
-    if (extent < 0) {
-      raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                        tensor.shape().format() + ", expected extents of 0 or more");
-    }
-    if (extent > 0 && count > most / extent) {
-      raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                        tensor.shape().format() +
-                        ", expected extents whose product is at most 2^48");
-    }
-    some = some && extent > 0;
-    if (extent > 0) count *= extent;
-  }
-  if (some && tensor.data() == nullptr) {
-    raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                      tensor.shape().format() + " at a null address, expected its elements");
-  }
+  detail::require_countable(function, argument, tensor.shape().extents, tensor.data());
 }
 
 /// Throws ShapeError `function: argument is [got], expected [wanted] (whence)` unless they agree,
@@ -46,14 +65,12 @@ void require_shape(std::string_view function, std::string_view argument, const I
                    const Shape<R>& expected, Whence&& whence) {
   if (tensor.shape() == expected) [[likely]]
     return require_countable(function, argument, tensor);
-  std::string text = std::string(function) + ": " + std::string(argument) + " is " +
-                     tensor.shape().format() + ", expected " + expected.format();
+  const auto& got = tensor.shape().extents;
   if constexpr (std::is_invocable_v<Whence>) {
-    text += " (" + std::string(whence()) + ")";
+    detail::raise_shape(function, argument, got, expected.extents, whence());
   } else {
-    text += " (" + std::string(whence) + ")";
+    detail::raise_shape(function, argument, got, expected.extents, whence);
   }
-  raise<ShapeError>(text);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

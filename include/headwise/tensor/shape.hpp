@@ -26,6 +26,15 @@ inline std::string format_extents(std::span<const Index> extents) {
   return text + "]";
 }
 
+namespace detail {
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_extents(std::span<const Index> extents,
+                                                                 const char* expected) {
+  raise<ShapeError>("Shape: extents are " + format_extents(extents) + ", expected " + expected);
+}
+
+}  // namespace detail
+
 /// The extents of R axes, outermost first: `Shape{B, H, L, d}`. Any of them may be 0.
 template <int R>
 struct Shape {
@@ -51,13 +60,13 @@ struct Shape {
     Index count = 1;
     bool none = false;
     for (Index extent : extents) {
-      if (extent < 0) raise<ShapeError>("Shape: extents are " + format() + ", expected 0 or more");
+      if (extent < 0) detail::raise_extents(extents, "0 or more");
       if (extent == 0) none = true;
     }
     if (none) return 0;
     for (Index extent : extents) {
       if (count > (std::numeric_limits<Index>::max)() / extent) {
-        raise<ShapeError>("Shape: extents are " + format() + ", expected a product below 2^63");
+        detail::raise_extents(extents, "a product below 2^63");
       }
       count *= extent;
     }

@@ -1,6 +1,7 @@
 // Views of views: slices, transposes, heads. Nothing here copies but `copy` and `contiguous`.
 #pragma once
 
+#include <span>
 #include <type_traits>
 
 #include "headwise/tensor/overlap.hpp"
@@ -13,6 +14,13 @@ inline void require_axis(std::string_view function, int axis, int rank) {
   require(axis >= 0 && axis < rank, function, [&] {
     return "axis is " + std::to_string(axis) + ", expected 0 to " + std::to_string(rank - 1);
   });
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_slice(Index begin, Index count, int axis,
+                                                               std::span<const Index> extents) {
+  raise<ShapeError>("slice: begin is " + std::to_string(begin) + " and count " +
+                    std::to_string(count) + ", expected a part of axis " + std::to_string(axis) +
+                    " of " + format_extents(extents));
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -51,9 +59,7 @@ view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
   const auto view = as_view(tensor);
   detail::require_axis("slice", axis, view.rank);
   if (begin < 0 || count < 0 || begin > view.extent(axis) - count) {
-    raise<ShapeError>("slice: begin is " + std::to_string(begin) + " and count " +
-                      std::to_string(count) + ", expected a part of axis " + std::to_string(axis) +
-                      " of " + view.shape().format());
+    detail::raise_slice(begin, count, axis, view.shape().extents);
   }
   auto shape = view.shape();
   shape[axis] = count;

@@ -1,0 +1,163 @@
+// Rotary positions: pairs of a row's elements are turned by an angle that grows with the row's
+// position, so that a product of a query and a key knows how far apart they are and nothing else of
+// where they stand. A rotation is its own gradient, turned back.
+#pragma once
+
+#include <type_traits>
+
+#include "headwise/kernels/kernels.hpp"
+#include "headwise/ops/rotary_table.hpp"
+#include "headwise/ops/rows.hpp"
+#include "headwise/tensor/overlap.hpp"
+#include "headwise/tensor/require.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The rules of a call but those of its tables.
+template <class T>
+void require_rotation(std::string_view function, std::string_view in, std::string_view out,
+                      const In<T, 4>& x, const Out<T, 4>& y, const RotaryOptions& options) {
+  require_countable(function, in, x);
+  require_shape(function, out, y, x.shape(), [&] { return "the shape of " + std::string(in); });
+  require_distinct(function, {out, y});
+  require_same_or_apart(function, {out, y}, {in, x});
+  require_rotary(function, options, x.extent(3));
+}
+template <class T>
+void require_angles(std::string_view function, const Out<T, 4>& y, const RotaryAngles<T>& angles,
+                    const RotaryOptions& options, std::string_view out) {
+  const Index pairs = options.width_of(y.extent(3)) / 2, held = angles.cosines.extent(0);
+  require_shape(function, "angles.cosines", angles.cosines, Shape{held, pairs},
+                "half of the width");
+  require_shape(function, "angles.sines", angles.sines, Shape{held, pairs}, "angles.cosines");
+  require(held - options.offset >= y.extent(2), function, [&] {
+    return "angles hold " + std::to_string(held) + " positions, expected at least " +
+           std::to_string(options.offset + y.extent(2)) + " (offset and rows)";
+  });
+  require_apart(function, {out, y},
+                {{"angles.cosines", angles.cosines}, {"angles.sines", angles.sines}});
+}
+
+/// Rotates all rows of y = x by tables whose row i is of row i. Position by position where heads
+/// lie between each other, else head by head: along memory.
+template <class T>
+void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
+            const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
+            const Context& context) {
+  if (x.size() == 0) return;
+  const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
+  const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
+  const kernels::RotaryRows<T> all{kernels::matrix(cosines),
+                                   kernels::matrix(sines),
+                                   d,
+                                   options.width_of(d),
+                                   options.pairing == RotaryPairing::interleaved,
+                                   transposed};
+  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
+  const Index blocks = (L + rows - 1) / rows;
+  const auto task = [&](Index t, Index) {
+    const Index b = t / blocks, begin = t % blocks * rows;
+    const Index end = std::min<Index>(L, begin + rows);
+    for (Index h = 0; h < H && !heads_inside; ++h) {
+      run.rotate_rows(all, kernels::matrix(x, b, h), kernels::matrix(y, b, h), begin, end);
+    }
+    kernels::RotaryRows<T> here = all;
+    here.cosines.row = here.sines.row = 0;  // one position for all heads
+    for (Index i = begin; i < end && heads_inside; ++i) {
+      here.cosines.data = all.cosines.data + i * all.cosines.row;
+      here.sines.data = all.sines.data + i * all.sines.row;
+      const kernels::Matrix<const T> from{x.data() + b * x.stride(0) + i * x.stride(2), x.stride(1),
+                                          x.stride(3)};
+      const kernels::Matrix<T> to{y.data() + b * y.stride(0) + i * y.stride(2), y.stride(1),
+                                  y.stride(3)};
+      run.rotate_rows(here, from, to, 0, H);
+    }
+  };
+  context.executor.run(B * blocks, task);
+  const std::int64_t flops = 3 * std::int64_t{B * H * L} * all.width;
+  context.count_flops(flops, flops);
+}
+
+/// Rotates by tables of the rows' own positions, made for the call.
+template <class T>
+void rotate_by_options(const In<T, 4>& x, const RotaryOptions& options, bool transposed,
+                       const Out<T, 4>& y, const Context& context) {
+  const Index width = options.width_of(x.extent(3));
+  const Shape<2> shape{x.size() == 0 ? 0 : x.extent(2), width / 2};
+  auto cosines = Tensor<T, 2>::uninitialized(shape, context.memory);
+  auto sines = Tensor<T, 2>::uninitialized(shape, context.memory);
+  fill_angles<T>(options, width, options.offset, cosines, sines);
+  rotate<T>(x, cosines, sines, options, transposed, y, context);
+}
+/// Rotates by tables whose rows are positions from 0 on.
+template <class T>
+void rotate_by_angles(const In<T, 4>& x, const RotaryAngles<T>& angles,
+                      const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
+                      const Context& context) {
+  if (x.size() == 0) return;
+  const auto rows = [&](const In<T, 2>& table) {
+    return In<T, 2>(table.data() + options.offset * table.stride(0),
+                    Shape{x.extent(2), table.extent(1)}, table.strides());
+  };
+  rotate<T>(x, rows(angles.cosines), rows(angles.sines), options, transposed, y, context);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = x with each pair (a, b) of a row turned: (a cos - b sin, a sin + b cos), by the angle
+/// (offset + i) f_t of row i and pair t, f_t = theta^(-2 t / width) or as given.
+///
+/// x        [B, H, L, d]   in; queries or keys, any strides
+/// options                 which elements are pairs, how fast they turn, position of row 0
+/// y        [B, H, L, d]   out; may be x
+///
+/// Elements behind options.width are copied. Angles are computed in double (long double for long
+/// double), once a call for all heads.
+/// Work    3 FLOPs for each element that is rotated; scratch of 2 L width / 2.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Su et al., "RoFormer", 2021, arXiv 2104.09864, equation 34.
+template <Scalar T>
+void rotary_forward(In<T, 4> x, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
+                    const Context& context = {}) {
+  detail::require_rotation<T>("rotary_forward", "x", "y", x, y, options);
+  detail::rotate_by_options<T>(x, options, false, y, context);
+}
+/// The same by a RotaryTable's angles: its options and these have to agree in all but the offset.
+template <Scalar T>
+void rotary_forward(In<T, 4> x, const RotaryAngles<std::type_identity_t<T>>& angles,
+                    const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
+                    const Context& context = {}) {
+  detail::require_rotation<T>("rotary_forward", "x", "y", x, y, options);
+  detail::require_angles<T>("rotary_forward", y, angles, options, "y");
+  detail::rotate_by_angles<T>(x, angles, options, false, y, context);
+}
+
+/// The gradient of rotary_forward: dx = dy turned back.
+///
+/// dy       [B, H, L, d]   in
+/// options                 as in forward
+/// dx       [B, H, L, d]   out; may be dy
+///
+/// Work    3 FLOPs for each element that is rotated.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+template <Scalar T>
+void rotary_backward(In<T, 4> dy, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
+                     const Context& context = {}) {
+  detail::require_rotation<T>("rotary_backward", "dy", "dx", dy, dx, options);
+  detail::rotate_by_options<T>(dy, options, true, dx, context);
+}
+/// The same by a RotaryTable's angles, as in forward.
+template <Scalar T>
+void rotary_backward(In<T, 4> dy, const RotaryAngles<std::type_identity_t<T>>& angles,
+                     const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
+                     const Context& context = {}) {
+  detail::require_rotation<T>("rotary_backward", "dy", "dx", dy, dx, options);
+  detail::require_angles<T>("rotary_backward", dx, angles, options, "dx");
+  detail::rotate_by_angles<T>(dy, angles, options, true, dx, context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -1,0 +1,147 @@
+// The angles of rotary positions: their cosines and sines, position by position, as a function of
+// options alone. They are computed in double, so that position 100,000 is right in float.
+#pragma once
+
+#include <cmath>
+#include <concepts>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "headwise/runtime/context.hpp"
+#include "headwise/tensor/require.hpp"
+#include "headwise/tensor/scalar.hpp"
+#include "headwise/tensor/tensor.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// Which elements of a head's row are a pair.
+enum class RotaryPairing {
+  halves,       ///< (t, t + width / 2): GPT-NeoX, LLaMA as Hugging Face stores it
+  interleaved,  ///< (2 t, 2 t + 1): the paper, GPT-J
+};
+
+/// What rotary positions are. What it views must outlive the call.
+struct RotaryOptions {
+  double theta = 10000;  // pair t turns by theta^(-2 t / width) a position
+  Index width = 0;       // of a row's elements, the first ones, that are rotated; 0: all
+  RotaryPairing pairing = RotaryPairing::halves;
+  Index offset = 0;                // position of the first row
+  In<double, 1> frequencies = {};  // [width / 2]; radians a position of each pair, instead of theta
+
+  /// How many elements of a row of d are rotated.
+  Index width_of(Index d) const { return width == 0 ? d : width; }
+};
+
+/// cos and sin of the angles of positions 0, 1, ...
+template <class T>
+struct RotaryAngles {
+  In<T, 2> cosines;  // [positions, width / 2]
+  In<T, 2> sines;    // [positions, width / 2]
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Throws ArgumentError or ShapeError for options that are none, of rows of d elements.
+inline void require_rotary(std::string_view function, const RotaryOptions& options, Index d) {
+  const Index width = options.width_of(d);
+  require(width >= 0 && width <= d && width % 2 == 0, function, [&] {
+    return "width is " + std::to_string(width) + ", expected an even number from 0 to " +
+           std::to_string(d) + ", the width of a head";
+  });
+  constexpr Index farthest = Index{1} << 48;
+  require(options.offset >= 0 && options.offset <= farthest, function,
+          [&] { return "offset is " + std::to_string(options.offset) + ", expected 0 to 2^48"; });
+  if (options.frequencies.absent()) {
+    require(is_finite_option(options.theta) && options.theta > 0, function, [&] {
+      return "theta is " + std::to_string(options.theta) + ", expected a finite number above 0";
+    });
+    return;
+  }
+  require_shape(function, "frequencies", options.frequencies, Shape{width / 2},
+                "one for each pair of the width");
+  for (Index t = 0; t < width / 2; ++t) {
+    require(is_finite_option(options.frequencies(t)), function, [&] {
+      return "frequencies(" + std::to_string(t) + ") is not finite, expected a number";
+    });
+  }
+}
+
+/// Rows [first, first + rows) of the tables.
+template <class T>
+void fill_angles(const RotaryOptions& options, Index width, Index first, Out<T, 2> cosines,
+                 Out<T, 2> sines) {
+  using Wide = std::conditional_t<std::same_as<T, long double>, long double, double>;
+  const Wide theta = static_cast<Wide>(options.theta);
+  for (Index t = 0; t < width / 2; ++t) {
+    const Wide frequency =
+        options.frequencies.absent()
+            ? std::pow(theta, static_cast<Wide>(-2 * t) / static_cast<Wide>(width))
+            : static_cast<Wide>(options.frequencies(t));
+    for (Index i = 0; i < cosines.extent(0); ++i) {
+      const Wide angle = static_cast<Wide>(first + i) * frequency;
+      cosines(i, t) = T(std::cos(angle));
+      sines(i, t) = T(std::sin(angle));
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Cosines and sines that are made once and read by many calls. A row is a function of the options
+/// and of its position alone: growing changes none.
+template <Scalar T>
+class RotaryTable {
+ public:
+  /// Of heads of d elements, without a position yet. options.offset has no part in it; frequencies
+  /// are copied. Throws ArgumentError or ShapeError for options that are none, std::bad_alloc.
+  explicit RotaryTable(Index d, const RotaryOptions& options = {},
+                       std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : options_(options), width_(options.width_of(d)), memory_(memory) {
+    detail::require_rotary("RotaryTable", options, d);
+    if (options.frequencies.absent()) return;
+    frequencies_ = Tensor<double, 1>(options.frequencies.shape(), memory);
+    for (Index t = 0; t < frequencies_.size(); ++t) frequencies_(t) = options.frequencies(t);
+    options_.frequencies = {};
+  }
+
+  /// Makes it hold positions 0 to positions - 1 at least: views of it from before are void where it
+  /// was shorter. Throws std::bad_alloc, and is as it was then.
+  void grow(Index positions) {
+    const Index held = cosines_.extent(0);
+    if (positions <= held) return;
+    const Index rows = positions < 2 * held ? 2 * held : positions;
+    auto cosines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
+    auto sines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
+    RotaryOptions options = options_;
+    options.frequencies = frequencies_;
+    detail::fill_angles<T>(options, width_, 0, cosines, sines);
+    cosines_ = std::move(cosines);
+    sines_ = std::move(sines);
+  }
+
+  /// What it holds.
+  RotaryAngles<T> angles() const { return {cosines_, sines_}; }
+  /// The same, grown to `positions` before.
+  RotaryAngles<T> angles(Index positions) {
+    grow(positions);
+    return angles();
+  }
+
+ private:
+  RotaryOptions options_;
+  Index width_;
+  std::pmr::memory_resource* memory_;
+  Tensor<double, 1> frequencies_;  // [width / 2], or absent
+  Tensor<T, 2> cosines_, sines_;   // [positions, width / 2]
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
