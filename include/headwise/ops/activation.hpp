@@ -80,6 +80,7 @@ void activation_forward(Activation activation, In<T, 2> x, Out<std::type_identit
 /// An element whose dy is 0 has dx 0, whatever x holds.
 /// Work    1 FLOP an element for relu, 10 for gelu, 15 for gelu_tanh, 8 for silu.
 /// Throws  ShapeError before anything is written.
+/// Source  docs/derivations/transformer_block.md.
 template <Scalar T>
 void activation_backward(Activation activation, In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                          Out<std::type_identity_t<T>, 2> dx, const Context& context = {}) {

@@ -71,6 +71,7 @@ void rms_norm_forward(In<T, 2> x, In<std::type_identity_t<T>, 1> gamma,
 /// holds. Outputs must not overlap anything else.
 /// Work    7 D + 1 FLOPs a row for dx, 2 D with gamma, 3 D for the gradient of gamma.
 /// Throws  ShapeError before anything is written.
+/// Source  docs/derivations/transformer_block.md.
 template <Scalar T>
 void rms_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                        In<std::type_identity_t<T>, 1> gamma, In<std::type_identity_t<T>, 1> rstd,
