@@ -62,6 +62,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <type_traits>
 #include <unistd.h>
 #include <utility>
@@ -688,6 +689,9 @@ struct Exp2Constants<float> {
   // x + shift has round(x) + 127, the exponent's bits of 2^round(x), in its lowest bits.
   static constexpr float shift = 0x1.8p23f + 127;
   static constexpr float lowest = -126.0f;  // below, 2^x is denormal
+  // log2(e) in two parts: the product of the first with a number of 18 bits is exact.
+  static constexpr float log2e_high = 0x1.7p+0f, log2e_low = 0x1.547652p-8f;
+  static constexpr int low_bits = 15;  // a square without them has 18
   // 3.6e-9
   static constexpr float terms[] = {0x1.0p+0f,     0x1.62e43p-1f,   0x1.ebfbd8p-3f, 0x1.c6af78p-5f,
                                     0x1.3b30bp-7f, 0x1.5f0a66p-10f, 0x1.3f906cp-13f};
@@ -698,6 +702,8 @@ struct Exp2Constants<double> {
   static constexpr int mantissa_bits = 52;
   static constexpr double shift = 0x1.8p52 + 1023;
   static constexpr double lowest = -1022.0;
+  static constexpr double log2e_high = 0x1.715p+0, log2e_low = 0x1.1d94ae0bf85dep-14;
+  static constexpr int low_bits = 33;  // a square without them has 40
   // 5.6e-18
   static constexpr double terms[] = {0x1.0p+0,
                                      0x1.62e42fefa39efp-1,
@@ -711,6 +717,56 @@ struct Exp2Constants<double> {
                                      0x1.b5253f6036401p-24,
                                      0x1.e61c1058a1947p-28,
                                      0x1.e9471c875b804p-32};
+};
+
+/// What a normal distribution has beyond t, over e^(-t^2 / 2): a quotient of two polynomials that
+/// is 1/2 at 0 and elsewhere nearest by relative error, up to where the power is 0. All terms are
+/// above 0, so that no digit is lost in the sums. With what the coefficients are rounded by:
+template <class T>
+struct NormalConstants;
+
+template <>
+struct NormalConstants<float> {
+  static constexpr float bound = 14.5f;  // e^(-bound^2 / 2) is 0
+  // 4.6e-8
+  static constexpr float over[] = {0.5f, 0x1.c00f4ap-2f, 0x1.7617bep-3f, 0x1.4b38ccp-5f,
+                                   0x1.0ba8f0p-8f};
+  static constexpr float under[] = {1.0f,           0x1.ac49d2p+0f, 0x1.333f32p+0f,
+                                    0x1.df2ec4p-2f, 0x1.9f26eap-4f, 0x1.4f753ap-7f};
+};
+
+template <>
+struct NormalConstants<double> {
+  static constexpr double bound = 38.7;
+  // 1.2e-16
+  static constexpr double over[] = {0.5,
+                                    0x1.8c8162598299ap-1,
+                                    0x1.2fd0aa33c7c96p-1,
+                                    0x1.27ca9c189fdecp-2,
+                                    0x1.8f4c227df4e7dp-4,
+                                    0x1.81f1d515e43b8p-6,
+                                    0x1.0b109c9d98019p-8,
+                                    0x1.0006ee6b8aba2p-11,
+                                    0x1.36e59c0e55316p-15,
+                                    0x1.719f512ea47cbp-20};
+  static constexpr double under[] = {1.0,
+                                     0x1.2c61c5fc12252p+1,
+                                     0x1.4793e0e998435p+1,
+                                     0x1.b65697275ec58p+0,
+                                     0x1.8fb73ff518c5fp-1,
+                                     0x1.047dfd72a2fddp-2,
+                                     0x1.edae50fe8b76cp-5,
+                                     0x1.51c2a68cdbc20p-7,
+                                     0x1.41c9824706ad2p-10,
+                                     0x1.85a6c86b23d51p-14,
+                                     0x1.cf40bdb65eb68p-19};
+};
+
+/// Beyond these |x|, e^-|x| is 0, and e^-|z| of gelu_tanh.
+template <class T>
+struct LogisticConstants {
+  static constexpr T bound = sizeof(T) == 4 ? T(105) : T(750);
+  static constexpr T tanh_bound = sizeof(T) == 4 ? T(11) : T(22);
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd
@@ -1642,7 +1698,10 @@ requires(!OwnsItsElements<V>) V as_view(const V& view) { return view; }
 
 /// What can be viewed: any view, and a Tensor that has a name and so outlives the call.
 template <class V>
-concept Viewable = !OwnsItsElements<std::remove_reference_t<V>> || std::is_lvalue_reference_v<V>;
+concept Viewable = requires {
+  typename std::remove_cvref_t<V>::template with_rank<1>;
+}
+&&(!OwnsItsElements<std::remove_reference_t<V>> || std::is_lvalue_reference_v<V>);
 
 /// What as_view gives.
 template <class V>
@@ -2230,7 +2289,8 @@ struct TileWork {
   std::int64_t executed_flops = 0;
 };
 
-/// Layer normalisation of rows. gamma, beta, mean and rstd may be null.
+/// Layer normalisation of rows; gamma, beta, mean and rstd may be null. Of rms norm, beta and mean
+/// are.
 template <class T>
 struct LayerNormRows {
   Matrix<const T> x;  // [N, D]
@@ -2241,7 +2301,7 @@ struct LayerNormRows {
   Row<T> mean, rstd;  // [N]
 };
 
-/// Its gradients. gamma, dgamma and dbeta may be null.
+/// Its gradients. gamma, dgamma and dbeta may be null; of rms norm, mean and dbeta are.
 template <class T>
 struct LayerNormBackwardRows {
   Matrix<const T> dy, x;  // [N, D]
@@ -2250,36 +2310,6 @@ struct LayerNormBackwardRows {
   Row<const T> mean, rstd;  // [N]
   Matrix<T> dx;             // [N, D], overwritten
   Row<T> dgamma, dbeta;     // [D], added to
-};
-
-/// Softmax cross-entropy of rows. lse may be null.
-template <class T>
-struct CrossEntropyRows {
-  Matrix<const T> logits;  // [N, V]
-  Index V;
-  const Index* targets;  // [N]; below 0: the row is left out
-  T* losses;             // [N]
-  Row<T> lse;            // [N]
-};
-
-/// Its gradients.
-template <class T>
-struct CrossEntropyBackwardRows {
-  Matrix<const T> logits;  // [N, V]
-  Index V;
-  const Index* targets;  // [N]; below 0: the row is left out
-  Row<const T> lse;      // [N]
-  T factor;              // of the loss of a row
-  Matrix<T> d_logits;    // [N, V]
-};
-
-/// How rows of d elements are rotated, each by a row of the tables.
-template <class T>
-struct RotaryRows {
-  Matrix<const T> cosines, sines;  // [rows, width / 2]
-  Index d, width;                  // elements of a row, and the first of them, which rotate
-  bool interleaved;                // pairs are neighbours; else one half of the width and the other
-  bool transposed;                 // the other way round
 };
 
 /// Whether a product with it is exact.
@@ -2336,6 +2366,263 @@ void add_column_sums(Index rows, Index columns, Term term, T* out, Index step) {
     for (Index n = 0; n < count; ++n) out[(n0 + n) * step] = out[(n0 + n) * step] + sums[n];
   }
 }
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/kernels/layer_norm.hpp
+// Layer normalisation of one row, forward and backward. Sums run in T, in a fixed order.
+// The equations are derived in docs/derivations/layer_norm_backward.md.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// What a row was normalised with.
+template <class T>
+struct RowMoments {
+  T mean;
+  T rstd;  // 1 / sqrt(variance + epsilon)
+};
+
+/// Steps 1a and 1b. Two passes, so that the variance of a row far from 0 keeps its digits.
+template <class T>
+RowMoments<T> row_moments(Row<const T> x, Index D, T epsilon) {
+  using std::sqrt;
+  T sum = T(0);
+  for (Index n = 0; n < D; ++n) sum = sum + x[n];
+  const T mean = sum / T(static_cast<double>(D));
+  T squares = T(0);
+  for (Index n = 0; n < D; ++n) {
+    const T centred = x[n] - mean;
+    squares = squares + centred * centred;
+  }
+  return {mean, T(1) / T(sqrt(squares / T(static_cast<double>(D)) + epsilon))};
+}
+
+/// Steps 1c and 1d: y = (x - mean) rstd gamma + beta; gamma and beta may be null. y may be x.
+template <class T>
+void normalise_row(Row<const T> x, Index D, RowMoments<T> moments, Row<const T> gamma,
+                   Row<const T> beta, Row<T> y) {
+  for (Index n = 0; n < D; ++n) {
+    T value = (x[n] - moments.mean) * moments.rstd;
+    if (gamma.data != nullptr) value = value * gamma[n];
+    if (beta.data != nullptr) value = value + beta[n];
+    y[n] = value;
+  }
+}
+
+/// Steps 1d to 1a: dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = dy gamma,
+/// xhat = (x - mean) rstd; 0 where dy is 0 throughout, whatever x holds. dx may be dy.
+template <class T>
+void layer_norm_backward_row(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> moments,
+                             Row<const T> gamma, Row<T> dx) {
+  const auto g = [&](Index n) { return gamma.data == nullptr ? dy[n] : dy[n] * gamma[n]; };
+  T sum_g = T(0), sum_g_xhat = T(0);
+  bool idle = true;
+  for (Index n = 0; n < D; ++n) {
+    const T gn = g(n);
+    idle = idle && dy[n] == T(0);
+    sum_g = sum_g + gn;
+    sum_g_xhat = sum_g_xhat + gn * ((x[n] - moments.mean) * moments.rstd);
+  }
+  const T count = T(static_cast<double>(D));
+  const T mean_g = sum_g / count, mean_g_xhat = sum_g_xhat / count;
+  for (Index n = 0; n < D; ++n) {
+    const T xhat = (x[n] - moments.mean) * moments.rstd;
+    dx[n] = idle ? T(0) : moments.rstd * (g(n) - mean_g - xhat * mean_g_xhat);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/runtime/activation.hpp
+// What stands between two linear layers.
+
+namespace headwise::inline v0_1 {
+
+/// A function of one number, applied to each element.
+enum class Activation {
+  relu,       ///< max(x, 0)
+  gelu,       ///< x Phi(x), Phi the normal distribution; Hendrycks, Gimpel, 2016, arXiv 1606.08415
+  gelu_tanh,  ///< x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2: near gelu, from the same paper
+  silu,       ///< x / (1 + e^-x); Elfwing, Uchibe, Doya, 2017, arXiv 1702.03118
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/kernels/activation.hpp
+// Activations of one number and their slopes, for every type. All but relu are x share(x), where
+// share rises from 0 to 1: that of gelu is the normal distribution, that of silu and gelu_tanh the
+// logistic one. Then the slope is share(x) + x density(x).
+//
+// relu      max(x, 0)
+// gelu      share Phi(x) = erfc(-x / sqrt(2)) / 2, density e^(-x^2 / 2) / sqrt(2 pi)
+// silu      share s(x) = 1 / (1 + e^-x), density s(x) s(-x)
+// gelu_tanh share s(z), z = 2 sqrt(2 / pi) (x + 0.044715 x^3), density z' s(z) s(-z):
+//           (1 + tanh(u)) / 2 is s(2 u)
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// 1 - erf(x) for a type that has no erfc of its own, to its epsilon where x <= 0: a series near 0,
+/// further out a continued fraction.
+template <class T>
+T erfc_by_series(const T& x) {
+  using std::exp;
+  if (x < T(0)) return T(2) - erfc_by_series<T>(T(0) - x);
+  const T scale = exp(T(0) - x * x) * T(std::numbers::inv_sqrtpi);
+  if (x < T(2.5)) {
+    T term = T(2) * x, sum = term;  // sum of 2 x (2 x^2)^n / (1 3 5 ... (2 n + 1))
+    for (int n = 1; n < 60; ++n) {
+      term = term * (T(2) * x * x) / T(2.0 * n + 1);
+      sum = sum + term;
+    }
+    return T(1) - scale * sum;
+  }
+  T fraction = x;  // x + (1/2) / (x + (2/2) / (x + (3/2) / ...))
+  for (int n = 60; n >= 1; --n) fraction = x + T(n / 2.0) / fraction;
+  return scale / fraction;
+}
+
+/// 1 - erf(x).
+template <class T>
+T complementary_error(const T& x) {
+  using std::erfc;
+  if constexpr (requires {
+                  { erfc(x) } -> std::same_as<T>;
+                }) {
+    return erfc(x);
+  } else {
+    return erfc_by_series<T>(x);
+  }
+}
+
+template <class T>
+T negated(const T& x) {
+  if constexpr (requires { T(-x); }) {
+    return T(-x);
+  } else {
+    return T(0) - x;
+  }
+}
+
+/// The logistic distribution at z, and what it leaves to 1.
+template <class T>
+struct Logistic {
+  bool negative;
+  T power, sum;  // e^-|z|, 1 + e^-|z|
+
+  explicit Logistic(const T& z)
+      : negative(z < T(0)), power(power_of_e(negative ? z : negated(z))), sum(T(1) + power) {}
+  T share() const { return (negative ? power : T(1)) / sum; }
+  T rest() const { return (negative ? T(1) : power) / sum; }
+
+ private:
+  static T power_of_e(const T& x) {
+    using std::exp;
+    return exp(x);
+  }
+};
+
+/// As near as T comes: a long double keeps its digits.
+template <class T>
+T number(long double x) {
+  if constexpr (std::floating_point<T>) {
+    return static_cast<T>(x);
+  } else {
+    return T(static_cast<double>(x));
+  }
+}
+
+/// z = x (linear + cubic x^2) of gelu_tanh.
+struct GeluTanh {
+  static constexpr long double linear = 1.59576912160573071175978423973752747L;
+  static constexpr long double cubic = linear * 0.044715L;
+};
+
+template <class T>
+struct ShareAndDensity {
+  T share, density;
+};
+
+/// Of every activation but relu.
+template <class T>
+T activation_share(Activation which, const T& x) {
+  if (which == Activation::silu) return Logistic<T>(x).share();
+  if (which == Activation::gelu) {
+    return T(0.5) * complementary_error<T>(x * number<T>(-0.70710678118654752440084436210484904L));
+  }
+  const T linear = number<T>(GeluTanh::linear), cubic = number<T>(GeluTanh::cubic);
+  return Logistic<T>(x * (linear + cubic * (x * x))).share();
+}
+
+/// Of every activation but relu.
+template <class T>
+ShareAndDensity<T> share_and_density(Activation which, const T& x) {
+  using std::exp;
+  if (which == Activation::gelu) {
+    return {activation_share<T>(which, x),
+            exp(T(-0.5) * (x * x)) * number<T>(0.39894228040143267793994605993438187L)};
+  }
+  if (which == Activation::silu) {
+    const Logistic<T> of(x);
+    const T share = of.share();
+    return {share, share * of.rest()};
+  }
+  const T linear = number<T>(GeluTanh::linear), cubic = number<T>(GeluTanh::cubic);
+  const T square = x * x;
+  const Logistic<T> of(x * (linear + cubic * square));
+  const T share = of.share(), both = share * of.rest();
+  const T rise = linear + number<T>(3 * GeluTanh::cubic) * square;  // dz / dx
+  return {share, both == T(0) ? T(0) : T(rise * both)};
+}
+
+/// f(x). That of -infinity is 0.
+template <class T>
+T activation_value(Activation which, const T& x) {
+  if (which == Activation::relu) return x < T(0) ? T(0) : x;
+  const T share = activation_share<T>(which, x);
+  return share == T(0) ? T(0) : T(x * share);
+}
+
+/// f(x), if it is asked for, and f'(x). That of relu at 0 is 0.
+template <class T>
+struct ValueAndSlope {
+  T value, slope;
+
+  ValueAndSlope(Activation which, const T& x, bool with_value) : value(x), slope(T(1)) {
+    if (which == Activation::relu) {
+      if (x < T(0)) value = T(0);
+      if (value == T(0)) slope = T(0);
+      return;
+    }
+    const auto [share, density] = share_and_density<T>(which, x);
+    if (with_value) value = share == T(0) ? T(0) : T(x * share);
+    slope = density == T(0) ? share : T(share + x * density);
+  }
+};
+
+/// Operations of forward an element, and of backward where dx alone is asked for.
+struct ActivationFlops {
+  int forward, backward;
+
+  explicit constexpr ActivationFlops(Activation which)
+      : forward(which == Activation::relu        ? 0
+                : which == Activation::gelu_tanh ? 8
+                                                 : 4),
+        backward(which == Activation::relu        ? 1
+                 : which == Activation::gelu      ? 10
+                 : which == Activation::gelu_tanh ? 15
+                                                  : 8) {}
+  /// A product with the gate's other input, two more backward and, but of relu, f(x) again.
+  static constexpr int gated = 1;
+  constexpr int gated_backward() const { return backward + (forward == 0 ? 2 : 3); }
+};
 
 HEADWISE_STRICT_MATH_END
 
@@ -2470,71 +2757,204 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
 
-// headwise/kernels/layer_norm.hpp
-// Layer normalisation of one row, forward and backward. Sums run in T, in a fixed order.
-// The equations are derived in docs/derivations/layer_norm_backward.md.
+// headwise/kernels/optimizer.hpp
+// What the kernels of an optimiser's step are called with: the numbers that are the same for every
+// element, worked out once.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+/// A step of AdamW: kernels/optimizer.inc says what is done with each.
+template <class T>
+struct AdamWStep {
+  T gradient_scale;    // what gradients are multiplied by before anything else
+  T keep;              // 1 - learning_rate weight_decay
+  T one_minus_beta1;   // the weight of a new gradient in m
+  T rest_of_m;         // 1 less that; read where it is below one half
+  T beta2;             // the weight of the old v
+  T one_minus_beta2;   // the weight of a new square in v
+  T root_correction;   // sqrt(1 - beta2^t)
+  T epsilon;           // added to the root
+  T minus_step;        // -learning_rate / (1 - beta1^t)
+  bool near_gradient;  // whether beta1 is at most one half
+};
+
+/// A step of gradient descent.
+template <class T>
+struct SgdStep {
+  T gradient_scale;       // what gradients are multiplied by before anything else
+  T weight_decay;         // read where `decays`
+  T momentum;             // read where there is a velocity
+  T one_minus_dampening;  // the weight of a new gradient in it
+  T minus_rate;           // -learning_rate
+  bool decays = false;    // whether weight_decay is not 0
+  bool first = false;     // whether the velocity is still to be set
+  bool nesterov = false;  // whether the step looks ahead
+};
+
+/// What squares are summed in: double for float, T itself for what is wider.
+template <class T>
+using SumOf = std::conditional_t<std::is_same_v<T, float>, double, T>;
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/kernels/rms_norm.hpp
+// Root-mean-square normalisation of one row, forward and backward: layer norm without its mean.
+// Sums run in T, in a fixed order.
+//
+// xhat = x rstd, rstd = 1 / sqrt(mean(x^2) + epsilon), y = xhat gamma. A change of x_j moves every
+// xhat_i by rstd ((i == j) - xhat_i xhat_j / D), so that with g = dy gamma
+// dx = rstd (g - xhat mean(g xhat)).
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// What a row was normalised with.
+/// rstd
 template <class T>
-struct RowMoments {
-  T mean;
-  T rstd;  // 1 / sqrt(variance + epsilon)
-};
-
-/// Steps 1a and 1b. Two passes, so that the variance of a row far from 0 keeps its digits.
-template <class T>
-RowMoments<T> row_moments(Row<const T> x, Index D, T epsilon) {
+T root_mean_square(Row<const T> x, Index D, T epsilon) {
   using std::sqrt;
-  T sum = T(0);
-  for (Index n = 0; n < D; ++n) sum = sum + x[n];
-  const T mean = sum / T(static_cast<double>(D));
   T squares = T(0);
-  for (Index n = 0; n < D; ++n) {
-    const T centred = x[n] - mean;
-    squares = squares + centred * centred;
-  }
-  return {mean, T(1) / T(sqrt(squares / T(static_cast<double>(D)) + epsilon))};
+  for (Index n = 0; n < D; ++n) squares = squares + x[n] * x[n];
+  return T(1) / T(sqrt(squares / T(static_cast<double>(D)) + epsilon));
 }
 
-/// Steps 1c and 1d: y = (x - mean) rstd gamma + beta; gamma and beta may be null. y may be x.
+/// y = x rstd gamma; gamma may be null. y may be x.
 template <class T>
-void normalise_row(Row<const T> x, Index D, RowMoments<T> moments, Row<const T> gamma,
-                   Row<const T> beta, Row<T> y) {
+void rms_norm_row(Row<const T> x, Index D, T rstd, Row<const T> gamma, Row<T> y) {
   for (Index n = 0; n < D; ++n) {
-    T value = (x[n] - moments.mean) * moments.rstd;
+    T value = x[n] * rstd;
     if (gamma.data != nullptr) value = value * gamma[n];
-    if (beta.data != nullptr) value = value + beta[n];
     y[n] = value;
   }
 }
 
-/// Steps 1d to 1a: dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = dy gamma,
-/// xhat = (x - mean) rstd; 0 where dy is 0 throughout, whatever x holds. dx may be dy.
+/// dx = rstd (g - xhat mean(g xhat)) with g = dy gamma, xhat = x rstd; 0 where dy is 0 throughout,
+/// whatever x holds. dx may be dy.
 template <class T>
-void layer_norm_backward_row(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> moments,
-                             Row<const T> gamma, Row<T> dx) {
+void rms_norm_backward_row(Row<const T> dy, Row<const T> x, Index D, T rstd, Row<const T> gamma,
+                           Row<T> dx) {
   const auto g = [&](Index n) { return gamma.data == nullptr ? dy[n] : dy[n] * gamma[n]; };
-  T sum_g = T(0), sum_g_xhat = T(0);
+  T sum = T(0);
   bool idle = true;
   for (Index n = 0; n < D; ++n) {
-    const T gn = g(n);
     idle = idle && dy[n] == T(0);
-    sum_g = sum_g + gn;
-    sum_g_xhat = sum_g_xhat + gn * ((x[n] - moments.mean) * moments.rstd);
+    sum = sum + g(n) * (x[n] * rstd);
   }
-  const T count = T(static_cast<double>(D));
-  const T mean_g = sum_g / count, mean_g_xhat = sum_g_xhat / count;
-  for (Index n = 0; n < D; ++n) {
-    const T xhat = (x[n] - moments.mean) * moments.rstd;
-    dx[n] = idle ? T(0) : moments.rstd * (g(n) - mean_g - xhat * mean_g_xhat);
-  }
+  const T mean = sum / T(static_cast<double>(D));
+  for (Index n = 0; n < D; ++n) dx[n] = idle ? T(0) : rstd * (g(n) - x[n] * rstd * mean);
 }
 
 HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/kernels/model_kernels.hpp
+// The kernels of what a model has around attention: sums and products, activations, rms norm, what
+// stands at a language model's ends, optimisers. A table of their own, so that a program that calls
+// attention alone compiles none of them.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+/// What two elements become.
+enum class Combination {
+  first,                      // a
+  sum,                        // a + b
+  difference,                 // a - b
+  product,                    // a b
+  quotient,                   // a / b
+  scaled,                     // alpha a
+  gradient_product,           // a b, 0 where a is 0 whatever b holds
+  gradient_quotient,          // a / b, likewise
+  negative_gradient_product,  // -a b, likewise
+};
+
+/// Rows that are combined element by element. A row stride of 0 makes one row stand for all.
+template <class T>
+struct CombinedRows {
+  Matrix<const T> a, b;  // [rows, N]; where only a is combined, b is a
+  Matrix<T> y;           // [rows, N], overwritten; null where sums are taken
+  Index N;
+  T alpha = T(1);  // of Combination::scaled
+};
+
+/// Softmax cross-entropy of rows. lse may be null.
+template <class T>
+struct CrossEntropyRows {
+  Matrix<const T> logits;  // [N, V]
+  Index V;
+  const Index* targets;  // [N]; below 0: the row is left out
+  T* losses;             // [N]
+  Row<T> lse;            // [N]
+};
+
+/// Its gradients.
+template <class T>
+struct CrossEntropyBackwardRows {
+  Matrix<const T> logits;  // [N, V]
+  Index V;
+  const Index* targets;  // [N]; below 0: the row is left out
+  Row<const T> lse;      // [N]
+  T factor;              // of the loss of a row
+  Matrix<T> d_logits;    // [N, V]
+};
+
+/// How rows of d elements are rotated, each by a row of the tables.
+template <class T>
+struct RotaryRows {
+  Matrix<const T> cosines, sines;  // [rows, width / 2]
+  Index d, width;                  // elements of a row, and the first of them, which rotate
+  bool interleaved;                // pairs are neighbours; else one half of the width and the other
+  bool transposed;                 // the other way round
+};
+
+/// An activation of rows, times `up` where that is not null.
+template <class T>
+struct ActivationRows {
+  Activation which;
+  Index F;
+  Matrix<const T> x, up;  // [N, F]
+  Matrix<T> y;            // [N, F]; may be x or up
+};
+
+/// Its gradients. up and d_up may be null, together.
+template <class T>
+struct ActivationBackwardRows {
+  Activation which;
+  Index F;
+  Matrix<const T> dy, x, up;  // [N, F]
+  Matrix<T> dx, d_up;         // [N, F], overwritten; dx may be dy
+};
+
+/// The kernels of one instruction set for T. What each does and takes is said where it is defined:
+/// kernels/<file>.inc. Rows are a part of all rows, or of the columns where sums run down them.
+template <Scalar T>
+struct ModelKernels {
+  // elementwise.inc
+  void (*combine_rows)(Combination how, const CombinedRows<T>& of, Index begin, Index end);
+  void (*combine_columns)(Combination how, const CombinedRows<T>& of, Index rows, Index begin,
+                          Index end, Row<T> to);
+
+  // activation.inc and rms_norm.inc
+  void (*activation_rows)(const ActivationRows<T>& of, Index begin, Index end);
+  void (*activation_backward_rows)(const ActivationBackwardRows<T>& of, Index begin, Index end);
+  void (*rms_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
+  void (*rms_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
+  void (*rms_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
+
+  // embedding.inc, cross_entropy.inc and rotary.inc
+  void (*add_row)(Row<const T> x, Index N, Row<T> to);
+  void (*cross_entropy_rows)(const CrossEntropyRows<T>& of, Index begin, Index end);
+  void (*cross_entropy_backward_rows)(const CrossEntropyBackwardRows<T>& of, Index begin,
+                                      Index end);
+  void (*rotate_rows)(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin,
+                      Index end);
+
+  // optimizer.inc, over dense elements
+  void (*adamw)(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n);
+  void (*sgd)(const SgdStep<T>& step, T* p, const T* g, T* u, Index n);
+  void (*scale_elements)(T factor, T* x, Index n);
+  SumOf<T> (*sum_of_squares)(const T* x, Index n);
+};
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
 
@@ -2757,14 +3177,6 @@ struct Kernels {
                                 Index begin, Index end);
   void (*drop_rows)(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
                     Index end);
-
-  // embedding.inc, cross_entropy.inc and rotary.inc
-  void (*add_row)(Row<const T> x, Index N, Row<T> to);
-  void (*cross_entropy_rows)(const CrossEntropyRows<T>& of, Index begin, Index end);
-  void (*cross_entropy_backward_rows)(const CrossEntropyBackwardRows<T>& of, Index begin,
-                                      Index end);
-  void (*rotate_rows)(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin,
-                      Index end);
 
   // attention_head.inc
   Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
@@ -3052,6 +3464,103 @@ void weights_of(const T* x, Index count, T* y) {
   for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
   S::store(weight_of<T>(S::load(part)), part);
   for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/tails.inc
+// What the logistic and the normal distribution have beyond |x|, for all lanes at once and with the
+// relative error of a few units in the last place, however far out. Read once for each instruction
+// set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// x without the lowest bits of its fraction: the square is exact, and what is left over, too.
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector leading(
+    const typename Simd<T>::Vector& x) {
+  using S = Simd<T>;
+  using Bits = typename S::Bits;
+  constexpr Bits mask = static_cast<Bits>(~Bits{0}) << Exp2Constants<T>::low_bits;
+  return __builtin_bit_cast(typename S::Vector,
+                            __builtin_bit_cast(typename S::BitVector, x) & mask);
+}
+
+/// -|x|, but not below -bound. NaN stays NaN.
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
+    const typename Simd<T>::Vector& x, T bound) {
+  using S = Simd<T>;
+  using Bits = typename S::Bits;
+  constexpr Bits sign = Bits{1} << (8 * sizeof(T) - 1);
+  const auto below =
+      __builtin_bit_cast(typename S::Vector, __builtin_bit_cast(typename S::BitVector, x) | sign);
+  return S::greater(below, S::broadcast(-bound));
+}
+
+/// e^(high + low) for sums from -1150 to 0, high of 18 bits (float) or 40 (double), |low| below 1:
+/// the product of high is exact, so that the result's relative error does not grow with the sum. 0
+/// (with AVX-512: the denormal) below the normal numbers; NaN stays NaN.
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
+    const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+  using Vector = typename S::Vector;
+  // 1. (high + low) log2(e)
+  const Vector whole = high * C::log2e_high;
+  const Vector part = S::fma(low, S::broadcast(std::numbers::log2e_v<T>), high * C::log2e_low);
+  // 2. = n + f, |f| <= 1/2; the first difference is exact
+  const Vector shifted = (whole + part) + C::shift;
+  const Vector n = shifted - C::shift;
+  const Vector f = (whole - n) + part;
+  // 3. 2^f 2^n
+#if HEADWISE_ISA_BYTES == 64
+  if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(
+        Vector,
+        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                               __builtin_bit_cast(__m512, n)));
+  } else {
+    return __builtin_bit_cast(
+        Vector,
+        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                               __builtin_bit_cast(__m512d, n)));
+  }
+#else
+  using BitVector = typename S::BitVector;
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+/// e^x for x from -1150 to 0.
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
+    const typename Simd<T>::Vector& x) {
+  const auto high = leading<T>(x);
+  return power_of_e<T>(high, x - high);
+}
+
+/// e^(-x^2 / 2) for |x| <= NormalConstants::bound.
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
+    const typename Simd<T>::Vector& x) {
+  const auto high = leading<T>(x);
+  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+}
+
+/// Phi(x) over normal_power(x) for -NormalConstants::bound <= x <= 0.
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_tail(
+    const typename Simd<T>::Vector& x) {
+  using C = NormalConstants<T>;
+  return polynomial<T>(C::over, -x) / polynomial<T>(C::under, -x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -3611,6 +4120,25 @@ template <class T>
   }
 }
 
+/// x_0 ... x_{count - 1} in the lanes of a vector, and `rest` in the others.
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+/// The first `count` lanes to y_0 ...
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
 /// A row of N elements, piece by piece. (A copy costs less than a second form of every loop.)
 template <class T>
 struct RowPieces {
@@ -3781,6 +4309,108 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/elementwise.inc
+// Rows combined element by element, and the sums of what they give down columns. A row stride of 0
+// makes one row stand for all. Other types than float and double take a plain loop of the same
+// formula. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// use(f) with f(a, b) of a combination, for vectors and, of other types, for elements. In a
+/// gradient an element that is 0 adds nothing, whatever it is multiplied with or divided by.
+template <Scalar T, class Use>
+HEADWISE_INLINE void with_combination(Combination how, const T& alpha, Use&& use) {
+  using S = Simd<T>;
+  using V = typename S::Vector;
+  switch (how) {
+    case Combination::first:
+      return use([&](const V& a, const V&) HEADWISE_ALWAYS_INLINE { return a; });
+    case Combination::sum:
+      return use([&](const V& a, const V& b) HEADWISE_ALWAYS_INLINE { return a + b; });
+    case Combination::difference:
+      return use([&](const V& a, const V& b) HEADWISE_ALWAYS_INLINE { return a - b; });
+    case Combination::product:
+      return use([&](const V& a, const V& b) HEADWISE_ALWAYS_INLINE { return a * b; });
+    case Combination::quotient:
+      return use([&](const V& a, const V& b) HEADWISE_ALWAYS_INLINE { return a / b; });
+    case Combination::scaled: {
+      const V factor = S::broadcast(alpha);
+      return use([&](const V& a, const V&) HEADWISE_ALWAYS_INLINE { return a * factor; });
+    }
+    case Combination::gradient_product:
+      return use([&](const V& d, const V& b) HEADWISE_ALWAYS_INLINE {
+        return S::select(d == S::zero(), S::zero(), d * b);
+      });
+    case Combination::gradient_quotient:
+      return use([&](const V& d, const V& b) HEADWISE_ALWAYS_INLINE {
+        return S::select(d == S::zero(), S::zero(), d / b);
+      });
+    case Combination::negative_gradient_product:
+      return use([&](const V& d, const V& b) HEADWISE_ALWAYS_INLINE {
+        return S::select(d == S::zero(), S::zero(), S::zero() - d * b);
+      });
+  }
+}
+
+/// Rows begin ... end - 1 of y = f(a, b). y may be a or b.
+template <Scalar T>
+void combine_rows(Combination how, const CombinedRows<T>& of, Index begin, Index end) {
+  with_combination<T>(how, of.alpha, [&](const auto& f) HEADWISE_ALWAYS_INLINE {
+    Piece<T> copied_a, copied_b, result;
+    const RowPieces<T> pieces{of.N};
+    for (Index i = begin; i < end; ++i) {
+      const Row<const T> a = row(of.a, i), b = row(of.b, i);
+      const Row<T> y = row(of.y, i);
+      if constexpr (simd::vectorised<T>) {
+        each_piece(pieces, [&](Index n) HEADWISE_ALWAYS_INLINE {
+          const T* in_a = pieces.read(a, n, T(0), copied_a);
+          const T* in_b = pieces.read(b, n, T(1), copied_b);
+          T* out = pieces.write(y, n, result);
+          each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+            Simd<T>::store(f(Simd<T>::load(in_a + at), Simd<T>::load(in_b + at)), out + at);
+          });
+          pieces.written(out, y, n, result);
+        });
+      } else {
+        for (Index n = 0; n < of.N; ++n) y[n] = f(a[n], b[n]);
+      }
+    }
+  });
+}
+
+/// to_n += sum of f(a(i, n), b(i, n)) over rows i, begin <= n < end.
+template <Scalar T>
+void combine_columns(Combination how, const CombinedRows<T>& of, Index rows, Index begin, Index end,
+                     Row<T> to) {
+  with_combination<T>(how, of.alpha, [&](const auto& f) HEADWISE_ALWAYS_INLINE {
+    if constexpr (simd::vectorised<T>) {
+      Piece<T> copied_a, copied_b;
+      const auto terms = [&](Index i, RowPieces<T> pieces, Index n, auto&& add)
+                             HEADWISE_ALWAYS_INLINE {
+                               const T* in_a = pieces.read(row(of.a, i), n, T(0), copied_a);
+                               const T* in_b = pieces.read(row(of.b, i), n, T(1), copied_b);
+                               prefetch_piece<0>(of.a, rows, end, i + rows_of_chain, n);
+                               prefetch_piece<0>(of.b, rows, end, i + rows_of_chain, n);
+                               each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+                                 add(v, f(Simd<T>::load(in_a + at), Simd<T>::load(in_b + at)));
+                               });
+                             };
+      add_columns<T, 1>(rows, begin, end, terms, {to});
+    } else {
+      const auto term = [&](Index i, Index n) -> T {
+        return f(of.a(i, begin + n), of.b(i, begin + n));
+      };
+      add_column_sums(rows, end - begin, term, &to[begin], to.step);
+    }
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/layer_norm.inc
 // Layer normalisation of rows: kernels/layer_norm.hpp by vectors, and the sums down its columns.
 // Other types than float and double take the rows there. Read once for each instruction set.
@@ -3792,19 +4422,13 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// Steps 1a and 1b.
+/// The mean of (x - mean)^2.
 template <class T>
-RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
+T mean_square(Row<const T> x, Index D, T mean) {
   using S = Simd<T>;
   const RowPieces<T> row{D};
   Piece<T> copy;
-  Chains<T> sum, squares;
-  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, T(0), copy);
-    each_vector<T>([&](auto v, Index at)
-                       HEADWISE_ALWAYS_INLINE { sum.sums[v] = sum.sums[v] + S::load(in + at); });
-  });
-  const T mean = sum.total() / T(D);
+  Chains<T> squares;
   const auto means = S::broadcast(mean);
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
     const T* in = row.read(x, n, mean, copy);
@@ -3813,7 +4437,23 @@ RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
       squares.sums[v] = S::fma(centred, centred, squares.sums[v]);
     });
   });
-  return {mean, T(1) / std::sqrt(squares.total() / T(D) + epsilon)};
+  return squares.total() / T(D);
+}
+
+/// Steps 1a and 1b.
+template <class T>
+RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
+  using S = Simd<T>;
+  const RowPieces<T> row{D};
+  Piece<T> copy;
+  Chains<T> sum;
+  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, T(0), copy);
+    each_vector<T>([&](auto v, Index at)
+                       HEADWISE_ALWAYS_INLINE { sum.sums[v] = sum.sums[v] + S::load(in + at); });
+  });
+  const T mean = sum.total() / T(D);
+  return {mean, T(1) / std::sqrt(mean_square<T>(x, D, mean) + epsilon)};
 }
 
 /// Steps 1c and 1d.
@@ -3863,8 +4503,8 @@ void layer_norm_rows(const LayerNormRows<T>& of, Index begin, Index end) {
   }
 }
 
-/// Steps 1d to 1a of a row.
-template <class T>
+/// Steps 1d to 1a of a row; of one that was not centred, whose mean is 0, without the mean of g.
+template <class T, bool centred>
 void normalise_backward(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> moments,
                         Row<const T> gamma, Row<T> dx) {
   using S = Simd<T>;
@@ -3893,7 +4533,7 @@ void normalise_backward(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> 
                 });
   });
   const bool idle = !any_lane<T>(any);
-  const auto mean_g = S::broadcast(of_g.total() / T(D));
+  const auto mean_g = S::broadcast(centred ? of_g.total() / T(D) : T(0));
   const auto mean_g_xhat = S::broadcast(of_g_xhat.total() / T(D));
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
     T* out = row.write(dx, n, result);
@@ -3913,33 +4553,40 @@ void layer_norm_backward_rows(const LayerNormBackwardRows<T>& of, Index begin, I
     const auto dy = row(of.dy, n), x = row(of.x, n);
     const RowMoments<T> moments{of.mean[n], of.rstd[n]};
     if constexpr (simd::vectorised<T>) {
-      normalise_backward<T>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
+      normalise_backward<T, true>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
     } else {
       layer_norm_backward_row<T>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
     }
   }
 }
 
-/// Columns begin ... end - 1 of dgamma and dbeta, added to; null for none. An element whose dy is 0
-/// adds 0, whatever x holds.
+/// Columns begin ... end - 1 of dgamma and dbeta, added to; null for none. A mean that is null is
+/// 0.
+template <class T>
+void norm_columns(const LayerNormBackwardRows<T>& of, Index begin, Index end) {
+  using S = Simd<T>;
+  Piece<T> copied_dy, copied_x;
+  const auto terms = [&](Index i, RowPieces<T> row, Index n, auto&& add) HEADWISE_ALWAYS_INLINE {
+    const T* dy = row.read(kernels::row(of.dy, i), n, T(0), copied_dy);
+    const T* x = row.read(kernels::row(of.x, i), n, T(0), copied_x);
+    prefetch_piece<0>(of.dy, of.N, end, i + rows_of_chain, n);
+    prefetch_piece<0>(of.x, of.N, end, i + rows_of_chain, n);
+    const auto mean = S::broadcast(of.mean.data == nullptr ? T(0) : of.mean[i]);
+    const auto rstd = S::broadcast(of.rstd[i]);
+    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto d = S::load(dy + at);
+      const auto flow = d * ((S::load(x + at) - mean) * rstd);
+      add(v, S::select(d == S::zero(), S::zero(), flow), d);
+    });
+  };
+  add_columns<T, 2>(of.N, begin, end, terms, {of.dgamma, of.dbeta});
+}
+
+/// The same. An element whose dy is 0 adds 0, whatever x holds.
 template <Scalar T>
 void layer_norm_columns(const LayerNormBackwardRows<T>& of, Index begin, Index end) {
   if constexpr (simd::vectorised<T>) {
-    using S = Simd<T>;
-    Piece<T> copied_dy, copied_x;
-    const auto terms = [&](Index i, RowPieces<T> row, Index n, auto&& add) HEADWISE_ALWAYS_INLINE {
-      const T* dy = row.read(kernels::row(of.dy, i), n, T(0), copied_dy);
-      const T* x = row.read(kernels::row(of.x, i), n, T(0), copied_x);
-      prefetch_piece<0>(of.dy, of.N, end, i + rows_of_chain, n);
-      prefetch_piece<0>(of.x, of.N, end, i + rows_of_chain, n);
-      const auto mean = S::broadcast(of.mean[i]), rstd = S::broadcast(of.rstd[i]);
-      each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-        const auto d = S::load(dy + at);
-        const auto flow = d * ((S::load(x + at) - mean) * rstd);
-        add(v, S::select(d == S::zero(), S::zero(), flow), d);
-      });
-    };
-    add_columns<T, 2>(of.N, begin, end, terms, {of.dgamma, of.dbeta});
+    norm_columns<T>(of, begin, end);
   } else {
     const auto flow = [&](Index i, Index n) {
       const T dy = of.dy(i, begin + n);
@@ -3953,6 +4600,64 @@ void layer_norm_columns(const LayerNormBackwardRows<T>& of, Index begin, Index e
     if (dbeta.data != nullptr) {
       add_column_sums(of.N, end - begin, plain, &dbeta[begin], dbeta.step);
     }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/rms_norm.inc
+// Root-mean-square normalisation of rows: kernels/rms_norm.hpp by the vectors of layer norm, whose
+// mean is 0 here. Other types than float and double take the rows there. Read once for each
+// instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Rows begin ... end - 1, forward. beta and mean are null.
+template <Scalar T>
+void rms_norm_rows(const LayerNormRows<T>& of, Index begin, Index end) {
+  for (Index n = begin; n < end; ++n) {
+    const auto x = row(of.x, n);
+    T rstd = T(0);  // of an empty row
+    if constexpr (simd::vectorised<T>) {
+      if (of.D != 0) rstd = T(1) / std::sqrt(mean_square<T>(x, of.D, T(0)) + of.epsilon);
+      normalise<T>(x, of.D, {T(0), rstd}, of.gamma, {nullptr, 0}, row(of.y, n));
+    } else {
+      if (of.D != 0) rstd = root_mean_square<T>(x, of.D, of.epsilon);
+      rms_norm_row<T>(x, of.D, rstd, of.gamma, row(of.y, n));
+    }
+    if (of.rstd.data != nullptr) of.rstd[n] = rstd;
+  }
+}
+
+/// Rows begin ... end - 1, backward: dx alone.
+template <Scalar T>
+void rms_norm_backward_rows(const LayerNormBackwardRows<T>& of, Index begin, Index end) {
+  for (Index n = begin; n < end; ++n) {
+    const auto dy = row(of.dy, n), x = row(of.x, n);
+    if constexpr (simd::vectorised<T>) {
+      normalise_backward<T, false>(dy, x, of.D, {T(0), of.rstd[n]}, of.gamma, row(of.dx, n));
+    } else {
+      rms_norm_backward_row<T>(dy, x, of.D, of.rstd[n], of.gamma, row(of.dx, n));
+    }
+  }
+}
+
+/// Columns begin ... end - 1 of dgamma, added to. An element whose dy is 0 adds 0, whatever x
+/// holds.
+template <Scalar T>
+void rms_norm_columns(const LayerNormBackwardRows<T>& of, Index begin, Index end) {
+  if constexpr (simd::vectorised<T>) {
+    norm_columns<T>(of, begin, end);
+  } else {
+    const auto flow = [&](Index i, Index n) {
+      const T dy = of.dy(i, begin + n);
+      return dy == T(0) ? T(0) : T(dy * (of.x(i, begin + n) * of.rstd[i]));
+    };
+    add_column_sums(of.N, end - begin, flow, &of.dgamma[begin], of.dgamma.step);
   }
 }
 
@@ -4394,30 +5099,58 @@ HEADWISE_INLINE void each_vector_but_target(Index count, Index target, F&& f) {
   });
 }
 
+/// The greatest lane. (Vector by vector: lane after lane was a third of a row of 65.)
+template <class T>
+HEADWISE_INLINE T greatest_lane(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
+    if constexpr (half != 0) {
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        x = S::greater(x, __builtin_shufflevector(x, x, (n ^ half)...));
+      }
+      (std::make_integer_sequence<int, S::width>());
+    }
+  };
+  with(std::integral_constant<int, S::width / 2>{});
+  with(std::integral_constant<int, S::width / 4>{});
+  with(std::integral_constant<int, S::width / 8>{});
+  with(std::integral_constant<int, S::width / 16>{});
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  return lanes[0];
+}
+
 /// The greatest element; NaN is passed over.
 template <class T>
 T greatest_logit(Row<const T> x, Index V) {
   using S = Simd<T>;
+  constexpr T least = std::numeric_limits<T>::lowest();
   const RowPieces<T> row{V};
   Piece<T> copy;
-  T lanes[std::size_t{S::width}];
-  const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
+  const auto lowest = S::broadcast(least);
   typename S::Vector most[] = {lowest, lowest, lowest, lowest};
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, std::numeric_limits<T>::lowest(), copy);
-    each_vector<T>([&](auto v, Index at)
-                       HEADWISE_ALWAYS_INLINE { most[v] = S::greater(most[v], S::load(in + at)); });
+    const Index count = row.count(n);
+    if (count == Piece<T>::size) {
+      const T* in = row.read(x, n, least, copy);
+      each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+        most[v] = S::greater(most[v], S::load(in + at));
+      });
+      return;
+    }
+    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+      if (at >= count) return;
+      most[v] = S::greater(most[v], load_lanes<T>({&x[n + at], x.step}, count - at, least));
+    });
   });
-  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
-  T greatest = lanes[0];
-  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
-  return greatest;
+  return greatest_lane<T>(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 /// Forward of one row.
 template <class T>
 CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
   using S = Simd<T>;
+  using Vector = typename S::Vector;
   const RowPieces<T> row{V};
   const T most = greatest_logit<T>(x, V);
   const auto greatest = S::broadcast(most);
@@ -4425,23 +5158,24 @@ CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
   Piece<T> copy, weights;
   Chains<T> sums, totals;
   T of_target = T(0);
-  const auto weights_at = [&](const T* in) HEADWISE_ALWAYS_INLINE {
-    return simd::HEADWISE_ISA::weight_of<T>((S::load(in) - greatest) * unit);
+  const auto weight_at = [&](const Vector& in) HEADWISE_ALWAYS_INLINE {
+    return simd::HEADWISE_ISA::weight_of<T>((in - greatest) * unit);
   };
   const auto add = [&](Index n, bool whole, Index at_target) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, most, copy);
     if (whole) {
+      const T* in = row.read(x, n, most, copy);
       each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-        sums.sums[v] = sums.sums[v] + weights_at(in + at);
+        sums.sums[v] = sums.sums[v] + weight_at(S::load(in + at));
       });
       return;
     }
-    each_vector_but_target<T>(row.count(n), at_target,
-                              [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
-                                const auto weight = weights_at(in + at);
-                                S::store(weight, weights.data + at);
-                                sums.sums[v] = sums.sums[v] + counts(weight);
-                              });
+    const Index count = row.count(n);
+    each_vector_but_target<T>(
+        count, at_target, [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
+          const auto weight = weight_at(load_lanes<T>({&x[n + at], x.step}, count - at, most));
+          S::store(weight, weights.data + at);
+          sums.sums[v] = sums.sums[v] + counts(weight);
+        });
     if (at_target >= 0) of_target = weights.data[at_target];
   };
   each_piece_but_target<T>(row, target, sums, totals, add);
@@ -4452,35 +5186,37 @@ CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
 template <class T>
 void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T factor, Row<T> dx) {
   using S = Simd<T>;
+  using Vector = typename S::Vector;
   const RowPieces<T> row{V};
   const auto centre = S::broadcast(lse), by = S::broadcast(factor);
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   Piece<T> copy, result, weights;
   Chains<T> sums, totals;
   T of_target = T(0);
-  const auto weights_at = [&](const T* in) HEADWISE_ALWAYS_INLINE {
-    return simd::HEADWISE_ISA::weight_of<T>((S::load(in) - centre) * unit);
+  const auto weight_at = [&](const Vector& in) HEADWISE_ALWAYS_INLINE {
+    return simd::HEADWISE_ISA::weight_of<T>((in - centre) * unit);
   };
   const auto flow = [&](Index n, bool whole, Index at_target) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, lse, copy);
-    T* out = row.write(dx, n, result);
     if (whole) {
+      const T* in = row.read(x, n, lse, copy);
+      T* out = row.write(dx, n, result);
       each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-        const auto p = weights_at(in + at);
+        const auto p = weight_at(S::load(in + at));
         S::store(by * p, out + at);
         sums.sums[v] = sums.sums[v] + p;
       });
-    } else {
-      each_vector_but_target<T>(row.count(n), at_target,
-                                [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
-                                  const auto p = weights_at(in + at);
-                                  S::store(p, weights.data + at);
-                                  S::store(by * p, out + at);
-                                  sums.sums[v] = sums.sums[v] + counts(p);
-                                });
-      if (at_target >= 0) of_target = weights.data[at_target];
+      row.written(out, dx, n, result);
+      return;
     }
-    row.written(out, dx, n, result);
+    const Index count = row.count(n);
+    each_vector_but_target<T>(
+        count, at_target, [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
+          const auto p = weight_at(load_lanes<T>({&x[n + at], x.step}, count - at, lse));
+          S::store(p, weights.data + at);
+          store_lanes<T>(by * p, {&dx[n + at], dx.step}, count - at);
+          sums.sums[v] = sums.sums[v] + counts(p);
+        });
+    if (at_target >= 0) of_target = weights.data[at_target];
   };
   each_piece_but_target<T>(row, target, sums, totals, flow);
   dx[target] = T(0) - factor * (totals.total() + T(0) * of_target);
@@ -4535,24 +5271,6 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// x_n, x_{n + step} ... in the lanes, `count` of them, 0 in the others.
-template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count) {
-  using S = Simd<T>;
-  if (x.step == 1 && count == S::width) return S::load(x.data);
-  T lanes[std::size_t{S::width}] = {};
-  for (Index n = 0; n < count; ++n) lanes[n] = x[n];
-  return S::load(lanes);
-}
-template <class T>
-HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> to, Index count) {
-  using S = Simd<T>;
-  if (to.step == 1 && count == S::width) return S::store(x, to.data);
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  for (Index n = 0; n < count; ++n) to[n] = lanes[n];
-}
-
 /// Pairs in neighbouring elements, as many as lanes: the first of each, the second of each.
 template <class T>
 HEADWISE_INLINE void load_neighbours(const T* from, typename Simd<T>::Vector& first,
@@ -4601,16 +5319,16 @@ void rotate_row(const RotaryRows<T>& of, Row<const T> cosines, Row<const T> sine
   const bool neighbours = of.interleaved && x.step == 1 && y.step == 1;
   for (Index t = 0; t < pairs; t += S::width) {
     const Index count = std::min<Index>(S::width, pairs - t);
-    const auto c = load_lanes<T>({&cosines[t], cosines.step}, count);
-    auto s = load_lanes<T>({&sines[t], sines.step}, count);
+    const auto c = load_lanes<T>({&cosines[t], cosines.step}, count, T(0));
+    auto s = load_lanes<T>({&sines[t], sines.step}, count, T(0));
     if (of.transposed) s = S::zero() - s;
     const bool parted = neighbours && count == S::width;
     typename S::Vector a, b;
     if (parted) {
       load_neighbours<T>(x.data + 2 * t, a, b);
     } else {
-      a = load_lanes<T>(from.first_from(t), count);
-      b = load_lanes<T>(from.second_from(t), count);
+      a = load_lanes<T>(from.first_from(t), count, T(0));
+      b = load_lanes<T>(from.second_from(t), count, T(0));
     }
     const auto first = S::fma(a, c, S::zero() - b * s), second = S::fma(a, s, b * c);
     if (parted) {
@@ -4644,6 +5362,370 @@ void rotate_rows(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index 
     }
     if (from.data == to.data) continue;
     for (Index n = of.width; n < of.d; ++n) to[n] = from[n];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/optimizer.inc
+// The element-wise half of an optimiser: one pass over values, gradients and state, which waits for
+// memory and for nothing else. Read once for each instruction set.
+//
+// No product is fused with a sum here, as in the formulas that these steps repeat: so an element
+// gets the same bits from every instruction set, from a vector or from the end of a row.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The root of each lane, rounded once. (The masked forms: g++ 12 warns of its own header at the
+/// others.)
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector square_root(const typename Simd<T>::Vector& x) {
+  using Vector [[maybe_unused]] = typename Simd<T>::Vector;
+  if constexpr (!simd::vectorised<T>) {
+    using std::sqrt;
+    return sqrt(x);
+#if HEADWISE_ISA_BYTES == 64
+  } else if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(Vector, _mm512_maskz_sqrt_ps(0xFFFF, __builtin_bit_cast(__m512, x)));
+  } else {
+    return __builtin_bit_cast(Vector, _mm512_maskz_sqrt_pd(0xFF, __builtin_bit_cast(__m512d, x)));
+#elif HEADWISE_ISA_BYTES == 32
+  } else if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(Vector, _mm256_sqrt_ps(__builtin_bit_cast(__m256, x)));
+  } else {
+    return __builtin_bit_cast(Vector, _mm256_sqrt_pd(__builtin_bit_cast(__m256d, x)));
+#else
+  } else {
+    T lanes[std::size_t{Simd<T>::width}];
+    Simd<T>::store(x, lanes);
+    for (T& lane : lanes) lane = std::sqrt(lane);
+    return Simd<T>::load(lanes);
+#endif
+  }
+}
+
+/// Calls f(from, to ...) with pointers to whole vectors: where they lie, and for the end of the row
+/// copies, of which those that are written to are copied back.
+template <Scalar T, class F, class... To>
+HEADWISE_INLINE void each_whole_vector(Index n, const F& f, const T* from, To*... to) {
+  constexpr Index width = Simd<T>::width;
+  Index i = 0;
+  for (; i + width <= n; i += width) f(from + i, (to + i)...);
+  if constexpr (width > 1) {
+    if (i == n) return;
+    T read[std::size_t{width}] = {}, written[sizeof...(to)][std::size_t{width}] = {};
+    const std::size_t bytes = static_cast<std::size_t>(n - i) * sizeof(T);
+    std::memcpy(read, from + i, bytes);
+    [&]<std::size_t... k>(std::index_sequence<k...>) HEADWISE_ALWAYS_INLINE {
+      (std::memcpy(written[k], to + i, bytes), ...);
+      f(read, written[k]...);
+      (std::memcpy(to + i, written[k], bytes), ...);
+    }
+    (std::index_sequence_for<To...>());
+  }
+}
+
+/// Elements 0 ... n - 1 of dense values p, gradients g and moments m and v:
+///   1  p = p (1 - rate decay)
+///   2  m = m + (1 - beta1) (g - m)
+///   3  v = beta2 v + (1 - beta2) g g
+///   4  p = p - step m / (sqrt(v) / root_correction + epsilon)
+/// 15 FLOPs an element, with the scale of g.
+template <Scalar T>
+void adamw(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n) {
+  using S = Simd<T>;
+  const auto scale = S::broadcast(step.gradient_scale), keep = S::broadcast(step.keep);
+  const auto new_m = S::broadcast(step.one_minus_beta1), rest = S::broadcast(step.rest_of_m);
+  const auto beta2 = S::broadcast(step.beta2), new_v = S::broadcast(step.one_minus_beta2);
+  const auto correction = S::broadcast(step.root_correction);
+  const auto epsilon = S::broadcast(step.epsilon), minus_step = S::broadcast(step.minus_step);
+  const auto update = [&](const T* g_at, T* p_at, T* m_at, T* v_at) HEADWISE_ALWAYS_INLINE {
+    const auto gradient = S::load(g_at) * scale;
+    const auto old_m = S::load(m_at);
+    const auto way = gradient - old_m;
+    const auto m_now = step.near_gradient ? gradient - way * rest : old_m + new_m * way;
+    const auto v_now = S::load(v_at) * beta2 + new_v * gradient * gradient;
+    const auto root = square_root<T>(v_now) / correction + epsilon;
+    S::store(S::load(p_at) * keep + minus_step * m_now / root, p_at);
+    S::store(m_now, m_at);
+    S::store(v_now, v_at);
+  };
+  each_whole_vector(n, update, g, p, m, v);
+}
+
+/// Elements 0 ... n - 1 of dense values p and gradients g:
+///   1  g' = g + decay p
+///   2  u = momentum u + (1 - dampening) g', and g' the first time
+///   3  g' = u, or g' + momentum u where the step looks ahead
+///   4  p = p - rate g'
+/// u is null where there is no momentum: then 2 and 3 are left out.
+template <Scalar T>
+void sgd(const SgdStep<T>& step, T* p, const T* g, T* u, Index n) {
+  using S = Simd<T>;
+  const auto scale = S::broadcast(step.gradient_scale), decay = S::broadcast(step.weight_decay);
+  const auto momentum = S::broadcast(step.momentum);
+  const auto fresh = S::broadcast(step.one_minus_dampening);
+  const auto minus_rate = S::broadcast(step.minus_rate);
+  const auto gradient_of = [&](const T* p_at, const T* g_at) HEADWISE_ALWAYS_INLINE {
+    const auto gradient = S::load(g_at) * scale;
+    return step.decays ? gradient + decay * S::load(p_at) : gradient;
+  };
+  if (u == nullptr) {
+    const auto update = [&](const T* g_at, T* p_at) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(p_at) + minus_rate * gradient_of(p_at, g_at), p_at);
+    };
+    return each_whole_vector(n, update, g, p);
+  }
+  const auto update = [&](const T* g_at, T* p_at, T* u_at) HEADWISE_ALWAYS_INLINE {
+    const auto gradient = gradient_of(p_at, g_at);
+    const auto velocity = step.first ? gradient : S::load(u_at) * momentum + fresh * gradient;
+    const auto by = step.nesterov ? gradient + momentum * velocity : velocity;
+    S::store(S::load(p_at) + minus_rate * by, p_at);
+    S::store(velocity, u_at);
+  };
+  each_whole_vector(n, update, g, p, u);
+}
+
+/// x_i = factor x_i.
+template <Scalar T>
+void scale_elements(T factor, T* x, Index n) {
+  using S = Simd<T>;
+  const auto by = S::broadcast(factor);
+  const auto update = [&](const T* from, T* to)
+                          HEADWISE_ALWAYS_INLINE { S::store(S::load(from) * by, to); };
+  each_whole_vector(n, update, static_cast<const T*>(x), x);
+}
+
+/// A vector of SumOf<T> from as many elements. (__builtin_convertvector makes two halves of it.)
+template <Scalar T>
+HEADWISE_INLINE typename Simd<SumOf<T>>::Vector widened(const T* from) {
+  using Vector [[maybe_unused]] = typename Simd<SumOf<T>>::Vector;
+  if constexpr (std::same_as<T, SumOf<T>>) {
+    return Simd<T>::load(from);
+  } else {
+    typedef float Half __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+    Half half;
+    std::memcpy(&half, from, sizeof half);
+#if HEADWISE_ISA_BYTES == 64
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_cvtps_pd(0xFF, __builtin_bit_cast(__m256, half)));
+#elif HEADWISE_ISA_BYTES == 32
+    return __builtin_bit_cast(Vector, _mm256_cvtps_pd(__builtin_bit_cast(__m128, half)));
+#else
+    return __builtin_convertvector(half, Vector);
+#endif
+  }
+}
+
+/// The sum of the squares of dense elements, in double where T is float: chains as in a row's sums,
+/// then pairwise.
+template <Scalar T>
+SumOf<T> sum_of_squares(const T* x, Index n) {
+  using S = Simd<SumOf<T>>;
+  constexpr Index together = Piece<SumOf<T>>::size;
+  if constexpr (S::width == 1) {
+    SumOf<T> sum = T(0);
+    for (Index i = 0; i < n; ++i) sum = sum + x[i] * x[i];
+    return sum;
+  } else {
+    Chains<SumOf<T>> chains;
+    T copy[std::size_t{together}] = {};
+    for (Index i = 0; i < n; i += together) {
+      const T* from = x + i;
+      if (i + together > n) {
+        std::memcpy(copy, from, static_cast<std::size_t>(n - i) * sizeof(T));
+        from = copy;
+      }
+      each_vector<SumOf<T>>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+        const auto y = widened<T>(from + at);
+        chains.sums[v] = S::fma(y, y, chains.sums[v]);
+      });
+    }
+    return chains.total();
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/activation.inc
+// Activations of rows and their gradients: kernels/activation.hpp by vectors. Other types than
+// float and double take the functions there. Read once for each instruction set.
+//
+// A power of e and one quotient an element; forward reads x and writes y, backward reads dy and x
+// and writes dx. Beyond a bound where the share is 0 or 1 to the last bit, x counts as the bound,
+// so that infinities meet no 0.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The share at x and the density, of one vector; the density costs nothing where it is not read.
+template <class T, Activation which>
+struct Shares {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using Logistic = simd::LogisticConstants<T>;
+  static constexpr T bound = which == Activation::gelu   ? simd::NormalConstants<T>::bound
+                             : which == Activation::silu ? Logistic::bound
+                                                         : Logistic::tanh_bound;
+  typename S::IntVector negative;
+  Vector below;  // -|x|, at least -bound
+  Vector share, density;
+
+  HEADWISE_INLINE explicit Shares(const Vector& x)
+      : negative(x < S::zero()), below(simd::HEADWISE_ISA::below_zero<T>(x, bound)) {
+    if constexpr (which == Activation::gelu) {
+      const Vector power = simd::HEADWISE_ISA::normal_power<T>(below);
+      const Vector tail = power * simd::HEADWISE_ISA::normal_tail<T>(below);
+      share = S::select(negative, tail, T(1) - tail);
+      constexpr T peak = static_cast<T>(0.39894228040143267793994605993438187L);  // 1 / sqrt(2 pi)
+      density = power * peak;
+    } else if constexpr (which == Activation::silu) {
+      logistic(below);
+    } else {
+      constexpr T linear = static_cast<T>(GeluTanh::linear),
+                  cubic = static_cast<T>(GeluTanh::cubic);
+      const Vector square = below * below;
+      logistic(below * S::fma(square, S::broadcast(cubic), S::broadcast(linear)));
+      density = density * S::fma(square, S::broadcast(3 * cubic), S::broadcast(linear));
+    }
+  }
+  /// x share(x)
+  HEADWISE_INLINE Vector value(const Vector& x) const {
+    return S::select(negative, below, x) * share;
+  }
+  /// share(x) + x density(x)
+  HEADWISE_INLINE Vector slope() const {
+    return S::fma(S::select(negative, below, -below), density, share);
+  }
+
+ private:
+  HEADWISE_INLINE void logistic(const Vector& z) {  // <= 0
+    const Vector power = simd::HEADWISE_ISA::power_of_e<T>(z);
+    const Vector most = T(1) / (T(1) + power), least = power * most;
+    share = S::select(negative, least, most);
+    density = least * most;
+  }
+};
+
+/// relu: the share is a step, and no product is needed.
+template <class T>
+struct Shares<T, Activation::relu> {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  Vector x;
+
+  HEADWISE_INLINE explicit Shares(const Vector& of) : x(of) {}
+  HEADWISE_INLINE Vector value(const Vector&) const {
+    return S::select(x < S::zero(), S::zero(), x);
+  }
+  HEADWISE_INLINE Vector slope() const {
+    return S::select(x <= S::zero(), S::zero(), S::broadcast(T(1)));
+  }
+};
+
+template <class T, Activation which>
+void activate(const ActivationRows<T>& of, Index begin, Index end) {
+  using S = Simd<T>;
+  const RowPieces<T> pieces{of.F};
+  Piece<T> copied_x, copied_up, result;
+  for (Index i = begin; i < end; ++i) {
+    const auto x = row(of.x, i), up = row(of.up, i);
+    const auto y = row(of.y, i);
+    each_piece(pieces, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      const T* in = pieces.read(x, n, T(0), copied_x);
+      const T* by = of.up.data == nullptr ? nullptr : pieces.read(up, n, T(0), copied_up);
+      T* out = pieces.write(y, n, result);
+      each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+        const auto value = S::load(in + at);
+        auto got = Shares<T, which>(value).value(value);
+        if (by != nullptr) got = got * S::load(by + at);
+        S::store(got, out + at);
+      });
+      pieces.written(out, y, n, result);
+    });
+  }
+}
+
+/// dx = dy up f'(x), d_up = dy f(x); where dy or the slope is 0, 0, whatever x and up hold.
+template <class T, Activation which>
+void activate_backward(const ActivationBackwardRows<T>& of, Index begin, Index end) {
+  using S = Simd<T>;
+  const RowPieces<T> pieces{of.F};
+  Piece<T> copied_dy, copied_x, copied_up, result, result_up;
+  for (Index i = begin; i < end; ++i) {
+    const auto dy = row(of.dy, i), x = row(of.x, i), up = row(of.up, i);
+    const auto dx = row(of.dx, i), d_up = row(of.d_up, i);
+    each_piece(pieces, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      const T* flow = pieces.read(dy, n, T(0), copied_dy);
+      const T* in = pieces.read(x, n, T(0), copied_x);
+      const T* by = of.up.data == nullptr ? nullptr : pieces.read(up, n, T(0), copied_up);
+      T* out = pieces.write(dx, n, result);
+      T* out_up = by == nullptr ? nullptr : pieces.write(d_up, n, result_up);
+      each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+        const auto d = S::load(flow + at), value = S::load(in + at);
+        const Shares<T, which> shares(value);
+        const auto slope = shares.slope();
+        const auto idle = d == S::zero();
+        auto through = d;
+        if (by != nullptr) {
+          through = d * S::load(by + at);
+          S::store(S::select(idle, S::zero(), d * shares.value(value)), out_up + at);
+        }
+        S::store(S::select(idle | (slope == S::zero()), S::zero(), through * slope), out + at);
+      });
+      pieces.written(out, dx, n, result);
+      if (by != nullptr) pieces.written(out_up, d_up, n, result_up);
+    });
+  }
+}
+
+/// Rows begin ... end - 1 of y = f(x), or f(x) up.
+template <Scalar T>
+void activation_rows(const ActivationRows<T>& of, Index begin, Index end) {
+  if constexpr (simd::vectorised<T>) {
+    using enum Activation;
+    if (of.which == relu) return activate<T, relu>(of, begin, end);
+    if (of.which == gelu) return activate<T, gelu>(of, begin, end);
+    if (of.which == gelu_tanh) return activate<T, gelu_tanh>(of, begin, end);
+    activate<T, silu>(of, begin, end);
+  } else {
+    for (Index i = begin; i < end; ++i) {
+      for (Index n = 0; n < of.F; ++n) {
+        const T value = activation_value<T>(of.which, of.x(i, n));
+        of.y(i, n) = of.up.data == nullptr ? value : T(value * of.up(i, n));
+      }
+    }
+  }
+}
+
+/// Rows begin ... end - 1 of its gradients.
+template <Scalar T>
+void activation_backward_rows(const ActivationBackwardRows<T>& of, Index begin, Index end) {
+  if constexpr (simd::vectorised<T>) {
+    using enum Activation;
+    if (of.which == relu) return activate_backward<T, relu>(of, begin, end);
+    if (of.which == gelu) return activate_backward<T, gelu>(of, begin, end);
+    if (of.which == gelu_tanh) return activate_backward<T, gelu_tanh>(of, begin, end);
+    activate_backward<T, silu>(of, begin, end);
+  } else {
+    const bool gated = of.up.data != nullptr;
+    for (Index i = begin; i < end; ++i) {
+      for (Index n = 0; n < of.F; ++n) {
+        const T dy = of.dy(i, n);
+        const ValueAndSlope<T> f(of.which, of.x(i, n), gated);
+        const T through = gated ? T(dy * of.up(i, n)) : dy;
+        const bool idle = dy == T(0);
+        if (gated) of.d_up(i, n) = idle ? T(0) : T(dy * f.value);
+        of.dx(i, n) = idle || f.slope == T(0) ? T(0) : T(through * f.slope);
+      }
+    }
   }
 }
 
@@ -5502,8 +6584,8 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
     count = n * (to - from) * width * (d + dv);
   }
   for (Index at = r; at < r + n; ++at) {
-    for (Index j = range.begin; rules.bias_count() != 0 && j < std::min(range.end, block.end);
-         ++j) {
+    for (Index j = range.begin;
+         rules.bias_count() != 0 && j < std::min<Index>(range.end, block.end); ++j) {
       T& s = buffers.p[at * row + j];
       if (mask.visible(at, j)) s = s + rules.bias(block.i0 + at, block.j0 + j);
     }
@@ -5545,7 +6627,7 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block, c
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
                            keys, buffers.factors + m * BackwardTile<T>::keys + c0);
       }
-      for (Index c = c0; c < std::min(c0 + together, block.end); c += columns) {
+      for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
         count += backward_panel<T>(head, block, r, n, c, q, d_o, drops ? buffers.factors : nullptr,
                                    buffers, mask);
       }
@@ -5722,10 +6804,6 @@ inline constexpr Kernels<T> table = {
     .softmax_rows = &softmax_rows<T>,
     .softmax_backward_rows = &softmax_backward_rows<T>,
     .drop_rows = &drop_rows<T>,
-    .add_row = &add_row<T>,
-    .cross_entropy_rows = &cross_entropy_rows<T>,
-    .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
-    .rotate_rows = &rotate_rows<T>,
     .attention_forward_scratch = &attention_forward_scratch<T>,
     .attention_backward_scratch = &attention_backward_scratch<T>,
     .score_head = &score_head<T>,
@@ -5739,6 +6817,25 @@ inline constexpr Kernels<T> table = {
     .flash_backward_tile = &flash_backward_tile<T>,
     .flash_backward_end = &flash_backward_end<T>,
     .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
+};
+
+template <Scalar T>
+inline constexpr ModelKernels<T> model_table = {
+    .combine_rows = &combine_rows<T>,
+    .combine_columns = &combine_columns<T>,
+    .activation_rows = &activation_rows<T>,
+    .activation_backward_rows = &activation_backward_rows<T>,
+    .rms_norm_rows = &rms_norm_rows<T>,
+    .rms_norm_backward_rows = &rms_norm_backward_rows<T>,
+    .rms_norm_columns = &rms_norm_columns<T>,
+    .add_row = &add_row<T>,
+    .cross_entropy_rows = &cross_entropy_rows<T>,
+    .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
+    .rotate_rows = &rotate_rows<T>,
+    .adamw = &adamw<T>,
+    .sgd = &sgd<T>,
+    .scale_elements = &scale_elements<T>,
+    .sum_of_squares = &sum_of_squares<T>,
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -5981,6 +7078,89 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/tails.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector leading(
+    const typename Simd<T>::Vector& x) {
+  using S = Simd<T>;
+  using Bits = typename S::Bits;
+  constexpr Bits mask = static_cast<Bits>(~Bits{0}) << Exp2Constants<T>::low_bits;
+  return __builtin_bit_cast(typename S::Vector,
+                            __builtin_bit_cast(typename S::BitVector, x) & mask);
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
+    const typename Simd<T>::Vector& x, T bound) {
+  using S = Simd<T>;
+  using Bits = typename S::Bits;
+  constexpr Bits sign = Bits{1} << (8 * sizeof(T) - 1);
+  const auto below =
+      __builtin_bit_cast(typename S::Vector, __builtin_bit_cast(typename S::BitVector, x) | sign);
+  return S::greater(below, S::broadcast(-bound));
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
+    const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+  using Vector = typename S::Vector;
+  const Vector whole = high * C::log2e_high;
+  const Vector part = S::fma(low, S::broadcast(std::numbers::log2e_v<T>), high * C::log2e_low);
+  const Vector shifted = (whole + part) + C::shift;
+  const Vector n = shifted - C::shift;
+  const Vector f = (whole - n) + part;
+#if HEADWISE_ISA_BYTES == 64
+  if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(
+        Vector,
+        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                               __builtin_bit_cast(__m512, n)));
+  } else {
+    return __builtin_bit_cast(
+        Vector,
+        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                               __builtin_bit_cast(__m512d, n)));
+  }
+#else
+  using BitVector = typename S::BitVector;
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
+    const typename Simd<T>::Vector& x) {
+  const auto high = leading<T>(x);
+  return power_of_e<T>(high, x - high);
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
+    const typename Simd<T>::Vector& x) {
+  const auto high = leading<T>(x);
+  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_tail(
+    const typename Simd<T>::Vector& x) {
+  using C = NormalConstants<T>;
+  return polynomial<T>(C::over, -x) / polynomial<T>(C::under, -x);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/kernels/tile.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -6471,6 +7651,23 @@ template <class T>
 }
 
 template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+template <class T>
 struct RowPieces {
   Index N;
 
@@ -6618,6 +7815,101 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/elementwise.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class Use>
+HEADWISE_INLINE void with_combination(Combination how, const T& alpha, Use&& use) {
+  using S = Simd<T>;
+  using V = typename S::Vector;
+  switch (how) {
+    case Combination::first:
+      return use([&](const V& a, const V&) HEADWISE_ALWAYS_INLINE { return a; });
+    case Combination::sum:
+      return use([&](const V& a, const V& b) HEADWISE_ALWAYS_INLINE { return a + b; });
+    case Combination::difference:
+      return use([&](const V& a, const V& b) HEADWISE_ALWAYS_INLINE { return a - b; });
+    case Combination::product:
+      return use([&](const V& a, const V& b) HEADWISE_ALWAYS_INLINE { return a * b; });
+    case Combination::quotient:
+      return use([&](const V& a, const V& b) HEADWISE_ALWAYS_INLINE { return a / b; });
+    case Combination::scaled: {
+      const V factor = S::broadcast(alpha);
+      return use([&](const V& a, const V&) HEADWISE_ALWAYS_INLINE { return a * factor; });
+    }
+    case Combination::gradient_product:
+      return use([&](const V& d, const V& b) HEADWISE_ALWAYS_INLINE {
+        return S::select(d == S::zero(), S::zero(), d * b);
+      });
+    case Combination::gradient_quotient:
+      return use([&](const V& d, const V& b) HEADWISE_ALWAYS_INLINE {
+        return S::select(d == S::zero(), S::zero(), d / b);
+      });
+    case Combination::negative_gradient_product:
+      return use([&](const V& d, const V& b) HEADWISE_ALWAYS_INLINE {
+        return S::select(d == S::zero(), S::zero(), S::zero() - d * b);
+      });
+  }
+}
+
+template <Scalar T>
+void combine_rows(Combination how, const CombinedRows<T>& of, Index begin, Index end) {
+  with_combination<T>(how, of.alpha, [&](const auto& f) HEADWISE_ALWAYS_INLINE {
+    Piece<T> copied_a, copied_b, result;
+    const RowPieces<T> pieces{of.N};
+    for (Index i = begin; i < end; ++i) {
+      const Row<const T> a = row(of.a, i), b = row(of.b, i);
+      const Row<T> y = row(of.y, i);
+      if constexpr (simd::vectorised<T>) {
+        each_piece(pieces, [&](Index n) HEADWISE_ALWAYS_INLINE {
+          const T* in_a = pieces.read(a, n, T(0), copied_a);
+          const T* in_b = pieces.read(b, n, T(1), copied_b);
+          T* out = pieces.write(y, n, result);
+          each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+            Simd<T>::store(f(Simd<T>::load(in_a + at), Simd<T>::load(in_b + at)), out + at);
+          });
+          pieces.written(out, y, n, result);
+        });
+      } else {
+        for (Index n = 0; n < of.N; ++n) y[n] = f(a[n], b[n]);
+      }
+    }
+  });
+}
+
+template <Scalar T>
+void combine_columns(Combination how, const CombinedRows<T>& of, Index rows, Index begin, Index end,
+                     Row<T> to) {
+  with_combination<T>(how, of.alpha, [&](const auto& f) HEADWISE_ALWAYS_INLINE {
+    if constexpr (simd::vectorised<T>) {
+      Piece<T> copied_a, copied_b;
+      const auto terms = [&](Index i, RowPieces<T> pieces, Index n, auto&& add)
+                             HEADWISE_ALWAYS_INLINE {
+                               const T* in_a = pieces.read(row(of.a, i), n, T(0), copied_a);
+                               const T* in_b = pieces.read(row(of.b, i), n, T(1), copied_b);
+                               prefetch_piece<0>(of.a, rows, end, i + rows_of_chain, n);
+                               prefetch_piece<0>(of.b, rows, end, i + rows_of_chain, n);
+                               each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+                                 add(v, f(Simd<T>::load(in_a + at), Simd<T>::load(in_b + at)));
+                               });
+                             };
+      add_columns<T, 1>(rows, begin, end, terms, {to});
+    } else {
+      const auto term = [&](Index i, Index n) -> T {
+        return f(of.a(i, begin + n), of.b(i, begin + n));
+      };
+      add_column_sums(rows, end - begin, term, &to[begin], to.step);
+    }
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/layer_norm.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -6625,17 +7917,11 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
+T mean_square(Row<const T> x, Index D, T mean) {
   using S = Simd<T>;
   const RowPieces<T> row{D};
   Piece<T> copy;
-  Chains<T> sum, squares;
-  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, T(0), copy);
-    each_vector<T>([&](auto v, Index at)
-                       HEADWISE_ALWAYS_INLINE { sum.sums[v] = sum.sums[v] + S::load(in + at); });
-  });
-  const T mean = sum.total() / T(D);
+  Chains<T> squares;
   const auto means = S::broadcast(mean);
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
     const T* in = row.read(x, n, mean, copy);
@@ -6644,7 +7930,22 @@ RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
       squares.sums[v] = S::fma(centred, centred, squares.sums[v]);
     });
   });
-  return {mean, T(1) / std::sqrt(squares.total() / T(D) + epsilon)};
+  return squares.total() / T(D);
+}
+
+template <class T>
+RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
+  using S = Simd<T>;
+  const RowPieces<T> row{D};
+  Piece<T> copy;
+  Chains<T> sum;
+  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, T(0), copy);
+    each_vector<T>([&](auto v, Index at)
+                       HEADWISE_ALWAYS_INLINE { sum.sums[v] = sum.sums[v] + S::load(in + at); });
+  });
+  const T mean = sum.total() / T(D);
+  return {mean, T(1) / std::sqrt(mean_square<T>(x, D, mean) + epsilon)};
 }
 
 template <class T>
@@ -6692,7 +7993,7 @@ void layer_norm_rows(const LayerNormRows<T>& of, Index begin, Index end) {
   }
 }
 
-template <class T>
+template <class T, bool centred>
 void normalise_backward(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> moments,
                         Row<const T> gamma, Row<T> dx) {
   using S = Simd<T>;
@@ -6720,7 +8021,7 @@ void normalise_backward(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> 
                 });
   });
   const bool idle = !any_lane<T>(any);
-  const auto mean_g = S::broadcast(of_g.total() / T(D));
+  const auto mean_g = S::broadcast(centred ? of_g.total() / T(D) : T(0));
   const auto mean_g_xhat = S::broadcast(of_g_xhat.total() / T(D));
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
     T* out = row.write(dx, n, result);
@@ -6739,31 +8040,37 @@ void layer_norm_backward_rows(const LayerNormBackwardRows<T>& of, Index begin, I
     const auto dy = row(of.dy, n), x = row(of.x, n);
     const RowMoments<T> moments{of.mean[n], of.rstd[n]};
     if constexpr (simd::vectorised<T>) {
-      normalise_backward<T>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
+      normalise_backward<T, true>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
     } else {
       layer_norm_backward_row<T>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
     }
   }
 }
 
+template <class T>
+void norm_columns(const LayerNormBackwardRows<T>& of, Index begin, Index end) {
+  using S = Simd<T>;
+  Piece<T> copied_dy, copied_x;
+  const auto terms = [&](Index i, RowPieces<T> row, Index n, auto&& add) HEADWISE_ALWAYS_INLINE {
+    const T* dy = row.read(kernels::row(of.dy, i), n, T(0), copied_dy);
+    const T* x = row.read(kernels::row(of.x, i), n, T(0), copied_x);
+    prefetch_piece<0>(of.dy, of.N, end, i + rows_of_chain, n);
+    prefetch_piece<0>(of.x, of.N, end, i + rows_of_chain, n);
+    const auto mean = S::broadcast(of.mean.data == nullptr ? T(0) : of.mean[i]);
+    const auto rstd = S::broadcast(of.rstd[i]);
+    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto d = S::load(dy + at);
+      const auto flow = d * ((S::load(x + at) - mean) * rstd);
+      add(v, S::select(d == S::zero(), S::zero(), flow), d);
+    });
+  };
+  add_columns<T, 2>(of.N, begin, end, terms, {of.dgamma, of.dbeta});
+}
+
 template <Scalar T>
 void layer_norm_columns(const LayerNormBackwardRows<T>& of, Index begin, Index end) {
   if constexpr (simd::vectorised<T>) {
-    using S = Simd<T>;
-    Piece<T> copied_dy, copied_x;
-    const auto terms = [&](Index i, RowPieces<T> row, Index n, auto&& add) HEADWISE_ALWAYS_INLINE {
-      const T* dy = row.read(kernels::row(of.dy, i), n, T(0), copied_dy);
-      const T* x = row.read(kernels::row(of.x, i), n, T(0), copied_x);
-      prefetch_piece<0>(of.dy, of.N, end, i + rows_of_chain, n);
-      prefetch_piece<0>(of.x, of.N, end, i + rows_of_chain, n);
-      const auto mean = S::broadcast(of.mean[i]), rstd = S::broadcast(of.rstd[i]);
-      each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-        const auto d = S::load(dy + at);
-        const auto flow = d * ((S::load(x + at) - mean) * rstd);
-        add(v, S::select(d == S::zero(), S::zero(), flow), d);
-      });
-    };
-    add_columns<T, 2>(of.N, begin, end, terms, {of.dgamma, of.dbeta});
+    norm_columns<T>(of, begin, end);
   } else {
     const auto flow = [&](Index i, Index n) {
       const T dy = of.dy(i, begin + n);
@@ -6777,6 +8084,57 @@ void layer_norm_columns(const LayerNormBackwardRows<T>& of, Index begin, Index e
     if (dbeta.data != nullptr) {
       add_column_sums(of.N, end - begin, plain, &dbeta[begin], dbeta.step);
     }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/rms_norm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+void rms_norm_rows(const LayerNormRows<T>& of, Index begin, Index end) {
+  for (Index n = begin; n < end; ++n) {
+    const auto x = row(of.x, n);
+    T rstd = T(0);  // of an empty row
+    if constexpr (simd::vectorised<T>) {
+      if (of.D != 0) rstd = T(1) / std::sqrt(mean_square<T>(x, of.D, T(0)) + of.epsilon);
+      normalise<T>(x, of.D, {T(0), rstd}, of.gamma, {nullptr, 0}, row(of.y, n));
+    } else {
+      if (of.D != 0) rstd = root_mean_square<T>(x, of.D, of.epsilon);
+      rms_norm_row<T>(x, of.D, rstd, of.gamma, row(of.y, n));
+    }
+    if (of.rstd.data != nullptr) of.rstd[n] = rstd;
+  }
+}
+
+template <Scalar T>
+void rms_norm_backward_rows(const LayerNormBackwardRows<T>& of, Index begin, Index end) {
+  for (Index n = begin; n < end; ++n) {
+    const auto dy = row(of.dy, n), x = row(of.x, n);
+    if constexpr (simd::vectorised<T>) {
+      normalise_backward<T, false>(dy, x, of.D, {T(0), of.rstd[n]}, of.gamma, row(of.dx, n));
+    } else {
+      rms_norm_backward_row<T>(dy, x, of.D, of.rstd[n], of.gamma, row(of.dx, n));
+    }
+  }
+}
+
+template <Scalar T>
+void rms_norm_columns(const LayerNormBackwardRows<T>& of, Index begin, Index end) {
+  if constexpr (simd::vectorised<T>) {
+    norm_columns<T>(of, begin, end);
+  } else {
+    const auto flow = [&](Index i, Index n) {
+      const T dy = of.dy(i, begin + n);
+      return dy == T(0) ? T(0) : T(dy * (of.x(i, begin + n) * of.rstd[i]));
+    };
+    add_column_sums(of.N, end - begin, flow, &of.dgamma[begin], of.dgamma.step);
   }
 }
 
@@ -7168,27 +8526,54 @@ HEADWISE_INLINE void each_vector_but_target(Index count, Index target, F&& f) {
 }
 
 template <class T>
+HEADWISE_INLINE T greatest_lane(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
+    if constexpr (half != 0) {
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        x = S::greater(x, __builtin_shufflevector(x, x, (n ^ half)...));
+      }
+      (std::make_integer_sequence<int, S::width>());
+    }
+  };
+  with(std::integral_constant<int, S::width / 2>{});
+  with(std::integral_constant<int, S::width / 4>{});
+  with(std::integral_constant<int, S::width / 8>{});
+  with(std::integral_constant<int, S::width / 16>{});
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  return lanes[0];
+}
+
+template <class T>
 T greatest_logit(Row<const T> x, Index V) {
   using S = Simd<T>;
+  constexpr T least = std::numeric_limits<T>::lowest();
   const RowPieces<T> row{V};
   Piece<T> copy;
-  T lanes[std::size_t{S::width}];
-  const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
+  const auto lowest = S::broadcast(least);
   typename S::Vector most[] = {lowest, lowest, lowest, lowest};
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, std::numeric_limits<T>::lowest(), copy);
-    each_vector<T>([&](auto v, Index at)
-                       HEADWISE_ALWAYS_INLINE { most[v] = S::greater(most[v], S::load(in + at)); });
+    const Index count = row.count(n);
+    if (count == Piece<T>::size) {
+      const T* in = row.read(x, n, least, copy);
+      each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+        most[v] = S::greater(most[v], S::load(in + at));
+      });
+      return;
+    }
+    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+      if (at >= count) return;
+      most[v] = S::greater(most[v], load_lanes<T>({&x[n + at], x.step}, count - at, least));
+    });
   });
-  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
-  T greatest = lanes[0];
-  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
-  return greatest;
+  return greatest_lane<T>(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 template <class T>
 CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
   using S = Simd<T>;
+  using Vector = typename S::Vector;
   const RowPieces<T> row{V};
   const T most = greatest_logit<T>(x, V);
   const auto greatest = S::broadcast(most);
@@ -7196,23 +8581,24 @@ CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
   Piece<T> copy, weights;
   Chains<T> sums, totals;
   T of_target = T(0);
-  const auto weights_at = [&](const T* in) HEADWISE_ALWAYS_INLINE {
-    return simd::HEADWISE_ISA::weight_of<T>((S::load(in) - greatest) * unit);
+  const auto weight_at = [&](const Vector& in) HEADWISE_ALWAYS_INLINE {
+    return simd::HEADWISE_ISA::weight_of<T>((in - greatest) * unit);
   };
   const auto add = [&](Index n, bool whole, Index at_target) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, most, copy);
     if (whole) {
+      const T* in = row.read(x, n, most, copy);
       each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-        sums.sums[v] = sums.sums[v] + weights_at(in + at);
+        sums.sums[v] = sums.sums[v] + weight_at(S::load(in + at));
       });
       return;
     }
-    each_vector_but_target<T>(row.count(n), at_target,
-                              [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
-                                const auto weight = weights_at(in + at);
-                                S::store(weight, weights.data + at);
-                                sums.sums[v] = sums.sums[v] + counts(weight);
-                              });
+    const Index count = row.count(n);
+    each_vector_but_target<T>(
+        count, at_target, [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
+          const auto weight = weight_at(load_lanes<T>({&x[n + at], x.step}, count - at, most));
+          S::store(weight, weights.data + at);
+          sums.sums[v] = sums.sums[v] + counts(weight);
+        });
     if (at_target >= 0) of_target = weights.data[at_target];
   };
   each_piece_but_target<T>(row, target, sums, totals, add);
@@ -7222,35 +8608,37 @@ CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
 template <class T>
 void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T factor, Row<T> dx) {
   using S = Simd<T>;
+  using Vector = typename S::Vector;
   const RowPieces<T> row{V};
   const auto centre = S::broadcast(lse), by = S::broadcast(factor);
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   Piece<T> copy, result, weights;
   Chains<T> sums, totals;
   T of_target = T(0);
-  const auto weights_at = [&](const T* in) HEADWISE_ALWAYS_INLINE {
-    return simd::HEADWISE_ISA::weight_of<T>((S::load(in) - centre) * unit);
+  const auto weight_at = [&](const Vector& in) HEADWISE_ALWAYS_INLINE {
+    return simd::HEADWISE_ISA::weight_of<T>((in - centre) * unit);
   };
   const auto flow = [&](Index n, bool whole, Index at_target) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, lse, copy);
-    T* out = row.write(dx, n, result);
     if (whole) {
+      const T* in = row.read(x, n, lse, copy);
+      T* out = row.write(dx, n, result);
       each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-        const auto p = weights_at(in + at);
+        const auto p = weight_at(S::load(in + at));
         S::store(by * p, out + at);
         sums.sums[v] = sums.sums[v] + p;
       });
-    } else {
-      each_vector_but_target<T>(row.count(n), at_target,
-                                [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
-                                  const auto p = weights_at(in + at);
-                                  S::store(p, weights.data + at);
-                                  S::store(by * p, out + at);
-                                  sums.sums[v] = sums.sums[v] + counts(p);
-                                });
-      if (at_target >= 0) of_target = weights.data[at_target];
+      row.written(out, dx, n, result);
+      return;
     }
-    row.written(out, dx, n, result);
+    const Index count = row.count(n);
+    each_vector_but_target<T>(
+        count, at_target, [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
+          const auto p = weight_at(load_lanes<T>({&x[n + at], x.step}, count - at, lse));
+          S::store(p, weights.data + at);
+          store_lanes<T>(by * p, {&dx[n + at], dx.step}, count - at);
+          sums.sums[v] = sums.sums[v] + counts(p);
+        });
+    if (at_target >= 0) of_target = weights.data[at_target];
   };
   each_piece_but_target<T>(row, target, sums, totals, flow);
   dx[target] = T(0) - factor * (totals.total() + T(0) * of_target);
@@ -7299,23 +8687,6 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count) {
-  using S = Simd<T>;
-  if (x.step == 1 && count == S::width) return S::load(x.data);
-  T lanes[std::size_t{S::width}] = {};
-  for (Index n = 0; n < count; ++n) lanes[n] = x[n];
-  return S::load(lanes);
-}
-template <class T>
-HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> to, Index count) {
-  using S = Simd<T>;
-  if (to.step == 1 && count == S::width) return S::store(x, to.data);
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  for (Index n = 0; n < count; ++n) to[n] = lanes[n];
-}
-
-template <class T>
 HEADWISE_INLINE void load_neighbours(const T* from, typename Simd<T>::Vector& first,
                                      typename Simd<T>::Vector& second) {
   constexpr int width = Simd<T>::width;
@@ -7360,16 +8731,16 @@ void rotate_row(const RotaryRows<T>& of, Row<const T> cosines, Row<const T> sine
   const bool neighbours = of.interleaved && x.step == 1 && y.step == 1;
   for (Index t = 0; t < pairs; t += S::width) {
     const Index count = std::min<Index>(S::width, pairs - t);
-    const auto c = load_lanes<T>({&cosines[t], cosines.step}, count);
-    auto s = load_lanes<T>({&sines[t], sines.step}, count);
+    const auto c = load_lanes<T>({&cosines[t], cosines.step}, count, T(0));
+    auto s = load_lanes<T>({&sines[t], sines.step}, count, T(0));
     if (of.transposed) s = S::zero() - s;
     const bool parted = neighbours && count == S::width;
     typename S::Vector a, b;
     if (parted) {
       load_neighbours<T>(x.data + 2 * t, a, b);
     } else {
-      a = load_lanes<T>(from.first_from(t), count);
-      b = load_lanes<T>(from.second_from(t), count);
+      a = load_lanes<T>(from.first_from(t), count, T(0));
+      b = load_lanes<T>(from.second_from(t), count, T(0));
     }
     const auto first = S::fma(a, c, S::zero() - b * s), second = S::fma(a, s, b * c);
     if (parted) {
@@ -7401,6 +8772,332 @@ void rotate_rows(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index 
     }
     if (from.data == to.data) continue;
     for (Index n = of.width; n < of.d; ++n) to[n] = from[n];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/optimizer.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector square_root(const typename Simd<T>::Vector& x) {
+  using Vector [[maybe_unused]] = typename Simd<T>::Vector;
+  if constexpr (!simd::vectorised<T>) {
+    using std::sqrt;
+    return sqrt(x);
+#if HEADWISE_ISA_BYTES == 64
+  } else if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(Vector, _mm512_maskz_sqrt_ps(0xFFFF, __builtin_bit_cast(__m512, x)));
+  } else {
+    return __builtin_bit_cast(Vector, _mm512_maskz_sqrt_pd(0xFF, __builtin_bit_cast(__m512d, x)));
+#elif HEADWISE_ISA_BYTES == 32
+  } else if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(Vector, _mm256_sqrt_ps(__builtin_bit_cast(__m256, x)));
+  } else {
+    return __builtin_bit_cast(Vector, _mm256_sqrt_pd(__builtin_bit_cast(__m256d, x)));
+#else
+  } else {
+    T lanes[std::size_t{Simd<T>::width}];
+    Simd<T>::store(x, lanes);
+    for (T& lane : lanes) lane = std::sqrt(lane);
+    return Simd<T>::load(lanes);
+#endif
+  }
+}
+
+template <Scalar T, class F, class... To>
+HEADWISE_INLINE void each_whole_vector(Index n, const F& f, const T* from, To*... to) {
+  constexpr Index width = Simd<T>::width;
+  Index i = 0;
+  for (; i + width <= n; i += width) f(from + i, (to + i)...);
+  if constexpr (width > 1) {
+    if (i == n) return;
+    T read[std::size_t{width}] = {}, written[sizeof...(to)][std::size_t{width}] = {};
+    const std::size_t bytes = static_cast<std::size_t>(n - i) * sizeof(T);
+    std::memcpy(read, from + i, bytes);
+    [&]<std::size_t... k>(std::index_sequence<k...>) HEADWISE_ALWAYS_INLINE {
+      (std::memcpy(written[k], to + i, bytes), ...);
+      f(read, written[k]...);
+      (std::memcpy(to + i, written[k], bytes), ...);
+    }
+    (std::index_sequence_for<To...>());
+  }
+}
+
+template <Scalar T>
+void adamw(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n) {
+  using S = Simd<T>;
+  const auto scale = S::broadcast(step.gradient_scale), keep = S::broadcast(step.keep);
+  const auto new_m = S::broadcast(step.one_minus_beta1), rest = S::broadcast(step.rest_of_m);
+  const auto beta2 = S::broadcast(step.beta2), new_v = S::broadcast(step.one_minus_beta2);
+  const auto correction = S::broadcast(step.root_correction);
+  const auto epsilon = S::broadcast(step.epsilon), minus_step = S::broadcast(step.minus_step);
+  const auto update = [&](const T* g_at, T* p_at, T* m_at, T* v_at) HEADWISE_ALWAYS_INLINE {
+    const auto gradient = S::load(g_at) * scale;
+    const auto old_m = S::load(m_at);
+    const auto way = gradient - old_m;
+    const auto m_now = step.near_gradient ? gradient - way * rest : old_m + new_m * way;
+    const auto v_now = S::load(v_at) * beta2 + new_v * gradient * gradient;
+    const auto root = square_root<T>(v_now) / correction + epsilon;
+    S::store(S::load(p_at) * keep + minus_step * m_now / root, p_at);
+    S::store(m_now, m_at);
+    S::store(v_now, v_at);
+  };
+  each_whole_vector(n, update, g, p, m, v);
+}
+
+template <Scalar T>
+void sgd(const SgdStep<T>& step, T* p, const T* g, T* u, Index n) {
+  using S = Simd<T>;
+  const auto scale = S::broadcast(step.gradient_scale), decay = S::broadcast(step.weight_decay);
+  const auto momentum = S::broadcast(step.momentum);
+  const auto fresh = S::broadcast(step.one_minus_dampening);
+  const auto minus_rate = S::broadcast(step.minus_rate);
+  const auto gradient_of = [&](const T* p_at, const T* g_at) HEADWISE_ALWAYS_INLINE {
+    const auto gradient = S::load(g_at) * scale;
+    return step.decays ? gradient + decay * S::load(p_at) : gradient;
+  };
+  if (u == nullptr) {
+    const auto update = [&](const T* g_at, T* p_at) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(p_at) + minus_rate * gradient_of(p_at, g_at), p_at);
+    };
+    return each_whole_vector(n, update, g, p);
+  }
+  const auto update = [&](const T* g_at, T* p_at, T* u_at) HEADWISE_ALWAYS_INLINE {
+    const auto gradient = gradient_of(p_at, g_at);
+    const auto velocity = step.first ? gradient : S::load(u_at) * momentum + fresh * gradient;
+    const auto by = step.nesterov ? gradient + momentum * velocity : velocity;
+    S::store(S::load(p_at) + minus_rate * by, p_at);
+    S::store(velocity, u_at);
+  };
+  each_whole_vector(n, update, g, p, u);
+}
+
+template <Scalar T>
+void scale_elements(T factor, T* x, Index n) {
+  using S = Simd<T>;
+  const auto by = S::broadcast(factor);
+  const auto update = [&](const T* from, T* to)
+                          HEADWISE_ALWAYS_INLINE { S::store(S::load(from) * by, to); };
+  each_whole_vector(n, update, static_cast<const T*>(x), x);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<SumOf<T>>::Vector widened(const T* from) {
+  using Vector [[maybe_unused]] = typename Simd<SumOf<T>>::Vector;
+  if constexpr (std::same_as<T, SumOf<T>>) {
+    return Simd<T>::load(from);
+  } else {
+    typedef float Half __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+    Half half;
+    std::memcpy(&half, from, sizeof half);
+#if HEADWISE_ISA_BYTES == 64
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_cvtps_pd(0xFF, __builtin_bit_cast(__m256, half)));
+#elif HEADWISE_ISA_BYTES == 32
+    return __builtin_bit_cast(Vector, _mm256_cvtps_pd(__builtin_bit_cast(__m128, half)));
+#else
+    return __builtin_convertvector(half, Vector);
+#endif
+  }
+}
+
+template <Scalar T>
+SumOf<T> sum_of_squares(const T* x, Index n) {
+  using S = Simd<SumOf<T>>;
+  constexpr Index together = Piece<SumOf<T>>::size;
+  if constexpr (S::width == 1) {
+    SumOf<T> sum = T(0);
+    for (Index i = 0; i < n; ++i) sum = sum + x[i] * x[i];
+    return sum;
+  } else {
+    Chains<SumOf<T>> chains;
+    T copy[std::size_t{together}] = {};
+    for (Index i = 0; i < n; i += together) {
+      const T* from = x + i;
+      if (i + together > n) {
+        std::memcpy(copy, from, static_cast<std::size_t>(n - i) * sizeof(T));
+        from = copy;
+      }
+      each_vector<SumOf<T>>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+        const auto y = widened<T>(from + at);
+        chains.sums[v] = S::fma(y, y, chains.sums[v]);
+      });
+    }
+    return chains.total();
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/activation.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, Activation which>
+struct Shares {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using Logistic = simd::LogisticConstants<T>;
+  static constexpr T bound = which == Activation::gelu   ? simd::NormalConstants<T>::bound
+                             : which == Activation::silu ? Logistic::bound
+                                                         : Logistic::tanh_bound;
+  typename S::IntVector negative;
+  Vector below;  // -|x|, at least -bound
+  Vector share, density;
+
+  HEADWISE_INLINE explicit Shares(const Vector& x)
+      : negative(x < S::zero()), below(simd::HEADWISE_ISA::below_zero<T>(x, bound)) {
+    if constexpr (which == Activation::gelu) {
+      const Vector power = simd::HEADWISE_ISA::normal_power<T>(below);
+      const Vector tail = power * simd::HEADWISE_ISA::normal_tail<T>(below);
+      share = S::select(negative, tail, T(1) - tail);
+      constexpr T peak = static_cast<T>(0.39894228040143267793994605993438187L);  // 1 / sqrt(2 pi)
+      density = power * peak;
+    } else if constexpr (which == Activation::silu) {
+      logistic(below);
+    } else {
+      constexpr T linear = static_cast<T>(GeluTanh::linear),
+                  cubic = static_cast<T>(GeluTanh::cubic);
+      const Vector square = below * below;
+      logistic(below * S::fma(square, S::broadcast(cubic), S::broadcast(linear)));
+      density = density * S::fma(square, S::broadcast(3 * cubic), S::broadcast(linear));
+    }
+  }
+  HEADWISE_INLINE Vector value(const Vector& x) const {
+    return S::select(negative, below, x) * share;
+  }
+  HEADWISE_INLINE Vector slope() const {
+    return S::fma(S::select(negative, below, -below), density, share);
+  }
+
+ private:
+  HEADWISE_INLINE void logistic(const Vector& z) {  // <= 0
+    const Vector power = simd::HEADWISE_ISA::power_of_e<T>(z);
+    const Vector most = T(1) / (T(1) + power), least = power * most;
+    share = S::select(negative, least, most);
+    density = least * most;
+  }
+};
+
+template <class T>
+struct Shares<T, Activation::relu> {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  Vector x;
+
+  HEADWISE_INLINE explicit Shares(const Vector& of) : x(of) {}
+  HEADWISE_INLINE Vector value(const Vector&) const {
+    return S::select(x < S::zero(), S::zero(), x);
+  }
+  HEADWISE_INLINE Vector slope() const {
+    return S::select(x <= S::zero(), S::zero(), S::broadcast(T(1)));
+  }
+};
+
+template <class T, Activation which>
+void activate(const ActivationRows<T>& of, Index begin, Index end) {
+  using S = Simd<T>;
+  const RowPieces<T> pieces{of.F};
+  Piece<T> copied_x, copied_up, result;
+  for (Index i = begin; i < end; ++i) {
+    const auto x = row(of.x, i), up = row(of.up, i);
+    const auto y = row(of.y, i);
+    each_piece(pieces, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      const T* in = pieces.read(x, n, T(0), copied_x);
+      const T* by = of.up.data == nullptr ? nullptr : pieces.read(up, n, T(0), copied_up);
+      T* out = pieces.write(y, n, result);
+      each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+        const auto value = S::load(in + at);
+        auto got = Shares<T, which>(value).value(value);
+        if (by != nullptr) got = got * S::load(by + at);
+        S::store(got, out + at);
+      });
+      pieces.written(out, y, n, result);
+    });
+  }
+}
+
+template <class T, Activation which>
+void activate_backward(const ActivationBackwardRows<T>& of, Index begin, Index end) {
+  using S = Simd<T>;
+  const RowPieces<T> pieces{of.F};
+  Piece<T> copied_dy, copied_x, copied_up, result, result_up;
+  for (Index i = begin; i < end; ++i) {
+    const auto dy = row(of.dy, i), x = row(of.x, i), up = row(of.up, i);
+    const auto dx = row(of.dx, i), d_up = row(of.d_up, i);
+    each_piece(pieces, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      const T* flow = pieces.read(dy, n, T(0), copied_dy);
+      const T* in = pieces.read(x, n, T(0), copied_x);
+      const T* by = of.up.data == nullptr ? nullptr : pieces.read(up, n, T(0), copied_up);
+      T* out = pieces.write(dx, n, result);
+      T* out_up = by == nullptr ? nullptr : pieces.write(d_up, n, result_up);
+      each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+        const auto d = S::load(flow + at), value = S::load(in + at);
+        const Shares<T, which> shares(value);
+        const auto slope = shares.slope();
+        const auto idle = d == S::zero();
+        auto through = d;
+        if (by != nullptr) {
+          through = d * S::load(by + at);
+          S::store(S::select(idle, S::zero(), d * shares.value(value)), out_up + at);
+        }
+        S::store(S::select(idle | (slope == S::zero()), S::zero(), through * slope), out + at);
+      });
+      pieces.written(out, dx, n, result);
+      if (by != nullptr) pieces.written(out_up, d_up, n, result_up);
+    });
+  }
+}
+
+template <Scalar T>
+void activation_rows(const ActivationRows<T>& of, Index begin, Index end) {
+  if constexpr (simd::vectorised<T>) {
+    using enum Activation;
+    if (of.which == relu) return activate<T, relu>(of, begin, end);
+    if (of.which == gelu) return activate<T, gelu>(of, begin, end);
+    if (of.which == gelu_tanh) return activate<T, gelu_tanh>(of, begin, end);
+    activate<T, silu>(of, begin, end);
+  } else {
+    for (Index i = begin; i < end; ++i) {
+      for (Index n = 0; n < of.F; ++n) {
+        const T value = activation_value<T>(of.which, of.x(i, n));
+        of.y(i, n) = of.up.data == nullptr ? value : T(value * of.up(i, n));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+void activation_backward_rows(const ActivationBackwardRows<T>& of, Index begin, Index end) {
+  if constexpr (simd::vectorised<T>) {
+    using enum Activation;
+    if (of.which == relu) return activate_backward<T, relu>(of, begin, end);
+    if (of.which == gelu) return activate_backward<T, gelu>(of, begin, end);
+    if (of.which == gelu_tanh) return activate_backward<T, gelu_tanh>(of, begin, end);
+    activate_backward<T, silu>(of, begin, end);
+  } else {
+    const bool gated = of.up.data != nullptr;
+    for (Index i = begin; i < end; ++i) {
+      for (Index n = 0; n < of.F; ++n) {
+        const T dy = of.dy(i, n);
+        const ValueAndSlope<T> f(of.which, of.x(i, n), gated);
+        const T through = gated ? T(dy * of.up(i, n)) : dy;
+        const bool idle = dy == T(0);
+        if (gated) of.d_up(i, n) = idle ? T(0) : T(dy * f.value);
+        of.dx(i, n) = idle || f.slope == T(0) ? T(0) : T(through * f.slope);
+      }
+    }
   }
 }
 
@@ -8153,8 +9850,8 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
     count = n * (to - from) * width * (d + dv);
   }
   for (Index at = r; at < r + n; ++at) {
-    for (Index j = range.begin; rules.bias_count() != 0 && j < std::min(range.end, block.end);
-         ++j) {
+    for (Index j = range.begin;
+         rules.bias_count() != 0 && j < std::min<Index>(range.end, block.end); ++j) {
       T& s = buffers.p[at * row + j];
       if (mask.visible(at, j)) s = s + rules.bias(block.i0 + at, block.j0 + j);
     }
@@ -8192,7 +9889,7 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block, c
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
                            keys, buffers.factors + m * BackwardTile<T>::keys + c0);
       }
-      for (Index c = c0; c < std::min(c0 + together, block.end); c += columns) {
+      for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
         count += backward_panel<T>(head, block, r, n, c, q, d_o, drops ? buffers.factors : nullptr,
                                    buffers, mask);
       }
@@ -8347,10 +10044,6 @@ inline constexpr Kernels<T> table = {
     .softmax_rows = &softmax_rows<T>,
     .softmax_backward_rows = &softmax_backward_rows<T>,
     .drop_rows = &drop_rows<T>,
-    .add_row = &add_row<T>,
-    .cross_entropy_rows = &cross_entropy_rows<T>,
-    .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
-    .rotate_rows = &rotate_rows<T>,
     .attention_forward_scratch = &attention_forward_scratch<T>,
     .attention_backward_scratch = &attention_backward_scratch<T>,
     .score_head = &score_head<T>,
@@ -8364,6 +10057,25 @@ inline constexpr Kernels<T> table = {
     .flash_backward_tile = &flash_backward_tile<T>,
     .flash_backward_end = &flash_backward_end<T>,
     .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
+};
+
+template <Scalar T>
+inline constexpr ModelKernels<T> model_table = {
+    .combine_rows = &combine_rows<T>,
+    .combine_columns = &combine_columns<T>,
+    .activation_rows = &activation_rows<T>,
+    .activation_backward_rows = &activation_backward_rows<T>,
+    .rms_norm_rows = &rms_norm_rows<T>,
+    .rms_norm_backward_rows = &rms_norm_backward_rows<T>,
+    .rms_norm_columns = &rms_norm_columns<T>,
+    .add_row = &add_row<T>,
+    .cross_entropy_rows = &cross_entropy_rows<T>,
+    .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
+    .rotate_rows = &rotate_rows<T>,
+    .adamw = &adamw<T>,
+    .sgd = &sgd<T>,
+    .scale_elements = &scale_elements<T>,
+    .sum_of_squares = &sum_of_squares<T>,
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -8604,6 +10316,89 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/tails.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector leading(
+    const typename Simd<T>::Vector& x) {
+  using S = Simd<T>;
+  using Bits = typename S::Bits;
+  constexpr Bits mask = static_cast<Bits>(~Bits{0}) << Exp2Constants<T>::low_bits;
+  return __builtin_bit_cast(typename S::Vector,
+                            __builtin_bit_cast(typename S::BitVector, x) & mask);
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
+    const typename Simd<T>::Vector& x, T bound) {
+  using S = Simd<T>;
+  using Bits = typename S::Bits;
+  constexpr Bits sign = Bits{1} << (8 * sizeof(T) - 1);
+  const auto below =
+      __builtin_bit_cast(typename S::Vector, __builtin_bit_cast(typename S::BitVector, x) | sign);
+  return S::greater(below, S::broadcast(-bound));
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
+    const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+  using Vector = typename S::Vector;
+  const Vector whole = high * C::log2e_high;
+  const Vector part = S::fma(low, S::broadcast(std::numbers::log2e_v<T>), high * C::log2e_low);
+  const Vector shifted = (whole + part) + C::shift;
+  const Vector n = shifted - C::shift;
+  const Vector f = (whole - n) + part;
+#if HEADWISE_ISA_BYTES == 64
+  if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(
+        Vector,
+        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                               __builtin_bit_cast(__m512, n)));
+  } else {
+    return __builtin_bit_cast(
+        Vector,
+        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                               __builtin_bit_cast(__m512d, n)));
+  }
+#else
+  using BitVector = typename S::BitVector;
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
+    const typename Simd<T>::Vector& x) {
+  const auto high = leading<T>(x);
+  return power_of_e<T>(high, x - high);
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
+    const typename Simd<T>::Vector& x) {
+  const auto high = leading<T>(x);
+  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_tail(
+    const typename Simd<T>::Vector& x) {
+  using C = NormalConstants<T>;
+  return polynomial<T>(C::over, -x) / polynomial<T>(C::under, -x);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/kernels/tile.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -9094,6 +10889,23 @@ template <class T>
 }
 
 template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+template <class T>
 struct RowPieces {
   Index N;
 
@@ -9241,6 +11053,101 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/elementwise.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class Use>
+HEADWISE_INLINE void with_combination(Combination how, const T& alpha, Use&& use) {
+  using S = Simd<T>;
+  using V = typename S::Vector;
+  switch (how) {
+    case Combination::first:
+      return use([&](const V& a, const V&) HEADWISE_ALWAYS_INLINE { return a; });
+    case Combination::sum:
+      return use([&](const V& a, const V& b) HEADWISE_ALWAYS_INLINE { return a + b; });
+    case Combination::difference:
+      return use([&](const V& a, const V& b) HEADWISE_ALWAYS_INLINE { return a - b; });
+    case Combination::product:
+      return use([&](const V& a, const V& b) HEADWISE_ALWAYS_INLINE { return a * b; });
+    case Combination::quotient:
+      return use([&](const V& a, const V& b) HEADWISE_ALWAYS_INLINE { return a / b; });
+    case Combination::scaled: {
+      const V factor = S::broadcast(alpha);
+      return use([&](const V& a, const V&) HEADWISE_ALWAYS_INLINE { return a * factor; });
+    }
+    case Combination::gradient_product:
+      return use([&](const V& d, const V& b) HEADWISE_ALWAYS_INLINE {
+        return S::select(d == S::zero(), S::zero(), d * b);
+      });
+    case Combination::gradient_quotient:
+      return use([&](const V& d, const V& b) HEADWISE_ALWAYS_INLINE {
+        return S::select(d == S::zero(), S::zero(), d / b);
+      });
+    case Combination::negative_gradient_product:
+      return use([&](const V& d, const V& b) HEADWISE_ALWAYS_INLINE {
+        return S::select(d == S::zero(), S::zero(), S::zero() - d * b);
+      });
+  }
+}
+
+template <Scalar T>
+void combine_rows(Combination how, const CombinedRows<T>& of, Index begin, Index end) {
+  with_combination<T>(how, of.alpha, [&](const auto& f) HEADWISE_ALWAYS_INLINE {
+    Piece<T> copied_a, copied_b, result;
+    const RowPieces<T> pieces{of.N};
+    for (Index i = begin; i < end; ++i) {
+      const Row<const T> a = row(of.a, i), b = row(of.b, i);
+      const Row<T> y = row(of.y, i);
+      if constexpr (simd::vectorised<T>) {
+        each_piece(pieces, [&](Index n) HEADWISE_ALWAYS_INLINE {
+          const T* in_a = pieces.read(a, n, T(0), copied_a);
+          const T* in_b = pieces.read(b, n, T(1), copied_b);
+          T* out = pieces.write(y, n, result);
+          each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+            Simd<T>::store(f(Simd<T>::load(in_a + at), Simd<T>::load(in_b + at)), out + at);
+          });
+          pieces.written(out, y, n, result);
+        });
+      } else {
+        for (Index n = 0; n < of.N; ++n) y[n] = f(a[n], b[n]);
+      }
+    }
+  });
+}
+
+template <Scalar T>
+void combine_columns(Combination how, const CombinedRows<T>& of, Index rows, Index begin, Index end,
+                     Row<T> to) {
+  with_combination<T>(how, of.alpha, [&](const auto& f) HEADWISE_ALWAYS_INLINE {
+    if constexpr (simd::vectorised<T>) {
+      Piece<T> copied_a, copied_b;
+      const auto terms = [&](Index i, RowPieces<T> pieces, Index n, auto&& add)
+                             HEADWISE_ALWAYS_INLINE {
+                               const T* in_a = pieces.read(row(of.a, i), n, T(0), copied_a);
+                               const T* in_b = pieces.read(row(of.b, i), n, T(1), copied_b);
+                               prefetch_piece<0>(of.a, rows, end, i + rows_of_chain, n);
+                               prefetch_piece<0>(of.b, rows, end, i + rows_of_chain, n);
+                               each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+                                 add(v, f(Simd<T>::load(in_a + at), Simd<T>::load(in_b + at)));
+                               });
+                             };
+      add_columns<T, 1>(rows, begin, end, terms, {to});
+    } else {
+      const auto term = [&](Index i, Index n) -> T {
+        return f(of.a(i, begin + n), of.b(i, begin + n));
+      };
+      add_column_sums(rows, end - begin, term, &to[begin], to.step);
+    }
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/layer_norm.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -9248,17 +11155,11 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
+T mean_square(Row<const T> x, Index D, T mean) {
   using S = Simd<T>;
   const RowPieces<T> row{D};
   Piece<T> copy;
-  Chains<T> sum, squares;
-  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, T(0), copy);
-    each_vector<T>([&](auto v, Index at)
-                       HEADWISE_ALWAYS_INLINE { sum.sums[v] = sum.sums[v] + S::load(in + at); });
-  });
-  const T mean = sum.total() / T(D);
+  Chains<T> squares;
   const auto means = S::broadcast(mean);
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
     const T* in = row.read(x, n, mean, copy);
@@ -9267,7 +11168,22 @@ RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
       squares.sums[v] = S::fma(centred, centred, squares.sums[v]);
     });
   });
-  return {mean, T(1) / std::sqrt(squares.total() / T(D) + epsilon)};
+  return squares.total() / T(D);
+}
+
+template <class T>
+RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
+  using S = Simd<T>;
+  const RowPieces<T> row{D};
+  Piece<T> copy;
+  Chains<T> sum;
+  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, T(0), copy);
+    each_vector<T>([&](auto v, Index at)
+                       HEADWISE_ALWAYS_INLINE { sum.sums[v] = sum.sums[v] + S::load(in + at); });
+  });
+  const T mean = sum.total() / T(D);
+  return {mean, T(1) / std::sqrt(mean_square<T>(x, D, mean) + epsilon)};
 }
 
 template <class T>
@@ -9315,7 +11231,7 @@ void layer_norm_rows(const LayerNormRows<T>& of, Index begin, Index end) {
   }
 }
 
-template <class T>
+template <class T, bool centred>
 void normalise_backward(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> moments,
                         Row<const T> gamma, Row<T> dx) {
   using S = Simd<T>;
@@ -9343,7 +11259,7 @@ void normalise_backward(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> 
                 });
   });
   const bool idle = !any_lane<T>(any);
-  const auto mean_g = S::broadcast(of_g.total() / T(D));
+  const auto mean_g = S::broadcast(centred ? of_g.total() / T(D) : T(0));
   const auto mean_g_xhat = S::broadcast(of_g_xhat.total() / T(D));
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
     T* out = row.write(dx, n, result);
@@ -9362,31 +11278,37 @@ void layer_norm_backward_rows(const LayerNormBackwardRows<T>& of, Index begin, I
     const auto dy = row(of.dy, n), x = row(of.x, n);
     const RowMoments<T> moments{of.mean[n], of.rstd[n]};
     if constexpr (simd::vectorised<T>) {
-      normalise_backward<T>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
+      normalise_backward<T, true>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
     } else {
       layer_norm_backward_row<T>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
     }
   }
 }
 
+template <class T>
+void norm_columns(const LayerNormBackwardRows<T>& of, Index begin, Index end) {
+  using S = Simd<T>;
+  Piece<T> copied_dy, copied_x;
+  const auto terms = [&](Index i, RowPieces<T> row, Index n, auto&& add) HEADWISE_ALWAYS_INLINE {
+    const T* dy = row.read(kernels::row(of.dy, i), n, T(0), copied_dy);
+    const T* x = row.read(kernels::row(of.x, i), n, T(0), copied_x);
+    prefetch_piece<0>(of.dy, of.N, end, i + rows_of_chain, n);
+    prefetch_piece<0>(of.x, of.N, end, i + rows_of_chain, n);
+    const auto mean = S::broadcast(of.mean.data == nullptr ? T(0) : of.mean[i]);
+    const auto rstd = S::broadcast(of.rstd[i]);
+    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto d = S::load(dy + at);
+      const auto flow = d * ((S::load(x + at) - mean) * rstd);
+      add(v, S::select(d == S::zero(), S::zero(), flow), d);
+    });
+  };
+  add_columns<T, 2>(of.N, begin, end, terms, {of.dgamma, of.dbeta});
+}
+
 template <Scalar T>
 void layer_norm_columns(const LayerNormBackwardRows<T>& of, Index begin, Index end) {
   if constexpr (simd::vectorised<T>) {
-    using S = Simd<T>;
-    Piece<T> copied_dy, copied_x;
-    const auto terms = [&](Index i, RowPieces<T> row, Index n, auto&& add) HEADWISE_ALWAYS_INLINE {
-      const T* dy = row.read(kernels::row(of.dy, i), n, T(0), copied_dy);
-      const T* x = row.read(kernels::row(of.x, i), n, T(0), copied_x);
-      prefetch_piece<0>(of.dy, of.N, end, i + rows_of_chain, n);
-      prefetch_piece<0>(of.x, of.N, end, i + rows_of_chain, n);
-      const auto mean = S::broadcast(of.mean[i]), rstd = S::broadcast(of.rstd[i]);
-      each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-        const auto d = S::load(dy + at);
-        const auto flow = d * ((S::load(x + at) - mean) * rstd);
-        add(v, S::select(d == S::zero(), S::zero(), flow), d);
-      });
-    };
-    add_columns<T, 2>(of.N, begin, end, terms, {of.dgamma, of.dbeta});
+    norm_columns<T>(of, begin, end);
   } else {
     const auto flow = [&](Index i, Index n) {
       const T dy = of.dy(i, begin + n);
@@ -9400,6 +11322,57 @@ void layer_norm_columns(const LayerNormBackwardRows<T>& of, Index begin, Index e
     if (dbeta.data != nullptr) {
       add_column_sums(of.N, end - begin, plain, &dbeta[begin], dbeta.step);
     }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/rms_norm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+void rms_norm_rows(const LayerNormRows<T>& of, Index begin, Index end) {
+  for (Index n = begin; n < end; ++n) {
+    const auto x = row(of.x, n);
+    T rstd = T(0);  // of an empty row
+    if constexpr (simd::vectorised<T>) {
+      if (of.D != 0) rstd = T(1) / std::sqrt(mean_square<T>(x, of.D, T(0)) + of.epsilon);
+      normalise<T>(x, of.D, {T(0), rstd}, of.gamma, {nullptr, 0}, row(of.y, n));
+    } else {
+      if (of.D != 0) rstd = root_mean_square<T>(x, of.D, of.epsilon);
+      rms_norm_row<T>(x, of.D, rstd, of.gamma, row(of.y, n));
+    }
+    if (of.rstd.data != nullptr) of.rstd[n] = rstd;
+  }
+}
+
+template <Scalar T>
+void rms_norm_backward_rows(const LayerNormBackwardRows<T>& of, Index begin, Index end) {
+  for (Index n = begin; n < end; ++n) {
+    const auto dy = row(of.dy, n), x = row(of.x, n);
+    if constexpr (simd::vectorised<T>) {
+      normalise_backward<T, false>(dy, x, of.D, {T(0), of.rstd[n]}, of.gamma, row(of.dx, n));
+    } else {
+      rms_norm_backward_row<T>(dy, x, of.D, of.rstd[n], of.gamma, row(of.dx, n));
+    }
+  }
+}
+
+template <Scalar T>
+void rms_norm_columns(const LayerNormBackwardRows<T>& of, Index begin, Index end) {
+  if constexpr (simd::vectorised<T>) {
+    norm_columns<T>(of, begin, end);
+  } else {
+    const auto flow = [&](Index i, Index n) {
+      const T dy = of.dy(i, begin + n);
+      return dy == T(0) ? T(0) : T(dy * (of.x(i, begin + n) * of.rstd[i]));
+    };
+    add_column_sums(of.N, end - begin, flow, &of.dgamma[begin], of.dgamma.step);
   }
 }
 
@@ -9791,27 +11764,54 @@ HEADWISE_INLINE void each_vector_but_target(Index count, Index target, F&& f) {
 }
 
 template <class T>
+HEADWISE_INLINE T greatest_lane(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
+    if constexpr (half != 0) {
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        x = S::greater(x, __builtin_shufflevector(x, x, (n ^ half)...));
+      }
+      (std::make_integer_sequence<int, S::width>());
+    }
+  };
+  with(std::integral_constant<int, S::width / 2>{});
+  with(std::integral_constant<int, S::width / 4>{});
+  with(std::integral_constant<int, S::width / 8>{});
+  with(std::integral_constant<int, S::width / 16>{});
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  return lanes[0];
+}
+
+template <class T>
 T greatest_logit(Row<const T> x, Index V) {
   using S = Simd<T>;
+  constexpr T least = std::numeric_limits<T>::lowest();
   const RowPieces<T> row{V};
   Piece<T> copy;
-  T lanes[std::size_t{S::width}];
-  const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
+  const auto lowest = S::broadcast(least);
   typename S::Vector most[] = {lowest, lowest, lowest, lowest};
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, std::numeric_limits<T>::lowest(), copy);
-    each_vector<T>([&](auto v, Index at)
-                       HEADWISE_ALWAYS_INLINE { most[v] = S::greater(most[v], S::load(in + at)); });
+    const Index count = row.count(n);
+    if (count == Piece<T>::size) {
+      const T* in = row.read(x, n, least, copy);
+      each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+        most[v] = S::greater(most[v], S::load(in + at));
+      });
+      return;
+    }
+    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+      if (at >= count) return;
+      most[v] = S::greater(most[v], load_lanes<T>({&x[n + at], x.step}, count - at, least));
+    });
   });
-  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
-  T greatest = lanes[0];
-  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
-  return greatest;
+  return greatest_lane<T>(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 template <class T>
 CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
   using S = Simd<T>;
+  using Vector = typename S::Vector;
   const RowPieces<T> row{V};
   const T most = greatest_logit<T>(x, V);
   const auto greatest = S::broadcast(most);
@@ -9819,23 +11819,24 @@ CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
   Piece<T> copy, weights;
   Chains<T> sums, totals;
   T of_target = T(0);
-  const auto weights_at = [&](const T* in) HEADWISE_ALWAYS_INLINE {
-    return simd::HEADWISE_ISA::weight_of<T>((S::load(in) - greatest) * unit);
+  const auto weight_at = [&](const Vector& in) HEADWISE_ALWAYS_INLINE {
+    return simd::HEADWISE_ISA::weight_of<T>((in - greatest) * unit);
   };
   const auto add = [&](Index n, bool whole, Index at_target) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, most, copy);
     if (whole) {
+      const T* in = row.read(x, n, most, copy);
       each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-        sums.sums[v] = sums.sums[v] + weights_at(in + at);
+        sums.sums[v] = sums.sums[v] + weight_at(S::load(in + at));
       });
       return;
     }
-    each_vector_but_target<T>(row.count(n), at_target,
-                              [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
-                                const auto weight = weights_at(in + at);
-                                S::store(weight, weights.data + at);
-                                sums.sums[v] = sums.sums[v] + counts(weight);
-                              });
+    const Index count = row.count(n);
+    each_vector_but_target<T>(
+        count, at_target, [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
+          const auto weight = weight_at(load_lanes<T>({&x[n + at], x.step}, count - at, most));
+          S::store(weight, weights.data + at);
+          sums.sums[v] = sums.sums[v] + counts(weight);
+        });
     if (at_target >= 0) of_target = weights.data[at_target];
   };
   each_piece_but_target<T>(row, target, sums, totals, add);
@@ -9845,35 +11846,37 @@ CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
 template <class T>
 void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T factor, Row<T> dx) {
   using S = Simd<T>;
+  using Vector = typename S::Vector;
   const RowPieces<T> row{V};
   const auto centre = S::broadcast(lse), by = S::broadcast(factor);
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   Piece<T> copy, result, weights;
   Chains<T> sums, totals;
   T of_target = T(0);
-  const auto weights_at = [&](const T* in) HEADWISE_ALWAYS_INLINE {
-    return simd::HEADWISE_ISA::weight_of<T>((S::load(in) - centre) * unit);
+  const auto weight_at = [&](const Vector& in) HEADWISE_ALWAYS_INLINE {
+    return simd::HEADWISE_ISA::weight_of<T>((in - centre) * unit);
   };
   const auto flow = [&](Index n, bool whole, Index at_target) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, lse, copy);
-    T* out = row.write(dx, n, result);
     if (whole) {
+      const T* in = row.read(x, n, lse, copy);
+      T* out = row.write(dx, n, result);
       each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-        const auto p = weights_at(in + at);
+        const auto p = weight_at(S::load(in + at));
         S::store(by * p, out + at);
         sums.sums[v] = sums.sums[v] + p;
       });
-    } else {
-      each_vector_but_target<T>(row.count(n), at_target,
-                                [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
-                                  const auto p = weights_at(in + at);
-                                  S::store(p, weights.data + at);
-                                  S::store(by * p, out + at);
-                                  sums.sums[v] = sums.sums[v] + counts(p);
-                                });
-      if (at_target >= 0) of_target = weights.data[at_target];
+      row.written(out, dx, n, result);
+      return;
     }
-    row.written(out, dx, n, result);
+    const Index count = row.count(n);
+    each_vector_but_target<T>(
+        count, at_target, [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
+          const auto p = weight_at(load_lanes<T>({&x[n + at], x.step}, count - at, lse));
+          S::store(p, weights.data + at);
+          store_lanes<T>(by * p, {&dx[n + at], dx.step}, count - at);
+          sums.sums[v] = sums.sums[v] + counts(p);
+        });
+    if (at_target >= 0) of_target = weights.data[at_target];
   };
   each_piece_but_target<T>(row, target, sums, totals, flow);
   dx[target] = T(0) - factor * (totals.total() + T(0) * of_target);
@@ -9922,23 +11925,6 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count) {
-  using S = Simd<T>;
-  if (x.step == 1 && count == S::width) return S::load(x.data);
-  T lanes[std::size_t{S::width}] = {};
-  for (Index n = 0; n < count; ++n) lanes[n] = x[n];
-  return S::load(lanes);
-}
-template <class T>
-HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> to, Index count) {
-  using S = Simd<T>;
-  if (to.step == 1 && count == S::width) return S::store(x, to.data);
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  for (Index n = 0; n < count; ++n) to[n] = lanes[n];
-}
-
-template <class T>
 HEADWISE_INLINE void load_neighbours(const T* from, typename Simd<T>::Vector& first,
                                      typename Simd<T>::Vector& second) {
   constexpr int width = Simd<T>::width;
@@ -9983,16 +11969,16 @@ void rotate_row(const RotaryRows<T>& of, Row<const T> cosines, Row<const T> sine
   const bool neighbours = of.interleaved && x.step == 1 && y.step == 1;
   for (Index t = 0; t < pairs; t += S::width) {
     const Index count = std::min<Index>(S::width, pairs - t);
-    const auto c = load_lanes<T>({&cosines[t], cosines.step}, count);
-    auto s = load_lanes<T>({&sines[t], sines.step}, count);
+    const auto c = load_lanes<T>({&cosines[t], cosines.step}, count, T(0));
+    auto s = load_lanes<T>({&sines[t], sines.step}, count, T(0));
     if (of.transposed) s = S::zero() - s;
     const bool parted = neighbours && count == S::width;
     typename S::Vector a, b;
     if (parted) {
       load_neighbours<T>(x.data + 2 * t, a, b);
     } else {
-      a = load_lanes<T>(from.first_from(t), count);
-      b = load_lanes<T>(from.second_from(t), count);
+      a = load_lanes<T>(from.first_from(t), count, T(0));
+      b = load_lanes<T>(from.second_from(t), count, T(0));
     }
     const auto first = S::fma(a, c, S::zero() - b * s), second = S::fma(a, s, b * c);
     if (parted) {
@@ -10024,6 +12010,332 @@ void rotate_rows(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index 
     }
     if (from.data == to.data) continue;
     for (Index n = of.width; n < of.d; ++n) to[n] = from[n];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/optimizer.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector square_root(const typename Simd<T>::Vector& x) {
+  using Vector [[maybe_unused]] = typename Simd<T>::Vector;
+  if constexpr (!simd::vectorised<T>) {
+    using std::sqrt;
+    return sqrt(x);
+#if HEADWISE_ISA_BYTES == 64
+  } else if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(Vector, _mm512_maskz_sqrt_ps(0xFFFF, __builtin_bit_cast(__m512, x)));
+  } else {
+    return __builtin_bit_cast(Vector, _mm512_maskz_sqrt_pd(0xFF, __builtin_bit_cast(__m512d, x)));
+#elif HEADWISE_ISA_BYTES == 32
+  } else if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(Vector, _mm256_sqrt_ps(__builtin_bit_cast(__m256, x)));
+  } else {
+    return __builtin_bit_cast(Vector, _mm256_sqrt_pd(__builtin_bit_cast(__m256d, x)));
+#else
+  } else {
+    T lanes[std::size_t{Simd<T>::width}];
+    Simd<T>::store(x, lanes);
+    for (T& lane : lanes) lane = std::sqrt(lane);
+    return Simd<T>::load(lanes);
+#endif
+  }
+}
+
+template <Scalar T, class F, class... To>
+HEADWISE_INLINE void each_whole_vector(Index n, const F& f, const T* from, To*... to) {
+  constexpr Index width = Simd<T>::width;
+  Index i = 0;
+  for (; i + width <= n; i += width) f(from + i, (to + i)...);
+  if constexpr (width > 1) {
+    if (i == n) return;
+    T read[std::size_t{width}] = {}, written[sizeof...(to)][std::size_t{width}] = {};
+    const std::size_t bytes = static_cast<std::size_t>(n - i) * sizeof(T);
+    std::memcpy(read, from + i, bytes);
+    [&]<std::size_t... k>(std::index_sequence<k...>) HEADWISE_ALWAYS_INLINE {
+      (std::memcpy(written[k], to + i, bytes), ...);
+      f(read, written[k]...);
+      (std::memcpy(to + i, written[k], bytes), ...);
+    }
+    (std::index_sequence_for<To...>());
+  }
+}
+
+template <Scalar T>
+void adamw(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n) {
+  using S = Simd<T>;
+  const auto scale = S::broadcast(step.gradient_scale), keep = S::broadcast(step.keep);
+  const auto new_m = S::broadcast(step.one_minus_beta1), rest = S::broadcast(step.rest_of_m);
+  const auto beta2 = S::broadcast(step.beta2), new_v = S::broadcast(step.one_minus_beta2);
+  const auto correction = S::broadcast(step.root_correction);
+  const auto epsilon = S::broadcast(step.epsilon), minus_step = S::broadcast(step.minus_step);
+  const auto update = [&](const T* g_at, T* p_at, T* m_at, T* v_at) HEADWISE_ALWAYS_INLINE {
+    const auto gradient = S::load(g_at) * scale;
+    const auto old_m = S::load(m_at);
+    const auto way = gradient - old_m;
+    const auto m_now = step.near_gradient ? gradient - way * rest : old_m + new_m * way;
+    const auto v_now = S::load(v_at) * beta2 + new_v * gradient * gradient;
+    const auto root = square_root<T>(v_now) / correction + epsilon;
+    S::store(S::load(p_at) * keep + minus_step * m_now / root, p_at);
+    S::store(m_now, m_at);
+    S::store(v_now, v_at);
+  };
+  each_whole_vector(n, update, g, p, m, v);
+}
+
+template <Scalar T>
+void sgd(const SgdStep<T>& step, T* p, const T* g, T* u, Index n) {
+  using S = Simd<T>;
+  const auto scale = S::broadcast(step.gradient_scale), decay = S::broadcast(step.weight_decay);
+  const auto momentum = S::broadcast(step.momentum);
+  const auto fresh = S::broadcast(step.one_minus_dampening);
+  const auto minus_rate = S::broadcast(step.minus_rate);
+  const auto gradient_of = [&](const T* p_at, const T* g_at) HEADWISE_ALWAYS_INLINE {
+    const auto gradient = S::load(g_at) * scale;
+    return step.decays ? gradient + decay * S::load(p_at) : gradient;
+  };
+  if (u == nullptr) {
+    const auto update = [&](const T* g_at, T* p_at) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(p_at) + minus_rate * gradient_of(p_at, g_at), p_at);
+    };
+    return each_whole_vector(n, update, g, p);
+  }
+  const auto update = [&](const T* g_at, T* p_at, T* u_at) HEADWISE_ALWAYS_INLINE {
+    const auto gradient = gradient_of(p_at, g_at);
+    const auto velocity = step.first ? gradient : S::load(u_at) * momentum + fresh * gradient;
+    const auto by = step.nesterov ? gradient + momentum * velocity : velocity;
+    S::store(S::load(p_at) + minus_rate * by, p_at);
+    S::store(velocity, u_at);
+  };
+  each_whole_vector(n, update, g, p, u);
+}
+
+template <Scalar T>
+void scale_elements(T factor, T* x, Index n) {
+  using S = Simd<T>;
+  const auto by = S::broadcast(factor);
+  const auto update = [&](const T* from, T* to)
+                          HEADWISE_ALWAYS_INLINE { S::store(S::load(from) * by, to); };
+  each_whole_vector(n, update, static_cast<const T*>(x), x);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<SumOf<T>>::Vector widened(const T* from) {
+  using Vector [[maybe_unused]] = typename Simd<SumOf<T>>::Vector;
+  if constexpr (std::same_as<T, SumOf<T>>) {
+    return Simd<T>::load(from);
+  } else {
+    typedef float Half __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+    Half half;
+    std::memcpy(&half, from, sizeof half);
+#if HEADWISE_ISA_BYTES == 64
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_cvtps_pd(0xFF, __builtin_bit_cast(__m256, half)));
+#elif HEADWISE_ISA_BYTES == 32
+    return __builtin_bit_cast(Vector, _mm256_cvtps_pd(__builtin_bit_cast(__m128, half)));
+#else
+    return __builtin_convertvector(half, Vector);
+#endif
+  }
+}
+
+template <Scalar T>
+SumOf<T> sum_of_squares(const T* x, Index n) {
+  using S = Simd<SumOf<T>>;
+  constexpr Index together = Piece<SumOf<T>>::size;
+  if constexpr (S::width == 1) {
+    SumOf<T> sum = T(0);
+    for (Index i = 0; i < n; ++i) sum = sum + x[i] * x[i];
+    return sum;
+  } else {
+    Chains<SumOf<T>> chains;
+    T copy[std::size_t{together}] = {};
+    for (Index i = 0; i < n; i += together) {
+      const T* from = x + i;
+      if (i + together > n) {
+        std::memcpy(copy, from, static_cast<std::size_t>(n - i) * sizeof(T));
+        from = copy;
+      }
+      each_vector<SumOf<T>>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+        const auto y = widened<T>(from + at);
+        chains.sums[v] = S::fma(y, y, chains.sums[v]);
+      });
+    }
+    return chains.total();
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/activation.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, Activation which>
+struct Shares {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using Logistic = simd::LogisticConstants<T>;
+  static constexpr T bound = which == Activation::gelu   ? simd::NormalConstants<T>::bound
+                             : which == Activation::silu ? Logistic::bound
+                                                         : Logistic::tanh_bound;
+  typename S::IntVector negative;
+  Vector below;  // -|x|, at least -bound
+  Vector share, density;
+
+  HEADWISE_INLINE explicit Shares(const Vector& x)
+      : negative(x < S::zero()), below(simd::HEADWISE_ISA::below_zero<T>(x, bound)) {
+    if constexpr (which == Activation::gelu) {
+      const Vector power = simd::HEADWISE_ISA::normal_power<T>(below);
+      const Vector tail = power * simd::HEADWISE_ISA::normal_tail<T>(below);
+      share = S::select(negative, tail, T(1) - tail);
+      constexpr T peak = static_cast<T>(0.39894228040143267793994605993438187L);  // 1 / sqrt(2 pi)
+      density = power * peak;
+    } else if constexpr (which == Activation::silu) {
+      logistic(below);
+    } else {
+      constexpr T linear = static_cast<T>(GeluTanh::linear),
+                  cubic = static_cast<T>(GeluTanh::cubic);
+      const Vector square = below * below;
+      logistic(below * S::fma(square, S::broadcast(cubic), S::broadcast(linear)));
+      density = density * S::fma(square, S::broadcast(3 * cubic), S::broadcast(linear));
+    }
+  }
+  HEADWISE_INLINE Vector value(const Vector& x) const {
+    return S::select(negative, below, x) * share;
+  }
+  HEADWISE_INLINE Vector slope() const {
+    return S::fma(S::select(negative, below, -below), density, share);
+  }
+
+ private:
+  HEADWISE_INLINE void logistic(const Vector& z) {  // <= 0
+    const Vector power = simd::HEADWISE_ISA::power_of_e<T>(z);
+    const Vector most = T(1) / (T(1) + power), least = power * most;
+    share = S::select(negative, least, most);
+    density = least * most;
+  }
+};
+
+template <class T>
+struct Shares<T, Activation::relu> {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  Vector x;
+
+  HEADWISE_INLINE explicit Shares(const Vector& of) : x(of) {}
+  HEADWISE_INLINE Vector value(const Vector&) const {
+    return S::select(x < S::zero(), S::zero(), x);
+  }
+  HEADWISE_INLINE Vector slope() const {
+    return S::select(x <= S::zero(), S::zero(), S::broadcast(T(1)));
+  }
+};
+
+template <class T, Activation which>
+void activate(const ActivationRows<T>& of, Index begin, Index end) {
+  using S = Simd<T>;
+  const RowPieces<T> pieces{of.F};
+  Piece<T> copied_x, copied_up, result;
+  for (Index i = begin; i < end; ++i) {
+    const auto x = row(of.x, i), up = row(of.up, i);
+    const auto y = row(of.y, i);
+    each_piece(pieces, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      const T* in = pieces.read(x, n, T(0), copied_x);
+      const T* by = of.up.data == nullptr ? nullptr : pieces.read(up, n, T(0), copied_up);
+      T* out = pieces.write(y, n, result);
+      each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+        const auto value = S::load(in + at);
+        auto got = Shares<T, which>(value).value(value);
+        if (by != nullptr) got = got * S::load(by + at);
+        S::store(got, out + at);
+      });
+      pieces.written(out, y, n, result);
+    });
+  }
+}
+
+template <class T, Activation which>
+void activate_backward(const ActivationBackwardRows<T>& of, Index begin, Index end) {
+  using S = Simd<T>;
+  const RowPieces<T> pieces{of.F};
+  Piece<T> copied_dy, copied_x, copied_up, result, result_up;
+  for (Index i = begin; i < end; ++i) {
+    const auto dy = row(of.dy, i), x = row(of.x, i), up = row(of.up, i);
+    const auto dx = row(of.dx, i), d_up = row(of.d_up, i);
+    each_piece(pieces, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      const T* flow = pieces.read(dy, n, T(0), copied_dy);
+      const T* in = pieces.read(x, n, T(0), copied_x);
+      const T* by = of.up.data == nullptr ? nullptr : pieces.read(up, n, T(0), copied_up);
+      T* out = pieces.write(dx, n, result);
+      T* out_up = by == nullptr ? nullptr : pieces.write(d_up, n, result_up);
+      each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+        const auto d = S::load(flow + at), value = S::load(in + at);
+        const Shares<T, which> shares(value);
+        const auto slope = shares.slope();
+        const auto idle = d == S::zero();
+        auto through = d;
+        if (by != nullptr) {
+          through = d * S::load(by + at);
+          S::store(S::select(idle, S::zero(), d * shares.value(value)), out_up + at);
+        }
+        S::store(S::select(idle | (slope == S::zero()), S::zero(), through * slope), out + at);
+      });
+      pieces.written(out, dx, n, result);
+      if (by != nullptr) pieces.written(out_up, d_up, n, result_up);
+    });
+  }
+}
+
+template <Scalar T>
+void activation_rows(const ActivationRows<T>& of, Index begin, Index end) {
+  if constexpr (simd::vectorised<T>) {
+    using enum Activation;
+    if (of.which == relu) return activate<T, relu>(of, begin, end);
+    if (of.which == gelu) return activate<T, gelu>(of, begin, end);
+    if (of.which == gelu_tanh) return activate<T, gelu_tanh>(of, begin, end);
+    activate<T, silu>(of, begin, end);
+  } else {
+    for (Index i = begin; i < end; ++i) {
+      for (Index n = 0; n < of.F; ++n) {
+        const T value = activation_value<T>(of.which, of.x(i, n));
+        of.y(i, n) = of.up.data == nullptr ? value : T(value * of.up(i, n));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+void activation_backward_rows(const ActivationBackwardRows<T>& of, Index begin, Index end) {
+  if constexpr (simd::vectorised<T>) {
+    using enum Activation;
+    if (of.which == relu) return activate_backward<T, relu>(of, begin, end);
+    if (of.which == gelu) return activate_backward<T, gelu>(of, begin, end);
+    if (of.which == gelu_tanh) return activate_backward<T, gelu_tanh>(of, begin, end);
+    activate_backward<T, silu>(of, begin, end);
+  } else {
+    const bool gated = of.up.data != nullptr;
+    for (Index i = begin; i < end; ++i) {
+      for (Index n = 0; n < of.F; ++n) {
+        const T dy = of.dy(i, n);
+        const ValueAndSlope<T> f(of.which, of.x(i, n), gated);
+        const T through = gated ? T(dy * of.up(i, n)) : dy;
+        const bool idle = dy == T(0);
+        if (gated) of.d_up(i, n) = idle ? T(0) : T(dy * f.value);
+        of.dx(i, n) = idle || f.slope == T(0) ? T(0) : T(through * f.slope);
+      }
+    }
   }
 }
 
@@ -10776,8 +13088,8 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
     count = n * (to - from) * width * (d + dv);
   }
   for (Index at = r; at < r + n; ++at) {
-    for (Index j = range.begin; rules.bias_count() != 0 && j < std::min(range.end, block.end);
-         ++j) {
+    for (Index j = range.begin;
+         rules.bias_count() != 0 && j < std::min<Index>(range.end, block.end); ++j) {
       T& s = buffers.p[at * row + j];
       if (mask.visible(at, j)) s = s + rules.bias(block.i0 + at, block.j0 + j);
     }
@@ -10815,7 +13127,7 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block, c
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
                            keys, buffers.factors + m * BackwardTile<T>::keys + c0);
       }
-      for (Index c = c0; c < std::min(c0 + together, block.end); c += columns) {
+      for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
         count += backward_panel<T>(head, block, r, n, c, q, d_o, drops ? buffers.factors : nullptr,
                                    buffers, mask);
       }
@@ -10970,10 +13282,6 @@ inline constexpr Kernels<T> table = {
     .softmax_rows = &softmax_rows<T>,
     .softmax_backward_rows = &softmax_backward_rows<T>,
     .drop_rows = &drop_rows<T>,
-    .add_row = &add_row<T>,
-    .cross_entropy_rows = &cross_entropy_rows<T>,
-    .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
-    .rotate_rows = &rotate_rows<T>,
     .attention_forward_scratch = &attention_forward_scratch<T>,
     .attention_backward_scratch = &attention_backward_scratch<T>,
     .score_head = &score_head<T>,
@@ -10987,6 +13295,25 @@ inline constexpr Kernels<T> table = {
     .flash_backward_tile = &flash_backward_tile<T>,
     .flash_backward_end = &flash_backward_end<T>,
     .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
+};
+
+template <Scalar T>
+inline constexpr ModelKernels<T> model_table = {
+    .combine_rows = &combine_rows<T>,
+    .combine_columns = &combine_columns<T>,
+    .activation_rows = &activation_rows<T>,
+    .activation_backward_rows = &activation_backward_rows<T>,
+    .rms_norm_rows = &rms_norm_rows<T>,
+    .rms_norm_backward_rows = &rms_norm_backward_rows<T>,
+    .rms_norm_columns = &rms_norm_columns<T>,
+    .add_row = &add_row<T>,
+    .cross_entropy_rows = &cross_entropy_rows<T>,
+    .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
+    .rotate_rows = &rotate_rows<T>,
+    .adamw = &adamw<T>,
+    .sgd = &sgd<T>,
+    .scale_elements = &scale_elements<T>,
+    .sum_of_squares = &sum_of_squares<T>,
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -11010,15 +13337,33 @@ const Kernels<T>& kernels_of([[maybe_unused]] InstructionSet set) {
   return generic::table<T>;
 }
 
+/// What a model has around attention, likewise.
+template <Scalar T>
+const ModelKernels<T>& model_kernels_of([[maybe_unused]] InstructionSet set) {
+#if HEADWISE_CONFIG_VECTOR_KERNELS
+  if constexpr (simd::vectorised<T>) {
+    if (set == InstructionSet::avx512) return avx512::model_table<T>;
+    if (set == InstructionSet::avx2) return avx2::model_table<T>;
+  }
+#endif
+  return generic::model_table<T>;
+}
+
 #if HEADWISE_USES_COMPILED || defined(HEADWISE_EXTERN_KERNELS)
 extern template const Kernels<float>& kernels_of<float>(InstructionSet);
 extern template const Kernels<double>& kernels_of<double>(InstructionSet);
+extern template const ModelKernels<float>& model_kernels_of<float>(InstructionSet);
+extern template const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
 #endif
 
 /// Those of this process. Throws ArgumentError where HEADWISE_SIMD asks for what cannot be had.
 template <Scalar T>
 const Kernels<T>& kernels_here() {
   return kernels_of<T>(instruction_set());
+}
+template <Scalar T>
+const ModelKernels<T>& model_kernels_here() {
+  return model_kernels_of<T>(instruction_set());
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
@@ -11301,57 +13646,268 @@ inline void report_memory(std::ostream& out, std::string_view title, const Memor
 
 }  // namespace headwise::inline v0_1
 
-// headwise/nn/init.hpp
-// How weights start: normal numbers drawn by position, so that a seed means the same everywhere.
+// headwise/autograd/storage.hpp
+// What variables and nodes share: a value's elements, counted by who holds them, and a stack of
+// memory for what is recorded. Both belong to one thread.
 
-namespace headwise::inline v0_1 {
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// The standard deviation of a [in, out] weight at the start.
-enum class Init {
-  xavier_normal,  ///< sqrt(2 / (in + out)); Glorot and Bengio, 2010
-  he_normal,      ///< sqrt(2 / in); He et al., 2015, arXiv 1502.01852
+/// Elements of the tape's, which stand behind this head in one block of memory, or of the caller's.
+template <class T>
+struct Storage {
+  Index holders = 0;
+  Index version = 0;         // how often it has been written to since forward made it
+  const T* begin = nullptr;  // element 0
+  T* own = nullptr;          // the same; null where the elements are the caller's
+  Index count = 0;           // of own elements
+  std::pmr::memory_resource* memory = nullptr;
 };
 
-}  // namespace headwise::inline v0_1
+/// One of those who hold a storage: the last one gives the memory back.
+template <class T>
+class StorageRef {
+ public:
+  StorageRef() = default;
+  StorageRef(const StorageRef& other) : storage_(other.storage_) {
+    if (storage_ != nullptr) ++storage_->holders;
+  }
+  StorageRef(StorageRef&& other) noexcept : storage_(std::exchange(other.storage_, nullptr)) {}
+  StorageRef& operator=(StorageRef other) noexcept {
+    std::swap(storage_, other.storage_);
+    return *this;
+  }
+  ~StorageRef() {
+    if (storage_ == nullptr || --storage_->holders != 0) return;
+    std::pmr::memory_resource* const memory = storage_->memory;
+    const Index count = storage_->count;
+    if (storage_->own != nullptr) std::destroy_n(storage_->own, count);
+    std::destroy_at(storage_);
+    memory->deallocate(storage_, bytes_for(count), storage_alignment);
+  }
+
+  /// `count` elements without values. Throws std::bad_alloc.
+  static StorageRef make(Index count, std::pmr::memory_resource* memory) {
+    require(count <= (Index{1} << 48), "Tape", [&] {
+      return "elements of a value are " + std::to_string(count) + ", expected at most 2^48";
+    });
+    StorageRef ref = block(count, memory);
+    T* const own = reinterpret_cast<T*>(reinterpret_cast<std::byte*>(ref.storage_) + head);
+    std::uninitialized_default_construct_n(own, count);
+    ref.storage_->begin = ref.storage_->own = own;
+    ref.storage_->count = count;
+    return ref;
+  }
+  /// The elements of a view of the caller's. Throws std::bad_alloc.
+  static StorageRef refer_to(const T* begin, std::pmr::memory_resource* memory) {
+    StorageRef ref = block(0, memory);
+    ref.storage_->begin = begin;
+    return ref;
+  }
+
+  Storage<T>* operator->() const { return storage_; }
+  explicit operator bool() const { return storage_ != nullptr; }
+
+ private:
+  static constexpr std::size_t head = storage_alignment;
+  static_assert(sizeof(Storage<T>) <= head);
+
+  static std::size_t bytes_for(Index count) { return head + storage_bytes<T>(count); }
+  static StorageRef block(Index count, std::pmr::memory_resource* memory) {
+    StorageRef ref;
+    ref.storage_ = ::new (memory->allocate(bytes_for(count), storage_alignment)) Storage<T>;
+    ref.storage_->holders = 1;
+    ref.storage_->memory = memory;
+    return ref;
+  }
+
+  Storage<T>* storage_ = nullptr;
+};
+
+/// Memory that is handed out piece behind piece and taken back from the end, or all at once. Its
+/// blocks are kept until it is destroyed.
+class Stack {
+ public:
+  /// How much has been handed out.
+  struct Mark {
+    std::size_t block = 0, used = 0;
+  };
+
+  explicit Stack(std::pmr::memory_resource* memory) : memory_(memory), blocks_(memory) {}
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
+  ~Stack() {
+    for (const Block& block : blocks_) {
+      memory_->deallocate(block.begin, block.bytes, storage_alignment);
+    }
+  }
+
+  /// Room for an object. Throws std::bad_alloc.
+  template <class X>
+  void* room_for() {
+    static_assert(alignof(X) <= storage_alignment);
+    return take(sizeof(X));
+  }
+  Mark mark() const { return at_; }
+  /// Takes back what was handed out since.
+  void rewind(Mark mark) { at_ = mark; }
+
+ private:
+  struct Block {
+    std::byte* begin;
+    std::size_t bytes;
+  };
+  static constexpr std::size_t block_bytes = std::size_t{1} << 16;
+
+  void* take(std::size_t bytes) {
+    bytes = (bytes + storage_alignment - 1) / storage_alignment * storage_alignment;
+    while (at_.block < blocks_.size() && blocks_[at_.block].bytes - at_.used < bytes) {
+      at_ = {at_.block + 1, 0};
+    }
+    if (at_.block == blocks_.size()) {
+      if (blocks_.size() == blocks_.capacity()) blocks_.reserve(2 * blocks_.size() + 1);
+      const std::size_t size = bytes < block_bytes ? block_bytes : bytes;
+      void* const memory = memory_->allocate(size, storage_alignment);
+      blocks_.push_back({static_cast<std::byte*>(memory), size});
+    }
+    void* const room = blocks_[at_.block].begin + at_.used;
+    at_.used += bytes;
+    return room;
+  }
+
+  std::pmr::memory_resource* memory_;
+  std::pmr::vector<Block> blocks_;
+  Mark at_;
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/autograd/variable.hpp
+// A value of a tape: what functions of the tape take and give.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+template <class T>
+class TapeCore;
+
+inline constexpr Index no_node = -1;
+
+/// What a variable is without its rank: its tape, its place on it, its elements.
+template <class T>
+struct Handle {
+  TapeCore<T>* tape = nullptr;
+  Index node = no_node;  // none: no gradient flows here
+  Index step = 0;        // the tape's when it was made: another one follows each clear()
+  StorageRef<T> storage;
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// The standard deviation of a weight [in, out]; 0 for one without elements.
-inline double init_std(Init init, Index in, Index out) {
-  require(in >= 0, "init_std", [&] { return "in is " + std::to_string(in) + ", expected >= 0"; });
-  require(out >= 0, "init_std",
-          [&] { return "out is " + std::to_string(out) + ", expected >= 0"; });
-  const double fan = static_cast<double>(init == Init::he_normal ? in : in + out);
-  return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
-}
+/// A value on a Tape, or a view of one: a handle, cheap to copy, that keeps the elements alive.
+///
+/// The elements stay until neither a variable nor a node that needs them in backward holds them. It
+/// must not be used with its tape gone, or on another thread than the tape's.
+template <Scalar T, int R>
+class Variable {
+ public:
+  /// The type of an element.
+  using value_type = T;
+  /// The number of axes.
+  static constexpr int rank = R;
 
-/// Overwrites w with normal numbers of mean 0 and this standard deviation; `parameter` keeps those
-/// of one seed apart. Throws ShapeError or ArgumentError before anything is written.
-template <Scalar T>
-void init_normal(Out<T, 2> w, double std_deviation, std::uint64_t seed, std::uint32_t parameter) {
-  require_countable("init_normal", "w", w);
-  require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", [&] {
-    return "std_deviation is " + std::to_string(std_deviation) +
-           ", expected a finite number of 0 or more";
-  });
-  const auto key = philox_key(seed, 0x77000000u + parameter, 0);
-  for (Index i = 0; i < w.extent(0); ++i) {
-    for (Index o = 0; o < w.extent(1); ++o) {
-      const auto position = static_cast<std::uint64_t>(i * w.extent(1) + o);
-      w(i, o) = T(std_deviation * philox_normal(key, position));
-    }
-  }
-}
+  /// No variable: what stands for a bias that is not there.
+  Variable() = default;
+  /// Of a handle and a view of its elements; what makes variables is Tape.
+  Variable(const detail::Handle<T>& handle, const In<T, R>& value)
+      : handle_(handle), value_(value) {}
 
-/// Overwrites w [in, out] with normal numbers of init_std; `parameter` keeps those of one seed
-/// apart.
-template <Scalar T>
-void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
-  require_countable("init_weights", "w", w);
-  init_normal<T>(w, init_std(init, w.extent(0), w.extent(1)), seed, parameter);
-}
+  /// The elements, to be read. Valid as long as this variable is.
+  const In<T, R>& value() const { return value_; }
+  /// The extents of all axes.
+  const Shape<R>& shape() const { return value_.shape(); }
+  /// The extent of one axis.
+  Index extent(int axis) const { return value_.extent(axis); }
+  /// The number of elements.
+  Index size() const { return value_.size(); }
+  /// Whether this is `{}`.
+  bool absent() const { return handle_.tape == nullptr; }
+  /// Whether backward brings a gradient here.
+  bool has_gradient() const { return handle_.node != detail::no_node; }
+  /// The tape's own.
+  const detail::Handle<T>& handle() const { return handle_; }
+
+ private:
+  detail::Handle<T> handle_;
+  In<T, R> value_;
+};
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/node.hpp
+// What is recorded of a call, and where its gradient is put together.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+template <class T>
+class Pass;
+
+/// The name of a function of the tape, for messages.
+struct NodeName {
+  const char* text;
+};
+
+/// A value that backward reads, as forward left it.
+template <class T>
+struct SavedValue {
+  StorageRef<T> storage;
+  Index version;
+  SavedValue* next;
+};
+
+/// A part of a gradient that has been written.
+struct WrittenPart {
+  Footprint place;
+  WrittenPart* next;
+};
+
+/// A call that was recorded, or a leaf: a parameter, an input. It stands for its output's elements,
+/// of which any number of variables are views; they share its gradient.
+template <class T>
+struct Node {
+  const char* name = "";
+  void (*run)(void* closure, Pass<T>& pass) = nullptr;  // backward; null for a leaf
+  void (*destroy)(void* closure) = nullptr;
+  void* closure = nullptr;
+  SavedValue<T>* saved = nullptr;
+
+  Index count = 0;                // elements of the value, and of a gradient of the tape's
+  bool to_caller = false;         // its gradient is the caller's, and added to
+  T* callers = nullptr;           // that one's element 0
+  StorageRef<T> gradient;         // the tape's; none before it is first written to
+  WrittenPart* pieces = nullptr;  // of it, disjoint; what is behind `written` elements
+  Index written = 0;              // elements; all: there are no pieces any more
+  Index opened_by = 0;            // the pass that last opened a part of it for writing in place
+  bool reached = false;           // whether anything flows here
+  bool watched = false;           // whether the gradient is kept for the caller
+};
+
+/// What backward may be given for the gradient of an input.
+enum class Wanted {
+  always,        // memory to overwrite, also where nobody asks for the gradient
+  where_needed,  // memory to overwrite, or {}
+  added,         // the gradient itself to add to, or {}
+};
+
+/// Where the gradient of an input goes: a view of its node's.
+template <int R, Wanted wanted>
+struct Target {
+  Index node = no_node;
+  Index offset = 0;  // of its first element from the node's
+  Shape<R> shape, strides;
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/runtime/executor.hpp
 // How work is spread over threads. An operation cuts itself into tasks, by its shapes and the
@@ -12018,6 +14574,1353 @@ struct Context {
 
 }  // namespace headwise::inline v0_1
 
+// headwise/ops/rows.hpp
+// How work along rows and down columns is cut into tasks. No element depends on the cut.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Elements of a task along rows: some microseconds.
+inline constexpr Index elements_of_rows = 16384;
+
+/// run(begin, end) for parts of N rows of `width` elements.
+template <class F>
+void for_rows(const Context& context, Index N, Index width, const F& run) {
+  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, width));
+  const auto task = [&](Index t, Index) { run(t * rows, std::min<Index>(N, (t + 1) * rows)); };
+  context.executor.run((N + rows - 1) / rows, task);
+}
+
+/// run(begin, end) for parts of `columns` columns of N elements: as few as workers need, for a row
+/// is read in parts as wide as they are.
+template <class F>
+void for_columns(const Context& context, Index N, Index columns, const F& run) {
+  if (columns == 0) return;
+  constexpr Index together = 64;
+  const Index workers = context.executor.concurrency();
+  const Index most = std::max<Index>(1, N * columns / elements_of_rows);
+  const Index tasks = workers == 1 ? 1 : std::min<Index>(2 * workers, most);
+  const Index pieces = (columns + together - 1) / together;
+  const Index width = (pieces + tasks - 1) / tasks * together;
+  const auto task = [&](Index t, Index) {
+    run(t * width, std::min<Index>(columns, (t + 1) * width));
+  };
+  context.executor.run((columns + width - 1) / width, task);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/elementwise_rows.hpp
+// How element-by-element operations check their arguments and run their rows.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Checks y = f(a, b), where a and b are [N, M], or [1, M] for every row.
+template <class T>
+void require_combined(std::string_view function, const In<T, 2>& a, const In<T, 2>& b,
+                      const Out<T, 2>& y) {
+  require_countable(function, "a", a);
+  require_countable(function, "b", b);
+  const Index rows_a = a.extent(0), rows_b = b.extent(0), M = a.extent(1);
+  if (b.extent(1) != M || (rows_a != rows_b && rows_a != 1 && rows_b != 1)) {
+    raise<ShapeError>(std::string(function) + ": b is " + b.shape().format() +
+                      ", expected the shape of a " + a.shape().format() + ", or one row of it");
+  }
+  require_shape(function, "y", y, Shape{rows_a == 1 ? rows_b : rows_a, M}, "rows of a and b");
+  require_distinct(function, {"y", y});
+  require_same_or_apart(function, {"y", y}, {"a", a});
+  require_same_or_apart(function, {"y", y}, {"b", b});
+}
+
+/// The shape that a gradient may have: that of dy, or one row.
+template <class T>
+Shape<2> rows_or_one(const In<T, 2>& gradient, const In<T, 2>& dy) {
+  return {gradient.extent(0) == 1 ? 1 : dy.extent(0), dy.extent(1)};
+}
+
+template <class T>
+void require_gradient_of(std::string_view function, std::string_view argument,
+                         const Out<T, 2>& gradient, const Shape<2>& expected,
+                         std::string_view whence) {
+  if (!gradient.absent()) require_shape(function, argument, gradient, expected, whence);
+}
+
+/// Checks da and db of a sum or a difference.
+template <class T>
+void require_gradients(std::string_view function, const In<T, 2>& dy, const Out<T, 2>& da,
+                       const Out<T, 2>& db) {
+  require_countable(function, "dy", dy);
+  require_gradient_of<T>(function, "da", da, rows_or_one<T>(da, dy), "the shape of dy, or one row");
+  require_gradient_of<T>(function, "db", db, rows_or_one<T>(db, dy), "the shape of dy, or one row");
+  require_distinct(function, {"da", da});
+  require_same_or_apart(function, {"da", da}, {"dy", dy});
+  require_apart(function, {"db", db}, {{"da", da}});
+  require_same_or_apart(function, {"db", db}, {"dy", dy});
+}
+
+/// Checks an input of backward: [N, M] as dy, or [1, M].
+template <class T>
+void require_factor(std::string_view function, std::string_view argument, const In<T, 2>& factor,
+                    const In<T, 2>& dy) {
+  require_countable(function, "dy", dy);
+  require_shape(function, argument, factor, rows_or_one<T>(factor, dy),
+                "the shape of dy, or one row");
+}
+
+/// The matrix of [rows, M], or of [1, M] seen `rows` times.
+template <class T>
+kernels::Matrix<const T> matrix_of_rows(const In<T, 2>& view, Index rows) {
+  kernels::Matrix<const T> matrix = kernels::matrix(view);
+  if (view.extent(0) == 1 && rows != 1) matrix.row = 0;
+  return matrix;
+}
+
+/// f(a, b), whatever it goes to.
+template <class T>
+struct Combined {
+  kernels::Combination how;
+  In<T, 2> a, b;  // [N, M], or [1, M]; where only a is combined, b is a
+  T alpha = T(1);
+
+  kernels::CombinedRows<T> rows(Index N, Index M, kernels::Matrix<T> y) const {
+    return {matrix_of_rows(a, N), matrix_of_rows(b, N), y, M, alpha};
+  }
+};
+
+/// y = f(a, b).
+template <class T>
+void combine(const Combined<T>& of, const Out<T, 2>& y, const Context& context) {
+  const Index N = y.extent(0), M = y.extent(1);
+  if (N == 0 || M == 0) return;
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::CombinedRows<T> rows = of.rows(N, M, kernels::matrix(y));
+  for_rows(context, N, M,
+           [&](Index begin, Index end) { run.combine_rows(of.how, rows, begin, end); });
+  if (of.how != kernels::Combination::first) context.count_flops(y.size(), y.size());
+}
+
+/// The gradient f(a, b) [N, M], or its column sums where `to` is [1, M]; nothing where it is `{}`.
+template <class T>
+void combine_backward(const Combined<T>& of, Index N, const Out<T, 2>& to, const Context& context) {
+  if (to.absent()) return;
+  if (to.extent(0) == N) return combine(of, to, context);
+  fill(to, T(0));
+  const Index M = to.extent(1);
+  if (N == 0 || M == 0) return;
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::CombinedRows<T> rows = of.rows(N, M, {nullptr, 0, 0});
+  const kernels::Row<T> sums{to.data(), to.stride(1)};
+  for_columns(context, N, M, [&](Index begin, Index end) {
+    run.combine_columns(of.how, rows, N, begin, end, sums);
+  });
+  const std::int64_t flops = std::int64_t{N} * M * (of.how == kernels::Combination::first ? 1 : 2);
+  context.count_flops(flops, flops);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/accumulate.hpp
+// A tensor added to another, and its elements summed up, whatever the strides.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// to = f(from, to) for tensors of one shape, row by row: f is `first` or `sum`.
+template <class T, int R>
+void combine_into(kernels::Combination how, const In<T, R>& from, const Out<T, R>& to,
+                  const Context& context) {
+  if (to.size() == 0) return;
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  if (from.dense() && to.dense()) {
+    return for_rows(context, to.size(), 1, [&](Index begin, Index end) {
+      const kernels::Matrix<const T> a{from.data() + begin, 0, 1};
+      const kernels::Matrix<T> y{to.data() + begin, 0, 1};
+      run.combine_rows(how, {a, y, y, end - begin}, 0, 1);
+    });
+  }
+  if constexpr (R == 1) {
+    const kernels::Matrix<const T> a{from.data(), 0, from.stride(0)};
+    const kernels::Matrix<T> y{to.data(), 0, to.stride(0)};
+    run.combine_rows(how, {a, y, y, to.extent(0)}, 0, 1);
+  } else {
+    const Index L = to.extent(R - 2), M = to.extent(R - 1);
+    for_rows(context, to.size() / M, M, [&](Index begin, Index end) {
+      while (begin < end) {  // the matrices of the last two axes, one after the other
+        Index matrix = begin / L, offset_from = 0, offset_to = 0;
+        for (int r = R - 3; r >= 0; --r) {
+          const Index i = matrix % to.extent(r);
+          matrix /= to.extent(r);
+          offset_from += i * from.stride(r);
+          offset_to += i * to.stride(r);
+        }
+        const Index first = begin % L, last = std::min<Index>(L, first + end - begin);
+        const kernels::Matrix<const T> a{from.data() + offset_from, from.stride(R - 2),
+                                         from.stride(R - 1)};
+        const kernels::Matrix<T> y{to.data() + offset_to, to.stride(R - 2), to.stride(R - 1)};
+        run.combine_rows(how, {a, y, y, M}, first, last);
+        begin += last - first;
+      }
+    });
+  }
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// sum += x, element by element.
+///
+/// x     [...]   in; any strides
+/// sum   [...]   added to; may be x
+///
+/// Work    a FLOP an element.
+/// Throws  ShapeError before anything is written.
+template <Scalar T, int R>
+void accumulate(In<T, R> x, InOut<std::type_identity_t<T>, R> sum, const Context& context = {}) {
+  require_countable("accumulate", "x", x);
+  require_shape("accumulate", "sum", sum, x.shape(), "the shape of x");
+  require_distinct("accumulate", {"sum", sum});
+  require_same_or_apart("accumulate", {"sum", sum}, {"x", x});
+  detail::combine_into<T, R>(kernels::Combination::sum, x, sum, context);
+  context.count_flops(x.size(), x.size());
+}
+
+/// total = the sum of all elements of x: down the columns, then along.
+///
+/// x       [N, M]   in; any strides
+/// total   [1]      out; must not overlap x
+///
+/// Work    N M FLOPs.
+/// Throws  ShapeError before anything is written; std::bad_alloc.
+template <Scalar T>
+void sum_forward(In<T, 2> x, Out<std::type_identity_t<T>, 1> total, const Context& context = {}) {
+  require_countable("sum_forward", "x", x);
+  require_apart("sum_forward", {"total", total}, {{"x", x}});
+  require_shape("sum_forward", "total", total, Shape{1}, "one number");
+  const Index M = x.extent(1);
+  Tensor<T, 2> columns(Shape{Index{1}, M}, context.memory);
+  const Out<T, 2> sums = columns;
+  detail::combine_backward<T>({kernels::Combination::first, x, x}, x.extent(0), sums, context);
+  total(0) = T(0);
+  if (M == 0) return;
+  const kernels::Row<T> to{total.data(), total.stride(0)};
+  kernels::kernels_here<T>().add_rows({columns.data(), 1, 0}, M, 0, 1, to);
+}
+
+/// dx = d_total everywhere: the gradient of sum_forward.
+///
+/// d_total   [1]      in
+/// dx        [N, M]   out; must not overlap d_total
+///
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void sum_backward(In<T, 1> d_total, Out<std::type_identity_t<T>, 2> dx,
+                  const Context& context = {}) {
+  require_shape("sum_backward", "d_total", d_total, Shape{1}, "one number");
+  require_countable("sum_backward", "dx", dx);
+  require_apart("sum_backward", {"dx", dx}, {{"d_total", d_total}});
+  const In<T, 2> everywhere(d_total.data(), Shape{Index{1}, dx.extent(1)}, Shape{0, 0});
+  detail::combine<T>({kernels::Combination::first, everywhere, everywhere}, dx, context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/gradients.hpp
+// How contributions become gradients. A gradient is not set to 0: the first contribution to a part
+// of it overwrites that part in place, later ones are added, and what none has written when it is
+// read is set to 0 then. So three slices of one tensor get their gradients written side by side
+// into one, by who computes them.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Where a contribution is written: in place, or to a temporary that is added afterwards.
+template <class T, int R>
+struct Opened {
+  Out<T, R> to;
+  StorageRef<T> temporary;
+};
+
+/// The gradients of a tape's nodes.
+template <class T>
+class Gradients {
+ public:
+  Gradients(std::pmr::vector<Node<T>>& nodes, const Context& context)
+      : nodes_(nodes), context_(context), pieces_(context.memory) {}
+
+  /// The view of a gradient that is there.
+  template <int R>
+  Out<T, R> view(const Node<T>& node, Index offset, const Shape<R>& shape,
+                 const Shape<R>& strides) const {
+    T* const begin = node.to_caller ? node.callers : node.gradient ? node.gradient->own : nullptr;
+    return {begin == nullptr || shape.size() == 0 ? nullptr : begin + offset, shape, strides};
+  }
+
+  /// Memory for a contribution of pass `pass`.
+  template <int R, Wanted wanted>
+  Opened<T, R> open(const Target<R, wanted>& at, Index pass) {
+    if (at.node == no_node) {
+      if (wanted != Wanted::always) return {};
+      return temporary(at.shape, false);
+    }
+    Node<T>& node = node_at(at.node);
+    node.reached = true;
+    const bool first = node.opened_by != pass;
+    if (node.to_caller) {
+      if (wanted != Wanted::added || !first) return temporary(at.shape, wanted == Wanted::added);
+      node.opened_by = pass;
+      return {view(node, at.offset, at.shape, at.strides), {}};
+    }
+    begin(node);
+    const Out<T, R> to = view(node, at.offset, at.shape, at.strides);
+    if (is_free(node, to)) {
+      mark(node, to);
+      node.opened_by = pass;
+      if (wanted == Wanted::added) fill(to, T(0));
+      return {to, {}};
+    }
+    if (wanted != Wanted::added || !first) return temporary(at.shape, wanted == Wanted::added);
+    node.opened_by = pass;
+    cover(node, to);
+    return {to, {}};
+  }
+
+  /// After the contribution was written.
+  template <int R, Wanted wanted>
+  void close(const Target<R, wanted>& at, const Opened<T, R>& opened) {
+    if (opened.temporary && at.node != no_node) add(at, In<T, R>(opened.to));
+  }
+
+  /// Adds values to a gradient, or lets them be what it begins with.
+  template <int R, Wanted wanted>
+  void add(const Target<R, wanted>& at, const In<T, R>& values) {
+    if (at.node == no_node) return;
+    Node<T>& node = node_at(at.node);
+    node.reached = true;
+    if (!node.to_caller) begin(node);
+    const Out<T, R> to = view(node, at.offset, at.shape, at.strides);
+    if (!node.to_caller && is_free(node, to)) {
+      mark(node, to);
+      return combine_into<T, R>(kernels::Combination::first, values, to, context_);
+    }
+    if (!node.to_caller) cover(node, to);
+    accumulate<T, R>(values, InOut<T, R>(to), context_);
+  }
+
+  /// The gradient of `from` becomes that of `to`, as it is.
+  void move(Node<T>& from, Node<T>& to) {
+    to.gradient = std::move(from.gradient);
+    to.written = to.count;
+    to.reached = true;
+  }
+
+  /// Sets to 0 what nobody has written.
+  void complete(Node<T>& node) {
+    begin(node);
+    if (node.written == node.count) return;
+    T* const own = node.gradient->own;
+    if (node.written == 0) {
+      std::fill_n(own, node.count, T(0));
+    } else {
+      Tensor<bool, 1> written(Shape{node.count}, context_.memory);
+      for (const WrittenPart* piece = node.pieces; piece != nullptr; piece = piece->next) {
+        note(piece->place, own, written);
+      }
+      for (Index n = 0; n < node.count; ++n) {
+        if (!written(n)) own[n] = T(0);
+      }
+    }
+    node.written = node.count;
+    node.pieces = nullptr;
+  }
+
+  /// Forgets all pieces: no gradient is unfinished any more.
+  void forget_pieces() { pieces_.rewind({}); }
+
+ private:
+  Node<T>& node_at(Index node) { return nodes_[static_cast<std::size_t>(node)]; }
+
+  void begin(Node<T>& node) {
+    if (!node.gradient) node.gradient = StorageRef<T>::make(node.count, context_.memory);
+  }
+
+  template <int R>
+  Opened<T, R> temporary(const Shape<R>& shape, bool zero) {
+    Opened<T, R> opened;
+    opened.temporary = StorageRef<T>::make(shape.size(), context_.memory);
+    opened.to = {shape.size() == 0 ? nullptr : opened.temporary->own, shape};
+    if (zero) fill(opened.to, T(0));
+    return opened;
+  }
+
+  /// Whether nothing of it has been written.
+  template <int R>
+  bool is_free(const Node<T>& node, const In<T, R>& to) const {
+    if (node.written == 0) return true;
+    if (node.written == node.count) return false;
+    const Footprint place("", to);
+    for (const WrittenPart* piece = node.pieces; piece != nullptr; piece = piece->next) {
+      if (overlap(piece->place, place)) return false;
+    }
+    return true;
+  }
+
+  template <int R>
+  void mark(Node<T>& node, const In<T, R>& to) {
+    const Index size = to.size();
+    if (size == 0) return;
+    if (size != node.count) {
+      node.pieces = ::new (pieces_.template room_for<WrittenPart>())
+          WrittenPart{Footprint("", to), node.pieces};
+    }
+    node.written += size;
+  }
+
+  /// Sees to it that all of it has been written.
+  template <int R>
+  void cover(Node<T>& node, const In<T, R>& to) {
+    if (node.written == node.count) return;
+    const Footprint place("", to);
+    for (const WrittenPart* piece = node.pieces; piece != nullptr; piece = piece->next) {
+      if (same_elements(piece->place, place)) return;
+    }
+    complete(node);
+  }
+
+  /// written = true for the elements of a piece.
+  static void note(const Footprint& place, const T* begin, Tensor<bool, 1>& written) {
+    Index at = reinterpret_cast<const T*>(place.address) - begin;
+    std::array<Index, 8> index{};
+    for (int axis = 0; axis >= 0;) {
+      written(at) = true;
+      for (axis = place.axes - 1; axis >= 0; --axis) {
+        const auto r = static_cast<std::size_t>(axis);
+        at += place.strides[r];
+        if (++index[r] < place.extents[r]) break;
+        at -= place.strides[r] * place.extents[r];
+        index[r] = 0;
+      }
+    }
+  }
+
+  std::pmr::vector<Node<T>>& nodes_;
+  const Context& context_;
+  Stack pieces_;
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/autograd/core.hpp
+// The tape's own: nodes in the order in which they were recorded, and the sweep over them from the
+// last to the first. It is a loop, so that a chain of any length can be swept.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// What a node's backward is called with.
+template <class T>
+class Pass {
+ public:
+  Pass(TapeCore<T>& tape, Index node, Index number) : tape_(tape), node_(node), number_(number) {}
+
+  /// What the tape was made with.
+  const Context& context() const;
+
+  /// call(Out ...) with memory for the gradient of each target: InOut for one that is added to. It
+  /// has to write all of each; what cannot be written in place is added afterwards.
+  template <class Call, int... R, Wanted... wanted>
+  void assign(Call&& call, const Target<R, wanted>&... targets);
+
+  /// Adds values to the gradient of a target.
+  template <int R, Wanted wanted>
+  void contribute(const Target<R, wanted>& target, const In<T, R>& values);
+
+  /// Adds dy to the gradient of a target; without a copy where nothing is there and nobody else
+  /// reads dy any more: the last thing that a node does.
+  template <int R, Wanted wanted>
+  void hand_on(const Target<R, wanted>& target, const In<T, R>& dy);
+
+  /// Records run() -> variable again and sweeps what it recorded, with dy the gradient of it.
+  template <class Run, int R>
+  void recompute(Run&& run, const In<T, R>& dy);
+
+  /// The gradient of a part of this node's output.
+  template <int R>
+  In<T, R> gradient(Index offset, const Shape<R>& shape, const Shape<R>& strides) const;
+
+ private:
+  template <Wanted wanted, int R>
+  static auto memory_of(const Opened<T, R>& opened) {
+    if constexpr (wanted == Wanted::added) {
+      return InOut<T, R>(opened.to);
+    } else {
+      return opened.to;
+    }
+  }
+
+  TapeCore<T>& tape_;
+  const Index node_, number_;
+};
+
+/// What a Tape holds.
+template <class T>
+class TapeCore {
+ public:
+  enum class State { recording, sweeping, swept };
+
+  explicit TapeCore(const Context& with)
+      : context(with), nodes(memory_of(with)), closures(with.memory), gradients(nodes, context) {}
+  TapeCore(const TapeCore&) = delete;
+  TapeCore& operator=(const TapeCore&) = delete;
+  ~TapeCore() { drop_nodes(0); }
+
+  /// Whether what is computed now is recorded.
+  bool records() const { return values_only == 0; }
+  /// Whether a node may be added.
+  bool may_record() const { return state == State::recording || recomputing != 0; }
+
+  Node<T>& node(Index n) { return nodes[static_cast<std::size_t>(n)]; }
+  Index count() const { return static_cast<Index>(nodes.size()); }
+  /// Room for one more. Throws std::bad_alloc.
+  void reserve() {
+    if (nodes.size() == nodes.capacity()) nodes.reserve(2 * nodes.size() + 16);
+  }
+
+  /// Takes back all nodes from the end to `begin`.
+  void drop_nodes(Index begin) {
+    while (count() > begin) {
+      release(nodes.back());
+      nodes.pop_back();
+    }
+  }
+
+  /// From the last node to `begin`: each one's gradient is complete when it is reached, and what it
+  /// kept is released when it is passed.
+  void sweep(Index begin) {
+    for (Index n = count() - 1; n >= begin; --n) pass(n);
+  }
+
+  /// Throws ArgumentError where a value that one of the nodes from `begin` on keeps has changed.
+  void require_unchanged(Index begin) {
+    for (Index n = begin; n < count(); ++n) {
+      for (const SavedValue<T>* saved = node(n).saved; saved != nullptr; saved = saved->next) {
+        require(saved->storage->version == saved->version, "Tape::backward", [&] {
+          return "a value that " + std::string(node(n).name) +
+                 " kept has been written to since, expected it as it was (copy it before)";
+        });
+      }
+    }
+  }
+
+  const Context context;
+  std::pmr::vector<Node<T>> nodes;
+  Stack closures;  // and lists of saved values
+  Gradients<T> gradients;
+  State state = State::recording;
+  Index step = 1;
+  int values_only = 0;  // guards that are alive
+  int recomputing = 0;  // nodes that record again what they swept over
+  Index passes = 0;
+
+ private:
+  static std::pmr::memory_resource* memory_of(const Context& context) {
+    require(context.memory != nullptr, "Tape", "memory is null, expected a memory resource");
+    return context.memory;
+  }
+
+  /// What a node holds, but its gradient.
+  static void release(Node<T>& of) {
+    if (of.closure != nullptr) of.destroy(std::exchange(of.closure, nullptr));
+    for (SavedValue<T>* saved = std::exchange(of.saved, nullptr); saved != nullptr;) {
+      SavedValue<T>* const next = saved->next;
+      std::destroy_at(saved);
+      saved = next;
+    }
+  }
+
+  void pass(Index n) {
+    if (node(n).watched) node(n).reached = true;
+    if (node(n).reached) {
+      if (!node(n).to_caller) gradients.complete(node(n));
+      if (node(n).run != nullptr) {
+        Pass<T> now(*this, n, ++passes);
+        node(n).run(node(n).closure, now);  // which may record: nodes may lie elsewhere then
+      }
+    }
+    release(node(n));
+    if (!node(n).watched) node(n).gradient = {};
+  }
+};
+
+/// What is undone at the end of a recomputation, however it ends.
+template <class T>
+class Recomputation {
+ public:
+  explicit Recomputation(TapeCore<T>& tape)
+      : tape_(tape),
+        begin_(tape.count()),
+        mark_(tape.closures.mark()),
+        values_only_(std::exchange(tape.values_only, 0)) {
+    ++tape_.recomputing;
+  }
+  Recomputation(const Recomputation&) = delete;
+  Recomputation& operator=(const Recomputation&) = delete;
+  ~Recomputation() {
+    tape_.drop_nodes(begin_);
+    tape_.closures.rewind(mark_);
+    tape_.values_only = values_only_;
+    --tape_.recomputing;
+  }
+  Index begin() const { return begin_; }
+
+ private:
+  TapeCore<T>& tape_;
+  const Index begin_;
+  const Stack::Mark mark_;
+  const int values_only_;
+};
+
+/// Where the gradient of a variable goes.
+template <Wanted wanted, class T, int R>
+Target<R, wanted> target_of(const Variable<T, R>& x) {
+  const In<T, R>& value = x.value();
+  Target<R, wanted> target{no_node, 0, value.shape(), value.strides()};
+  if (x.absent() || !x.has_gradient()) return target;
+  target.node = x.handle().node;
+  if (value.data() != nullptr) target.offset = value.data() - x.handle().storage->begin;
+  return target;
+}
+
+template <class T>
+const Context& Pass<T>::context() const {
+  return tape_.context;
+}
+
+template <class T>
+template <int R>
+In<T, R> Pass<T>::gradient(Index offset, const Shape<R>& shape, const Shape<R>& strides) const {
+  return tape_.gradients.view(tape_.node(node_), offset, shape, strides);
+}
+
+template <class T>
+template <class Call, int... R, Wanted... wanted>
+void Pass<T>::assign(Call&& call, const Target<R, wanted>&... targets) {
+  const auto run = [&](const Opened<T, R>&... opened) {
+    call(memory_of<wanted>(opened)...);
+    (tape_.gradients.close(targets, opened), ...);
+  };
+  // In braces, so that they are opened in this order.
+  std::apply(run, std::tuple<Opened<T, R>...>{tape_.gradients.open(targets, number_)...});
+}
+
+template <class T>
+template <int R, Wanted wanted>
+void Pass<T>::contribute(const Target<R, wanted>& target, const In<T, R>& values) {
+  tape_.gradients.add(target, values);
+}
+
+template <class T>
+template <int R, Wanted wanted>
+void Pass<T>::hand_on(const Target<R, wanted>& target, const In<T, R>& dy) {
+  if (target.node == no_node) return;
+  Node<T>&from = tape_.node(node_), &to = tape_.node(target.node);
+  const bool alike = from.count == to.count && dy.size() == to.count &&
+                     target.strides == dy.strides() && target.offset == 0 &&
+                     (dy.data() == nullptr || dy.data() == from.gradient->own);
+  if (alike && !to.to_caller && !to.gradient && !from.watched) {
+    return tape_.gradients.move(from, to);
+  }
+  tape_.gradients.add(target, dy);
+}
+
+template <class T>
+template <class Run, int R>
+void Pass<T>::recompute(Run&& run, const In<T, R>& dy) {
+  const Recomputation<T> again(tape_);
+  const Variable<T, R> y = run();
+  tape_.gradients.add(target_of<Wanted::added>(y), dy);
+  tape_.sweep(again.begin());
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/autograd/recording.hpp
+// How a function of the tape is written: the checks, the output, what backward reads, and the call
+// that backward is. apply.hpp does all of it for a pair of functions.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// What backward is called with: where it asks for the memory of its inputs' gradients.
+template <Scalar T>
+using BackwardPass = detail::Pass<T>;
+
+/// One call, from its checks until it is a node of the tape or, where no gradient flows or a NoGrad
+/// is alive, only a value:
+///
+///   Recording<T> call({"softmax"}, x);
+///   const Out<T, 2> p = call.output(x.shape());
+///   softmax_forward(x.value(), p, call.context());
+///   call.save_output();
+///   return call.finish(p, [p, to_x = call.target(x)](BackwardPass<T>& pass, In<T, 2> dp) {
+///     pass.assign([&](Out<T, 2> dx) { softmax_backward(dp, p, dx, pass.context()); }, to_x);
+///   });
+///
+/// Where forward throws, the tape is as it was.
+template <Scalar T>
+class Recording {
+ public:
+  /// Of a function of this name and its inputs, at least one of them there; `{}` for those that are
+  /// not. Throws ArgumentError for inputs of several tapes, or of a step before clear(), and where
+  /// the tape has been swept.
+  template <int... R>
+  explicit Recording(detail::NodeName name, const Variable<T, R>&... inputs) : name_(name) {
+    Index position = 0;
+    (look_at(inputs.handle(), position++), ...);
+    require(tape_ != nullptr, name.text, "no input is a variable, expected at least one");
+    recorded_ = recorded_ && tape_->records();
+    require_recordable();
+    nodes_ = tape_->count();
+    mark_ = tape_->closures.mark();
+  }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  ~Recording() {
+    while (saved_ != nullptr) {
+      detail::SavedValue<T>* const next = saved_->next;
+      std::destroy_at(saved_);
+      saved_ = next;
+    }
+    if (tape_ != nullptr && tape_->count() == nodes_) tape_->closures.rewind(mark_);
+  }
+
+  /// What the tape was made with.
+  const Context& context() const { return tape_->context; }
+  /// The tape's own.
+  detail::TapeCore<T>& tape() const { return *tape_; }
+  /// Whether this becomes a node: otherwise nothing has to be kept.
+  bool recorded() const { return recorded_; }
+  /// Makes a node of it although no input has a gradient: there are parameters inside.
+  void record_anyway() {
+    recorded_ = tape_->records();
+    require_recordable();
+  }
+
+  /// The elements of the output, dense and without values. Throws ShapeError, std::bad_alloc.
+  template <int R>
+  Out<T, R> output(const Shape<R>& shape) {
+    output_ = detail::StorageRef<T>::make(shape.size(), tape_->context.memory);
+    return {shape.size() == 0 ? nullptr : output_->own, shape};
+  }
+  /// Memory that backward reads beside the output; `{}` where nothing is recorded.
+  template <int R>
+  Out<T, R> kept(const Shape<R>& shape) {
+    return recorded_ ? scratch(shape) : Out<T, R>();
+  }
+  /// The same also where nothing is recorded, until this call ends.
+  template <int R>
+  Out<T, R> scratch(const Shape<R>& shape) {
+    auto storage = detail::StorageRef<T>::make(shape.size(), tape_->context.memory);
+    const Out<T, R> view(shape.size() == 0 ? nullptr : storage->own, shape);
+    hold(storage);
+    return view;
+  }
+
+  /// The elements of an input, for backward to read.
+  template <int R>
+  In<T, R> save(const Variable<T, R>& x) {
+    if (recorded_ && !x.absent()) hold(x.handle().storage);
+    return x.value();
+  }
+  /// Keeps the output for backward to read.
+  void save_output() {
+    if (recorded_) hold(output_);
+  }
+
+  /// Where the gradient of an input goes: memory to overwrite, always.
+  template <int R>
+  auto target(const Variable<T, R>& x) const {
+    return detail::target_of<detail::Wanted::always>(x);
+  }
+  /// The same; `{}` where nobody asks for it.
+  template <int R>
+  auto optional_target(const Variable<T, R>& x) const {
+    return detail::target_of<detail::Wanted::where_needed>(x);
+  }
+  /// The gradient itself, to be added to; `{}` where nobody asks for it.
+  template <int R>
+  auto added_target(const Variable<T, R>& x) const {
+    return detail::target_of<detail::Wanted::added>(x);
+  }
+
+  /// The output as a variable. backward(pass, dy) is called in the sweep, once, if anything flows
+  /// here; what it captures is destroyed behind it. y is the output, or another view of all of it.
+  template <int R, class Backward>
+  Variable<T, R> finish(const In<T, R>& y, Backward&& backward) {
+    detail::Handle<T> handle{tape_, detail::no_node, tape_->step, output_};
+    if (!recorded_) return {handle, y};
+    using Node = detail::Node<T>;
+    using Held = Closure<R, std::decay_t<Backward>>;
+    tape_->reserve();
+    void* const room = tape_->closures.template room_for<Held>();
+    Node node;
+    node.closure =
+        ::new (room) Held{std::forward<Backward>(backward),
+                          y.size() == 0 ? 0 : y.data() - output_->begin, y.shape(), y.strides()};
+    node.name = name_.text;
+    node.run = [](void* closure, detail::Pass<T>& pass) {
+      Held& held = *static_cast<Held*>(closure);
+      held.backward(pass, pass.gradient(held.offset, held.shape, held.strides));
+    };
+    node.destroy = [](void* closure) { std::destroy_at(static_cast<Held*>(closure)); };
+    node.saved = std::exchange(saved_, nullptr);
+    node.count = output_->count;
+    handle.node = tape_->count();
+    tape_->nodes.push_back(std::move(node));
+    return {handle, y};
+  }
+  /// The same of an output that is there already: all elements of a variable without gradient.
+  template <int R, class Backward>
+  Variable<T, R> finish(const Variable<T, R>& y, Backward&& backward) {
+    output_ = y.handle().storage;
+    return finish(y.value(), std::forward<Backward>(backward));
+  }
+
+ private:
+  template <int R, class Backward>
+  struct Closure {
+    Backward backward;
+    Index offset;
+    Shape<R> shape, strides;
+  };
+
+  void look_at(const detail::Handle<T>& input, Index position) {
+    if (input.tape == nullptr) return;
+    if (tape_ == nullptr) tape_ = input.tape;
+    require(input.tape == tape_, name_.text, [&] {
+      return "input " + std::to_string(position) +
+             " is of another tape, expected all of them of one";
+    });
+    require(input.step == tape_->step, name_.text, [&] {
+      return "input " + std::to_string(position) +
+             " is of a step before clear(), expected one of this step";
+    });
+    recorded_ = recorded_ || input.node != detail::no_node;
+  }
+  void require_recordable() const {
+    require(!recorded_ || tape_->may_record(), name_.text,
+            "the tape has been swept by backward, expected clear() before the next step");
+  }
+  void hold(const detail::StorageRef<T>& storage) {
+    void* const room = tape_->closures.template room_for<detail::SavedValue<T>>();
+    saved_ = ::new (room) detail::SavedValue<T>{storage, storage->version, saved_};
+  }
+
+  detail::NodeName name_;
+  detail::TapeCore<T>* tape_ = nullptr;
+  bool recorded_ = false;
+  Index nodes_ = 0;             // of the tape when this began
+  detail::Stack::Mark mark_{};  // and what they had taken
+  detail::StorageRef<T> output_;
+  detail::SavedValue<T>* saved_ = nullptr;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/views.hpp
+// Views of variables: they share the elements, and the gradient of a view is the same view of the
+// gradient. Nothing is recorded for them, and backward through them costs nothing.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// All axes but the last as one: what strides describe, if they do.
+template <class T, int R>
+bool leading_axes_are_uniform(const In<T, R>& x) {
+  Index distance = -1;  // of rows, from the innermost axis that has several
+  Index rows = 1;
+  for (int r = R - 2; r >= 0; --r) {
+    if (x.extent(r) == 1) continue;
+    if (distance >= 0 && x.stride(r) != distance * rows) return false;
+    if (distance < 0) distance = x.stride(r);
+    rows *= x.extent(r);
+  }
+  return true;
+}
+
+template <class T, int R>
+In<T, 2> merge_leading_axes(const In<T, R>& x) {
+  Index rows = 1, distance = x.extent(R - 1);
+  for (int r = 0; r + 1 < R; ++r) {
+    rows *= x.extent(r);
+    if (x.extent(r) != 1) distance = x.stride(r);
+  }
+  return {x.data(), Shape{rows, x.extent(R - 1)}, Shape{distance, x.stride(R - 1)}};
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// The same values, through which no gradient flows.
+template <Scalar T, int R>
+Variable<T, R> detach(const Variable<T, R>& x) {
+  detail::Handle<T> handle = x.handle();
+  handle.node = detail::no_node;
+  return {handle, x.value()};
+}
+
+/// Elements begin ... begin + count - 1 of one axis: a view. Throws as slice of a tensor.
+template <Scalar T, int R>
+Variable<T, R> slice(const Variable<T, R>& x, int axis, Index begin, Index count) {
+  return {x.handle(), slice(x.value(), axis, begin, count)};
+}
+
+/// One index of the first axis: a view of one axis less. Throws as select of a tensor.
+template <Scalar T, int R>
+Variable<T, R - 1> select(const Variable<T, R>& x, Index index) {
+  return {x.handle(), select(x.value(), index)};
+}
+
+/// Two axes exchanged: a view. Throws as transpose of a tensor.
+template <Scalar T, int R>
+Variable<T, R> transpose(const Variable<T, R>& x, int axis_a, int axis_b) {
+  return {x.handle(), transpose(x.value(), axis_a, axis_b)};
+}
+
+/// [B, L, H d] seen as [B, H, L, d]. Throws as split_heads of a tensor.
+template <Scalar T>
+Variable<T, 4> split_heads(const Variable<T, 3>& x, Index num_heads) {
+  return {x.handle(), split_heads(x.value(), num_heads)};
+}
+
+/// A dense copy, on the tape.
+template <Scalar T, int R>
+Variable<T, R> contiguous(const Variable<T, R>& x) {
+  Recording<T> call({"contiguous"}, x);
+  const Out<T, R> y = call.output(x.shape());
+  detail::combine_into<T, R>(kernels::Combination::first, x.value(), y, call.context());
+  return call.finish(y, [to_x = call.optional_target(x)](BackwardPass<T>& pass, In<T, R> dy) {
+    pass.hand_on(to_x, dy);
+  });
+}
+
+/// [B, H, L, d] seen as [B, L, H d]: a view where the heads lie side by side, as attention leaves
+/// them, a dense copy elsewhere.
+template <Scalar T>
+Variable<T, 3> merge_heads(const Variable<T, 4>& x) {
+  const In<T, 4>& value = x.value();
+  if (value.extent(1) > 1 && value.stride(1) != value.extent(3) * value.stride(3)) {
+    const Variable<T, 4> tokens = contiguous(transpose(x, 1, 2));  // [B, L, H, d]
+    return merge_heads(transpose(tokens, 1, 2));
+  }
+  return {x.handle(), merge_heads(value)};
+}
+
+/// The elements in row-major order under another shape: a view where they are dense, else of a
+/// dense copy. Throws ShapeError unless there are as many.
+template <int Q, Scalar T, int R>
+Variable<T, Q> reshape(const Variable<T, R>& x, const Shape<Q>& shape) {
+  if (shape.size() != x.size()) {
+    raise<ShapeError>("reshape: shape is " + shape.format() + ", expected " +
+                      std::to_string(x.size()) + " elements (x is " + x.shape().format() + ")");
+  }
+  if (!x.value().dense()) return reshape(contiguous(x), shape);
+  return {x.handle(), In<T, Q>(x.value().data(), shape)};
+}
+
+/// [..., M] seen as [N, M], all axes but the last as one: a view where strides describe that, else
+/// of a dense copy. [M] is [1, M].
+template <Scalar T, int R>
+Variable<T, 2> as_rows(const Variable<T, R>& x) {
+  if constexpr (R == 2) {
+    return x;
+  } else {
+    if (!detail::leading_axes_are_uniform(x.value())) return as_rows(contiguous(x));
+    return {x.handle(), detail::merge_leading_axes(x.value())};
+  }
+}
+
+/// rows [N, M] seen under the shape of x [..., K], but M wide: the inverse of as_rows.
+template <Scalar T, int R>
+Variable<T, R> like_rows_of(const Shape<R>& x, const Variable<T, 2>& rows) {
+  Shape<R> shape = x;
+  shape[R - 1] = rows.extent(1);
+  return reshape(rows, shape);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/apply.hpp
+// A pair of functions as an operation of the tape: a user's own, in one call.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// function(arguments..., context) where it takes a context, function(arguments...) elsewhere.
+template <class Function, class... Arguments>
+void call_with(const Context& context, Function& function, const Arguments&... arguments) {
+  if constexpr (std::is_invocable_v<Function&, const Arguments&..., const Context&>) {
+    function(arguments..., context);
+  } else {
+    function(arguments...);
+  }
+}
+
+/// Whether backward is told what forward returned, behind the inputs.
+enum class OutputSaved { no, yes };
+
+template <OutputSaved with_output, Scalar T, int R, class Forward, class Backward, int... Q>
+Variable<T, R> apply_pair(NodeName name, const Shape<R>& shape, Forward& forward,
+                          Backward& backward, const Variable<T, Q>&... inputs) {
+  Recording<T> call(name, inputs...);
+  const Out<T, R> y = call.output(shape);
+  call_with(call.context(), forward, inputs.value()..., y);
+  const std::tuple<In<T, Q>...> saved{call.save(inputs)...};
+  const auto targets = std::make_tuple(call.target(inputs)...);
+  if constexpr (with_output == OutputSaved::yes) call.save_output();
+  const In<T, R> output = y;
+  return call.finish(output, [=](BackwardPass<T>& pass, In<T, R> dy) {
+    const auto run = [&](const In<T, Q>&... values) {
+      const auto into = [&](const Out<T, Q>&... gradients) {
+        if constexpr (with_output == OutputSaved::yes) {
+          call_with(pass.context(), backward, dy, values..., output, gradients...);
+        } else {
+          call_with(pass.context(), backward, dy, values..., gradients...);
+        }
+      };
+      std::apply([&](const auto&... to) { pass.assign(into, to...); }, targets);
+    };
+    std::apply(run, saved);
+  });
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = forward(inputs): an operation of one's own on the tape, from a pair of functions.
+///
+///   auto y = apply(x.shape(),
+///                  [](In<T, 2> x, Out<T, 2> y) { ... },                 // writes all of y
+///                  [](In<T, 2> dy, In<T, 2> x, Out<T, 2> dx) { ... },   // writes all of dx
+///                  x);
+///
+/// shape               of y
+/// forward             forward(In input..., Out y), and a const Context& behind if it takes one
+/// backward            backward(In dy, In input..., Out gradient...), likewise; copied to the tape
+/// inputs      [...]   at least one; each with a gradient that backward writes
+///
+/// What the pair needs besides (options, sizes) its lambdas capture by value. Inputs are kept for
+/// backward. backward is not called where no gradient flows; it overwrites, and the tape adds where
+/// an input has other uses. A pair that keeps something of its own between the two is written with
+/// Recording. Throws what forward throws, and as Recording; the tape is then as it was.
+template <int R, class Forward, class Backward, Scalar T, int... Q>
+Variable<T, R> apply(const Shape<R>& shape, Forward forward, Backward backward,
+                     const Variable<T, Q>&... inputs) {
+  return detail::apply_pair<detail::OutputSaved::no>({"apply"}, shape, forward, backward,
+                                                     inputs...);
+}
+
+/// The same with backward(In dy, In input..., In y, Out gradient...): it is told what forward
+/// returned, too.
+template <int R, class Forward, class Backward, Scalar T, int... Q>
+Variable<T, R> apply_with_output(const Shape<R>& shape, Forward forward, Backward backward,
+                                 const Variable<T, Q>&... inputs) {
+  return detail::apply_pair<detail::OutputSaved::yes>({"apply"}, shape, forward, backward,
+                                                      inputs...);
+}
+
+/// The same for an op of matrices over all axes but the last of x: forward(In<T, 2> x, Out<T, 2> y,
+/// context) and backward(In<T, 2> dy, In<T, 2> x, Out<T, 2> dx, context).
+template <Scalar T, int R, class Forward, class Backward>
+Variable<T, R> apply_to_rows(detail::NodeName name, const Variable<T, R>& x, Forward forward,
+                             Backward backward) {
+  const Variable<T, 2> rows = as_rows(x);
+  return like_rows_of(x.shape(), detail::apply_pair<detail::OutputSaved::no>(
+                                     name, rows.shape(), forward, backward, rows));
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/tape.hpp
+// The tape: what a forward pass was computed from, so that one sweep gives the gradients. It holds
+// no formula: nodes call the forward and backward of the library's operations, or of the user's.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Records what is computed from its variables, and sweeps back over it.
+///
+///   Tape<float> tape(context);
+///   const auto x = tape.constant(batch);                     // no gradient
+///   const auto w = tape.parameter(weights, d_weights);       // its gradient is added to d_weights
+///   const auto loss = mean(multiply(linear(x, w), target));
+///   tape.backward(loss);
+///   tape.clear();                                            // the next step, in the same memory
+///
+/// A tape and its variables belong to one thread (operations run on the context's threads). Values
+/// are given back as soon as neither a variable nor a node holds them, gradients as soon as they
+/// have been passed. After a first step of the same shapes it asks context.memory for nothing that
+/// it has not given back, and with recycled memory the system for nothing.
+template <Scalar T>
+class Tape {
+ public:
+  /// An empty tape. What the context refers to must outlive it. Throws ArgumentError for a context
+  /// without memory.
+  explicit Tape(const Context& context) : core_(context) {}
+  /// The same with a default context.
+  Tape() : Tape(Context()) {}
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  /// The caller's elements, without a gradient. They are viewed: they must outlive the step.
+  template <int R>
+  Variable<T, R> constant(const In<T, R>& value) {
+    require_countable("Tape::constant", "value", value);
+    return leaf(value, detail::no_node);
+  }
+  template <int R>
+  void constant(const Tensor<T, R>&& temporary) = delete;  // gone before it is used
+
+  /// The caller's elements, whose gradient backward adds to `gradient`. Both are viewed.
+  ///
+  /// value      [...]   in
+  /// gradient   [...]   added to in backward; of the strides of value, apart from it
+  ///
+  /// The same parameter may be made a variable any number of times. Throws ShapeError, and
+  /// ArgumentError where the tape has been swept; std::bad_alloc.
+  template <int R>
+  Variable<T, R> parameter(const In<T, R>& value, const InOut<T, R>& gradient) {
+    constexpr std::string_view function = "Tape::parameter";
+    require_countable(function, "value", value);
+    require_shape(function, "gradient", gradient, value.shape(), "the shape of value");
+    for (int r = 0; r < R; ++r) {
+      if (value.extent(r) <= 1 || value.stride(r) == gradient.stride(r)) continue;
+      raise<ShapeError>("Tape::parameter: strides of gradient are " + gradient.strides().format() +
+                        ", expected those of value, " + value.strides().format());
+    }
+    require_apart(function, {"gradient", gradient}, {{"value", value}});
+    if (!core_.records()) return leaf(value, detail::no_node);
+    require_recordable(function);
+    const Variable<T, R> variable = leaf(value, core_.count());
+    detail::Node<T> node;
+    node.name = "parameter";
+    node.to_caller = true;
+    node.callers = gradient.data();
+    add(std::move(node));
+    return variable;
+  }
+  template <int R>
+  void parameter(const Tensor<T, R>&& temporary, const InOut<T, R>& gradient) = delete;
+
+  /// The caller's elements, whose gradient the tape keeps: see gradient(). They are viewed where
+  /// they are dense, and copied otherwise. Throws ShapeError, and ArgumentError where the tape has
+  /// been swept; std::bad_alloc.
+  template <int R>
+  Variable<T, R> input(const In<T, R>& value) {
+    constexpr std::string_view function = "Tape::input";
+    require_countable(function, "value", value);
+    if (!core_.records()) return leaf(value, detail::no_node);
+    require_recordable(function);
+    const Variable<T, R> variable = leaf(value, core_.count());
+    detail::Node<T> node;
+    node.name = "input";
+    node.count = value.size();
+    node.watched = true;
+    if (value.dense()) {
+      add(std::move(node));
+      return variable;
+    }
+    detail::Handle<T> handle = variable.handle();
+    handle.storage = detail::StorageRef<T>::make(value.size(), core_.context.memory);
+    const Out<T, R> own(handle.storage->own, value.shape());
+    detail::combine_into<T, R>(kernels::Combination::first, value, own, core_.context);
+    add(std::move(node));
+    return {handle, own};
+  }
+  template <int R>
+  void input(const Tensor<T, R>&& temporary) = delete;
+
+  /// Keeps the gradient of a variable (and of what it is a view of) for gradient(). Throws
+  /// ArgumentError for a variable that has none.
+  template <int R>
+  void watch(const Variable<T, R>& x) {
+    require_of_this("Tape::watch", "x", x);
+    require(x.has_gradient(), "Tape::watch",
+            "x has no gradient, expected what is computed from a parameter or an input");
+    core_.node(x.handle().node).watched = true;
+  }
+
+  /// The gradient of an input or of a watched variable, as backward left it; of a parameter, the
+  /// caller's. Valid until clear(). Throws ArgumentError before backward, and for others.
+  template <int R>
+  In<T, R> gradient(const Variable<T, R>& x) {
+    constexpr std::string_view function = "Tape::gradient";
+    require_of_this(function, "x", x);
+    require(core_.state == detail::TapeCore<T>::State::swept, function,
+            "backward has not come to its end, expected it before");
+    const bool known = x.has_gradient() && x.handle().node < core_.count();
+    const bool kept =
+        known && (core_.node(x.handle().node).watched || core_.node(x.handle().node).to_caller);
+    require(kept, function, "x was not watched, expected watch(x) before backward");
+    const auto target = detail::target_of<detail::Wanted::added>(x);
+    return core_.gradients.view(core_.node(target.node), target.offset, target.shape,
+                                target.strides);
+  }
+
+  /// The elements of a value that the tape has made, to be written to. A node that kept them for
+  /// backward makes backward refuse then. Throws ArgumentError for the caller's elements.
+  template <int R>
+  Out<T, R> mutable_value(const Variable<T, R>& x) {
+    constexpr std::string_view function = "Tape::mutable_value";
+    require_of_this(function, "x", x);
+    const detail::StorageRef<T>& storage = x.handle().storage;
+    require(storage->own != nullptr, function,
+            "x is the caller's memory, expected a value of the tape's (write there, and tell it by "
+            "mark_written)");
+    ++storage->version;
+    return {storage->own + (x.value().data() - storage->begin), x.shape(), x.value().strides()};
+  }
+  /// Says that the caller has written to elements that a variable views: a node that kept them for
+  /// backward makes backward refuse then.
+  template <int R>
+  void mark_written(const Variable<T, R>& x) {
+    require_of_this("Tape::mark_written", "x", x);
+    ++x.handle().storage->version;
+  }
+
+  /// Adds the gradients of a loss of one element to those of the parameters, and keeps those of
+  /// what is watched.
+  ///
+  /// Once a step: clear() comes before the next. Throws ArgumentError or ShapeError before anything
+  /// is written: for a loss of another tape or step, one that no gradient flows from, a value that
+  /// has been written to since a node kept it; std::bad_alloc, before anything is written or in the
+  /// middle: the parameters' gradients are then added to in part, and the tape is to be cleared.
+  template <int R>
+  void backward(const Variable<T, R>& loss) {
+    require(loss.size() == 1, "Tape::backward", [&] {
+      return "loss is " + loss.shape().format() + ", expected one element (or pass its gradient)";
+    });
+    Shape<R> ones, strides;
+    for (int r = 0; r < R; ++r) ones[r] = 1;
+    const T one = T(1);
+    backward(loss, In<T, R>(&one, ones, strides));
+  }
+  /// The same from dy [...], the gradient of y [...].
+  template <int R>
+  void backward(const Variable<T, R>& y, const In<T, R>& dy) {
+    using State = typename detail::TapeCore<T>::State;
+    constexpr std::string_view function = "Tape::backward";
+    require_of_this(function, "loss", y);
+    require(core_.state == State::recording, function,
+            "it has been called before, expected once until clear()");
+    require(y.has_gradient(), function,
+            "loss has no gradient, expected what is computed from a parameter or an input");
+    require_shape(function, "dy", dy, y.shape(), "the shape of y");
+    core_.require_unchanged(0);
+    core_.state = State::sweeping;
+    core_.gradients.add(detail::target_of<detail::Wanted::added>(y), dy);
+    core_.sweep(0);
+    core_.gradients.forget_pieces();
+    core_.state = State::swept;
+  }
+
+  /// Forgets what was recorded and begins the next step in the same memory: variables of this one
+  /// are refused from here on, but their values stay with them.
+  void clear() {
+    core_.drop_nodes(0);
+    core_.closures.rewind({});
+    core_.gradients.forget_pieces();
+    core_.state = detail::TapeCore<T>::State::recording;
+    ++core_.step;
+  }
+
+  /// How many calls, parameters and inputs are recorded.
+  Index size() const { return core_.count(); }
+  /// What it was made with.
+  const Context& context() const { return core_.context; }
+  /// The tape's own.
+  detail::TapeCore<T>& core() { return core_; }
+
+ private:
+  template <int R>
+  Variable<T, R> leaf(const In<T, R>& value, Index node) {
+    detail::Handle<T> handle{&core_, node, core_.step, {}};
+    handle.storage = detail::StorageRef<T>::refer_to(value.data(), core_.context.memory);
+    return {handle, value};
+  }
+  void add(detail::Node<T>&& node) {
+    core_.reserve();
+    core_.nodes.push_back(std::move(node));
+  }
+  void require_recordable(std::string_view function) const {
+    require(core_.may_record(), function,
+            "the tape has been swept by backward, expected clear() before the next step");
+  }
+  template <int R>
+  void require_of_this(std::string_view function, std::string_view argument,
+                       const Variable<T, R>& x) const {
+    require(x.handle().tape == &core_, function,
+            [&] { return std::string(argument) + " is of another tape, expected one of this"; });
+    require(x.handle().step == core_.step, function, [&] {
+      return std::string(argument) + " is of a step before clear(), expected one of this step";
+    });
+  }
+
+  detail::TapeCore<T> core_;
+};
+
+/// While it is alive, what is computed on a tape is a value alone: nothing is recorded, and no
+/// gradient flows through it.
+template <Scalar T>
+class NoGrad {
+ public:
+  /// Of this tape, which must outlive it.
+  explicit NoGrad(Tape<T>& tape) : NoGrad(tape.core()) {}
+  /// The tape's own.
+  explicit NoGrad(detail::TapeCore<T>& core) : core_(core) { ++core_.values_only; }
+  NoGrad(const NoGrad&) = delete;
+  NoGrad& operator=(const NoGrad&) = delete;
+  ~NoGrad() { --core_.values_only; }
+
+ private:
+  detail::TapeCore<T>& core_;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/checkpoint.hpp
+// Memory for time: a part of the forward pass that keeps its inputs alone, and is run again when
+// backward comes to it.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = f(inputs...), of which only the inputs are kept; f runs again in backward.
+///
+///   y = checkpoint([&](const Variable<float, 3>& x) { return block(tape, x); }, x);
+///
+/// f takes variables and returns one. It has to compute the same again: dropout does, for its mask
+/// is a function of seed and step. Parameters, and other variables that it captures, get their
+/// gradients as without; what it refers to has to outlive backward. Calls may be nested.
+/// Work    that of f twice, forward.
+/// Throws  what f throws, and as Recording; the tape is then as it was.
+/// Source  Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016,
+///         arXiv 1604.06174.
+template <class F, Scalar T, int... R>
+auto checkpoint(F f, const Variable<T, R>&... inputs) {
+  Recording<T> call({"checkpoint"}, inputs...);
+  call.record_anyway();
+  const auto values = [&] {
+    const NoGrad<T> values_only(call.tape());
+    auto y = f(inputs...);
+    return y.size() == y.handle().storage->count && y.value().data() == y.handle().storage->begin
+               ? y
+               : contiguous(y);
+  };
+  const auto y = values();
+  constexpr int rank = decltype(values())::rank;
+  (call.save(inputs), ...);
+  return call.finish(y, [f = std::move(f), held = std::make_tuple(inputs...)](BackwardPass<T>& pass,
+                                                                              In<T, rank> dy) {
+    pass.recompute([&] { return std::apply(f, held); }, dy);
+  });
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/ops/attention_options.hpp
 // What both attentions take, and the rules that their arguments keep.
 
@@ -12139,228 +16042,1056 @@ std::int64_t pairs_of(const HeadVisibility<T>& visible, Index L) {
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
-// headwise/nn/multi_head_attention_options.hpp
-// What a MultiHeadAttention is, and what one call of it is asked for.
-
-namespace headwise::inline v0_1 {
-
-/// The shape of a module. Widths of 0 take the default that stands beside them.
-struct MultiHeadAttentionOptions {
-  Index d_model = 0;        // D, width of queries and output
-  Index num_heads = 1;      // H
-  Index num_kv_heads = 0;   // G, divides H; H: 1 is multi-query, between is grouped-query
-  Index d_head = 0;         // d; D / H, which must divide
-  Index d_value = 0;        // dv; d
-  Index kdim = 0;           // width of keys' input; D
-  Index vdim = 0;           // width of values' input; D
-  bool q_bias = false;      // b_Q [H d]
-  bool k_bias = false;      // b_K [G d]
-  bool v_bias = false;      // b_V [G dv]
-  bool o_bias = true;       // b_O [D]
-  bool layer_norm = false;  // of the query input, and with self-attention of keys and values too
-  bool layer_norm_affine = true;     // gamma and beta [D]
-  double layer_norm_epsilon = 1e-5;  // > 0
-  Init init = Init::xavier_normal;   // the scale of the weights at the start
-  std::uint64_t seed = 0;            // of the weights at the start
-
-  /// All of them with every default filled in. Throws ArgumentError for what makes no module.
-  MultiHeadAttentionOptions resolved() const {
-    MultiHeadAttentionOptions full = *this;
-    const auto name = "MultiHeadAttention";
-    const auto require_width = [&](const char* option, Index width, Index least) {
-      constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
-      require(width >= least && width <= widest, name, [&] {
-        return std::string(option) + " is " + std::to_string(width) + ", expected " +
-               std::to_string(least) + " to 2^30";
-      });
-    };
-    require_width("d_model", d_model, 1);
-    require_width("num_heads", num_heads, 1);
-    require_width("num_kv_heads", num_kv_heads, 0);
-    require_width("d_head", d_head, 0);
-    require_width("d_value", d_value, 0);
-    require_width("kdim", kdim, 0);
-    require_width("vdim", vdim, 0);
-    if (d_head == 0) {
-      require(d_model % num_heads == 0, name,
-              "num_heads is " + std::to_string(num_heads) + ", expected a divisor of d_model " +
-                  std::to_string(d_model) + " (or give d_head)");
-      full.d_head = d_model / num_heads;
-    }
-    if (num_kv_heads == 0) full.num_kv_heads = num_heads;
-    require(num_heads % full.num_kv_heads == 0, name,
-            "num_kv_heads is " + std::to_string(num_kv_heads) +
-                ", expected a divisor of num_heads " + std::to_string(num_heads));
-    if (d_value == 0) full.d_value = full.d_head;
-    if (kdim == 0) full.kdim = d_model;
-    if (vdim == 0) full.vdim = d_model;
-    require(is_finite_option(layer_norm_epsilon) && layer_norm_epsilon > 0, name, [&] {
-      return "layer_norm_epsilon is " + std::to_string(layer_norm_epsilon) +
-             ", expected a finite number above 0";
-    });
-    require_width("num_heads times d_head", num_heads * full.d_head, 1);
-    require_width("num_heads times d_value", num_heads * full.d_value, 1);
-    return full;
-  }
-
-  // Of resolved options:
-  Index q_width() const { return num_heads * d_head; }         // H d
-  Index k_width() const { return num_kv_heads * d_head; }      // G d
-  Index v_width() const { return num_kv_heads * d_value; }     // G dv
-  Index context_width() const { return num_heads * d_value; }  // H dv
-  /// Whether what one of them left in a cache fits the other. Of resolved options.
-  bool same_shape(const MultiHeadAttentionOptions& other) const {
-    return d_model == other.d_model && num_heads == other.num_heads &&
-           num_kv_heads == other.num_kv_heads && d_head == other.d_head &&
-           d_value == other.d_value && kdim == other.kdim && vdim == other.vdim &&
-           layer_norm == other.layer_norm;
-  }
-  /// Whether queries, keys and values are projected by one matrix.
-  bool fused() const { return kdim == d_model && vdim == d_model; }
-};
-
-/// One call. Masks are viewed: they must outlive the call, and its backward too.
-template <Scalar T>
-struct MultiHeadAttentionCall {
-  AttentionMask<T> mask = {};   // none: every query sees every key
-  Path path = Path::flash;      // both give the same function
-  std::optional<T> scale = {};  // 1 / sqrt(d_head)
-  Dropout weight_dropout = {};  // of the attention weights; none: inference
-  Dropout output_dropout = {};  // of the output, after its bias
-
-  /// The part of it that concerns attention alone.
-  AttentionOptions<T> attention() const { return {mask, scale, weight_dropout}; }
-};
-
-}  // namespace headwise::inline v0_1
-
-// headwise/nn/cost.hpp
-// The cost of a MultiHeadAttention's call, for the formulas of analysis/.
+// headwise/ops/attention.hpp
+// Scaled dot-product attention with its weights kept: the specification that the tiled form in
+// flash_attention.hpp is held against, and what gives weights to look at.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// The shape of a call with L queries; S keys where they are separate, none with self-attention.
-/// The key lengths of the call's mask are viewed. Throws ArgumentError for options that make no
-/// module.
+/// weights = softmax(scale q k^T + bias over visible keys), o = weights v.
+///
+/// q        [B, H, L, d]    in
+/// k        [B, G, S, d]    in; G divides H, query head h reads key head h / (H / G)
+/// v        [B, G, S, dv]   in
+/// options                  masks, scale, dropout of the weights
+/// weights  [B, H, L, S]    out; before dropout: rows sum to 1
+/// o        [B, H, L, dv]   out
+///
+/// A query that sees no key has weights 0 and o 0. What a hidden pair holds, NaN or infinity, does
+/// not reach o. Any strides; outputs must not overlap inputs or each other.
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Vaswani et al., "Attention Is All You Need", 2017, arXiv 1706.03762, equation 1.
 template <Scalar T>
-AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
-                               const MultiHeadAttentionCall<T>& call, Index batch_size,
-                               Index seq_len, std::optional<Index> key_len = {}) {
-  const MultiHeadAttentionOptions o = options.resolved();
-  AttentionShape shape;
-  shape.batch_size = batch_size;
-  shape.seq_len = seq_len;
-  shape.key_len = key_len;
-  shape.d_model = o.d_model;
-  shape.num_heads = o.num_heads;
-  shape.num_kv_heads = o.num_kv_heads;
-  shape.d_head = o.d_head;
-  shape.d_value = o.d_value;
-  shape.kdim = o.kdim;
-  shape.vdim = o.vdim;
-  shape.causal = call.mask.is_causal();
-  shape.window = call.mask.window();
-  shape.key_lengths = call.mask.key_lengths();
-  shape.mask_biases = static_cast<Index>(call.mask.biases().size());
-  shape.q_bias = o.q_bias;
-  shape.k_bias = o.k_bias;
-  shape.v_bias = o.v_bias;
-  shape.o_bias = o.o_bias;
-  shape.layer_norm = o.layer_norm;
-  shape.layer_norm_affine = o.layer_norm_affine;
-  shape.weight_dropout = call.weight_dropout.active();
-  shape.output_dropout = call.output_dropout.active();
-  return shape;
+void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
+                       In<std::type_identity_t<T>, 4> v,
+                       const AttentionOptions<std::type_identity_t<T>>& options,
+                       Out<std::type_identity_t<T>, 4> weights, Out<std::type_identity_t<T>, 4> o,
+                       const Context& context = {}) {
+  const auto sizes = detail::require_attention<T>("attention_forward", q, k, v, options);
+  const auto [B, H, G, L, S, d, dv] = sizes;
+  require_shape("attention_forward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
+  require_shape("attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
+  require_apart("attention_forward", {"weights", weights}, {{"q", q}, {"k", k}, {"v", v}});
+  require_apart("attention_forward", {"o", o},
+                {{"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
+  detail::require_apart_from_masks<T>("attention_forward", {"weights", weights}, options.mask);
+  detail::require_apart_from_masks<T>("attention_forward", {"o", o}, options.mask);
+  if (weights.size() == 0 && o.size() == 0) return;
+
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  Workspace<T> workspace(context.executor.concurrency(),
+                         run.attention_forward_scratch(L, S, d, dv, options.dropout.active()),
+                         context.memory);
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / sizes.H, h = t % sizes.H;
+    const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
+    run.attention_head_forward(head, kernels::matrix(weights, b, h), kernels::matrix(o, b, h),
+                               workspace.of(worker));
+    const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
+    const std::int64_t extra = kernels::score_extras(head, 1);
+    context.count_flops(pairs * (2 * (head.d + head.dv) + 5 + extra),
+                        run.executed_gemm_flops({head.L, head.S, head.d}) +
+                            run.executed_gemm_flops({head.L, head.dv, head.S}) +
+                            (5 + extra) * head.L * head.S);
+  };
+  context.executor.run(B * H, task);
+}
+
+/// The gradients of attention_forward.
+///
+/// d_o      [B, H, L, dv]   in
+/// q, k, v                  in; as in forward
+/// weights  [B, H, L, S]    in; what forward returned
+/// options                  as in forward
+/// dq       [B, H, L, d]    out
+/// dk       [B, G, S, d]    out; summed over the query heads of a group
+/// dv       [B, G, S, dv]   out; summed likewise
+///
+/// Nothing flows through a hidden pair, whatever it holds. Outputs must not overlap inputs or each
+/// other.
+/// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  docs/derivations/attention_backward.md, steps 4e to 4a.
+template <Scalar T>
+void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
+                        In<std::type_identity_t<T>, 4> weights,
+                        const AttentionOptions<std::type_identity_t<T>>& options,
+                        const AttentionGradients<std::type_identity_t<T>>& gradients,
+                        const Context& context = {}) {
+  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
+  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
+  const auto sizes = detail::require_attention<T>("attention_backward", q, k, v, options);
+  const auto [B, H, G, L, S, d, width_v] = sizes;
+  require_shape("attention_backward", "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
+  require_shape("attention_backward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
+  require_shape("attention_backward", "dq", dq, q.shape(), "the shape of q");
+  require_shape("attention_backward", "dk", dk, k.shape(), "the shape of k");
+  require_shape("attention_backward", "dv", dv, v.shape(), "the shape of v");
+  require_apart("attention_backward", {"dq", dq},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
+  require_apart("attention_backward", {"dk", dk},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}});
+  require_apart(
+      "attention_backward", {"dv", dv},
+      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}, {"dk", dk}});
+  detail::require_apart_from_masks<T>("attention_backward", {"dq", dq}, options.mask);
+  detail::require_apart_from_masks<T>("attention_backward", {"dk", dk}, options.mask);
+  detail::require_apart_from_masks<T>("attention_backward", {"dv", dv}, options.mask);
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
+
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  Workspace<T> workspace(context.executor.concurrency(),
+                         run.attention_backward_scratch(L, S, d, width_v, options.dropout.active()),
+                         context.memory);
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / sizes.G, g = t % sizes.G;
+    if (sizes.group() == 0) {
+      fill(select(select(dk, b), g), T(0));
+      fill(select(select(dv, b), g), T(0));
+    }
+    for (Index n = 0; n < sizes.group(); ++n) {
+      const Index h = g * sizes.group() + n;
+      const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
+      run.attention_head_backward(
+          head, kernels::matrix(d_o, b, h), kernels::matrix(weights, b, h),
+          {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), n != 0},
+          workspace.of(worker));
+      const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
+      const std::int64_t extra = head.dropout.active() ? 2 : 0;
+      context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
+                          run.executed_gemm_flops({head.L, head.S, head.dv}) +
+                              run.executed_gemm_flops({head.S, head.dv, head.L}) +
+                              run.executed_gemm_flops({head.L, head.d, head.S}) +
+                              run.executed_gemm_flops({head.S, head.d, head.L}) +
+                              (5 + extra) * head.L * head.S);
+    }
+  };
+  context.executor.run(B * G, task);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/ops/rows.hpp
-// How work along rows and down columns is cut into tasks. No element depends on the cut.
+// headwise/ops/ordered_turns.hpp
+// Turns: tasks that add to the same memory do so in one order, whichever threads run them.
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// Elements of a task along rows: some microseconds.
-inline constexpr Index elements_of_rows = 16384;
+/// For each of `places` the number of turns that are done. A task that has turn n waits until n
+/// are; so that it waits for nobody who waits for it, tasks are taken in the order of their turns,
+/// by take() instead of by the number that the executor gives.
+class OrderedTurns {
+ public:
+  /// Throws std::bad_alloc.
+  OrderedTurns(Index places, std::pmr::memory_resource* memory)
+      : counts_(1, places, memory), done_(counts_.of(0).take(places)) {
+    for (Index place = 0; place < places; ++place) done_[place] = 0;
+  }
 
-/// run(begin, end) for parts of N rows of `width` elements.
-template <class F>
-void for_rows(const Context& context, Index N, Index width, const F& run) {
-  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, width));
-  const auto task = [&](Index t, Index) { run(t * rows, std::min<Index>(N, (t + 1) * rows)); };
-  context.executor.run((N + rows - 1) / rows, task);
-}
+  /// The next task.
+  Index take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+  /// Returns when `turn` turns are done at a place.
+  void wait(Index place, Index turn) {
+    constexpr int spins = 512;  // some microseconds: who is before is a tile ahead
+    const std::atomic_ref<Index> done(done_[place]);
+    for (int spin = 0; done.load(std::memory_order_acquire) != turn; ++spin) {
+      if (spin < spins) {
+        relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  }
+  /// One more is done.
+  void finish(Index place) {
+    std::atomic_ref<Index>(done_[place]).fetch_add(1, std::memory_order_release);
+  }
 
-/// run(begin, end) for parts of `columns` columns of N elements: as few as workers need, for a row
-/// is read in parts as wide as they are.
-template <class F>
-void for_columns(const Context& context, Index N, Index columns, const F& run) {
-  if (columns == 0) return;
-  constexpr Index together = 64;
-  const Index workers = context.executor.concurrency();
-  const Index most = std::max<Index>(1, N * columns / elements_of_rows);
-  const Index tasks = workers == 1 ? 1 : std::min<Index>(2 * workers, most);
-  const Index pieces = (columns + together - 1) / together;
-  const Index width = (pieces + tasks - 1) / tasks * together;
-  const auto task = [&](Index t, Index) {
-    run(t * width, std::min<Index>(columns, (t + 1) * width));
-  };
-  context.executor.run((columns + width - 1) / width, task);
+ private:
+  Workspace<Index> counts_;
+  Index* done_;
+  std::atomic<Index> next_ = 0;
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/flash_backward_call.hpp
+// How the gradients of flash attention are cut into tasks.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// A call of flash_attention_backward whose arguments fit. A task is a block of keys of a key/value
+/// head: it has dk and dv to itself; to dq the blocks of keys add one after the other, so that its
+/// bits do not depend on threads. Tasks of one head may run beside each other, a tile behind the
+/// one before: where there are fewer heads than threads, too.
+template <class T>
+class FlashBackwardCall {
+ public:
+  /// Throws std::bad_alloc.
+  FlashBackwardCall(const In<T, 4>& d_o, const AttentionInputs<T>& inputs, const In<T, 4>& o,
+                    const In<T, 4>& lse, const AttentionOptions<T>& options,
+                    const AttentionGradients<T>& to, const AttentionSizes& sizes,
+                    const Context& context)
+      : d_o_(d_o),
+        inputs_(inputs),
+        o_(o),
+        lse_(lse),
+        options_(options),
+        to_(to),
+        sizes_(sizes),
+        context_(context),
+        run_(kernels::kernels_here<T>()),
+        query_blocks_((sizes.L + run_.backward_queries - 1) / run_.backward_queries),
+        workspace_(context.executor.concurrency(), run_.flash_backward_scratch(sizes.d, sizes.dv),
+                   context.memory),
+        delta_storage_(1, sizes.B * sizes.H * sizes.L, context.memory),
+        deltas_(delta_storage_.of(0).take(0)),
+        turns_(sizes.B * sizes.H * query_blocks_, context.memory) {}
+
+  /// delta = rowsum(d_o * o) of every query; dq begins with 0.
+  void prepare_queries() {
+    const auto task = [&](Index t, Index) {
+      const Index b = t / query_blocks_ / sizes_.H, h = t / query_blocks_ % sizes_.H;
+      const Index i0 = t % query_blocks_ * run_.backward_queries;
+      const Index rows = std::min<Index>(run_.backward_queries, sizes_.L - i0);
+      const auto head = head_at(b, h);
+      for (Index i = i0; i < i0 + rows; ++i) {
+        for (Index n = 0; n < sizes_.d; ++n) head.dq(i, n) = T(0);
+      }
+      run_.row_deltas(head, i0, rows, deltas_of(b, h) + i0);
+      context_.count_flops(2 * sizes_.dv * rows, 2 * sizes_.dv * rows);
+    };
+    context_.executor.run(sizes_.B * sizes_.H * query_blocks_, task);
+  }
+
+  /// Everything else.
+  void run_key_blocks() {
+    if (sizes_.group() == 0) {
+      fill(to_.dk, T(0));
+      fill(to_.dv, T(0));
+      return;
+    }
+    const Index key_blocks = (sizes_.S + run_.backward_keys - 1) / run_.backward_keys;
+    const Index heads = sizes_.B * sizes_.G;
+    const auto task = [&](Index, Index worker) {
+      const Index taken = turns_.take();
+      run_block(taken % heads / sizes_.G, taken % sizes_.G, taken / heads, worker);
+    };
+    context_.executor.run(heads * key_blocks, task);
+  }
+
+ private:
+  T* deltas_of(Index b, Index h) { return deltas_ + (b * sizes_.H + h) * sizes_.L; }
+
+  kernels::FlashHead<T> head_at(Index b, Index h) {
+    return {attention_head(sizes_, inputs_.q, inputs_.k, inputs_.v, options_, b, h),
+            kernels::matrix(o_, b, h),
+            kernels::matrix(d_o_, b, h),
+            kernels::matrix(lse_, b, h),
+            deltas_of(b, h),
+            kernels::matrix(to_.dq, b, h)};
+  }
+
+  void run_block(Index b, Index g, Index block, Index worker) {
+    const Index keys = run_.backward_keys, queries = run_.backward_queries;
+    const Index j0 = block * keys, n = std::min<Index>(keys, sizes_.S - j0);
+    const Index first = g * sizes_.group();
+    const auto first_head = head_at(b, first);
+    run_.flash_backward_begin(first_head.forward, j0, n, workspace_.of(worker));
+    kernels::TileWork work;
+    for (Index h = first; h < first + sizes_.group(); ++h) {
+      const auto head = head_at(b, h);
+      for (Index i0 = 0; i0 < sizes_.L; i0 += queries) {
+        const Index rows = std::min<Index>(queries, sizes_.L - i0);
+        const KeyRange range = head.forward.visibility.range(i0, rows);
+        if (range.end <= j0 || range.begin >= j0 + n) continue;
+        const Index place = (b * sizes_.H + h) * query_blocks_ + i0 / queries;
+        turns_.wait(place, block - range.begin / keys);
+        const auto tile = run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
+        turns_.finish(place);
+        work.pairs += tile.pairs;
+        work.executed_flops += tile.executed_flops;
+      }
+    }
+    run_.flash_backward_end(first_head.forward, j0, n, kernels::matrix(to_.dk, b, g),
+                            kernels::matrix(to_.dv, b, g), workspace_.of(worker));
+    const std::int64_t extra = kernels::score_extras(first_head.forward, 2);
+    context_.count_flops(work.pairs * (6 * sizes_.d + 4 * sizes_.dv + 7 + extra),
+                         work.executed_flops);
+  }
+
+  const In<T, 4> d_o_;
+  const AttentionInputs<T>& inputs_;
+  const In<T, 4> o_, lse_;
+  const AttentionOptions<T>& options_;
+  const AttentionGradients<T>& to_;
+  const AttentionSizes sizes_;
+  const Context& context_;
+  const kernels::Kernels<T>& run_;
+  const Index query_blocks_;
+  Workspace<T> workspace_, delta_storage_;
+  T* deltas_;  // [B, H, L]
+  OrderedTurns turns_;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/flash_attention.hpp
+// Scaled dot-product attention in tiles: the same function as in attention.hpp, with nothing of
+// size L x S in either direction. Forward keeps the logsumexp of each query, from which backward
+// computes the weights again.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Queries of a task of forward: as many as share a copy of their keys, in parts of one size, and
+/// fewer where there are workers without a task. No result depends on it.
+template <class T>
+Index queries_of_task(const kernels::Kernels<T>& run, Index heads, Index L, Index workers) {
+  constexpr Index tasks_a_worker = 4;
+  const auto parts = [](Index n, Index part) { return (n + part - 1) / part; };
+  Index most = run.forward_queries;
+  while (workers > 1 && most / 2 >= run.columns &&
+         heads * parts(L, most) < tasks_a_worker * workers) {
+    most /= 2;
+  }
+  return kernels::round_up(parts(L, parts(L, most)), run.columns);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
-// headwise/ops/tokens.hpp
-// Tokens: rows of a table, or columns of logits, by number. What may be one, and the rule that all
-// of a call's lie in range.
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// o = softmax(scale q k^T + bias over visible keys) v.
+///
+/// q        [B, H, L, d]    in
+/// k        [B, G, S, d]    in; G divides H, query head h reads key head h / (H / G)
+/// v        [B, G, S, dv]   in
+/// options                  masks, scale, dropout of the weights
+/// o        [B, H, L, dv]   out
+/// lse      [B, H, L, 2]    out; logsumexp of each query's visible scores, and beside it what its
+///                          rounding left out; {} for inference
+///
+/// A query that sees no key has o 0 and lse -infinity. What a hidden pair holds, NaN or infinity,
+/// does not reach o. A query's bits depend on its own row and the keys alone: not on the batch, the
+/// other queries, or how many keys stand behind those it sees. Any strides; outputs must not
+/// overlap inputs, masks or each other.
+///
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout; tiles without
+///         a visible pair are skipped. Scratch constant for each thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
+template <Scalar T>
+void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
+                             In<std::type_identity_t<T>, 4> v,
+                             const AttentionOptions<std::type_identity_t<T>>& options,
+                             Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 4> lse,
+                             const Context& context = {}) {
+  const auto sizes = detail::require_attention<T>("flash_attention_forward", q, k, v, options);
+  const auto [B, H, G, L, S, d, dv] = sizes;
+  require_shape("flash_attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
+  if (!lse.absent()) {
+    require_shape("flash_attention_forward", "lse", lse, Shape{B, H, L, 2},
+                  "two numbers a query of q");
+  }
+  require_apart("flash_attention_forward", {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
+  require_apart("flash_attention_forward", {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
+  detail::require_apart_from_masks<T>("flash_attention_forward", {"o", o}, options.mask);
+  detail::require_apart_from_masks<T>("flash_attention_forward", {"lse", lse}, options.mask);
+  if (o.size() == 0 && lse.size() == 0) return;
+
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  Workspace<T> workspace(context.executor.concurrency(), run.flash_forward_scratch(d, dv),
+                         context.memory);
+  const Index queries = detail::queries_of_task(run, B * H, L, context.executor.concurrency());
+  const Index blocks = (L + queries - 1) / queries;
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / blocks / sizes.H, h = t / blocks % sizes.H, i0 = t % blocks * queries;
+    const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
+    const auto head_lse =
+        lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse, b, h);
+    const auto work = run.flash_forward(head, i0, std::min<Index>(queries, sizes.L - i0),
+                                        kernels::matrix(o, b, h), head_lse, workspace.of(worker));
+    const std::int64_t extra = kernels::score_extras(head, 1);
+    context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
+  };
+  context.executor.run(B * H * blocks, task);
+}
+
+/// The gradients of flash_attention_forward.
+///
+/// d_o      [B, H, L, dv]   in
+/// q, k, v                  in; as in forward
+/// o        [B, H, L, dv]   in; what forward returned
+/// lse      [B, H, L, 2]    in; what forward returned
+/// options                  as in forward
+/// dq       [B, H, L, d]    out
+/// dk       [B, G, S, d]    out; summed over the query heads of a group
+/// dv       [B, G, S, dv]   out; summed likewise
+///
+/// Nothing flows through a hidden pair, whatever it holds. Outputs must not overlap inputs or each
+/// other.
+/// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
+///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
+template <Scalar T>
+void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
+                              In<std::type_identity_t<T>, 4> o, In<std::type_identity_t<T>, 4> lse,
+                              const AttentionOptions<std::type_identity_t<T>>& options,
+                              const AttentionGradients<std::type_identity_t<T>>& gradients,
+                              const Context& context = {}) {
+  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
+  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
+  const auto sizes = detail::require_attention<T>("flash_attention_backward", q, k, v, options);
+  const auto [B, H, G, L, S, d, width_v] = sizes;
+  constexpr std::string_view function = "flash_attention_backward";
+  require_shape(function, "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
+  require_shape(function, "o", o, Shape{B, H, L, width_v}, "q, head width of v");
+  require_shape(function, "lse", lse, Shape{B, H, L, 2}, "two numbers a query of q");
+  require_shape(function, "dq", dq, q.shape(), "the shape of q");
+  require_shape(function, "dk", dk, k.shape(), "the shape of k");
+  require_shape(function, "dv", dv, v.shape(), "the shape of v");
+  require_apart(function, {"dq", dq},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}});
+  require_apart(function, {"dk", dk},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}});
+  require_apart(
+      function, {"dv", dv},
+      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
+  detail::require_apart_from_masks<T>(function, {"dq", dq}, options.mask);
+  detail::require_apart_from_masks<T>(function, {"dk", dk}, options.mask);
+  detail::require_apart_from_masks<T>(function, {"dv", dv}, options.mask);
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
+
+  detail::FlashBackwardCall<T> call(d_o, inputs, o, lse, options, gradients, sizes, context);
+  call.prepare_queries();
+  call.run_key_blocks();
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/attention.hpp
+// Attention as one node of the tape, on either path.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// What an attention is called with, but its inputs' elements.
+template <class T>
+struct AttentionNode {
+  AttentionInputs<T> inputs;
+  In<T, 4> o;
+  In<T, 4> kept;  // lse [B, H, L, 2], or the weights [B, H, L, S]
+  AttentionOptions<T> options;
+  Path path;
+
+  void backward(const In<T, 4>& d_o, const AttentionGradients<T>& to, const Context& context) {
+    if (path == Path::flash) {
+      flash_attention_backward(d_o, inputs, o, kept, options, to, context);
+    } else {
+      attention_backward(d_o, inputs, kept, options, to, context);
+    }
+  }
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// o = softmax(scale q k^T + bias over visible keys) v.
+///
+/// q         [B, H, L, d]
+/// k         [B, G, S, d]    G divides H
+/// v         [B, G, S, dv]
+/// options                   masks, scale, dropout; what they view has to outlive backward
+/// returns   [B, H, L, dv]   laid out as [B, L, H dv], so that merge_heads of it is a view
+///
+/// Path::flash keeps q, k, v, o and two numbers a query, Path::materialized q, k, v and the
+/// weights. Where q, k and v are slices of one projection, their gradients are written side by side
+/// into its gradient. Throws as flash_attention_forward or attention_forward.
+template <Scalar T>
+Variable<T, 4> attention(const Variable<T, 4>& q, const Variable<T, 4>& k, const Variable<T, 4>& v,
+                         const AttentionOptions<std::type_identity_t<T>>& options = {},
+                         Path path = Path::flash) {
+  Recording<T> call({"attention"}, q, k, v);
+  const Index B = q.extent(0), H = q.extent(1), L = q.extent(2);
+  const Out<T, 4> heads = call.output(Shape{B, L, H, v.extent(3)});
+  const Out<T, 4> o = transpose(heads, 1, 2);
+  Out<T, 4> kept;
+  if (path == Path::flash) {
+    kept = call.kept(Shape{B, H, L, 2});
+    flash_attention_forward(q.value(), k.value(), v.value(), options, o, kept, call.context());
+    call.save_output();
+  } else {
+    kept = call.scratch(Shape{B, H, L, k.extent(2)});
+    attention_forward(q.value(), k.value(), v.value(), options, kept, o, call.context());
+  }
+  detail::AttentionNode<T> node{{call.save(q), call.save(k), call.save(v)}, o, kept, options, path};
+  const auto to_q = call.target(q), to_k = call.target(k), to_v = call.target(v);
+  return call.finish(In<T, 4>(o),
+                     [node, to_q, to_k, to_v](BackwardPass<T>& pass, In<T, 4> d_o) mutable {
+                       pass.assign(
+                           [&](Out<T, 4> dq, Out<T, 4> dk, Out<T, 4> dv) {
+                             node.backward(d_o, {dq, dk, dv}, pass.context());
+                           },
+                           to_q, to_k, to_v);
+                     });
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/concatenate.hpp
+// Variables side by side, as one, on the tape.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Variables side by side along one axis; the others' extents are equal. Nothing is kept. Throws
+/// ShapeError, and ArgumentError for an axis that is not there.
+template <Scalar T, int R, std::same_as<Variable<T, R>>... More>
+Variable<T, R> concatenate(int axis, const Variable<T, R>& first, const More&... more) {
+  detail::require_axis("concatenate", axis, R);
+  Shape<R> shape = first.shape();
+  [[maybe_unused]] const auto append = [&](const Variable<T, R>& part) {
+    Shape<R> expected = first.shape();
+    expected[axis] = part.extent(axis);
+    require_shape("concatenate", "a part", part.value(), expected,
+                  [&] { return "the first " + first.shape().format(); });
+    shape[axis] += part.extent(axis);
+  };
+  (append(more), ...);
+  Recording<T> call({"concatenate"}, first, more...);
+  const Out<T, R> y = call.output(shape);
+  Index at = 0;
+  const auto put = [&](const Variable<T, R>& part) {
+    const Index count = part.extent(axis);
+    detail::combine_into<T, R>(kernels::Combination::first, part.value(), slice(y, axis, at, count),
+                               call.context());
+    at += count;
+  };
+  (put(first), (put(more), ...));
+  const auto targets = std::make_tuple(call.optional_target(first), call.optional_target(more)...);
+  const auto backward = [targets, axis](BackwardPass<T>& pass, In<T, R> dy) {
+    Index from = 0;
+    const auto give = [&](const auto& target) {
+      pass.contribute(target, slice(dy, axis, from, target.shape[axis]));
+      from += target.shape[axis];
+    };
+    std::apply([&](const auto&... target) { (give(target), ...); }, targets);
+  };
+  return call.finish(In<T, R>(y), backward);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/elementwise.hpp
+// Sums, differences, products and quotients of matrices, element by element, and their gradients. A
+// matrix of one row stands for all rows: its gradient is summed over them.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = a + b.
+///
+/// a   [N, M]   in; or [1, M], which stands for every row
+/// b   [N, M]   in; or [1, M] likewise
+/// y   [N, M]   out; may be a or b
+///
+/// Work    N M FLOPs.
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void add_forward(In<T, 2> a, In<std::type_identity_t<T>, 2> b, Out<std::type_identity_t<T>, 2> y,
+                 const Context& context = {}) {
+  detail::require_combined<T>("add_forward", a, b, y);
+  detail::combine<T>({kernels::Combination::sum, a, b}, y, context);
+}
+
+/// The gradients of add_forward.
+///
+/// dy   [N, M]   in
+/// da   [N, M]   out: dy; or [1, M]: the column sums of dy; {} for none
+/// db   [N, M]   out: likewise
+///
+/// Outputs must not overlap dy (but may be dy where they have its shape) or each other.
+/// Work    N M FLOPs for each of [1, M].
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void add_backward(In<T, 2> dy, Out<std::type_identity_t<T>, 2> da,
+                  Out<std::type_identity_t<T>, 2> db, const Context& context = {}) {
+  detail::require_gradients<T>("add_backward", dy, da, db);
+  const Index N = dy.extent(0);
+  detail::combine_backward<T>({kernels::Combination::first, dy, dy}, N, da, context);
+  detail::combine_backward<T>({kernels::Combination::first, dy, dy}, N, db, context);
+}
+
+/// y = a - b.
+///
+/// a   [N, M]   in; or [1, M], which stands for every row
+/// b   [N, M]   in; or [1, M] likewise
+/// y   [N, M]   out; may be a or b
+///
+/// Work    N M FLOPs.
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void subtract_forward(In<T, 2> a, In<std::type_identity_t<T>, 2> b,
+                      Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
+  detail::require_combined<T>("subtract_forward", a, b, y);
+  detail::combine<T>({kernels::Combination::difference, a, b}, y, context);
+}
+
+/// The gradients of subtract_forward.
+///
+/// dy   [N, M]   in
+/// da   [N, M]   out: dy; or [1, M]: summed over the rows; {} for none
+/// db   [N, M]   out: -dy; or [1, M] likewise
+///
+/// Outputs must not overlap dy or each other.
+/// Work    N M FLOPs for db, and for da of [1, M].
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void subtract_backward(In<T, 2> dy, Out<std::type_identity_t<T>, 2> da,
+                       Out<std::type_identity_t<T>, 2> db, const Context& context = {}) {
+  detail::require_gradients<T>("subtract_backward", dy, da, db);
+  const Index N = dy.extent(0);
+  detail::combine_backward<T>({kernels::Combination::first, dy, dy}, N, da, context);
+  detail::combine_backward<T>({kernels::Combination::scaled, dy, dy, T(-1)}, N, db, context);
+}
+
+/// y = a b, element by element.
+///
+/// a   [N, M]   in; or [1, M], which stands for every row
+/// b   [N, M]   in; or [1, M] likewise
+/// y   [N, M]   out; may be a or b
+///
+/// Work    N M FLOPs.
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void multiply_forward(In<T, 2> a, In<std::type_identity_t<T>, 2> b,
+                      Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
+  detail::require_combined<T>("multiply_forward", a, b, y);
+  detail::combine<T>({kernels::Combination::product, a, b}, y, context);
+}
+
+/// The gradients of multiply_forward.
+///
+/// dy    [N, M]   in
+/// a, b           in; as in forward
+/// da    as a     out: dy b; summed over the rows where a is [1, M]; {} for none
+/// db    as b     out: dy a; likewise
+///
+/// An element whose dy is 0 adds nothing, whatever a and b hold. Outputs must not overlap inputs or
+/// each other.
+/// Work    N M FLOPs for each, twice that for [1, M].
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void multiply_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> a,
+                       In<std::type_identity_t<T>, 2> b, Out<std::type_identity_t<T>, 2> da,
+                       Out<std::type_identity_t<T>, 2> db, const Context& context = {}) {
+  constexpr std::string_view function = "multiply_backward";
+  detail::require_factor<T>(function, "a", a, dy);
+  detail::require_factor<T>(function, "b", b, dy);
+  detail::require_gradient_of<T>(function, "da", da, a.shape(), "the shape of a");
+  detail::require_gradient_of<T>(function, "db", db, b.shape(), "the shape of b");
+  require_apart(function, {"da", da}, {{"dy", dy}, {"a", a}, {"b", b}});
+  require_apart(function, {"db", db}, {{"dy", dy}, {"a", a}, {"b", b}, {"da", da}});
+  const Index N = dy.extent(0);
+  detail::combine_backward<T>({kernels::Combination::gradient_product, dy, b}, N, da, context);
+  detail::combine_backward<T>({kernels::Combination::gradient_product, dy, a}, N, db, context);
+}
+
+/// y = a / b, element by element.
+///
+/// a   [N, M]   in; or [1, M], which stands for every row
+/// b   [N, M]   in; or [1, M] likewise
+/// y   [N, M]   out; may be a or b
+///
+/// Work    N M FLOPs.
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void divide_forward(In<T, 2> a, In<std::type_identity_t<T>, 2> b, Out<std::type_identity_t<T>, 2> y,
+                    const Context& context = {}) {
+  detail::require_combined<T>("divide_forward", a, b, y);
+  detail::combine<T>({kernels::Combination::quotient, a, b}, y, context);
+}
+
+/// The gradients of divide_forward.
+///
+/// dy   [N, M]   in
+/// b             in; as in forward
+/// y    [N, M]   in; what forward returned
+/// da   [N, M]   out: dy / b; or [1, M]: summed over the rows; {} for none
+/// db   as b     out: -(dy / b) y; summed over the rows where b is [1, M]; {} for none
+///
+/// An element whose dy is 0 adds nothing, whatever b and y hold. Outputs must not overlap inputs or
+/// each other.
+/// Work    N M FLOPs, as many for da of [1, M] and for db, twice that for db of [1, M].
+/// Throws  ShapeError before anything is written; std::bad_alloc.
+template <Scalar T>
+void divide_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> b,
+                     In<std::type_identity_t<T>, 2> y, Out<std::type_identity_t<T>, 2> da,
+                     Out<std::type_identity_t<T>, 2> db, const Context& context = {}) {
+  constexpr std::string_view function = "divide_backward";
+  const Index N = dy.extent(0);
+  detail::require_factor<T>(function, "b", b, dy);
+  require_shape(function, "y", y, dy.shape(), "the shape of dy");
+  detail::require_gradient_of<T>(function, "da", da, detail::rows_or_one<T>(da, dy),
+                                 "the shape of dy, or one row");
+  detail::require_gradient_of<T>(function, "db", db, b.shape(), "the shape of b");
+  require_apart(function, {"da", da}, {{"dy", dy}, {"b", b}, {"y", y}});
+  require_apart(function, {"db", db}, {{"dy", dy}, {"b", b}, {"y", y}, {"da", da}});
+  Tensor<T, 2> storage;  // dy / b, where that is not da
+  Out<T, 2> quotients = da;
+  if (da.absent() || da.extent(0) != N) {
+    storage = Tensor<T, 2>::uninitialized(dy.shape(), context.memory);
+    quotients = storage;
+  }
+  detail::combine<T>({kernels::Combination::gradient_quotient, dy, b}, quotients, context);
+  if (storage.size() != 0 || da.extent(0) != N) {
+    detail::combine_backward<T>({kernels::Combination::first, quotients, quotients}, N, da,
+                                context);
+  }
+  detail::combine_backward<T>({kernels::Combination::negative_gradient_product, quotients, y}, N,
+                              db, context);
+}
+
+/// y = alpha x.
+///
+/// x      [N, M]   in
+/// alpha           a finite number
+/// y      [N, M]   out; may be x
+///
+/// It is its own gradient: dx = scale_forward(dy, alpha).
+/// Work    N M FLOPs.
+/// Throws  ShapeError or ArgumentError before anything is written.
+template <Scalar T>
+void scale_forward(In<T, 2> x, const std::type_identity_t<T>& alpha,
+                   Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
+  require_countable("scale_forward", "x", x);
+  require_shape("scale_forward", "y", y, x.shape(), "the shape of x");
+  require_distinct("scale_forward", {"y", y});
+  require_same_or_apart("scale_forward", {"y", y}, {"x", x});
+  require(is_finite_option(alpha), "scale_forward", "alpha is not finite, expected a number");
+  detail::combine<T>({kernels::Combination::scaled, x, x, alpha}, y, context);
+}
+
+/// dx = alpha dy: the gradient of scale_forward. Throws as that does, under its name.
+template <Scalar T>
+void scale_backward(In<T, 2> dy, const std::type_identity_t<T>& alpha,
+                    Out<std::type_identity_t<T>, 2> dx, const Context& context = {}) {
+  scale_forward(dy, alpha, dx, context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/elementwise.hpp
+// Sums, differences, products and quotients on the tape. An operand of fewer axes stands for all
+// indices of the axes that it lacks, which come first: a bias [D] is added to each row of [B, L,
+// D], and its gradient is summed over them.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// What an input was, where backward does not read it: its shape over elements that are there.
+template <class T, int R>
+In<T, R> unread(const In<T, R>& dy, const Shape<R>& shape) {
+  return {dy.data(), shape, Shape<R>()};
+}
+
+/// An input that backward may not need: kept, or its shape alone.
+template <class T>
+struct MaybeSaved {
+  In<T, 2> value;
+  bool saved;
+
+  In<T, 2> read(const In<T, 2>& dy) const { return saved ? value : unread(dy, value.shape()); }
+};
+
+template <class T>
+MaybeSaved<T> save_if(bool needed, Recording<T>& call, const Variable<T, 2>& x, const In<T, 2>& y) {
+  needed = needed || y.size() == 0;  // then nothing else is there to point to
+  if (needed) call.save(x);
+  return {x.value(), needed};
+}
+
+/// Two operands as matrices, [N, M] or one row, and the shape of what they give.
+template <class T, int R>
+struct Operands {
+  Variable<T, 2> a, b;
+  Shape<2> rows;
+  Shape<R> shape;
+};
+
+/// Whether the axes of b are the last ones of a.
+template <int R, int Q>
+bool ends_with(const Shape<R>& a, const Shape<Q>& b) {
+  for (int q = 0; q < Q; ++q) {
+    if (a[R - Q + q] != b[q]) return false;
+  }
+  return true;
+}
+
+/// The operand of all axes, and the one that may lack some, as matrices.
+template <class T, int R, int Q>
+void as_matrices(const Variable<T, R>& whole, const Variable<T, Q>& part, Variable<T, 2>& rows,
+                 Variable<T, 2>& row) {
+  if constexpr (Q == R) {
+    rows = as_rows(whole);
+    row = as_rows(part);
+  } else {
+    const Index M = part.size();
+    if constexpr (Q == 1) {
+      rows = as_rows(whole);
+    } else {
+      rows = reshape(whole, Shape{M == 0 ? 0 : whole.size() / M, M});
+    }
+    row = reshape(part, Shape{Index{1}, M});
+  }
+}
+
+template <class T, int R, int Q>
+auto operands_of(NodeName name, const Variable<T, R>& a, const Variable<T, Q>& b) {
+  constexpr int rank = R < Q ? Q : R;
+  const auto fits = [&] {
+    if constexpr (R >= Q) {
+      return ends_with(a.shape(), b.shape());
+    } else {
+      return ends_with(b.shape(), a.shape());
+    }
+  };
+  if (!fits()) {
+    raise<ShapeError>(std::string(name.text) + ": b is " + b.shape().format() +
+                      ", expected the shape of a " + a.shape().format() +
+                      ", or the last axes of one of them as the other");
+  }
+  Operands<T, rank> of;
+  if constexpr (R >= Q) {
+    as_matrices(a, b, of.a, of.b);
+    of.rows = of.a.shape();
+    of.shape = a.shape();
+  } else {
+    as_matrices(b, a, of.b, of.a);
+    of.rows = of.b.shape();
+    of.shape = b.shape();
+  }
+  return of;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// a + b. Of one shape, or the axes of one are the last of the other. Throws ShapeError; and, as
+/// all functions of the tape, as Recording, and std::bad_alloc.
+template <Scalar T, int R, int Q>
+auto add(const Variable<T, R>& a, const Variable<T, Q>& b) {
+  const auto of = detail::operands_of({"add"}, a, b);
+  Recording<T> call({"add"}, of.a, of.b);
+  const Out<T, 2> y = call.output(of.rows);
+  add_forward(of.a.value(), of.b.value(), y, call.context());
+  const auto to_a = call.optional_target(of.a), to_b = call.optional_target(of.b);
+  const auto backward = [to_a, to_b](BackwardPass<T>& pass, In<T, 2> dy) {
+    const auto summed = [&](const auto& target) {
+      pass.assign([&](Out<T, 2> d) { add_backward(dy, {}, d, pass.context()); }, target);
+    };
+    if (to_b.shape != dy.shape()) {
+      summed(to_b);
+      return pass.hand_on(to_a, dy);
+    }
+    to_a.shape == dy.shape() ? pass.contribute(to_a, dy) : summed(to_a);
+    pass.hand_on(to_b, dy);
+  };
+  return reshape(call.finish(y, backward), of.shape);
+}
+
+/// a - b, of shapes as in add.
+template <Scalar T, int R, int Q>
+auto subtract(const Variable<T, R>& a, const Variable<T, Q>& b) {
+  const auto of = detail::operands_of({"subtract"}, a, b);
+  Recording<T> call({"subtract"}, of.a, of.b);
+  const Out<T, 2> y = call.output(of.rows);
+  subtract_forward(of.a.value(), of.b.value(), y, call.context());
+  const auto to_a = call.optional_target(of.a), to_b = call.optional_target(of.b);
+  const auto backward = [to_a, to_b](BackwardPass<T>& pass, In<T, 2> dy) {
+    pass.assign([&](Out<T, 2> da, Out<T, 2> db) { subtract_backward(dy, da, db, pass.context()); },
+                to_a, to_b);
+  };
+  return reshape(call.finish(y, backward), of.shape);
+}
+
+/// a b, element by element, of shapes as in add. Each operand is kept for the gradient of the
+/// other.
+template <Scalar T, int R, int Q>
+auto multiply(const Variable<T, R>& a, const Variable<T, Q>& b) {
+  const auto of = detail::operands_of({"multiply"}, a, b);
+  Recording<T> call({"multiply"}, of.a, of.b);
+  const Out<T, 2> y = call.output(of.rows);
+  multiply_forward(of.a.value(), of.b.value(), y, call.context());
+  const auto to_a = call.optional_target(of.a), to_b = call.optional_target(of.b);
+  const auto kept_a = detail::save_if<T>(of.b.has_gradient(), call, of.a, y);
+  const auto kept_b = detail::save_if<T>(of.a.has_gradient(), call, of.b, y);
+  const auto backward = [to_a, to_b, kept_a, kept_b](BackwardPass<T>& pass, In<T, 2> dy) {
+    const auto into = [&](Out<T, 2> da, Out<T, 2> db) {
+      multiply_backward(dy, kept_a.read(dy), kept_b.read(dy), da, db, pass.context());
+    };
+    pass.assign(into, to_a, to_b);
+  };
+  return reshape(call.finish(y, backward), of.shape);
+}
+
+/// a / b, element by element, of shapes as in add. b and the quotient are kept.
+template <Scalar T, int R, int Q>
+auto divide(const Variable<T, R>& a, const Variable<T, Q>& b) {
+  const auto of = detail::operands_of({"divide"}, a, b);
+  Recording<T> call({"divide"}, of.a, of.b);
+  const Out<T, 2> y = call.output(of.rows);
+  divide_forward(of.a.value(), of.b.value(), y, call.context());
+  const auto to_a = call.optional_target(of.a), to_b = call.optional_target(of.b);
+  const In<T, 2> kept_b = call.save(of.b);
+  call.save_output();
+  const auto backward = [to_a, to_b, kept_b, y](BackwardPass<T>& pass, In<T, 2> dy) {
+    const auto into = [&](Out<T, 2> da, Out<T, 2> db) {
+      divide_backward(dy, kept_b, y, da, db, pass.context());
+    };
+    pass.assign(into, to_a, to_b);
+  };
+  return reshape(call.finish(y, backward), of.shape);
+}
+
+/// alpha x. Throws ArgumentError for an alpha that is not finite.
+template <Scalar T, int R>
+Variable<T, R> scale(const Variable<T, R>& x, const std::type_identity_t<T>& alpha) {
+  const Variable<T, 2> rows = as_rows(x);
+  Recording<T> call({"scale"}, rows);
+  const Out<T, 2> y = call.output(rows.shape());
+  scale_forward(rows.value(), alpha, y, call.context());
+  const auto backward = [to = call.target(rows), alpha](BackwardPass<T>& pass, In<T, 2> dy) {
+    pass.assign([&](Out<T, 2> dx) { scale_backward(dy, alpha, dx, pass.context()); }, to);
+  };
+  return like_rows_of(x.shape(), call.finish(y, backward));
+}
+
+/// add, subtract, multiply, divide and scale as operators.
+///@{
+template <Scalar T, int R, int Q>
+auto operator+(const Variable<T, R>& a, const Variable<T, Q>& b) {
+  return add(a, b);
+}
+template <Scalar T, int R, int Q>
+auto operator-(const Variable<T, R>& a, const Variable<T, Q>& b) {
+  return subtract(a, b);
+}
+template <Scalar T, int R, int Q>
+auto operator*(const Variable<T, R>& a, const Variable<T, Q>& b) {
+  return multiply(a, b);
+}
+template <Scalar T, int R, int Q>
+auto operator/(const Variable<T, R>& a, const Variable<T, Q>& b) {
+  return divide(a, b);
+}
+template <Scalar T, int R>
+Variable<T, R> operator*(const std::type_identity_t<T>& alpha, const Variable<T, R>& x) {
+  return scale(x, alpha);
+}
+///@}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/dropout.hpp
+// Dropout of a matrix, element by element. The mask is drawn from its position: nothing is stored.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// y = x / (1 - rate) where kept, 0 elsewhere; y = x at rate 0.
+///
+/// x        [N, M]   in
+/// dropout  rate in [0, 1], seed, step: row n and column m draw from (seed, step, n, m)
+/// y        [N, M]   out; may be x
+///
+/// Work    N M FLOPs where the rate is not 0.
+/// Throws  ShapeError or ArgumentError before anything is written.
+/// Source  Srivastava et al., "Dropout", JMLR 15, 2014.
+template <Scalar T>
+void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_t<T>, 2> y,
+                     const Context& context = {}) {
+  require_countable("dropout_forward", "x", x);
+  require_shape("dropout_forward", "y", y, x.shape(), "the shape of x");
+  require_distinct("dropout_forward", {"y", y});
+  require_same_or_apart("dropout_forward", {"y", y}, {"x", x});
+  dropout.require_valid("dropout_forward");
+  if (x.size() == 0) return;
+  const DropoutMask mask(dropout, DropoutStream::output);
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  detail::for_rows(context, x.extent(0), x.extent(1), [&](Index begin, Index end) {
+    if (mask.active()) {
+      return run.drop_rows(mask, kernels::matrix(x), kernels::matrix(y), x.extent(1), begin, end);
+    }
+    for (Index n = begin; n < end; ++n) {
+      for (Index m = 0; m < x.extent(1); ++m) y(n, m) = x(n, m);
+    }
+  });
+  if (mask.active()) context.count_flops(x.size(), x.size());
+}
+
+/// dx = dy / (1 - rate) where forward kept the element, 0 elsewhere: the same mask in reverse.
+///
+/// dy       [N, M]   in
+/// dropout  as in forward
+/// dx       [N, M]   out; may be dy
+///
+/// Work    N M FLOPs where the rate is not 0.
+/// Throws  ShapeError or ArgumentError before anything is written.
+template <Scalar T>
+void dropout_backward(In<T, 2> dy, const Dropout& dropout, Out<std::type_identity_t<T>, 2> dx,
+                      const Context& context = {}) {
+  require_countable("dropout_backward", "dy", dy);
+  require_shape("dropout_backward", "dx", dx, dy.shape(), "the shape of dy");
+  require_distinct("dropout_backward", {"dx", dx});
+  require_same_or_apart("dropout_backward", {"dx", dx}, {"dy", dy});
+  dropout.require_valid("dropout_backward");
+  dropout_forward(dy, dropout, dx, context);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/layer_norm.hpp
+// Layer normalisation, forward and backward.
 
 namespace headwise::inline v0_1 {
 
-/// The types that tokens come in: what tokenizers write, and what PyTorch takes.
-template <class I>
-concept TokenId = std::same_as<I, std::int32_t> || std::same_as<I, std::int64_t>;
+/// Gain and offset of a layer norm, each [D] or absent.
+template <class T>
+struct LayerNormAffine {
+  In<T, 1> gamma = {};  // [D]; {} for 1
+  In<T, 1> beta = {};   // [D]; {} for 0
+};
+
+/// Where their gradients are added, each [D] or absent.
+template <class T>
+struct LayerNormGradients {
+  InOut<T, 1> gamma = {};  // [D]; {} for none
+  InOut<T, 1> beta = {};   // [D]; {} for none
+};
+
+/// What rows were normalised with, each [N]: written by forward, read by backward.
+template <class View>
+struct LayerNormMoments {
+  View mean = {};  // [N]
+  View rstd = {};  // [N]; 1 / sqrt(variance + epsilon)
+};
 
 }  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// No token is exempt.
-struct NoneIgnored {
-  bool operator()(std::int64_t) const { return false; }
-};
-
-/// Throws ArgumentError for the first token outside [0, V), but for those that ignored(token) says
-/// yes to; `from` says where V comes from.
-template <TokenId I, class From, class Ignored = NoneIgnored>
-void require_tokens(std::string_view function, std::string_view argument, const In<I, 1>& tokens,
-                    Index V, const From& from, const Ignored& ignored = {}) {
-  for (Index n = 0; n < tokens.extent(0); ++n) {
-    const std::int64_t token = tokens(n);
-    if ((token >= 0 && token < V) || ignored(token)) [[likely]]
-      continue;
-    raise<ArgumentError>(std::string(function) + ": " + std::string(argument) + "(" +
-                         std::to_string(n) + ") is " + std::to_string(token) +
-                         ", expected 0 or more and below " + std::to_string(V) + " (" + from() +
-                         ")");
-  }
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-// headwise/ops/embedding.hpp
-// The embedding of tokens: rows of a table, gathered by number, and the gradient of the table.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// Asks for the begin of a row that is read or written soon. (Rows of a table are met in no order
-/// that a processor foresees.)
-template <int write, class T>
-HEADWISE_INLINE void prefetch_row(const kernels::Matrix<T>& x, Index i, Index begin, Index end) {
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
-  if (x.column != 1) return;
-  for (Index n = begin; n < std::min<Index>(end, begin + 8 * line); n += line) {
-    __builtin_prefetch(&x(i, n), write, 3);
-  }
+template <class T>
+void require_affine(std::string_view function, const LayerNormAffine<T>& affine, Index D) {
+  const auto whence = [&] { return std::to_string(D) + ", the width of x"; };
+  if (!affine.gamma.absent()) require_shape(function, "gamma", affine.gamma, Shape{D}, whence);
+  if (!affine.beta.absent()) require_shape(function, "beta", affine.beta, Shape{D}, whence);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -12369,78 +17100,134 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// y_n = table_{tokens_n}: row n of y is a copy of the table's row of token n.
+/// y = (x - mean) rstd gamma + beta, row by row, rstd = 1 / sqrt(variance + epsilon).
 ///
-/// tokens  [N]      in; each in [0, V)
-/// table   [V, D]   in
-/// y       [N, D]   out; must not overlap the inputs
+/// x                 [N, D]   in
+/// affine.gamma      [D]      in; {} for 1
+/// affine.beta       [D]      in; {} for 0
+/// epsilon                    added to the variance (biased: divided by D); > 0
+/// y                 [N, D]   out; may be x
+/// moments.mean      [N]      out; kept for backward, {} for inference
+/// moments.rstd      [N]      out; kept for backward, {} for inference
 ///
-/// Work    no FLOPs; N D elements are copied.
-/// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
-template <TokenId I, Scalar T>
-void embedding_forward(In<I, 1> tokens, In<T, 2> table, Out<std::type_identity_t<T>, 2> y,
-                       const Context& context = {}) {
-  constexpr std::string_view function = "embedding_forward";
-  const Index N = tokens.extent(0), D = table.extent(1);
-  require_countable(function, "tokens", tokens);
-  require_countable(function, "table", table);
-  require_shape(function, "y", y, Shape{N, D}, "tokens, columns of table");
-  require_apart(function, {"y", y}, {{"tokens", tokens}, {"table", table}});
-  detail::require_tokens(function, "tokens", tokens, table.extent(0),
-                         [&] { return "rows of table " + table.shape().format(); });
-  if (N == 0 || D == 0) return;
-  const auto from = kernels::matrix(table);
-  const auto to = kernels::matrix(Out<T, 2>(y));
-  detail::for_rows(context, N, D, [&](Index begin, Index end) {
-    for (Index n = begin; n < end; ++n) {
-      const auto row = kernels::row(from, static_cast<Index>(tokens(n)));
-      const auto out = kernels::row(to, n);
-      if (n + 1 < end) detail::prefetch_row<0>(from, static_cast<Index>(tokens(n + 1)), 0, D);
-      if (row.step == 1 && out.step == 1) {
-        std::copy_n(row.data, D, out.data);
-      } else {
-        for (Index j = 0; j < D; ++j) out[j] = row[j];
-      }
-    }
-  });
+/// Outputs must not overlap anything else.
+/// Work    6 D + 5 FLOPs a row, and D for each of gamma and beta.
+/// Throws  ShapeError or ArgumentError before anything is written.
+/// Source  Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv 1607.06450.
+template <Scalar T>
+void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T>>& affine,
+                        std::type_identity_t<T> epsilon, Out<std::type_identity_t<T>, 2> y,
+                        const LayerNormMoments<Out<std::type_identity_t<T>, 1>>& moments,
+                        const Context& context = {}) {
+  constexpr std::string_view function = "layer_norm_forward";
+  const Index N = x.extent(0), D = x.extent(1);
+  const Out<T, 1> mean = moments.mean, rstd = moments.rstd;
+  require_countable(function, "x", x);
+  detail::require_affine<T>(function, affine, D);
+  require(T(0) < epsilon && is_finite_option(epsilon), function,
+          "epsilon is not above 0, or not finite, expected a small number like 1e-5");
+  require_shape(function, "y", y, x.shape(), "the shape of x");
+  if (!mean.absent()) require_shape(function, "mean", mean, Shape{N}, "rows of x");
+  if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
+  require_apart(function, {"y", y}, {{"gamma", affine.gamma}, {"beta", affine.beta}});
+  require_same_or_apart(function, {"y", y}, {"x", x});
+  require_apart(function, {"mean", mean},
+                {{"x", x}, {"gamma", affine.gamma}, {"beta", affine.beta}, {"y", y}});
+  require_apart(
+      function, {"rstd", rstd},
+      {{"x", x}, {"gamma", affine.gamma}, {"beta", affine.beta}, {"y", y}, {"mean", mean}});
+  if (x.size() == 0 && mean.absent() && rstd.absent()) return;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::LayerNormRows<T> rows{kernels::matrix(x),
+                                       D,
+                                       kernels::row(affine.gamma),
+                                       kernels::row(affine.beta),
+                                       epsilon,
+                                       kernels::matrix(y),
+                                       kernels::row(mean),
+                                       kernels::row(rstd)};
+  detail::for_rows(context, N, D,
+                   [&](Index begin, Index end) { run.layer_norm_rows(rows, begin, end); });
+  const std::int64_t a_column =
+      6 + (affine.gamma.absent() ? 0 : 1) + (affine.beta.absent() ? 0 : 1);
+  const std::int64_t flops = D == 0 ? 0 : std::int64_t{N} * (D * a_column + 5);
+  context.count_flops(flops, flops);
 }
 
-/// The gradient of the table: dtable_{tokens_n} += dy_n, in the order of n.
+/// The gradients of layer_norm_forward.
 ///
-/// dy      [N, D]   in
-/// tokens  [N]      in; as in forward
-/// dtable  [V, D]   added to; must not overlap the inputs
+/// dy                [N, D]   in
+/// x                 [N, D]   in; as in forward
+/// gamma             [D]      in; as in forward, {} for 1
+/// moments           [N]      in; mean and rstd from forward
+/// dx                [N, D]   out; may be dy; {} for none
+/// gradients.gamma   [D]      added to: sum over rows of dy xhat; {} for none
+/// gradients.beta    [D]      added to: sum over rows of dy; {} for none
 ///
-/// A row of the table that no token names is not touched. Sums run in T, from row to row: the same
-/// bits for any number of threads, for each owns columns.
-/// Work    N D FLOPs, whatever V is.
-/// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
-template <Scalar T, TokenId I>
-void embedding_backward(In<T, 2> dy, In<I, 1> tokens, InOut<std::type_identity_t<T>, 2> dtable,
-                        const Context& context = {}) {
-  constexpr std::string_view function = "embedding_backward";
-  const Index N = tokens.extent(0), D = dtable.extent(1);
-  require_countable(function, "tokens", tokens);
-  require_countable(function, "dtable", dtable);
-  require_shape(function, "dy", dy, Shape{N, D}, "tokens, columns of dtable");
-  require_apart(function, {"dtable", dtable}, {{"dy", dy}, {"tokens", tokens}});
-  detail::require_tokens(function, "tokens", tokens, dtable.extent(0),
-                         [&] { return "rows of dtable " + dtable.shape().format(); });
+/// An element whose dy is 0 adds nothing, and a row whose dy is 0 throughout has dx 0, whatever x
+/// holds. Outputs must not overlap anything else.
+/// Work    11 D + 2 FLOPs a row for dx, 2 D with gamma, 4 D and D for the gradients of gamma and
+///         beta.
+/// Throws  ShapeError before anything is written.
+/// Source  docs/derivations/layer_norm_backward.md.
+template <Scalar T>
+void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
+                         In<std::type_identity_t<T>, 1> gamma,
+                         const LayerNormMoments<In<std::type_identity_t<T>, 1>>& moments,
+                         Out<std::type_identity_t<T>, 2> dx,
+                         const LayerNormGradients<std::type_identity_t<T>>& gradients,
+                         const Context& context = {}) {
+  constexpr std::string_view function = "layer_norm_backward";
+  const Index N = x.extent(0), D = x.extent(1);
+  const In<T, 1> mean = moments.mean, rstd = moments.rstd;
+  const auto& [dgamma, dbeta] = gradients;
+  require_countable(function, "x", x);
+  detail::require_affine<T>(function, {gamma, {}}, D);
+  require_shape(function, "dy", dy, x.shape(), "the shape of x");
+  require_shape(function, "mean", mean, Shape{N}, "rows of x");
+  require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
+  if (!dx.absent()) require_shape(function, "dx", dx, x.shape(), "the shape of x");
+  if (!dgamma.absent()) require_shape(function, "dgamma", dgamma, Shape{D}, "the width of x");
+  if (!dbeta.absent()) require_shape(function, "dbeta", dbeta, Shape{D}, "the width of x");
+  require_apart(function, {"dx", dx}, {{"x", x}, {"gamma", gamma}, {"mean", mean}, {"rstd", rstd}});
+  require_same_or_apart(function, {"dx", dx}, {"dy", dy});
+  require_apart(
+      function, {"dgamma", dgamma},
+      {{"dy", dy}, {"x", x}, {"gamma", gamma}, {"mean", mean}, {"rstd", rstd}, {"dx", dx}});
+  require_apart(function, {"dbeta", dbeta},
+                {{"dy", dy},
+                 {"x", x},
+                 {"gamma", gamma},
+                 {"mean", mean},
+                 {"rstd", rstd},
+                 {"dx", dx},
+                 {"dgamma", dgamma}});
   if (N == 0 || D == 0) return;
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const auto from = kernels::matrix(dy);
-  const auto to = kernels::matrix(Out<T, 2>(dtable));
-  detail::for_columns(context, N, D, [&](Index begin, Index end) {
-    for (Index n = 0; n < N; ++n) {
-      const auto token = static_cast<Index>(tokens(n));
-      if (n + 1 < N) {
-        detail::prefetch_row<1>(to, static_cast<Index>(tokens(n + 1)), begin, end);
-      }
-      run.add_row(kernels::row(from.from(n, begin), 0), end - begin,
-                  kernels::row(to.from(token, begin), 0));
-    }
-  });
-  context.count_flops(std::int64_t{N} * D, std::int64_t{N} * D);
+  const kernels::LayerNormBackwardRows<T> rows{kernels::matrix(dy),
+                                               kernels::matrix(x),
+                                               N,
+                                               D,
+                                               kernels::row(gamma),
+                                               kernels::row(mean),
+                                               kernels::row(rstd),
+                                               kernels::matrix(dx),
+                                               kernels::row(dgamma),
+                                               kernels::row(dbeta)};
+  // dx may be dy: the sums of dy come first.
+  if (!dgamma.absent() || !dbeta.absent()) {
+    detail::for_columns(context, N, D,
+                        [&](Index begin, Index end) { run.layer_norm_columns(rows, begin, end); });
+  }
+  if (!dx.absent()) {
+    detail::for_rows(context, N, D, [&](Index begin, Index end) {
+      run.layer_norm_backward_rows(rows, begin, end);
+    });
+  }
+  const std::int64_t of_dx = dx.absent() ? 0 : 11 + (gamma.absent() ? 0 : 2);
+  const std::int64_t a_column = of_dx + (dgamma.absent() ? 0 : 4) + (dbeta.absent() ? 0 : 1);
+  const std::int64_t flops = std::int64_t{N} * (D * a_column + (dx.absent() ? 0 : 2));
+  context.count_flops(flops, flops);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -12661,6 +17448,1459 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/ops/softmax.hpp
+// Softmax over the rows of a matrix, its gradient, and its Jacobian for reference.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// p = e^(x - max x) / sum e^(x - max x), row by row.
+///
+/// x   [N, M]   in
+/// p   [N, M]   out; may be x
+///
+/// Subtracting the maximum changes nothing but keeps e^x in range: 1000 is no overflow. A row that
+/// holds NaN or +infinity, or -infinity alone, becomes NaN: nothing here is masked.
+/// Work    4 N M FLOPs: subtract, e^x, sum, divide.
+/// Throws  ShapeError before anything is written.
+/// Source  Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs",
+/// 1990.
+template <Scalar T>
+void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Context& context = {}) {
+  require_countable("softmax_forward", "x", x);
+  require_shape("softmax_forward", "p", p, x.shape(), "the shape of x");
+  require_distinct("softmax_forward", {"p", p});
+  require_same_or_apart("softmax_forward", {"p", p}, {"x", x});
+  if (x.extent(1) == 0) return;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  detail::for_rows(context, x.extent(0), x.extent(1), [&](Index begin, Index end) {
+    run.softmax_rows(kernels::matrix(x), kernels::matrix(p), x.extent(1), begin, end);
+  });
+  context.count_flops(4 * std::int64_t{x.size()}, 4 * std::int64_t{x.size()});
+}
+
+/// dx = p (dp - rowsum(dp p)), row by row.
+///
+/// dp  [N, M]   in
+/// p   [N, M]   in; what softmax_forward returned
+/// dx  [N, M]   out; may be dp, must not overlap p
+///
+/// Work    4 N M FLOPs.
+/// Throws  ShapeError before anything is written.
+/// Source  docs/derivations/attention_backward.md, step 4c.
+template <Scalar T>
+void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
+                      Out<std::type_identity_t<T>, 2> dx, const Context& context = {}) {
+  require_countable("softmax_backward", "dp", dp);
+  require_shape("softmax_backward", "p", p, dp.shape(), "the shape of dp");
+  require_shape("softmax_backward", "dx", dx, dp.shape(), "the shape of dp");
+  require_apart("softmax_backward", {"dx", dx}, {{"p", p}});
+  require_same_or_apart("softmax_backward", {"dx", dx}, {"dp", dp});
+  if (dp.extent(1) == 0) return;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  detail::for_rows(context, dp.extent(0), dp.extent(1), [&](Index begin, Index end) {
+    run.softmax_backward_rows(kernels::matrix(dp), kernels::matrix(p), kernels::matrix(dx),
+                              dp.extent(1), begin, end);
+  });
+  context.count_flops(4 * std::int64_t{dp.size()}, 4 * std::int64_t{dp.size()});
+}
+
+/// The Jacobian of softmax at its output p: J = diag(p) - p p^T, J(i, j) = dp_i / dx_j.
+///
+/// p          [M]      in
+/// jacobian   [M, M]   out; must not overlap p
+///
+/// softmax_backward is J^T dp without the M x M matrix.
+/// Work    2 M^2 FLOPs.
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void softmax_jacobian(In<T, 1> p, Out<std::type_identity_t<T>, 2> jacobian) {
+  const Index M = p.extent(0);
+  require_countable("softmax_jacobian", "p", p);
+  require_shape("softmax_jacobian", "jacobian", jacobian, Shape{M, M}, "the length of p, twice");
+  require_apart("softmax_jacobian", {"jacobian", jacobian}, {{"p", p}});
+  for (Index i = 0; i < M; ++i) {
+    for (Index j = 0; j < M; ++j) {
+      jacobian(i, j) = i == j ? p(i) * (T(1) - p(j)) : T(0) - p(i) * p(j);
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/layers.hpp
+// Linear layer, layer norm, softmax and dropout on the tape, each over the last axis. They call
+// their pairs of ops/, to the same bits, and keep what those read in backward.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// x w + b over the last axis of x.
+///
+/// x   [..., K]
+/// w   [K, O]
+/// b   [O]       or {} for none
+///
+/// The gradients of w and b are added where they are kept, without a sum of their own in between. x
+/// is kept where w has a gradient, w where x has one. Throws as linear_forward.
+template <Scalar T, int R>
+Variable<T, R> linear(const Variable<T, R>& x, const Variable<T, 2>& w,
+                      const Variable<T, 1>& b = {}) {
+  const Variable<T, 2> rows = as_rows(x);
+  Recording<T> call({"linear"}, rows, w, b);
+  const Out<T, 2> y = call.output(Shape{rows.extent(0), w.extent(1)});
+  linear_forward(rows.value(), w.value(), b.value(), y, call.context());
+  const auto to_x = call.optional_target(rows);
+  const auto to_w = call.added_target(w);
+  const auto to_b = call.added_target(b);
+  const auto kept_x = detail::save_if<T>(w.has_gradient(), call, rows, y);
+  const auto kept_w = detail::save_if<T>(rows.has_gradient(), call, w, y);
+  const auto backward = [to_x, to_w, to_b, kept_x, kept_w](BackwardPass<T>& pass, In<T, 2> dy) {
+    const auto into = [&](Out<T, 2> dx, InOut<T, 2> dw, InOut<T, 1> db) {
+      linear_backward(dy, kept_x.read(dy), kept_w.read(dy), dx, dw, db, pass.context());
+    };
+    pass.assign(into, to_x, to_w, to_b);
+  };
+  return like_rows_of(x.shape(), call.finish(y, backward));
+}
+
+/// Layer normalisation over the last axis.
+///
+/// x       [..., D]
+/// gamma   [D]        or {} for 1
+/// beta    [D]        or {} for 0
+///
+/// Keeps x, gamma and two numbers a row. Throws as layer_norm_forward.
+template <Scalar T, int R>
+Variable<T, R> layer_norm(const Variable<T, R>& x, const Variable<T, 1>& gamma = {},
+                          const Variable<T, 1>& beta = {},
+                          const std::type_identity_t<T>& epsilon = T(1e-5)) {
+  const Variable<T, 2> rows = as_rows(x);
+  Recording<T> call({"layer_norm"}, rows, gamma, beta);
+  const Out<T, 2> y = call.output(rows.shape());
+  const auto mean = call.kept(Shape{rows.extent(0)}), rstd = call.kept(Shape{rows.extent(0)});
+  layer_norm_forward(rows.value(), {gamma.value(), beta.value()}, epsilon, y, {mean, rstd},
+                     call.context());
+  const auto to_x = call.target(rows);
+  const auto to_gamma = call.added_target(gamma), to_beta = call.added_target(beta);
+  const In<T, 2> kept_x = call.save(rows);
+  const In<T, 1> kept_gamma = call.save(gamma), kept_mean = mean, kept_rstd = rstd;
+  const auto backward = [=](BackwardPass<T>& pass, In<T, 2> dy) {
+    const auto into = [&](Out<T, 2> dx, InOut<T, 1> dgamma, InOut<T, 1> dbeta) {
+      layer_norm_backward(dy, kept_x, kept_gamma, {kept_mean, kept_rstd}, dx, {dgamma, dbeta},
+                          pass.context());
+    };
+    pass.assign(into, to_x, to_gamma, to_beta);
+  };
+  return like_rows_of(x.shape(), call.finish(y, backward));
+}
+
+/// Softmax over the last axis of x [..., M]; what it gives is kept. Throws as softmax_forward.
+template <Scalar T, int R>
+Variable<T, R> softmax(const Variable<T, R>& x) {
+  const Variable<T, 2> rows = as_rows(x);
+  Recording<T> call({"softmax"}, rows);
+  const Out<T, 2> p = call.output(rows.shape());
+  softmax_forward(rows.value(), p, call.context());
+  call.save_output();
+  const auto backward = [to = call.target(rows), p](BackwardPass<T>& pass, In<T, 2> dp) {
+    pass.assign([&](Out<T, 2> dx) { softmax_backward(dp, p, dx, pass.context()); }, to);
+  };
+  return like_rows_of(x.shape(), call.finish(p, backward));
+}
+
+/// Dropout of x [..., M]: its rows in order draw as rows n of dropout_forward. Nothing is kept;
+/// rate 0 is x itself. Give each dropout of a step a seed of its own. Throws as dropout_forward.
+template <Scalar T, int R>
+Variable<T, R> dropout(const Variable<T, R>& x, const Dropout& options) {
+  if (options.rate == 0.0) return x;
+  const Variable<T, 2> rows = as_rows(x);
+  Recording<T> call({"dropout"}, rows);
+  const Out<T, 2> y = call.output(rows.shape());
+  dropout_forward(rows.value(), options, y, call.context());
+  const auto backward = [to = call.target(rows), options](BackwardPass<T>& pass, In<T, 2> dy) {
+    pass.assign([&](Out<T, 2> dx) { dropout_backward(dy, options, dx, pass.context()); }, to);
+  };
+  return like_rows_of(x.shape(), call.finish(y, backward));
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/matmul.hpp
+// Products of matrices, or of as many pairs of them as the leading axes have, on the tape.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Matrix n of the last two axes, counted in row-major order of the others.
+template <class V>
+typename V::template with_rank<2> matrix_at(const V& view, Index n) {
+  constexpr int rank = V::rank;
+  Index offset = 0;
+  for (int r = rank - 3; r >= 0; --r) {
+    offset += n % view.extent(r) * view.stride(r);
+    n /= view.extent(r);
+  }
+  auto* const data = view.data();
+  return {data == nullptr ? data : data + offset,
+          Shape{view.extent(rank - 2), view.extent(rank - 1)},
+          Shape{view.stride(rank - 2), view.stride(rank - 1)}};
+}
+
+template <int R>
+Index matrices_of(const Shape<R>& shape) {
+  Index count = 1;
+  for (int r = 0; r < R - 2; ++r) count *= shape[r];
+  return count;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// a b, matrix by matrix.
+///
+/// a         [..., N, K]
+/// b         [..., K, O]   of the same leading axes
+/// returns   [..., N, O]
+///
+/// Both are kept. Throws ShapeError.
+template <Scalar T, int R>
+Variable<T, R> matmul(const Variable<T, R>& a, const Variable<T, R>& b) {
+  static_assert(R >= 2, "matrices have two axes");
+  Shape<R> expected = a.shape(), shape = a.shape();
+  expected[R - 2] = a.extent(R - 1);
+  expected[R - 1] = shape[R - 1] = b.extent(R - 1);
+  require_shape("matmul", "b", b.value(), expected,
+                [&] { return "leading axes and columns of a " + a.shape().format(); });
+  Recording<T> call({"matmul"}, a, b);
+  const Out<T, R> y = call.output(shape);
+  for (Index n = 0; n < detail::matrices_of(shape); ++n) {
+    linear_forward(detail::matrix_at(a.value(), n), detail::matrix_at(b.value(), n), {},
+                   detail::matrix_at(y, n), call.context());
+  }
+  const auto to_a = call.optional_target(a);
+  const auto to_b = call.added_target(b);
+  const In<T, R> kept_a = call.save(a), kept_b = call.save(b);
+  const auto backward = [to_a, to_b, kept_a, kept_b](BackwardPass<T>& pass, In<T, R> dy) {
+    const auto into = [&](Out<T, R> da, InOut<T, R> db) {
+      for (Index n = 0; n < detail::matrices_of(dy.shape()); ++n) {
+        linear_backward(detail::matrix_at(dy, n), detail::matrix_at(kept_a, n),
+                        detail::matrix_at(kept_b, n),
+                        da.absent() ? Out<T, 2>() : detail::matrix_at(Out<T, R>(da), n),
+                        db.absent() ? InOut<T, 2>() : detail::matrix_at(db, n), {}, pass.context());
+      }
+    };
+    pass.assign(into, to_a, to_b);
+  };
+  return call.finish(In<T, R>(y), backward);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/activation.hpp
+// Activations, element by element, and the gated pair: forward and backward.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// y = f(gate) up. The rules of memory are its caller's.
+template <class T>
+void activate_rows(Activation activation, const In<T, 2>& x, const In<T, 2>& up, const Out<T, 2>& y,
+                   const Context& context) {
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::ActivationRows<T> rows{activation, x.extent(1), kernels::matrix(x),
+                                        kernels::matrix(up), kernels::matrix(y)};
+  for_rows(context, x.extent(0), x.extent(1),
+           [&](Index begin, Index end) { run.activation_rows(rows, begin, end); });
+  const kernels::ActivationFlops an_element(activation);
+  const std::int64_t flops = x.size() * (an_element.forward + (up.absent() ? 0 : an_element.gated));
+  context.count_flops(flops, flops);
+}
+
+/// d_gate = dy up f'(gate), d_up = dy f(gate). The rules of memory are its caller's.
+template <class T>
+void activate_rows_backward(Activation activation, const In<T, 2>& dy, const In<T, 2>& x,
+                            const In<T, 2>& up, const Out<T, 2>& dx, const Out<T, 2>& d_up,
+                            const Context& context) {
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::ActivationBackwardRows<T> rows{
+      activation,          x.extent(1),         kernels::matrix(dy),  kernels::matrix(x),
+      kernels::matrix(up), kernels::matrix(dx), kernels::matrix(d_up)};
+  for_rows(context, x.extent(0), x.extent(1),
+           [&](Index begin, Index end) { run.activation_backward_rows(rows, begin, end); });
+  const kernels::ActivationFlops an_element(activation);
+  const std::int64_t flops =
+      x.size() * (up.absent() ? an_element.backward : an_element.gated_backward());
+  context.count_flops(flops, flops);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = f(x), element by element.
+///
+/// activation  f
+/// x           [N, F]   in
+/// y           [N, F]   out; may be x
+///
+/// float and double within 6 units in the last place of f(x), also far below 0 where f is small, as
+/// long as f(x) is no denormal number; that of gelu_tanh within 3 (1 + |z|), where f is x / (1 +
+/// e^-z). NaN stays NaN; infinity stays, -infinity gives 0.
+/// Work    0 FLOPs an element for relu, 4 for gelu and silu, 8 for gelu_tanh.
+/// Throws  ShapeError before anything is written.
+/// Source  see Activation.
+template <Scalar T>
+void activation_forward(Activation activation, In<T, 2> x, Out<std::type_identity_t<T>, 2> y,
+                        const Context& context = {}) {
+  require_countable("activation_forward", "x", x);
+  require_shape("activation_forward", "y", y, x.shape(), "the shape of x");
+  require_distinct("activation_forward", {"y", y});
+  require_same_or_apart("activation_forward", {"y", y}, {"x", x});
+  if (x.size() == 0) return;
+  detail::activate_rows<T>(activation, x, {}, y, context);
+}
+
+/// dx = dy f'(x), element by element; that of relu at 0 is 0.
+///
+/// activation  f, as in forward
+/// dy          [N, F]   in
+/// x           [N, F]   in; as in forward
+/// dx          [N, F]   out; may be dy; must not overlap x
+///
+/// An element whose dy is 0 has dx 0, whatever x holds.
+/// Work    1 FLOP an element for relu, 10 for gelu, 15 for gelu_tanh, 8 for silu.
+/// Throws  ShapeError before anything is written.
+/// Source  docs/derivations/transformer_block.md.
+template <Scalar T>
+void activation_backward(Activation activation, In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
+                         Out<std::type_identity_t<T>, 2> dx, const Context& context = {}) {
+  require_countable("activation_backward", "dy", dy);
+  require_shape("activation_backward", "x", x, dy.shape(), "the shape of dy");
+  require_shape("activation_backward", "dx", dx, dy.shape(), "the shape of dy");
+  require_apart("activation_backward", {"dx", dx}, {{"x", x}});
+  require_same_or_apart("activation_backward", {"dx", dx}, {"dy", dy});
+  if (dy.size() == 0) return;
+  detail::activate_rows_backward<T>(activation, dy, x, {}, dx, {}, context);
+}
+
+/// y = silu(gate) up, element by element.
+///
+/// gate   [N, F]   in
+/// up     [N, F]   in; gate and up may be halves of the columns of one matrix
+/// y      [N, F]   out; may be gate or up
+///
+/// Work    5 FLOPs an element.
+/// Throws  ShapeError before anything is written.
+/// Source  Shazeer, "GLU Variants Improve Transformer", 2020, arXiv 2002.05202.
+template <Scalar T>
+void swiglu_forward(In<T, 2> gate, In<std::type_identity_t<T>, 2> up,
+                    Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
+  require_countable("swiglu_forward", "gate", gate);
+  require_shape("swiglu_forward", "up", up, gate.shape(), "the shape of gate");
+  require_shape("swiglu_forward", "y", y, gate.shape(), "the shape of gate");
+  require_distinct("swiglu_forward", {"y", y});
+  require_same_or_apart("swiglu_forward", {"y", y}, {"gate", gate});
+  require_same_or_apart("swiglu_forward", {"y", y}, {"up", up});
+  if (gate.size() == 0) return;
+  detail::activate_rows<T>(Activation::silu, gate, up, y, context);
+}
+
+/// d_gate = dy up silu'(gate), d_up = dy silu(gate), element by element.
+///
+/// dy       [N, F]   in
+/// gate     [N, F]   in; as in forward
+/// up       [N, F]   in; as in forward
+/// d_gate   [N, F]   out; may be dy
+/// d_up     [N, F]   out
+///
+/// An element whose dy is 0 has gradients 0, whatever gate and up hold. Outputs must not overlap
+/// anything else.
+/// Work    11 FLOPs an element.
+/// Throws  ShapeError before anything is written.
+template <Scalar T>
+void swiglu_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> gate,
+                     In<std::type_identity_t<T>, 2> up, Out<std::type_identity_t<T>, 2> d_gate,
+                     Out<std::type_identity_t<T>, 2> d_up, const Context& context = {}) {
+  require_countable("swiglu_backward", "dy", dy);
+  require_shape("swiglu_backward", "gate", gate, dy.shape(), "the shape of dy");
+  require_shape("swiglu_backward", "up", up, dy.shape(), "the shape of dy");
+  require_shape("swiglu_backward", "d_gate", d_gate, dy.shape(), "the shape of dy");
+  require_shape("swiglu_backward", "d_up", d_up, dy.shape(), "the shape of dy");
+  require_apart("swiglu_backward", {"d_gate", d_gate}, {{"gate", gate}, {"up", up}});
+  require_same_or_apart("swiglu_backward", {"d_gate", d_gate}, {"dy", dy});
+  require_apart("swiglu_backward", {"d_up", d_up},
+                {{"dy", dy}, {"gate", gate}, {"up", up}, {"d_gate", d_gate}});
+  if (dy.size() == 0) return;
+  detail::activate_rows_backward<T>(Activation::silu, dy, gate, up, d_gate, d_up, context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/tokens.hpp
+// Tokens: rows of a table, or columns of logits, by number. What may be one, and the rule that all
+// of a call's lie in range.
+
+namespace headwise::inline v0_1 {
+
+/// The types that tokens come in: what tokenizers write, and what PyTorch takes.
+template <class Id>
+concept TokenId = std::same_as<Id, std::int32_t> || std::same_as<Id, std::int64_t>;
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// No token is exempt.
+struct NoneIgnored {
+  bool operator()(std::int64_t) const { return false; }
+};
+
+/// Throws ArgumentError for the first token outside [0, V), but for those that ignored(token) says
+/// yes to; `from` says where V comes from.
+template <TokenId Id, class From, class Ignored = NoneIgnored>
+void require_tokens(std::string_view function, std::string_view argument, const In<Id, 1>& tokens,
+                    Index V, const From& from, const Ignored& ignored = {}) {
+  for (Index n = 0; n < tokens.extent(0); ++n) {
+    const std::int64_t token = tokens(n);
+    if ((token >= 0 && token < V) || ignored(token)) [[likely]]
+      continue;
+    raise<ArgumentError>(std::string(function) + ": " + std::string(argument) + "(" +
+                         std::to_string(n) + ") is " + std::to_string(token) +
+                         ", expected 0 or more and below " + std::to_string(V) + " (" + from() +
+                         ")");
+  }
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/cross_entropy.hpp
+// Softmax cross-entropy of logits with targets, in one pass over what softmax and a logarithm would
+// take several for, and its gradient. It refuses targets that are no column; it has no class
+// weights and no targets that are distributions.
+
+namespace headwise::inline v0_1 {
+
+/// What becomes of the losses of all rows.
+enum class Reduction {
+  mean,  ///< their sum over the number of rows that are not left out
+  sum,   ///< their sum
+};
+
+/// How losses of rows become one.
+struct CrossEntropyOptions {
+  std::int64_t ignore_index = -100;       // rows of this target are left out, whatever they hold
+  Reduction reduction = Reduction::mean;  // of the losses of the others
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Targets as columns, below 0 where a row is left out.
+struct TargetColumns {
+  Tensor<Index, 1> columns;  // [N]
+  Index count = 0;           // of rows that are not left out
+};
+
+/// Throws ArgumentError for a target that is neither a column nor the ignored one.
+template <TokenId Id, class T>
+TargetColumns target_columns(std::string_view function, const In<T, 2>& logits,
+                             const In<Id, 1>& targets, std::int64_t ignored,
+                             const Context& context) {
+  const auto is_ignored = [&](std::int64_t target) { return target == ignored; };
+  require_tokens(
+      function, "targets", targets, logits.extent(1),
+      [&] {
+        return "columns of logits " + logits.shape().format() + ", or ignore_index " +
+               std::to_string(ignored);
+      },
+      is_ignored);
+  TargetColumns result{Tensor<Index, 1>::uninitialized(targets.shape(), context.memory)};
+  for (Index n = 0; n < targets.extent(0); ++n) {
+    const bool left_out = is_ignored(targets(n));
+    result.columns(n) = left_out ? -1 : static_cast<Index>(targets(n));
+    if (!left_out) ++result.count;
+  }
+  return result;
+}
+
+/// The sum of count numbers in a type of its own: chains of 16, then pairwise.
+template <class Sum, class T>
+Sum pairwise_sum(const T* x, Index count) {
+  constexpr Index chain = 16;
+  if (count <= chain) {
+    Sum sum = count == 0 ? Sum(0) : Sum(x[0]);
+    for (Index n = 1; n < count; ++n) sum = sum + Sum(x[n]);
+    return sum;
+  }
+  const Index half = (count + chain) / (2 * chain) * chain;
+  return pairwise_sum<Sum>(x, half) + pairwise_sum<Sum>(x + half, count - half);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// loss = sum_n (logsumexp_n - logits_{n, targets_n}), over their number with Reduction::mean.
+///
+/// logits     [N, V]   in
+/// targets    [N]      in; each a column of logits, or options.ignore_index
+/// options             which rows are left out; mean or sum
+/// logsumexp  [N]      out; log sum_v e^logits_{n, v}, kept for backward, {} for inference; 0 for
+///                     a row that is left out
+///
+/// Returns the loss; 0 where every row is left out, and where there is none (PyTorch: NaN). Sums
+/// along a row run in T, the sum over rows pairwise, in double for float and in T for others. The
+/// greatest logit is subtracted before e^x, and a target ahead of all others has its loss from
+/// log(1 + x): 1e-30 is no 0. A logit of -infinity has no part in its row; as target it costs
+/// infinity. NaN or +infinity in a row that is not left out make the loss NaN.
+/// Work    3 V + 5 FLOPs a row that is not left out.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs",
+/// 1990.
+template <Scalar T, TokenId Id>
+T cross_entropy_forward(In<T, 2> logits, In<Id, 1> targets, const CrossEntropyOptions& options,
+                        Out<std::type_identity_t<T>, 1> logsumexp, const Context& context = {}) {
+  constexpr std::string_view function = "cross_entropy_forward";
+  const Index N = logits.extent(0), V = logits.extent(1);
+  require_countable(function, "logits", logits);
+  require_shape(function, "targets", targets, Shape{N}, "rows of logits");
+  if (!logsumexp.absent()) {
+    require_shape(function, "logsumexp", logsumexp, Shape{N}, "rows of logits");
+  }
+  require_apart(function, {"logsumexp", logsumexp}, {{"logits", logits}, {"targets", targets}});
+  const auto [columns, count] =
+      detail::target_columns(function, logits, targets, options.ignore_index, context);
+  auto losses = Tensor<T, 1>::uninitialized({N}, context.memory);
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::CrossEntropyRows<T> rows{kernels::matrix(logits), V, columns.data(), losses.data(),
+                                          kernels::row(logsumexp)};
+  detail::for_rows(context, N, V,
+                   [&](Index begin, Index end) { run.cross_entropy_rows(rows, begin, end); });
+  const std::int64_t flops = count * (3 * std::int64_t{V} + 5);
+  context.count_flops(flops, flops);
+  if (count == 0) return T(0);
+  using Sum = std::conditional_t<std::same_as<T, float>, double, T>;
+  const Sum sum = detail::pairwise_sum<Sum>(losses.data(), N);
+  return options.reduction == Reduction::sum
+             ? static_cast<T>(sum)
+             : static_cast<T>(sum / Sum(static_cast<double>(count)));
+}
+
+/// The gradient of cross_entropy_forward: d_logits_{n, v} = d_loss / count (e^(logits_{n, v} -
+/// logsumexp_n) - [v = targets_n]), count 1 with Reduction::sum.
+///
+/// d_loss              the gradient of the loss; 1 where the loss is what is minimised
+/// logits     [N, V]   in; as in forward
+/// targets    [N]      in; as in forward
+/// logsumexp  [N]      in; what forward left
+/// options             as in forward
+/// d_logits   [N, V]   out; may be logits
+///
+/// Rows that are left out become 0, whatever they hold. The target's own element is minus the sum
+/// of its row's others: no digits are lost where its probability is near 1, and rows sum to 0.
+/// Work    4 V + 2 FLOPs a row that is not left out.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  docs/derivations/cross_entropy_backward.md.
+template <Scalar T, TokenId Id>
+void cross_entropy_backward(std::type_identity_t<T> d_loss, In<T, 2> logits, In<Id, 1> targets,
+                            In<std::type_identity_t<T>, 1> logsumexp,
+                            const CrossEntropyOptions& options,
+                            Out<std::type_identity_t<T>, 2> d_logits, const Context& context = {}) {
+  constexpr std::string_view function = "cross_entropy_backward";
+  const Index N = logits.extent(0), V = logits.extent(1);
+  require_countable(function, "logits", logits);
+  require_shape(function, "targets", targets, Shape{N}, "rows of logits");
+  require_shape(function, "logsumexp", logsumexp, Shape{N}, "rows of logits");
+  require_shape(function, "d_logits", d_logits, logits.shape(), "the shape of logits");
+  require_apart(function, {"d_logits", d_logits}, {{"targets", targets}, {"logsumexp", logsumexp}});
+  require_same_or_apart(function, {"d_logits", d_logits}, {"logits", logits});
+  const auto [columns, count] =
+      detail::target_columns(function, logits, targets, options.ignore_index, context);
+  const bool mean = options.reduction == Reduction::mean && count != 0;
+  const T factor = mean ? T(d_loss / T(static_cast<double>(count))) : d_loss;
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::CrossEntropyBackwardRows<T> rows{
+      kernels::matrix(logits), V,      columns.data(),
+      kernels::row(logsumexp), factor, kernels::matrix(Out<T, 2>(d_logits))};
+  detail::for_rows(context, N, V, [&](Index begin, Index end) {
+    run.cross_entropy_backward_rows(rows, begin, end);
+  });
+  const std::int64_t flops = count * (4 * std::int64_t{V} + 2);
+  context.count_flops(flops, flops);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/embedding.hpp
+// The embedding of tokens: rows of a table, gathered by number, and the gradient of the table.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Asks for the begin of a row that is read or written soon. (Rows of a table are met in no order
+/// that a processor foresees.)
+template <int write, class T>
+HEADWISE_INLINE void prefetch_row(const kernels::Matrix<T>& x, Index i, Index begin, Index end) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+  if (x.column != 1) return;
+  for (Index n = begin; n < std::min<Index>(end, begin + 8 * line); n += line) {
+    __builtin_prefetch(&x(i, n), write, 3);
+  }
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// y_n = table_{tokens_n}: row n of y is a copy of the table's row of token n.
+///
+/// tokens  [N]      in; each in [0, V)
+/// table   [V, D]   in
+/// y       [N, D]   out; must not overlap the inputs
+///
+/// Work    no FLOPs; N D elements are copied.
+/// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
+template <TokenId Id, Scalar T>
+void embedding_forward(In<Id, 1> tokens, In<T, 2> table, Out<std::type_identity_t<T>, 2> y,
+                       const Context& context = {}) {
+  constexpr std::string_view function = "embedding_forward";
+  const Index N = tokens.extent(0), D = table.extent(1);
+  require_countable(function, "tokens", tokens);
+  require_countable(function, "table", table);
+  require_shape(function, "y", y, Shape{N, D}, "tokens, columns of table");
+  require_apart(function, {"y", y}, {{"tokens", tokens}, {"table", table}});
+  detail::require_tokens(function, "tokens", tokens, table.extent(0),
+                         [&] { return "rows of table " + table.shape().format(); });
+  if (N == 0 || D == 0) return;
+  const auto from = kernels::matrix(table);
+  const auto to = kernels::matrix(Out<T, 2>(y));
+  detail::for_rows(context, N, D, [&](Index begin, Index end) {
+    for (Index n = begin; n < end; ++n) {
+      const auto row = kernels::row(from, static_cast<Index>(tokens(n)));
+      const auto out = kernels::row(to, n);
+      if (n + 1 < end) detail::prefetch_row<0>(from, static_cast<Index>(tokens(n + 1)), 0, D);
+      if (row.step == 1 && out.step == 1) {
+        std::copy_n(row.data, D, out.data);
+      } else {
+        for (Index j = 0; j < D; ++j) out[j] = row[j];
+      }
+    }
+  });
+}
+
+/// The gradient of the table: dtable_{tokens_n} += dy_n, in the order of n.
+///
+/// dy      [N, D]   in
+/// tokens  [N]      in; as in forward
+/// dtable  [V, D]   added to; must not overlap the inputs
+///
+/// A row of the table that no token names is not touched. Sums run in T, from row to row: the same
+/// bits for any number of threads, for each owns columns.
+/// Work    N D FLOPs, whatever V is.
+/// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
+template <Scalar T, TokenId Id>
+void embedding_backward(In<T, 2> dy, In<Id, 1> tokens, InOut<std::type_identity_t<T>, 2> dtable,
+                        const Context& context = {}) {
+  constexpr std::string_view function = "embedding_backward";
+  const Index N = tokens.extent(0), D = dtable.extent(1);
+  require_countable(function, "tokens", tokens);
+  require_countable(function, "dtable", dtable);
+  require_shape(function, "dy", dy, Shape{N, D}, "tokens, columns of dtable");
+  require_apart(function, {"dtable", dtable}, {{"dy", dy}, {"tokens", tokens}});
+  detail::require_tokens(function, "tokens", tokens, dtable.extent(0),
+                         [&] { return "rows of dtable " + dtable.shape().format(); });
+  if (N == 0 || D == 0) return;
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const auto from = kernels::matrix(dy);
+  const auto to = kernels::matrix(Out<T, 2>(dtable));
+  detail::for_columns(context, N, D, [&](Index begin, Index end) {
+    for (Index n = 0; n < N; ++n) {
+      const auto token = static_cast<Index>(tokens(n));
+      if (n + 1 < N) {
+        detail::prefetch_row<1>(to, static_cast<Index>(tokens(n + 1)), begin, end);
+      }
+      run.add_row(kernels::row(from.from(n, begin), 0), end - begin,
+                  kernels::row(to.from(token, begin), 0));
+    }
+  });
+  context.count_flops(std::int64_t{N} * D, std::int64_t{N} * D);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/rms_norm.hpp
+// Root-mean-square normalisation, forward and backward.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// y = x rstd gamma, row by row, rstd = 1 / sqrt(mean(x^2) + epsilon).
+///
+/// x         [N, D]   in
+/// gamma     [D]      in; {} for 1
+/// epsilon            added to the mean square; > 0
+/// y         [N, D]   out; may be x
+/// rstd      [N]      out; kept for backward, {} for inference
+///
+/// Outputs must not overlap anything else.
+/// Work    3 D + 4 FLOPs a row, and D for gamma.
+/// Throws  ShapeError or ArgumentError before anything is written.
+/// Source  Zhang, Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv 1910.07467.
+template <Scalar T>
+void rms_norm_forward(In<T, 2> x, In<std::type_identity_t<T>, 1> gamma,
+                      std::type_identity_t<T> epsilon, Out<std::type_identity_t<T>, 2> y,
+                      Out<std::type_identity_t<T>, 1> rstd, const Context& context = {}) {
+  constexpr std::string_view function = "rms_norm_forward";
+  const Index N = x.extent(0), D = x.extent(1);
+  require_countable(function, "x", x);
+  if (!gamma.absent()) require_shape(function, "gamma", gamma, Shape{D}, "the width of x");
+  require(T(0) < epsilon && is_finite_option(epsilon), function,
+          "epsilon is not above 0, or not finite, expected a small number like 1e-6");
+  require_shape(function, "y", y, x.shape(), "the shape of x");
+  if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
+  require_apart(function, {"y", y}, {{"gamma", gamma}});
+  require_same_or_apart(function, {"y", y}, {"x", x});
+  require_apart(function, {"rstd", rstd}, {{"x", x}, {"gamma", gamma}, {"y", y}});
+  if (x.size() == 0 && rstd.absent()) return;
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::LayerNormRows<T> rows{.x = kernels::matrix(x),
+                                       .D = D,
+                                       .gamma = kernels::row(gamma),
+                                       .beta = {nullptr, 0},
+                                       .epsilon = epsilon,
+                                       .y = kernels::matrix(y),
+                                       .mean = {nullptr, 0},
+                                       .rstd = kernels::row(rstd)};
+  detail::for_rows(context, N, D,
+                   [&](Index begin, Index end) { run.rms_norm_rows(rows, begin, end); });
+  const std::int64_t a_column = 3 + (gamma.absent() ? 0 : 1);
+  const std::int64_t flops = D == 0 ? 0 : std::int64_t{N} * (D * a_column + 4);
+  context.count_flops(flops, flops);
+}
+
+/// The gradients of rms_norm_forward.
+///
+/// dy        [N, D]   in
+/// x         [N, D]   in; as in forward
+/// gamma     [D]      in; as in forward, {} for 1
+/// rstd      [N]      in; from forward
+/// dx        [N, D]   out: rstd (g - xhat mean(g xhat)), g = dy gamma, xhat = x rstd; may be dy; {}
+///                    for none
+/// dgamma    [D]      added to: sum over rows of dy xhat; {} for none
+///
+/// An element whose dy is 0 adds nothing, and a row whose dy is 0 throughout has dx 0, whatever x
+/// holds. Outputs must not overlap anything else.
+/// Work    7 D + 1 FLOPs a row for dx, 2 D with gamma, 3 D for the gradient of gamma.
+/// Throws  ShapeError before anything is written.
+/// Source  docs/derivations/transformer_block.md.
+template <Scalar T>
+void rms_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
+                       In<std::type_identity_t<T>, 1> gamma, In<std::type_identity_t<T>, 1> rstd,
+                       Out<std::type_identity_t<T>, 2> dx, InOut<std::type_identity_t<T>, 1> dgamma,
+                       const Context& context = {}) {
+  constexpr std::string_view function = "rms_norm_backward";
+  const Index N = x.extent(0), D = x.extent(1);
+  require_countable(function, "x", x);
+  if (!gamma.absent()) require_shape(function, "gamma", gamma, Shape{D}, "the width of x");
+  require_shape(function, "dy", dy, x.shape(), "the shape of x");
+  require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
+  if (!dx.absent()) require_shape(function, "dx", dx, x.shape(), "the shape of x");
+  if (!dgamma.absent()) require_shape(function, "dgamma", dgamma, Shape{D}, "the width of x");
+  require_apart(function, {"dx", dx}, {{"x", x}, {"gamma", gamma}, {"rstd", rstd}});
+  require_same_or_apart(function, {"dx", dx}, {"dy", dy});
+  require_apart(function, {"dgamma", dgamma},
+                {{"dy", dy}, {"x", x}, {"gamma", gamma}, {"rstd", rstd}, {"dx", dx}});
+  if (N == 0 || D == 0) return;
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::LayerNormBackwardRows<T> rows{.dy = kernels::matrix(dy),
+                                               .x = kernels::matrix(x),
+                                               .N = N,
+                                               .D = D,
+                                               .gamma = kernels::row(gamma),
+                                               .mean = {nullptr, 0},
+                                               .rstd = kernels::row(rstd),
+                                               .dx = kernels::matrix(dx),
+                                               .dgamma = kernels::row(dgamma),
+                                               .dbeta = {nullptr, 0}};
+  // dx may be dy: the sums of dy come first.
+  if (!dgamma.absent()) {
+    detail::for_columns(context, N, D,
+                        [&](Index begin, Index end) { run.rms_norm_columns(rows, begin, end); });
+  }
+  if (!dx.absent()) {
+    detail::for_rows(context, N, D,
+                     [&](Index begin, Index end) { run.rms_norm_backward_rows(rows, begin, end); });
+  }
+  const std::int64_t of_dx = dx.absent() ? 0 : 7 + (gamma.absent() ? 0 : 2);
+  const std::int64_t a_column = of_dx + (dgamma.absent() ? 0 : 3);
+  const std::int64_t flops = std::int64_t{N} * (D * a_column + (dx.absent() ? 0 : 1));
+  context.count_flops(flops, flops);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/rotary_table.hpp
+// The angles of rotary positions: their cosines and sines, position by position, as a function of
+// options alone. They are computed in double, so that position 100,000 is right in float.
+
+namespace headwise::inline v0_1 {
+
+/// Which elements of a head's row are a pair.
+enum class RotaryPairing {
+  halves,       ///< (t, t + width / 2): GPT-NeoX, LLaMA as Hugging Face stores it
+  interleaved,  ///< (2 t, 2 t + 1): the paper, GPT-J
+};
+
+/// What rotary positions are. What it views must outlive the call.
+struct RotaryOptions {
+  double theta = 10000;  // pair t turns by theta^(-2 t / width) a position
+  Index width = 0;       // of a row's elements, the first ones, that are rotated; 0: all
+  RotaryPairing pairing = RotaryPairing::halves;  // which of them turn together
+  Index offset = 0;                               // position of the first row
+  In<double, 1> frequencies = {};  // [width / 2]; radians a position of each pair, instead of theta
+
+  /// How many elements of a row of d are rotated.
+  Index width_of(Index d) const { return width == 0 ? d : width; }
+};
+
+/// cos and sin of the angles of positions 0, 1, ...
+template <class T>
+struct RotaryAngles {
+  In<T, 2> cosines;  // [positions, width / 2]
+  In<T, 2> sines;    // [positions, width / 2]
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Throws ArgumentError or ShapeError for options that are none, of rows of d elements.
+inline void require_rotary(std::string_view function, const RotaryOptions& options, Index d) {
+  const Index width = options.width_of(d);
+  require(width >= 0 && width <= d && width % 2 == 0, function, [&] {
+    return "width is " + std::to_string(width) + ", expected an even number from 0 to " +
+           std::to_string(d) + ", the width of a head";
+  });
+  constexpr Index farthest = Index{1} << 48;
+  require(options.offset >= 0 && options.offset <= farthest, function,
+          [&] { return "offset is " + std::to_string(options.offset) + ", expected 0 to 2^48"; });
+  if (options.frequencies.absent()) {
+    require(is_finite_option(options.theta) && options.theta > 0, function, [&] {
+      return "theta is " + std::to_string(options.theta) + ", expected a finite number above 0";
+    });
+    return;
+  }
+  require_shape(function, "frequencies", options.frequencies, Shape{width / 2},
+                "one for each pair of the width");
+  for (Index t = 0; t < width / 2; ++t) {
+    require(is_finite_option(options.frequencies(t)), function, [&] {
+      return "frequencies(" + std::to_string(t) + ") is not finite, expected a number";
+    });
+  }
+}
+
+/// Rows [first, first + rows) of the tables.
+template <class T>
+void fill_angles(const RotaryOptions& options, Index width, Index first, Out<T, 2> cosines,
+                 Out<T, 2> sines) {
+  using Wide = std::conditional_t<std::same_as<T, long double>, long double, double>;
+  const Wide theta = static_cast<Wide>(options.theta);
+  for (Index t = 0; t < width / 2; ++t) {
+    const Wide frequency =
+        options.frequencies.absent()
+            ? std::pow(theta, static_cast<Wide>(-2 * t) / static_cast<Wide>(width))
+            : static_cast<Wide>(options.frequencies(t));
+    for (Index i = 0; i < cosines.extent(0); ++i) {
+      const Wide angle = static_cast<Wide>(first + i) * frequency;
+      cosines(i, t) = T(std::cos(angle));
+      sines(i, t) = T(std::sin(angle));
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Cosines and sines that are made once and read by many calls. A row is a function of the options
+/// and of its position alone: growing changes none.
+template <Scalar T>
+class RotaryTable {
+ public:
+  /// Of heads of d elements, without a position yet. options.offset has no part in it; frequencies
+  /// are copied. Throws ArgumentError or ShapeError for options that are none, std::bad_alloc.
+  explicit RotaryTable(Index d, const RotaryOptions& options = {},
+                       std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : options_(options), width_(options.width_of(d)), memory_(memory) {
+    detail::require_rotary("RotaryTable", options, d);
+    if (options.frequencies.absent()) return;
+    frequencies_ = Tensor<double, 1>(options.frequencies.shape(), memory);
+    for (Index t = 0; t < frequencies_.size(); ++t) frequencies_(t) = options.frequencies(t);
+    options_.frequencies = {};
+  }
+
+  /// Makes it hold positions 0 to positions - 1 at least: views of it from before are void where it
+  /// was shorter. Throws std::bad_alloc, and is as it was then.
+  void grow(Index positions) {
+    const Index held = cosines_.extent(0);
+    if (positions <= held) return;
+    const Index rows = positions < 2 * held ? 2 * held : positions;
+    auto cosines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
+    auto sines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
+    RotaryOptions options = options_;
+    options.frequencies = frequencies_;
+    detail::fill_angles<T>(options, width_, 0, cosines, sines);
+    cosines_ = std::move(cosines);
+    sines_ = std::move(sines);
+  }
+
+  /// What it holds.
+  RotaryAngles<T> angles() const { return {cosines_, sines_}; }
+  /// The same, grown to `positions` before.
+  RotaryAngles<T> angles(Index positions) {
+    grow(positions);
+    return angles();
+  }
+
+ private:
+  RotaryOptions options_;
+  Index width_;
+  std::pmr::memory_resource* memory_;
+  Tensor<double, 1> frequencies_;  // [width / 2], or absent
+  Tensor<T, 2> cosines_, sines_;   // [positions, width / 2]
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/rotary.hpp
+// Rotary positions: pairs of a row's elements are turned by an angle that grows with the row's
+// position, so that a product of a query and a key knows how far apart they are and nothing else of
+// where they stand. A rotation is its own gradient, turned back.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The rules of a call but those of its tables.
+template <class T>
+void require_rotation(std::string_view function, std::string_view in, std::string_view out,
+                      const In<T, 4>& x, const Out<T, 4>& y, const RotaryOptions& options) {
+  require_countable(function, in, x);
+  require_shape(function, out, y, x.shape(), [&] { return "the shape of " + std::string(in); });
+  require_distinct(function, {out, y});
+  require_same_or_apart(function, {out, y}, {in, x});
+  require_rotary(function, options, x.extent(3));
+}
+template <class T>
+void require_angles(std::string_view function, const Out<T, 4>& y, const RotaryAngles<T>& angles,
+                    const RotaryOptions& options, std::string_view out) {
+  const Index pairs = options.width_of(y.extent(3)) / 2, held = angles.cosines.extent(0);
+  require_shape(function, "angles.cosines", angles.cosines, Shape{held, pairs},
+                "half of the width");
+  require_shape(function, "angles.sines", angles.sines, Shape{held, pairs}, "angles.cosines");
+  require(held - options.offset >= y.extent(2), function, [&] {
+    return "angles hold " + std::to_string(held) + " positions, expected at least " +
+           std::to_string(options.offset + y.extent(2)) + " (offset and rows)";
+  });
+  require_apart(function, {out, y},
+                {{"angles.cosines", angles.cosines}, {"angles.sines", angles.sines}});
+}
+
+/// Rotates all rows of y = x by tables whose row i is of row i. Position by position where heads
+/// lie between each other, else head by head: along memory.
+template <class T>
+void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
+            const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
+            const Context& context) {
+  if (x.size() == 0) return;
+  const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
+  const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
+  const kernels::RotaryRows<T> all{kernels::matrix(cosines),
+                                   kernels::matrix(sines),
+                                   d,
+                                   options.width_of(d),
+                                   options.pairing == RotaryPairing::interleaved,
+                                   transposed};
+  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
+  const Index blocks = (L + rows - 1) / rows;
+  const auto task = [&](Index t, Index) {
+    const Index b = t / blocks, begin = t % blocks * rows;
+    const Index end = std::min<Index>(L, begin + rows);
+    for (Index h = 0; h < H && !heads_inside; ++h) {
+      run.rotate_rows(all, kernels::matrix(x, b, h), kernels::matrix(y, b, h), begin, end);
+    }
+    kernels::RotaryRows<T> here = all;
+    here.cosines.row = here.sines.row = 0;  // one position for all heads
+    for (Index i = begin; i < end && heads_inside; ++i) {
+      here.cosines.data = all.cosines.data + i * all.cosines.row;
+      here.sines.data = all.sines.data + i * all.sines.row;
+      const kernels::Matrix<const T> from{x.data() + b * x.stride(0) + i * x.stride(2), x.stride(1),
+                                          x.stride(3)};
+      const kernels::Matrix<T> to{y.data() + b * y.stride(0) + i * y.stride(2), y.stride(1),
+                                  y.stride(3)};
+      run.rotate_rows(here, from, to, 0, H);
+    }
+  };
+  context.executor.run(B * blocks, task);
+  const std::int64_t flops = 3 * std::int64_t{B * H * L} * all.width;
+  context.count_flops(flops, flops);
+}
+
+/// Rotates by tables of the rows' own positions, made for the call.
+template <class T>
+void rotate_by_options(const In<T, 4>& x, const RotaryOptions& options, bool transposed,
+                       const Out<T, 4>& y, const Context& context) {
+  const Index width = options.width_of(x.extent(3));
+  const Shape<2> shape{x.size() == 0 ? 0 : x.extent(2), width / 2};
+  auto cosines = Tensor<T, 2>::uninitialized(shape, context.memory);
+  auto sines = Tensor<T, 2>::uninitialized(shape, context.memory);
+  fill_angles<T>(options, width, options.offset, cosines, sines);
+  rotate<T>(x, cosines, sines, options, transposed, y, context);
+}
+/// Rotates by tables whose rows are positions from 0 on.
+template <class T>
+void rotate_by_angles(const In<T, 4>& x, const RotaryAngles<T>& angles,
+                      const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
+                      const Context& context) {
+  if (x.size() == 0) return;
+  const auto rows = [&](const In<T, 2>& table) {
+    return In<T, 2>(table.data() + options.offset * table.stride(0),
+                    Shape{x.extent(2), table.extent(1)}, table.strides());
+  };
+  rotate<T>(x, rows(angles.cosines), rows(angles.sines), options, transposed, y, context);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = x with each pair (a, b) of a row turned: (a cos - b sin, a sin + b cos), by the angle
+/// (offset + i) f_t of row i and pair t, f_t = theta^(-2 t / width) or as given.
+///
+/// x        [B, H, L, d]   in; queries or keys, any strides
+/// options                 which elements are pairs, how fast they turn, position of row 0
+/// y        [B, H, L, d]   out; may be x
+///
+/// Elements behind options.width are copied. Angles are computed in double (long double for long
+/// double), once a call for all heads.
+/// Work    3 FLOPs for each element that is rotated; scratch of 2 L width / 2.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Su et al., "RoFormer", 2021, arXiv 2104.09864, equation 34.
+template <Scalar T>
+void rotary_forward(In<T, 4> x, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
+                    const Context& context = {}) {
+  detail::require_rotation<T>("rotary_forward", "x", "y", x, y, options);
+  detail::rotate_by_options<T>(x, options, false, y, context);
+}
+/// The same by a RotaryTable's angles: its options and these have to agree in all but the offset.
+template <Scalar T>
+void rotary_forward(In<T, 4> x, const RotaryAngles<std::type_identity_t<T>>& angles,
+                    const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
+                    const Context& context = {}) {
+  detail::require_rotation<T>("rotary_forward", "x", "y", x, y, options);
+  detail::require_angles<T>("rotary_forward", y, angles, options, "y");
+  detail::rotate_by_angles<T>(x, angles, options, false, y, context);
+}
+
+/// The gradient of rotary_forward: dx = dy turned back.
+///
+/// dy       [B, H, L, d]   in
+/// options                 as in forward
+/// dx       [B, H, L, d]   out; may be dy
+///
+/// Work    3 FLOPs for each element that is rotated.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+template <Scalar T>
+void rotary_backward(In<T, 4> dy, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
+                     const Context& context = {}) {
+  detail::require_rotation<T>("rotary_backward", "dy", "dx", dy, dx, options);
+  detail::rotate_by_options<T>(dy, options, true, dx, context);
+}
+/// The same by a RotaryTable's angles, as in forward.
+template <Scalar T>
+void rotary_backward(In<T, 4> dy, const RotaryAngles<std::type_identity_t<T>>& angles,
+                     const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
+                     const Context& context = {}) {
+  detail::require_rotation<T>("rotary_backward", "dy", "dx", dy, dx, options);
+  detail::require_angles<T>("rotary_backward", dx, angles, options, "dx");
+  detail::rotate_by_angles<T>(dy, angles, options, true, dx, context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/model_functions.hpp
+// What a language model has around its attention, on the tape: activations, rms norm, embeddings,
+// rotary positions, cross-entropy. Each calls its pair of ops/, to the same bits.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// An activation of each element of x [...], which is kept. Throws as activation_forward.
+template <Scalar T, int R>
+Variable<T, R> activation(Activation which, const Variable<T, R>& x) {
+  return apply_to_rows(
+      {"activation"}, x,
+      [which](In<T, 2> rows, Out<T, 2> y, const Context& context) {
+        activation_forward(which, rows, y, context);
+      },
+      [which](In<T, 2> dy, In<T, 2> rows, Out<T, 2> dx, const Context& context) {
+        activation_backward(which, dy, rows, dx, context);
+      });
+}
+/// max(x, 0).
+template <Scalar T, int R>
+Variable<T, R> relu(const Variable<T, R>& x) {
+  return activation(Activation::relu, x);
+}
+/// x Phi(x), Phi the distribution of a normal number.
+template <Scalar T, int R>
+Variable<T, R> gelu(const Variable<T, R>& x) {
+  return activation(Activation::gelu, x);
+}
+/// x / (1 + e^-x).
+template <Scalar T, int R>
+Variable<T, R> silu(const Variable<T, R>& x) {
+  return activation(Activation::silu, x);
+}
+
+/// silu(gate) up, element by element, of one shape [...]; both are kept. Where they are slices of
+/// one product, their gradients are written side by side into its gradient. Throws as
+/// swiglu_forward.
+template <Scalar T, int R>
+Variable<T, R> swiglu(const Variable<T, R>& gate, const Variable<T, R>& up) {
+  const Variable<T, 2> gate_rows = as_rows(gate), up_rows = as_rows(up);
+  return like_rows_of(gate.shape(), detail::apply_pair<detail::OutputSaved::no>(
+                                        {"swiglu"}, gate_rows.shape(), swiglu_forward<T>,
+                                        swiglu_backward<T>, gate_rows, up_rows));
+}
+
+/// Rms norm over the last axis.
+///
+/// x       [..., D]
+/// gamma   [D]        or {} for 1
+///
+/// Keeps x, gamma and a number a row. Throws as rms_norm_forward.
+template <Scalar T, int R>
+Variable<T, R> rms_norm(const Variable<T, R>& x, const Variable<T, 1>& gamma = {},
+                        const std::type_identity_t<T>& epsilon = T(1e-5)) {
+  const Variable<T, 2> rows = as_rows(x);
+  Recording<T> call({"rms_norm"}, rows, gamma);
+  const Out<T, 2> y = call.output(rows.shape());
+  const auto rstd = call.kept(Shape{rows.extent(0)});
+  rms_norm_forward(rows.value(), gamma.value(), epsilon, y, rstd, call.context());
+  const auto to_x = call.target(rows);
+  const auto to_gamma = call.added_target(gamma);
+  const In<T, 2> kept_x = call.save(rows);
+  const In<T, 1> kept_gamma = call.save(gamma), kept_rstd = rstd;
+  const auto backward = [=](BackwardPass<T>& pass, In<T, 2> dy) {
+    const auto into = [&](Out<T, 2> dx, InOut<T, 1> dgamma) {
+      rms_norm_backward(dy, kept_x, kept_gamma, kept_rstd, dx, dgamma, pass.context());
+    };
+    pass.assign(into, to_x, to_gamma);
+  };
+  return like_rows_of(x.shape(), call.finish(y, backward));
+}
+
+/// Rows of a table, by number.
+///
+/// tokens    [N]      have to outlive backward
+/// table     [V, D]
+/// returns   [N, D]
+///
+/// Nothing is kept; the gradient of the table is added where it is kept. Throws as
+/// embedding_forward.
+template <TokenId I, Scalar T>
+Variable<T, 2> embedding(In<I, 1> tokens, const Variable<T, 2>& table) {
+  Recording<T> call({"embedding"}, table);
+  const Out<T, 2> y = call.output(Shape{tokens.extent(0), table.extent(1)});
+  embedding_forward(tokens, table.value(), y, call.context());
+  const auto backward = [tokens, to = call.added_target(table)](BackwardPass<T>& pass,
+                                                                In<T, 2> dy) {
+    pass.assign([&](InOut<T, 2> dtable) { embedding_backward(dy, tokens, dtable, pass.context()); },
+                to);
+  };
+  return call.finish(In<T, 2>(y), backward);
+}
+
+/// Queries or keys [B, H, L, d], turned by where they stand. Nothing is kept. Throws as
+/// rotary_forward.
+template <Scalar T>
+Variable<T, 4> rotary(const Variable<T, 4>& x, const RotaryOptions& options) {
+  Recording<T> call({"rotary"}, x);
+  const Out<T, 4> y = call.output(x.shape());
+  rotary_forward(x.value(), options, y, call.context());
+  const auto backward = [to = call.target(x), options](BackwardPass<T>& pass, In<T, 4> dy) {
+    pass.assign([&](Out<T, 4> dx) { rotary_backward(dy, options, dx, pass.context()); }, to);
+  };
+  return call.finish(In<T, 4>(y), backward);
+}
+
+/// The loss of logits, [1].
+///
+/// logits    [..., V]
+/// targets   [N]        for the rows of logits, in order; have to outlive backward
+///
+/// Keeps logits and a number a row. Throws as cross_entropy_forward.
+template <TokenId I, Scalar T, int R>
+Variable<T, 1> cross_entropy(const Variable<T, R>& logits, In<I, 1> targets,
+                             const CrossEntropyOptions& options = {}) {
+  const Variable<T, 2> rows = as_rows(logits);
+  Recording<T> call({"cross_entropy"}, rows);
+  const Out<T, 1> loss = call.output(Shape{1});
+  const auto lse = call.kept(Shape{rows.extent(0)});
+  loss(0) = cross_entropy_forward(rows.value(), targets, options, lse, call.context());
+  const In<T, 2> kept = call.save(rows);
+  const In<T, 1> kept_lse = lse;
+  const auto backward = [=, to = call.target(rows)](BackwardPass<T>& pass, In<T, 1> d_loss) {
+    const auto into = [&](Out<T, 2> d_logits) {
+      cross_entropy_backward(d_loss(0), kept, targets, kept_lse, options, d_logits, pass.context());
+    };
+    pass.assign(into, to);
+  };
+  return call.finish(In<T, 1>(loss), backward);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/sum.hpp
+// Sum and mean of all elements on the tape.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// The sum of all elements, [1]. Nothing is kept.
+template <Scalar T, int R>
+Variable<T, 1> sum(const Variable<T, R>& x) {
+  const Variable<T, 2> rows = as_rows(x);
+  Recording<T> call({"sum"}, rows);
+  const Out<T, 1> total = call.output(Shape{1});
+  sum_forward(rows.value(), total, call.context());
+  const auto backward = [to = call.target(rows)](BackwardPass<T>& pass, In<T, 1> dy) {
+    pass.assign([&](Out<T, 2> dx) { sum_backward(dy, dx, pass.context()); }, to);
+  };
+  return call.finish(In<T, 1>(total), backward);
+}
+
+/// The mean of all elements, [1]. Throws ArgumentError where there are none.
+template <Scalar T, int R>
+Variable<T, 1> mean(const Variable<T, R>& x) {
+  require(x.size() != 0, "mean", "x has no elements, expected at least one");
+  return scale(sum(x), T(1) / T(static_cast<double>(x.size())));
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/functions.hpp
+// All functions of the tape: the library's operations on variables.
+
+
+// headwise/nn/init.hpp
+// How weights start: normal numbers drawn by position, so that a seed means the same everywhere.
+
+namespace headwise::inline v0_1 {
+
+/// The standard deviation of a [in, out] weight at the start.
+enum class Init {
+  xavier_normal,  ///< sqrt(2 / (in + out)); Glorot and Bengio, 2010
+  he_normal,      ///< sqrt(2 / in); He et al., 2015, arXiv 1502.01852
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// The standard deviation of a weight [in, out]; 0 for one without elements.
+inline double init_std(Init init, Index in, Index out) {
+  require(in >= 0, "init_std", [&] { return "in is " + std::to_string(in) + ", expected >= 0"; });
+  require(out >= 0, "init_std",
+          [&] { return "out is " + std::to_string(out) + ", expected >= 0"; });
+  const double fan = static_cast<double>(init == Init::he_normal ? in : in + out);
+  return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
+}
+
+/// Overwrites w with normal numbers of mean 0 and this standard deviation; `parameter` keeps those
+/// of one seed apart. Throws ShapeError or ArgumentError before anything is written.
+template <Scalar T>
+void init_normal(Out<T, 2> w, double std_deviation, std::uint64_t seed, std::uint32_t parameter) {
+  require_countable("init_normal", "w", w);
+  require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", [&] {
+    return "std_deviation is " + std::to_string(std_deviation) +
+           ", expected a finite number of 0 or more";
+  });
+  const auto key = philox_key(seed, 0x77000000u + parameter, 0);
+  for (Index i = 0; i < w.extent(0); ++i) {
+    for (Index o = 0; o < w.extent(1); ++o) {
+      const auto position = static_cast<std::uint64_t>(i * w.extent(1) + o);
+      w(i, o) = T(std_deviation * philox_normal(key, position));
+    }
+  }
+}
+
+/// Overwrites w [in, out] with normal numbers of init_std; `parameter` keeps those of one seed
+/// apart.
+template <Scalar T>
+void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
+  require_countable("init_weights", "w", w);
+  init_normal<T>(w, init_std(init, w.extent(0), w.extent(1)), seed, parameter);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/multi_head_attention_options.hpp
+// What a MultiHeadAttention is, and what one call of it is asked for.
+
+namespace headwise::inline v0_1 {
+
+/// The shape of a module. Widths of 0 take the default that stands beside them.
+struct MultiHeadAttentionOptions {
+  Index d_model = 0;        // D, width of queries and output
+  Index num_heads = 1;      // H
+  Index num_kv_heads = 0;   // G, divides H; H: 1 is multi-query, between is grouped-query
+  Index d_head = 0;         // d; D / H, which must divide
+  Index d_value = 0;        // dv; d
+  Index kdim = 0;           // width of keys' input; D
+  Index vdim = 0;           // width of values' input; D
+  bool q_bias = false;      // b_Q [H d]
+  bool k_bias = false;      // b_K [G d]
+  bool v_bias = false;      // b_V [G dv]
+  bool o_bias = true;       // b_O [D]
+  bool layer_norm = false;  // of the query input, and with self-attention of keys and values too
+  bool layer_norm_affine = true;     // gamma and beta [D]
+  double layer_norm_epsilon = 1e-5;  // > 0
+  Init init = Init::xavier_normal;   // the scale of the weights at the start
+  std::uint64_t seed = 0;            // of the weights at the start
+
+  /// All of them with every default filled in. Throws ArgumentError for what makes no module.
+  MultiHeadAttentionOptions resolved() const {
+    MultiHeadAttentionOptions full = *this;
+    const auto name = "MultiHeadAttention";
+    const auto require_width = [&](const char* option, Index width, Index least) {
+      constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
+      require(width >= least && width <= widest, name, [&] {
+        return std::string(option) + " is " + std::to_string(width) + ", expected " +
+               std::to_string(least) + " to 2^30";
+      });
+    };
+    require_width("d_model", d_model, 1);
+    require_width("num_heads", num_heads, 1);
+    require_width("num_kv_heads", num_kv_heads, 0);
+    require_width("d_head", d_head, 0);
+    require_width("d_value", d_value, 0);
+    require_width("kdim", kdim, 0);
+    require_width("vdim", vdim, 0);
+    if (d_head == 0) {
+      require(d_model % num_heads == 0, name,
+              "num_heads is " + std::to_string(num_heads) + ", expected a divisor of d_model " +
+                  std::to_string(d_model) + " (or give d_head)");
+      full.d_head = d_model / num_heads;
+    }
+    if (num_kv_heads == 0) full.num_kv_heads = num_heads;
+    require(num_heads % full.num_kv_heads == 0, name,
+            "num_kv_heads is " + std::to_string(num_kv_heads) +
+                ", expected a divisor of num_heads " + std::to_string(num_heads));
+    if (d_value == 0) full.d_value = full.d_head;
+    if (kdim == 0) full.kdim = d_model;
+    if (vdim == 0) full.vdim = d_model;
+    require(is_finite_option(layer_norm_epsilon) && layer_norm_epsilon > 0, name, [&] {
+      return "layer_norm_epsilon is " + std::to_string(layer_norm_epsilon) +
+             ", expected a finite number above 0";
+    });
+    require_width("num_heads times d_head", num_heads * full.d_head, 1);
+    require_width("num_heads times d_value", num_heads * full.d_value, 1);
+    return full;
+  }
+
+  // Of resolved options:
+  Index q_width() const { return num_heads * d_head; }         // H d
+  Index k_width() const { return num_kv_heads * d_head; }      // G d
+  Index v_width() const { return num_kv_heads * d_value; }     // G dv
+  Index context_width() const { return num_heads * d_value; }  // H dv
+  /// Whether what one of them left in a cache fits the other. Of resolved options.
+  bool same_shape(const MultiHeadAttentionOptions& other) const {
+    return d_model == other.d_model && num_heads == other.num_heads &&
+           num_kv_heads == other.num_kv_heads && d_head == other.d_head &&
+           d_value == other.d_value && kdim == other.kdim && vdim == other.vdim &&
+           layer_norm == other.layer_norm;
+  }
+  /// Whether queries, keys and values are projected by one matrix.
+  bool fused() const { return kdim == d_model && vdim == d_model; }
+};
+
+/// One call. Masks are viewed: they must outlive the call, and its backward too.
+template <Scalar T>
+struct MultiHeadAttentionCall {
+  AttentionMask<T> mask = {};   // none: every query sees every key
+  Path path = Path::flash;      // both give the same function
+  std::optional<T> scale = {};  // 1 / sqrt(d_head)
+  Dropout weight_dropout = {};  // of the attention weights; none: inference
+  Dropout output_dropout = {};  // of the output, after its bias
+
+  /// The part of it that concerns attention alone.
+  AttentionOptions<T> attention() const { return {mask, scale, weight_dropout}; }
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/nn/cost.hpp
+// The cost of a MultiHeadAttention's call, for the formulas of analysis/.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// The shape of a call with L queries; S keys where they are separate, none with self-attention.
+/// The key lengths of the call's mask are viewed. Throws ArgumentError for options that make no
+/// module.
+template <Scalar T>
+AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
+                               const MultiHeadAttentionCall<T>& call, Index batch_size,
+                               Index seq_len, std::optional<Index> key_len = {}) {
+  const MultiHeadAttentionOptions o = options.resolved();
+  AttentionShape shape;
+  shape.batch_size = batch_size;
+  shape.seq_len = seq_len;
+  shape.key_len = key_len;
+  shape.d_model = o.d_model;
+  shape.num_heads = o.num_heads;
+  shape.num_kv_heads = o.num_kv_heads;
+  shape.d_head = o.d_head;
+  shape.d_value = o.d_value;
+  shape.kdim = o.kdim;
+  shape.vdim = o.vdim;
+  shape.causal = call.mask.is_causal();
+  shape.window = call.mask.window();
+  shape.key_lengths = call.mask.key_lengths();
+  shape.mask_biases = static_cast<Index>(call.mask.biases().size());
+  shape.q_bias = o.q_bias;
+  shape.k_bias = o.k_bias;
+  shape.v_bias = o.v_bias;
+  shape.o_bias = o.o_bias;
+  shape.layer_norm = o.layer_norm;
+  shape.layer_norm_affine = o.layer_norm_affine;
+  shape.weight_dropout = call.weight_dropout.active();
+  shape.output_dropout = call.output_dropout.active();
+  return shape;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/nn/embedding.hpp
 // A table of token vectors that owns its weights, and the head that shares them: logits = h
 // table^T.
@@ -12775,8 +19015,8 @@ class Embedding {
   }
 
   /// y [N, D] for tokens [N]: inference. Throws and works as embedding_forward does.
-  template <TokenId I>
-  Tensor<T, 2> forward(In<I, 1> tokens, const Context& context = {}) const {
+  template <TokenId Id>
+  Tensor<T, 2> forward(In<Id, 1> tokens, const Context& context = {}) const {
     require_countable("Embedding::forward", "tokens", tokens);
     auto y = Tensor<T, 2>::uninitialized({tokens.extent(0), parameters_.table.extent(1)},
                                          context.memory);
@@ -12784,8 +19024,8 @@ class Embedding {
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
-  template <TokenId I>
-  Tensor<T, 2> forward(In<I, 1> tokens, Cache& cache, const Context& context = {}) const {
+  template <TokenId Id>
+  Tensor<T, 2> forward(In<Id, 1> tokens, Cache& cache, const Context& context = {}) const {
     Tensor<T, 2> y = forward(tokens, context);
     auto kept = Tensor<std::int64_t, 1>::uninitialized(tokens.shape(), context.memory);
     for (Index n = 0; n < kept.size(); ++n) kept(n) = tokens(n);
@@ -12845,6 +19085,353 @@ class Embedding {
 
  private:
   EmbeddingParameters<T> parameters_;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/feed_forward_parameters.hpp
+// What a FeedForward is, what one call of it is asked for, what it learns and what forward leaves.
+
+namespace headwise::inline v0_1 {
+
+/// The shape of a module.
+struct FeedForwardOptions {
+  Index d_model = 0;                         // D, width of input and output
+  Index d_hidden = 0;                        // F, width in between; 4 D
+  Activation activation = Activation::gelu;  // f
+  bool gated = false;                        // f(gate) up; with silu: SwiGLU
+  bool bias = true;                          // of all products
+  Init init = Init::xavier_normal;           // the scale of the weights at the start
+  std::uint64_t seed = 0;                    // of the weights at the start
+
+  /// All of them with every default filled in. Throws ArgumentError for what makes no module.
+  FeedForwardOptions resolved() const {
+    FeedForwardOptions full = *this;
+    constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
+    require(d_model >= 1 && d_model <= widest, "FeedForward",
+            [&] { return "d_model is " + std::to_string(d_model) + ", expected 1 to 2^30"; });
+    if (d_hidden == 0) full.d_hidden = 4 * d_model;
+    require(full.d_hidden >= 1 && full.d_hidden <= widest, "FeedForward", [&] {
+      return "d_hidden is " + std::to_string(full.d_hidden) + ", expected 1 to 2^30 (0: 4 d_model)";
+    });
+    return full;
+  }
+  /// Columns of the first product: F, or 2 F where they are gate | up. Of resolved options.
+  Index in_width() const { return gated ? 2 * d_hidden : d_hidden; }
+  /// Whether what one of them left in a cache fits the other. Of resolved options.
+  bool same_shape(const FeedForwardOptions& other) const {
+    return d_model == other.d_model && d_hidden == other.d_hidden &&
+           activation == other.activation && gated == other.gated;
+  }
+};
+
+/// One call. Give each dropout a seed of its own.
+struct FeedForwardCall {
+  Dropout hidden_dropout = {};  // of what the second product reads; none: inference
+  Dropout output_dropout = {};  // of the output, after its bias
+};
+
+/// Weights are [in, out]; its gradients have the same form.
+template <Scalar T>
+struct FeedForwardParameters {
+  Tensor<T, 2> w_in;   // [D, F], or [D, 2 F]: columns gate | up
+  Tensor<T, 1> b_in;   // [F], or [2 F]; or absent
+  Tensor<T, 2> w_out;  // [F, D]
+  Tensor<T, 1> b_out;  // [D], or absent
+  bool gated = false;  // whether w_in and b_in are gate | up
+
+  FeedForwardParameters() = default;
+  /// All 0. The options are resolved ones.
+  explicit FeedForwardParameters(const FeedForwardOptions& o, std::pmr::memory_resource* memory =
+                                                                  std::pmr::get_default_resource())
+      : w_in({o.d_model, o.in_width()}, memory),
+        w_out({o.d_hidden, o.d_model}, memory),
+        gated(o.gated) {
+    if (!o.bias) return;
+    b_in = Tensor<T, 1>({o.in_width()}, memory);
+    b_out = Tensor<T, 1>({o.d_model}, memory);
+  }
+
+  /// f(name, view) for each that is there: W_gate, W_up, W_down, b_gate, b_up, b_down behind
+  /// `prefix`, those of a gate only where there is one. Views are writable where this is not const.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") {
+    walk(*this, f, prefix);
+  }
+  /// The same of what is not written to.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    walk(*this, f, prefix);
+  }
+
+  /// Everything to 0, as of gradients between two steps.
+  void zero() {
+    for_each([](const std::string&, auto view) { fill(view, T(0)); });
+  }
+
+ private:
+  template <class Self, class F>
+  static void walk(Self& self, F& f, const std::string& prefix) {
+    const Index half = self.w_out.extent(0);
+    if (self.gated) f(prefix + "W_gate", slice(self.w_in, 1, 0, half));
+    f(prefix + "W_up", self.gated ? slice(self.w_in, 1, half, half) : as_view(self.w_in));
+    f(prefix + "W_down", as_view(self.w_out));
+    if (self.b_in.absent()) return;
+    if (self.gated) f(prefix + "b_gate", slice(self.b_in, 0, 0, half));
+    f(prefix + "b_up", self.gated ? slice(self.b_in, 0, half, half) : as_view(self.b_in));
+    f(prefix + "b_down", as_view(self.b_out));
+  }
+};
+
+/// What a forward call leaves for its backward, owned by the caller. It views x, which must outlive
+/// the backward call.
+template <Scalar T>
+struct FeedForwardCache {
+  In<T, 2> x;                 // [N, D]
+  Tensor<T, 2> hidden;        // [N, F], or [N, 2 F]: gate | up
+  Tensor<T, 2> activated;     // [N, F]; after its dropout
+  FeedForwardOptions module;  // of the module that filled it
+  FeedForwardCall call;       // what forward was asked for
+  bool filled = false;        // whether forward has been called with it
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/nn/feed_forward_steps.hpp
+// The steps of a FeedForward, forward and backward.
+//
+//   1 linear       h = x W_in + b_in        [N, F], or [N, 2 F]: gate | up
+//   2 activation   a = f(h), or f(gate) up  [N, F]
+//   3 dropout      of a, optional
+//   4 linear       y = a W_out + b_out      [N, D]
+//   5 dropout      of y, optional
+//
+// Backward walks the same list up.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// gate | up of [N, 2 F]; up is absent where there is one half alone.
+template <class View>
+struct GateAndUp {
+  View gate, up;  // [N, F]
+
+  template <class X>
+  GateAndUp(X& hidden, const FeedForwardOptions& o)
+      : gate(slice(hidden, 1, 0, o.d_hidden)),
+        up(o.gated ? View(slice(hidden, 1, o.d_hidden, o.d_hidden)) : View()) {}
+};
+
+/// Fills the cache. The shapes are its caller's to check.
+template <class T>
+void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParameters<T>& p,
+                          In<T, 2> x, FeedForwardCache<T>& cache, Out<T, 2> y,
+                          const Context& context) {
+  const Index N = x.extent(0);
+  cache.x = x;
+  cache.module = o;
+  // 1 linear
+  cache.hidden = Tensor<T, 2>::uninitialized({N, o.in_width()}, context.memory);
+  linear_forward(x, p.w_in, p.b_in, cache.hidden, context);
+  // 2 activation
+  cache.activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
+  const GateAndUp<In<T, 2>> h(std::as_const(cache.hidden), o);
+  if (N != 0) activate_rows<T>(o.activation, h.gate, h.up, cache.activated, context);
+  // 3 dropout
+  if (cache.call.hidden_dropout.active()) {
+    dropout_forward(In<T, 2>(cache.activated), cache.call.hidden_dropout, cache.activated, context);
+  }
+  // 4 linear
+  linear_forward(In<T, 2>(cache.activated), p.w_out, p.b_out, y, context);
+  // 5 dropout
+  if (cache.call.output_dropout.active()) {
+    dropout_forward(In<T, 2>(y), cache.call.output_dropout, y, context);
+  }
+  cache.filled = true;
+}
+
+/// Throws for a cache that this module did not fill, and for gradients of another.
+template <class T>
+void require_feed_forward_cache(std::string_view function, const FeedForwardOptions& o,
+                                const FeedForwardCache<T>& cache) {
+  require(cache.filled, function, "the cache is empty: pass it to forward first");
+  require(cache.module.same_shape(o), function,
+          "the cache is of a module of another shape, expected one that this module filled");
+  const Index N = cache.x.extent(0);
+  const auto whence = "what forward left: a cache that was moved from is empty";
+  require_shape(function, "cache.hidden", cache.hidden, Shape{N, o.in_width()}, whence);
+  require_shape(function, "cache.activated", cache.activated, Shape{N, o.d_hidden}, whence);
+}
+
+/// Throws ShapeError unless every gradient has the shape of its parameter.
+template <class T>
+void require_feed_forward_gradients(std::string_view function, const FeedForwardParameters<T>& p,
+                                    const FeedForwardParameters<T>& gradients) {
+  const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
+    require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
+  };
+  check("gradients.w_in", gradients.w_in, p.w_in);
+  check("gradients.b_in", gradients.b_in, p.b_in);
+  check("gradients.w_out", gradients.w_out, p.w_out);
+  check("gradients.b_out", gradients.b_out, p.b_out);
+}
+
+/// Steps 5 to 1 up to dx and, when nothing can fail any more, the gradients of the parameters.
+template <class T>
+class FeedForwardBackward {
+ public:
+  /// dy [N, D] and the cache have to stay. Writes dx [N, D]. Throws std::bad_alloc.
+  FeedForwardBackward(const FeedForwardOptions& o, const FeedForwardParameters<T>& p, In<T, 2> dy,
+                      const FeedForwardCache<T>& cache, Out<T, 2> dx, const Context& context)
+      : d_y_(dy) {
+    const Index N = cache.x.extent(0);
+    // 5 dropout
+    if (cache.call.output_dropout.active()) {
+      dropped_ = Tensor<T, 2>::uninitialized(dy.shape(), context.memory);
+      dropout_backward(dy, cache.call.output_dropout, dropped_, context);
+      d_y_ = dropped_;
+    }
+    // 4 linear
+    auto d_activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
+    linear_backward(d_y_, cache.activated, p.w_out, d_activated, {}, {}, context);
+    // 3 dropout
+    if (cache.call.hidden_dropout.active()) {
+      dropout_backward(In<T, 2>(d_activated), cache.call.hidden_dropout, d_activated, context);
+    }
+    // 2 activation; in place where there is no gate
+    if (o.gated) d_hidden_ = Tensor<T, 2>::uninitialized({N, o.in_width()}, context.memory);
+    const GateAndUp<In<T, 2>> h(cache.hidden, o);
+    const GateAndUp<Out<T, 2>> d_h(o.gated ? d_hidden_ : d_activated, o);
+    if (N != 0) {
+      activate_rows_backward<T>(o.activation, d_activated, h.gate, h.up, d_h.gate, d_h.up, context);
+    }
+    if (!o.gated) d_hidden_ = std::move(d_activated);
+    // 1 linear
+    linear_backward(In<T, 2>(d_hidden_), cache.x, p.w_in, dx, {}, {}, context);
+    // The gradients of the parameters of 4 linear and 1 linear
+    of_w_out_.emplace(d_y_, cache.activated, context);
+    of_w_in_.emplace(d_hidden_, cache.x, context);
+    workspace_.emplace(context.executor.concurrency(),
+                       std::max<Index>(of_w_out_->scratch(), of_w_in_->scratch()), context.memory);
+  }
+  FeedForwardBackward(const FeedForwardBackward&) = delete;
+  FeedForwardBackward& operator=(const FeedForwardBackward&) = delete;
+
+  void add_to(FeedForwardParameters<T>& gradients, const Context& context) {
+    of_w_out_->add_to(gradients.w_out, *workspace_, context);
+    if (!gradients.b_out.absent()) bias_backward(d_y_, gradients.b_out, context);
+    of_w_in_->add_to(gradients.w_in, *workspace_, context);
+    if (!gradients.b_in.absent()) bias_backward(In<T, 2>(d_hidden_), gradients.b_in, context);
+  }
+
+ private:
+  Tensor<T, 2> dropped_;   // [N, D]
+  In<T, 2> d_y_;           // [N, D]
+  Tensor<T, 2> d_hidden_;  // [N, F], or [N, 2 F]
+  std::optional<LinearWeightGradient<T>> of_w_out_, of_w_in_;
+  std::optional<Workspace<T>> workspace_;
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/feed_forward.hpp
+// The part of a transformer block that looks at each token by itself.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = f(x W_up + b_up) W_down + b_down; gated: (f(x W_gate + b_gate) (x W_up + b_up)) W_down +
+/// b_down, its first two products one.
+///
+/// Parameters are plain data; forward and backward are const and keep what a backward needs in a
+/// cache of the caller's. A call that throws leaves cache and gradients as they were.
+/// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.3; gated: Shazeer, 2020, arXiv
+/// 2002.05202.
+template <Scalar T>
+class FeedForward {
+ public:
+  /// What one call is asked for: dropouts.
+  using Call = FeedForwardCall;
+  /// What forward leaves for backward.
+  using Cache = FeedForwardCache<T>;
+  /// What backward adds to.
+  using Gradients = FeedForwardParameters<T>;
+
+  /// Weights by options.init and options.seed, biases 0. Throws ArgumentError for options that make
+  /// no module.
+  explicit FeedForward(const FeedForwardOptions& options)
+      : options_(options.resolved()), parameters_(options_) {
+    std::uint32_t number = 16;  // apart from an attention of the same seed
+    parameters_.for_each([&](const std::string&, auto view) {
+      if constexpr (decltype(view)::rank == 2) {
+        init_weights<T>(view, options_.init, options_.seed, number++);
+      }
+    });
+  }
+
+  /// y [N, D] for x [N, D]: inference. Throws ShapeError or ArgumentError before anything is
+  /// written or counted, and std::bad_alloc.
+  Tensor<T, 2> forward(In<T, 2> x, const Call& call = {}, const Context& context = {}) const {
+    Cache unused;
+    return run(x, call, unused, context);
+  }
+  /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
+  /// backward call.
+  Tensor<T, 2> forward(In<T, 2> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const {
+    Cache fresh;
+    Tensor<T, 2> y = run(x, call, fresh, context);
+    cache = std::move(fresh);
+    return y;
+  }
+  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+
+  /// dx [N, D] for dy [N, D]; the parameters' gradients are added to `gradients`.
+  ///
+  /// Throws ArgumentError for a cache that is empty or of a module of another shape, ShapeError,
+  /// std::bad_alloc; nothing is changed then.
+  Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const {
+    constexpr std::string_view function = "FeedForward::backward";
+    detail::require_feed_forward_cache(function, options_, cache);
+    require_shape(function, "dy", dy, cache.x.shape(), "the output");
+    detail::require_feed_forward_gradients(function, parameters_, gradients);
+    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
+    detail::FeedForwardBackward<T>(options_, parameters_, dy, cache, dx, context)
+        .add_to(gradients, context);
+    return dx;
+  }
+
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+    return Gradients(options_, memory);
+  }
+
+  /// The options with every default filled in.
+  const FeedForwardOptions& options() const { return options_; }
+  /// The weights, to be read and written.
+  FeedForwardParameters<T>& parameters() { return parameters_; }
+  /// The weights.
+  const FeedForwardParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
+    constexpr std::string_view function = "FeedForward::forward";
+    require_shape(function, "x", x, Shape{x.extent(0), options_.d_model},
+                  [&] { return "d_model " + std::to_string(options_.d_model); });
+    require_shape(function, "w_in", In<T, 2>(parameters_.w_in),
+                  Shape{options_.d_model, options_.in_width()},
+                  "the options: a module that was moved from has none");
+    call.hidden_dropout.require_valid(function);
+    call.output_dropout.require_valid(function);
+    cache.call = call;
+    auto y = Tensor<T, 2>::uninitialized({x.extent(0), options_.d_model}, context.memory);
+    detail::feed_forward_forward<T>(options_, parameters_, x, cache, y, context);
+    return y;
+  }
+
+  FeedForwardOptions options_;
+  FeedForwardParameters<T> parameters_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -13153,136 +19740,6 @@ Heads<T> heads_of(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCa
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
-// headwise/ops/attention.hpp
-// Scaled dot-product attention with its weights kept: the specification that the tiled form in
-// flash_attention.hpp is held against, and what gives weights to look at.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// weights = softmax(scale q k^T + bias over visible keys), o = weights v.
-///
-/// q        [B, H, L, d]    in
-/// k        [B, G, S, d]    in; G divides H, query head h reads key head h / (H / G)
-/// v        [B, G, S, dv]   in
-/// options                  masks, scale, dropout of the weights
-/// weights  [B, H, L, S]    out; before dropout: rows sum to 1
-/// o        [B, H, L, dv]   out
-///
-/// A query that sees no key has weights 0 and o 0. What a hidden pair holds, NaN or infinity, does
-/// not reach o. Any strides; outputs must not overlap inputs or each other.
-/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-/// Source  Vaswani et al., "Attention Is All You Need", 2017, arXiv 1706.03762, equation 1.
-template <Scalar T>
-void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
-                       In<std::type_identity_t<T>, 4> v,
-                       const AttentionOptions<std::type_identity_t<T>>& options,
-                       Out<std::type_identity_t<T>, 4> weights, Out<std::type_identity_t<T>, 4> o,
-                       const Context& context = {}) {
-  const auto sizes = detail::require_attention<T>("attention_forward", q, k, v, options);
-  const auto [B, H, G, L, S, d, dv] = sizes;
-  require_shape("attention_forward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
-  require_shape("attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
-  require_apart("attention_forward", {"weights", weights}, {{"q", q}, {"k", k}, {"v", v}});
-  require_apart("attention_forward", {"o", o},
-                {{"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
-  detail::require_apart_from_masks<T>("attention_forward", {"weights", weights}, options.mask);
-  detail::require_apart_from_masks<T>("attention_forward", {"o", o}, options.mask);
-  if (weights.size() == 0 && o.size() == 0) return;
-
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  Workspace<T> workspace(context.executor.concurrency(),
-                         run.attention_forward_scratch(L, S, d, dv, options.dropout.active()),
-                         context.memory);
-  const auto task = [&, &sizes = sizes](Index t, Index worker) {
-    const Index b = t / sizes.H, h = t % sizes.H;
-    const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-    run.attention_head_forward(head, kernels::matrix(weights, b, h), kernels::matrix(o, b, h),
-                               workspace.of(worker));
-    const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
-    const std::int64_t extra = kernels::score_extras(head, 1);
-    context.count_flops(pairs * (2 * (head.d + head.dv) + 5 + extra),
-                        run.executed_gemm_flops({head.L, head.S, head.d}) +
-                            run.executed_gemm_flops({head.L, head.dv, head.S}) +
-                            (5 + extra) * head.L * head.S);
-  };
-  context.executor.run(B * H, task);
-}
-
-/// The gradients of attention_forward.
-///
-/// d_o      [B, H, L, dv]   in
-/// q, k, v                  in; as in forward
-/// weights  [B, H, L, S]    in; what forward returned
-/// options                  as in forward
-/// dq       [B, H, L, d]    out
-/// dk       [B, G, S, d]    out; summed over the query heads of a group
-/// dv       [B, G, S, dv]   out; summed likewise
-///
-/// Nothing flows through a hidden pair, whatever it holds. Outputs must not overlap inputs or each
-/// other.
-/// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-/// Source  docs/derivations/attention_backward.md, steps 4e to 4a.
-template <Scalar T>
-void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
-                        In<std::type_identity_t<T>, 4> weights,
-                        const AttentionOptions<std::type_identity_t<T>>& options,
-                        const AttentionGradients<std::type_identity_t<T>>& gradients,
-                        const Context& context = {}) {
-  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
-  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
-  const auto sizes = detail::require_attention<T>("attention_backward", q, k, v, options);
-  const auto [B, H, G, L, S, d, width_v] = sizes;
-  require_shape("attention_backward", "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
-  require_shape("attention_backward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
-  require_shape("attention_backward", "dq", dq, q.shape(), "the shape of q");
-  require_shape("attention_backward", "dk", dk, k.shape(), "the shape of k");
-  require_shape("attention_backward", "dv", dv, v.shape(), "the shape of v");
-  require_apart("attention_backward", {"dq", dq},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
-  require_apart("attention_backward", {"dk", dk},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}});
-  require_apart(
-      "attention_backward", {"dv", dv},
-      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}, {"dk", dk}});
-  detail::require_apart_from_masks<T>("attention_backward", {"dq", dq}, options.mask);
-  detail::require_apart_from_masks<T>("attention_backward", {"dk", dk}, options.mask);
-  detail::require_apart_from_masks<T>("attention_backward", {"dv", dv}, options.mask);
-  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  Workspace<T> workspace(context.executor.concurrency(),
-                         run.attention_backward_scratch(L, S, d, width_v, options.dropout.active()),
-                         context.memory);
-  const auto task = [&, &sizes = sizes](Index t, Index worker) {
-    const Index b = t / sizes.G, g = t % sizes.G;
-    if (sizes.group() == 0) {
-      fill(select(select(dk, b), g), T(0));
-      fill(select(select(dv, b), g), T(0));
-    }
-    for (Index n = 0; n < sizes.group(); ++n) {
-      const Index h = g * sizes.group() + n;
-      const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-      run.attention_head_backward(
-          head, kernels::matrix(d_o, b, h), kernels::matrix(weights, b, h),
-          {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), n != 0},
-          workspace.of(worker));
-      const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
-      const std::int64_t extra = head.dropout.active() ? 2 : 0;
-      context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
-                          run.executed_gemm_flops({head.L, head.S, head.dv}) +
-                              run.executed_gemm_flops({head.S, head.dv, head.L}) +
-                              run.executed_gemm_flops({head.L, head.d, head.S}) +
-                              run.executed_gemm_flops({head.S, head.d, head.L}) +
-                              (5 + extra) * head.L * head.S);
-    }
-  };
-  context.executor.run(B * G, task);
-}
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
 // headwise/nn/multi_head_attention_trace.hpp
 // The tensors of MultiHeadAttention under their textbook names. Called only where a trace is asked
 // for: what the fast path never forms (scores, weights, the branches of dx) is formed here.
@@ -13368,542 +19825,6 @@ void trace_backward_heads(In<T, 3> dy, In<T, 4> d_heads, In<T, 4> dq, In<T, 4> d
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-// headwise/ops/dropout.hpp
-// Dropout of a matrix, element by element. The mask is drawn from its position: nothing is stored.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// y = x / (1 - rate) where kept, 0 elsewhere; y = x at rate 0.
-///
-/// x        [N, M]   in
-/// dropout  rate in [0, 1], seed, step: row n and column m draw from (seed, step, n, m)
-/// y        [N, M]   out; may be x
-///
-/// Work    N M FLOPs where the rate is not 0.
-/// Throws  ShapeError or ArgumentError before anything is written.
-/// Source  Srivastava et al., "Dropout", JMLR 15, 2014.
-template <Scalar T>
-void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_t<T>, 2> y,
-                     const Context& context = {}) {
-  require_countable("dropout_forward", "x", x);
-  require_shape("dropout_forward", "y", y, x.shape(), "the shape of x");
-  require_distinct("dropout_forward", {"y", y});
-  require_same_or_apart("dropout_forward", {"y", y}, {"x", x});
-  dropout.require_valid("dropout_forward");
-  if (x.size() == 0) return;
-  const DropoutMask mask(dropout, DropoutStream::output);
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  detail::for_rows(context, x.extent(0), x.extent(1), [&](Index begin, Index end) {
-    if (mask.active()) {
-      return run.drop_rows(mask, kernels::matrix(x), kernels::matrix(y), x.extent(1), begin, end);
-    }
-    for (Index n = begin; n < end; ++n) {
-      for (Index m = 0; m < x.extent(1); ++m) y(n, m) = x(n, m);
-    }
-  });
-  if (mask.active()) context.count_flops(x.size(), x.size());
-}
-
-/// dx = dy / (1 - rate) where forward kept the element, 0 elsewhere: the same mask in reverse.
-///
-/// dy       [N, M]   in
-/// dropout  as in forward
-/// dx       [N, M]   out; may be dy
-///
-/// Work    N M FLOPs where the rate is not 0.
-/// Throws  ShapeError or ArgumentError before anything is written.
-template <Scalar T>
-void dropout_backward(In<T, 2> dy, const Dropout& dropout, Out<std::type_identity_t<T>, 2> dx,
-                      const Context& context = {}) {
-  require_countable("dropout_backward", "dy", dy);
-  require_shape("dropout_backward", "dx", dx, dy.shape(), "the shape of dy");
-  require_distinct("dropout_backward", {"dx", dx});
-  require_same_or_apart("dropout_backward", {"dx", dx}, {"dy", dy});
-  dropout.require_valid("dropout_backward");
-  dropout_forward(dy, dropout, dx, context);
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/ops/ordered_turns.hpp
-// Turns: tasks that add to the same memory do so in one order, whichever threads run them.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// For each of `places` the number of turns that are done. A task that has turn n waits until n
-/// are; so that it waits for nobody who waits for it, tasks are taken in the order of their turns,
-/// by take() instead of by the number that the executor gives.
-class OrderedTurns {
- public:
-  /// Throws std::bad_alloc.
-  OrderedTurns(Index places, std::pmr::memory_resource* memory)
-      : counts_(1, places, memory), done_(counts_.of(0).take(places)) {
-    for (Index place = 0; place < places; ++place) done_[place] = 0;
-  }
-
-  /// The next task.
-  Index take() { return next_.fetch_add(1, std::memory_order_relaxed); }
-  /// Returns when `turn` turns are done at a place.
-  void wait(Index place, Index turn) {
-    constexpr int spins = 512;  // some microseconds: who is before is a tile ahead
-    const std::atomic_ref<Index> done(done_[place]);
-    for (int spin = 0; done.load(std::memory_order_acquire) != turn; ++spin) {
-      if (spin < spins) {
-        relax();
-      } else {
-        std::this_thread::yield();
-      }
-    }
-  }
-  /// One more is done.
-  void finish(Index place) {
-    std::atomic_ref<Index>(done_[place]).fetch_add(1, std::memory_order_release);
-  }
-
- private:
-  Workspace<Index> counts_;
-  Index* done_;
-  std::atomic<Index> next_ = 0;
-};
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-// headwise/ops/flash_backward_call.hpp
-// How the gradients of flash attention are cut into tasks.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// A call of flash_attention_backward whose arguments fit. A task is a block of keys of a key/value
-/// head: it has dk and dv to itself; to dq the blocks of keys add one after the other, so that its
-/// bits do not depend on threads. Tasks of one head may run beside each other, a tile behind the
-/// one before: where there are fewer heads than threads, too.
-template <class T>
-class FlashBackwardCall {
- public:
-  /// Throws std::bad_alloc.
-  FlashBackwardCall(const In<T, 4>& d_o, const AttentionInputs<T>& inputs, const In<T, 4>& o,
-                    const In<T, 4>& lse, const AttentionOptions<T>& options,
-                    const AttentionGradients<T>& to, const AttentionSizes& sizes,
-                    const Context& context)
-      : d_o_(d_o),
-        inputs_(inputs),
-        o_(o),
-        lse_(lse),
-        options_(options),
-        to_(to),
-        sizes_(sizes),
-        context_(context),
-        run_(kernels::kernels_here<T>()),
-        query_blocks_((sizes.L + run_.backward_queries - 1) / run_.backward_queries),
-        workspace_(context.executor.concurrency(), run_.flash_backward_scratch(sizes.d, sizes.dv),
-                   context.memory),
-        delta_storage_(1, sizes.B * sizes.H * sizes.L, context.memory),
-        deltas_(delta_storage_.of(0).take(0)),
-        turns_(sizes.B * sizes.H * query_blocks_, context.memory) {}
-
-  /// delta = rowsum(d_o * o) of every query; dq begins with 0.
-  void prepare_queries() {
-    const auto task = [&](Index t, Index) {
-      const Index b = t / query_blocks_ / sizes_.H, h = t / query_blocks_ % sizes_.H;
-      const Index i0 = t % query_blocks_ * run_.backward_queries;
-      const Index rows = std::min<Index>(run_.backward_queries, sizes_.L - i0);
-      const auto head = head_at(b, h);
-      for (Index i = i0; i < i0 + rows; ++i) {
-        for (Index n = 0; n < sizes_.d; ++n) head.dq(i, n) = T(0);
-      }
-      run_.row_deltas(head, i0, rows, deltas_of(b, h) + i0);
-      context_.count_flops(2 * sizes_.dv * rows, 2 * sizes_.dv * rows);
-    };
-    context_.executor.run(sizes_.B * sizes_.H * query_blocks_, task);
-  }
-
-  /// Everything else.
-  void run_key_blocks() {
-    if (sizes_.group() == 0) {
-      fill(to_.dk, T(0));
-      fill(to_.dv, T(0));
-      return;
-    }
-    const Index key_blocks = (sizes_.S + run_.backward_keys - 1) / run_.backward_keys;
-    const Index heads = sizes_.B * sizes_.G;
-    const auto task = [&](Index, Index worker) {
-      const Index taken = turns_.take();
-      run_block(taken % heads / sizes_.G, taken % sizes_.G, taken / heads, worker);
-    };
-    context_.executor.run(heads * key_blocks, task);
-  }
-
- private:
-  T* deltas_of(Index b, Index h) { return deltas_ + (b * sizes_.H + h) * sizes_.L; }
-
-  kernels::FlashHead<T> head_at(Index b, Index h) {
-    return {attention_head(sizes_, inputs_.q, inputs_.k, inputs_.v, options_, b, h),
-            kernels::matrix(o_, b, h),
-            kernels::matrix(d_o_, b, h),
-            kernels::matrix(lse_, b, h),
-            deltas_of(b, h),
-            kernels::matrix(to_.dq, b, h)};
-  }
-
-  void run_block(Index b, Index g, Index block, Index worker) {
-    const Index keys = run_.backward_keys, queries = run_.backward_queries;
-    const Index j0 = block * keys, n = std::min<Index>(keys, sizes_.S - j0);
-    const Index first = g * sizes_.group();
-    const auto first_head = head_at(b, first);
-    run_.flash_backward_begin(first_head.forward, j0, n, workspace_.of(worker));
-    kernels::TileWork work;
-    for (Index h = first; h < first + sizes_.group(); ++h) {
-      const auto head = head_at(b, h);
-      for (Index i0 = 0; i0 < sizes_.L; i0 += queries) {
-        const Index rows = std::min<Index>(queries, sizes_.L - i0);
-        const KeyRange range = head.forward.visibility.range(i0, rows);
-        if (range.end <= j0 || range.begin >= j0 + n) continue;
-        const Index place = (b * sizes_.H + h) * query_blocks_ + i0 / queries;
-        turns_.wait(place, block - range.begin / keys);
-        const auto tile = run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
-        turns_.finish(place);
-        work.pairs += tile.pairs;
-        work.executed_flops += tile.executed_flops;
-      }
-    }
-    run_.flash_backward_end(first_head.forward, j0, n, kernels::matrix(to_.dk, b, g),
-                            kernels::matrix(to_.dv, b, g), workspace_.of(worker));
-    const std::int64_t extra = kernels::score_extras(first_head.forward, 2);
-    context_.count_flops(work.pairs * (6 * sizes_.d + 4 * sizes_.dv + 7 + extra),
-                         work.executed_flops);
-  }
-
-  const In<T, 4> d_o_;
-  const AttentionInputs<T>& inputs_;
-  const In<T, 4> o_, lse_;
-  const AttentionOptions<T>& options_;
-  const AttentionGradients<T>& to_;
-  const AttentionSizes sizes_;
-  const Context& context_;
-  const kernels::Kernels<T>& run_;
-  const Index query_blocks_;
-  Workspace<T> workspace_, delta_storage_;
-  T* deltas_;  // [B, H, L]
-  OrderedTurns turns_;
-};
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-// headwise/ops/flash_attention.hpp
-// Scaled dot-product attention in tiles: the same function as in attention.hpp, with nothing of
-// size L x S in either direction. Forward keeps the logsumexp of each query, from which backward
-// computes the weights again.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// Queries of a task of forward: as many as share a copy of their keys, in parts of one size, and
-/// fewer where there are workers without a task. No result depends on it.
-template <class T>
-Index queries_of_task(const kernels::Kernels<T>& run, Index heads, Index L, Index workers) {
-  constexpr Index tasks_a_worker = 4;
-  const auto parts = [](Index n, Index part) { return (n + part - 1) / part; };
-  Index most = run.forward_queries;
-  while (workers > 1 && most / 2 >= run.columns &&
-         heads * parts(L, most) < tasks_a_worker * workers) {
-    most /= 2;
-  }
-  return kernels::round_up(parts(L, parts(L, most)), run.columns);
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// o = softmax(scale q k^T + bias over visible keys) v.
-///
-/// q        [B, H, L, d]    in
-/// k        [B, G, S, d]    in; G divides H, query head h reads key head h / (H / G)
-/// v        [B, G, S, dv]   in
-/// options                  masks, scale, dropout of the weights
-/// o        [B, H, L, dv]   out
-/// lse      [B, H, L, 2]    out; logsumexp of each query's visible scores, and beside it what its
-///                          rounding left out; {} for inference
-///
-/// A query that sees no key has o 0 and lse -infinity. What a hidden pair holds, NaN or infinity,
-/// does not reach o. A query's bits depend on its own row and the keys alone: not on the batch, the
-/// other queries, or how many keys stand behind those it sees. Any strides; outputs must not
-/// overlap inputs, masks or each other.
-///
-/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout; tiles without
-///         a visible pair are skipped. Scratch constant for each thread.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-/// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
-template <Scalar T>
-void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
-                             In<std::type_identity_t<T>, 4> v,
-                             const AttentionOptions<std::type_identity_t<T>>& options,
-                             Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 4> lse,
-                             const Context& context = {}) {
-  const auto sizes = detail::require_attention<T>("flash_attention_forward", q, k, v, options);
-  const auto [B, H, G, L, S, d, dv] = sizes;
-  require_shape("flash_attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
-  if (!lse.absent()) {
-    require_shape("flash_attention_forward", "lse", lse, Shape{B, H, L, 2},
-                  "two numbers a query of q");
-  }
-  require_apart("flash_attention_forward", {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
-  require_apart("flash_attention_forward", {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
-  detail::require_apart_from_masks<T>("flash_attention_forward", {"o", o}, options.mask);
-  detail::require_apart_from_masks<T>("flash_attention_forward", {"lse", lse}, options.mask);
-  if (o.size() == 0 && lse.size() == 0) return;
-
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  Workspace<T> workspace(context.executor.concurrency(), run.flash_forward_scratch(d, dv),
-                         context.memory);
-  const Index queries = detail::queries_of_task(run, B * H, L, context.executor.concurrency());
-  const Index blocks = (L + queries - 1) / queries;
-  const auto task = [&, &sizes = sizes](Index t, Index worker) {
-    const Index b = t / blocks / sizes.H, h = t / blocks % sizes.H, i0 = t % blocks * queries;
-    const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-    const auto head_lse =
-        lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse, b, h);
-    const auto work = run.flash_forward(head, i0, std::min<Index>(queries, sizes.L - i0),
-                                        kernels::matrix(o, b, h), head_lse, workspace.of(worker));
-    const std::int64_t extra = kernels::score_extras(head, 1);
-    context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
-  };
-  context.executor.run(B * H * blocks, task);
-}
-
-/// The gradients of flash_attention_forward.
-///
-/// d_o      [B, H, L, dv]   in
-/// q, k, v                  in; as in forward
-/// o        [B, H, L, dv]   in; what forward returned
-/// lse      [B, H, L, 2]    in; what forward returned
-/// options                  as in forward
-/// dq       [B, H, L, d]    out
-/// dk       [B, G, S, d]    out; summed over the query heads of a group
-/// dv       [B, G, S, dv]   out; summed likewise
-///
-/// Nothing flows through a hidden pair, whatever it holds. Outputs must not overlap inputs or each
-/// other.
-/// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
-///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-/// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
-template <Scalar T>
-void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
-                              In<std::type_identity_t<T>, 4> o, In<std::type_identity_t<T>, 4> lse,
-                              const AttentionOptions<std::type_identity_t<T>>& options,
-                              const AttentionGradients<std::type_identity_t<T>>& gradients,
-                              const Context& context = {}) {
-  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
-  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
-  const auto sizes = detail::require_attention<T>("flash_attention_backward", q, k, v, options);
-  const auto [B, H, G, L, S, d, width_v] = sizes;
-  constexpr std::string_view function = "flash_attention_backward";
-  require_shape(function, "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
-  require_shape(function, "o", o, Shape{B, H, L, width_v}, "q, head width of v");
-  require_shape(function, "lse", lse, Shape{B, H, L, 2}, "two numbers a query of q");
-  require_shape(function, "dq", dq, q.shape(), "the shape of q");
-  require_shape(function, "dk", dk, k.shape(), "the shape of k");
-  require_shape(function, "dv", dv, v.shape(), "the shape of v");
-  require_apart(function, {"dq", dq},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}});
-  require_apart(function, {"dk", dk},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}});
-  require_apart(
-      function, {"dv", dv},
-      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
-  detail::require_apart_from_masks<T>(function, {"dq", dq}, options.mask);
-  detail::require_apart_from_masks<T>(function, {"dk", dk}, options.mask);
-  detail::require_apart_from_masks<T>(function, {"dv", dv}, options.mask);
-  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-
-  detail::FlashBackwardCall<T> call(d_o, inputs, o, lse, options, gradients, sizes, context);
-  call.prepare_queries();
-  call.run_key_blocks();
-}
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/ops/layer_norm.hpp
-// Layer normalisation, forward and backward.
-
-namespace headwise::inline v0_1 {
-
-/// Gain and offset of a layer norm, each [D] or absent.
-template <class T>
-struct LayerNormAffine {
-  In<T, 1> gamma = {};  // [D]; {} for 1
-  In<T, 1> beta = {};   // [D]; {} for 0
-};
-
-/// Where their gradients are added, each [D] or absent.
-template <class T>
-struct LayerNormGradients {
-  InOut<T, 1> gamma = {};  // [D]; {} for none
-  InOut<T, 1> beta = {};   // [D]; {} for none
-};
-
-/// What rows were normalised with, each [N]: written by forward, read by backward.
-template <class View>
-struct LayerNormMoments {
-  View mean = {};  // [N]
-  View rstd = {};  // [N]; 1 / sqrt(variance + epsilon)
-};
-
-}  // namespace headwise::inline v0_1
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-template <class T>
-void require_affine(std::string_view function, const LayerNormAffine<T>& affine, Index D) {
-  const auto whence = [&] { return std::to_string(D) + ", the width of x"; };
-  if (!affine.gamma.absent()) require_shape(function, "gamma", affine.gamma, Shape{D}, whence);
-  if (!affine.beta.absent()) require_shape(function, "beta", affine.beta, Shape{D}, whence);
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// y = (x - mean) rstd gamma + beta, row by row, rstd = 1 / sqrt(variance + epsilon).
-///
-/// x                 [N, D]   in
-/// affine.gamma      [D]      in; {} for 1
-/// affine.beta       [D]      in; {} for 0
-/// epsilon                    added to the variance (biased: divided by D); > 0
-/// y                 [N, D]   out; may be x
-/// moments.mean      [N]      out; kept for backward, {} for inference
-/// moments.rstd      [N]      out; kept for backward, {} for inference
-///
-/// Outputs must not overlap anything else.
-/// Work    6 D + 5 FLOPs a row, and D for each of gamma and beta.
-/// Throws  ShapeError or ArgumentError before anything is written.
-/// Source  Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv 1607.06450.
-template <Scalar T>
-void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T>>& affine,
-                        std::type_identity_t<T> epsilon, Out<std::type_identity_t<T>, 2> y,
-                        const LayerNormMoments<Out<std::type_identity_t<T>, 1>>& moments,
-                        const Context& context = {}) {
-  constexpr std::string_view function = "layer_norm_forward";
-  const Index N = x.extent(0), D = x.extent(1);
-  const Out<T, 1> mean = moments.mean, rstd = moments.rstd;
-  require_countable(function, "x", x);
-  detail::require_affine<T>(function, affine, D);
-  require(T(0) < epsilon && is_finite_option(epsilon), function,
-          "epsilon is not above 0, or not finite, expected a small number like 1e-5");
-  require_shape(function, "y", y, x.shape(), "the shape of x");
-  if (!mean.absent()) require_shape(function, "mean", mean, Shape{N}, "rows of x");
-  if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
-  require_apart(function, {"y", y}, {{"gamma", affine.gamma}, {"beta", affine.beta}});
-  require_same_or_apart(function, {"y", y}, {"x", x});
-  require_apart(function, {"mean", mean},
-                {{"x", x}, {"gamma", affine.gamma}, {"beta", affine.beta}, {"y", y}});
-  require_apart(
-      function, {"rstd", rstd},
-      {{"x", x}, {"gamma", affine.gamma}, {"beta", affine.beta}, {"y", y}, {"mean", mean}});
-  if (x.size() == 0 && mean.absent() && rstd.absent()) return;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const kernels::LayerNormRows<T> rows{kernels::matrix(x),
-                                       D,
-                                       kernels::row(affine.gamma),
-                                       kernels::row(affine.beta),
-                                       epsilon,
-                                       kernels::matrix(y),
-                                       kernels::row(mean),
-                                       kernels::row(rstd)};
-  detail::for_rows(context, N, D,
-                   [&](Index begin, Index end) { run.layer_norm_rows(rows, begin, end); });
-  const std::int64_t a_column =
-      6 + (affine.gamma.absent() ? 0 : 1) + (affine.beta.absent() ? 0 : 1);
-  const std::int64_t flops = D == 0 ? 0 : std::int64_t{N} * (D * a_column + 5);
-  context.count_flops(flops, flops);
-}
-
-/// The gradients of layer_norm_forward.
-///
-/// dy                [N, D]   in
-/// x                 [N, D]   in; as in forward
-/// gamma             [D]      in; as in forward, {} for 1
-/// moments           [N]      in; mean and rstd from forward
-/// dx                [N, D]   out; may be dy
-/// gradients.gamma   [D]      added to: sum over rows of dy xhat; {} for none
-/// gradients.beta    [D]      added to: sum over rows of dy; {} for none
-///
-/// An element whose dy is 0 adds nothing, and a row whose dy is 0 throughout has dx 0, whatever x
-/// holds. Outputs must not overlap anything else.
-/// Work    11 D + 2 FLOPs a row, 2 D with gamma, 4 D and D for the gradients of gamma and beta.
-/// Throws  ShapeError before anything is written.
-/// Source  docs/derivations/layer_norm_backward.md.
-template <Scalar T>
-void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
-                         In<std::type_identity_t<T>, 1> gamma,
-                         const LayerNormMoments<In<std::type_identity_t<T>, 1>>& moments,
-                         Out<std::type_identity_t<T>, 2> dx,
-                         const LayerNormGradients<std::type_identity_t<T>>& gradients,
-                         const Context& context = {}) {
-  constexpr std::string_view function = "layer_norm_backward";
-  const Index N = x.extent(0), D = x.extent(1);
-  const In<T, 1> mean = moments.mean, rstd = moments.rstd;
-  const auto& [dgamma, dbeta] = gradients;
-  require_countable(function, "x", x);
-  detail::require_affine<T>(function, {gamma, {}}, D);
-  require_shape(function, "dy", dy, x.shape(), "the shape of x");
-  require_shape(function, "mean", mean, Shape{N}, "rows of x");
-  require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
-  require_shape(function, "dx", dx, x.shape(), "the shape of x");
-  if (!dgamma.absent()) require_shape(function, "dgamma", dgamma, Shape{D}, "the width of x");
-  if (!dbeta.absent()) require_shape(function, "dbeta", dbeta, Shape{D}, "the width of x");
-  require_apart(function, {"dx", dx}, {{"x", x}, {"gamma", gamma}, {"mean", mean}, {"rstd", rstd}});
-  require_same_or_apart(function, {"dx", dx}, {"dy", dy});
-  require_apart(
-      function, {"dgamma", dgamma},
-      {{"dy", dy}, {"x", x}, {"gamma", gamma}, {"mean", mean}, {"rstd", rstd}, {"dx", dx}});
-  require_apart(function, {"dbeta", dbeta},
-                {{"dy", dy},
-                 {"x", x},
-                 {"gamma", gamma},
-                 {"mean", mean},
-                 {"rstd", rstd},
-                 {"dx", dx},
-                 {"dgamma", dgamma}});
-  if (N == 0 || D == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const kernels::LayerNormBackwardRows<T> rows{kernels::matrix(dy),
-                                               kernels::matrix(x),
-                                               N,
-                                               D,
-                                               kernels::row(gamma),
-                                               kernels::row(mean),
-                                               kernels::row(rstd),
-                                               kernels::matrix(dx),
-                                               kernels::row(dgamma),
-                                               kernels::row(dbeta)};
-  // dx may be dy: the sums of dy come first.
-  if (!dgamma.absent() || !dbeta.absent()) {
-    detail::for_columns(context, N, D,
-                        [&](Index begin, Index end) { run.layer_norm_columns(rows, begin, end); });
-  }
-  detail::for_rows(context, N, D,
-                   [&](Index begin, Index end) { run.layer_norm_backward_rows(rows, begin, end); });
-  const std::int64_t a_column =
-      11 + (gamma.absent() ? 0 : 2) + (dgamma.absent() ? 0 : 4) + (dbeta.absent() ? 0 : 1);
-  const std::int64_t flops = std::int64_t{N} * (D * a_column + 2);
-  context.count_flops(flops, flops);
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
 // headwise/nn/multi_head_attention_backward.hpp
 // The backward pass of MultiHeadAttention: the forward's steps, walked down.
@@ -14712,8 +20633,6 @@ class LayerNorm {
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
-  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
-                       const Context& context = {}) const = delete;  // gone before backward
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     require_width("LayerNorm::forward", "x", x);
     auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
@@ -14724,6 +20643,8 @@ class LayerNorm {
     cache = std::move(filled);
     return y;
   }
+  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
 
   /// dx [N, D] for dy [N, D]; the gradients of gamma and beta are added to `gradients`.
   ///
@@ -14836,13 +20757,13 @@ class Linear {
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
-  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
-                       const Context& context = {}) const = delete;  // gone before backward
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     Tensor<T, 2> y = forward(x, context);
     cache = {x, true};
     return y;
   }
+  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
 
   /// dx [N, K] for dy [N, O]; the gradients of W and b are added to `gradients`.
   ///
@@ -14987,6 +20908,117 @@ Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
   appended.keep();
   return y;
 }
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/rms_norm.hpp
+// Root-mean-square normalisation that owns its gain.
+
+namespace headwise::inline v0_1 {
+
+/// What an RMSNorm learns; its gradients have the same form.
+template <Scalar T>
+struct RMSNormParameters {
+  Tensor<T, 1> gamma;  // [D], or absent
+
+  /// f(name, view) for what is there; `prefix` goes in front of the name. The view is writable
+  /// where this is not const.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") {
+    if (!gamma.absent()) f(prefix + "gamma", as_view(gamma));
+  }
+  /// The same of what is not written to.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    if (!gamma.absent()) f(prefix + "gamma", as_view(gamma));
+  }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = x / sqrt(mean(x^2) + epsilon) gamma over the last axis.
+template <Scalar T>
+class RMSNorm {
+ public:
+  /// What forward leaves for backward. It views x, which must outlive the backward call.
+  struct Cache {
+    In<T, 2> x;           // [N, D]
+    Tensor<T, 1> rstd;    // [N]
+    bool filled = false;  // whether forward has been called with it
+  };
+
+  /// gamma 1, or none. Throws ArgumentError for a negative width or an epsilon that is not above 0.
+  explicit RMSNorm(Index width, bool affine = true, double epsilon = 1e-6)
+      : width_(width), epsilon_(epsilon) {
+    require(width >= 0, "RMSNorm", "width is " + std::to_string(width) + ", expected >= 0");
+    require(is_finite_option(epsilon) && epsilon > 0, "RMSNorm", [&] {
+      return "epsilon is " + std::to_string(epsilon) + ", expected a finite number above 0";
+    });
+    if (!affine) return;
+    parameters_.gamma = Tensor<T, 1>({width});
+    fill(Out<T, 1>(parameters_.gamma), T(1));
+  }
+
+  /// y [N, D] for x [N, D]: inference. Throws and works as rms_norm_forward does.
+  Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
+    require_width("RMSNorm::forward", "x", x);
+    auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
+    rms_norm_forward(x, parameters_.gamma, T(epsilon_), y, {}, context);
+    return y;
+  }
+  /// The same, and what backward needs into the cache, once all has gone well.
+  Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
+    require_width("RMSNorm::forward", "x", x);
+    auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
+    Cache filled{x, Tensor<T, 1>::uninitialized({x.extent(0)}, context.memory), true};
+    rms_norm_forward(x, parameters_.gamma, T(epsilon_), y, filled.rstd, context);
+    cache = std::move(filled);
+    return y;
+  }
+  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+
+  /// dx [N, D] for dy [N, D]; the gradient of gamma is added to `gradients`.
+  ///
+  /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
+  Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, RMSNormParameters<T>& gradients,
+                        const Context& context = {}) const {
+    require(cache.filled, "RMSNorm::backward", "the cache is empty: pass it to forward first");
+    require_width("RMSNorm::backward", "cache.x", cache.x);
+    require_shape("RMSNorm::backward", "dy", dy, cache.x.shape(), "the output");
+    require_shape("RMSNorm::backward", "gradients.gamma", gradients.gamma,
+                  parameters_.gamma.shape(), "zero_gradients()");
+    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
+    rms_norm_backward(dy, cache.x, parameters_.gamma, cache.rstd, dx, gradients.gamma, context);
+    return dx;
+  }
+
+  /// Gradients of the right shapes, all 0.
+  RMSNormParameters<T> zero_gradients() const {
+    RMSNormParameters<T> gradients;
+    if (parameters_.gamma.size() != 0) gradients.gamma = Tensor<T, 1>(parameters_.gamma.shape());
+    return gradients;
+  }
+
+  /// What is added to the mean square.
+  double epsilon() const { return epsilon_; }
+  /// gamma, to be read and written.
+  RMSNormParameters<T>& parameters() { return parameters_; }
+  /// gamma.
+  const RMSNormParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  void require_width(std::string_view function, std::string_view argument,
+                     const In<T, 2>& x) const {
+    require_shape(function, argument, x, Shape{x.extent(0), width_}, "the width of the module");
+  }
+
+  Index width_;
+  double epsilon_;
+  RMSNormParameters<T> parameters_;
+};
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
@@ -15159,544 +21191,1340 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/ops/cross_entropy.hpp
-// Softmax cross-entropy of logits with targets, in one pass over what softmax and a logarithm would
-// take several for, and its gradient. It refuses targets that are no column; it has no class
-// weights and no targets that are distributions.
+// headwise/nn/transformer_block_parameters.hpp
+// What a TransformerBlock is, what one call of it is asked for, what it learns and what forward
+// leaves.
 
 namespace headwise::inline v0_1 {
 
-/// What becomes of the losses of all rows.
-enum class Reduction {
-  mean,  ///< over the rows that are not ignored
-  sum,
+/// How rows are normalised.
+enum class NormKind {
+  layer_norm,  ///< (x - mean) / sqrt(variance + epsilon) gamma + beta
+  rms_norm,    ///< x / sqrt(mean(x^2) + epsilon) gamma
 };
 
-/// How losses of rows become one.
-struct CrossEntropyOptions {
-  std::int64_t ignore_index = -100;  // rows of this target are left out, whatever they hold
-  Reduction reduction = Reduction::mean;
-};
+/// The shape of a block.
+struct TransformerBlockOptions {
+  Index d_model = 0;                         // D
+  Index num_heads = 1;                       // H
+  Index num_kv_heads = 0;                    // G, divides H; H
+  Index d_hidden = 0;                        // F; 4 D
+  Activation activation = Activation::gelu;  // of the feed-forward
+  bool gated = false;                        // its gate; with silu: SwiGLU
+  bool norm_first = true;                    // pre-LN; else post-LN
+  NormKind norm = NormKind::layer_norm;      // of both norms
+  bool attention_bias = true;                // b_Q, b_K, b_V and b_O
+  bool feed_forward_bias = true;             // of both its products
+  bool norm_bias = true;                     // beta; rms_norm has none
+  double norm_epsilon = 1e-5;                // > 0
+  Init init = Init::xavier_normal;           // the scale of the weights at the start
+  std::uint64_t seed = 0;                    // of the weights at the start
 
-}  // namespace headwise::inline v0_1
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// Targets as columns, below 0 where a row is left out.
-struct TargetColumns {
-  Tensor<Index, 1> columns;  // [N]
-  Index count = 0;           // of rows that are not left out
-};
-
-/// Throws ArgumentError for a target that is neither a column nor the ignored one.
-template <TokenId I, class T>
-TargetColumns target_columns(std::string_view function, const In<T, 2>& logits,
-                             const In<I, 1>& targets, std::int64_t ignored,
-                             const Context& context) {
-  const auto is_ignored = [&](std::int64_t target) { return target == ignored; };
-  require_tokens(
-      function, "targets", targets, logits.extent(1),
-      [&] {
-        return "columns of logits " + logits.shape().format() + ", or ignore_index " +
-               std::to_string(ignored);
-      },
-      is_ignored);
-  TargetColumns result{Tensor<Index, 1>::uninitialized(targets.shape(), context.memory)};
-  for (Index n = 0; n < targets.extent(0); ++n) {
-    const bool left_out = is_ignored(targets(n));
-    result.columns(n) = left_out ? -1 : static_cast<Index>(targets(n));
-    if (!left_out) ++result.count;
-  }
-  return result;
-}
-
-/// The sum of count numbers in a type of its own: chains of 16, then pairwise.
-template <class Sum, class T>
-Sum pairwise_sum(const T* x, Index count) {
-  constexpr Index chain = 16;
-  if (count <= chain) {
-    Sum sum = count == 0 ? Sum(0) : Sum(x[0]);
-    for (Index n = 1; n < count; ++n) sum = sum + Sum(x[n]);
-    return sum;
-  }
-  const Index half = (count + chain) / (2 * chain) * chain;
-  return pairwise_sum<Sum>(x, half) + pairwise_sum<Sum>(x + half, count - half);
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// loss = sum_n (logsumexp_n - logits_{n, targets_n}), over their number with Reduction::mean.
-///
-/// logits     [N, V]   in
-/// targets    [N]      in; each a column of logits, or options.ignore_index
-/// options             which rows are left out; mean or sum
-/// logsumexp  [N]      out; log sum_v e^logits_{n, v}, kept for backward, {} for inference; 0 for
-///                     a row that is left out
-///
-/// Returns the loss; 0 where every row is left out, and where there is none (PyTorch: NaN). Sums
-/// along a row run in T, the sum over rows pairwise, in double for float and in T for others. The
-/// greatest logit is subtracted before e^x, and a target ahead of all others has its loss from
-/// log(1 + x): 1e-30 is no 0. A logit of -infinity has no part in its row; as target it costs
-/// infinity. NaN or +infinity in a row that is not left out make the loss NaN.
-/// Work    3 V + 5 FLOPs a row that is not left out.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-/// Source  Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs",
-/// 1990.
-template <Scalar T, TokenId I>
-T cross_entropy_forward(In<T, 2> logits, In<I, 1> targets, const CrossEntropyOptions& options,
-                        Out<std::type_identity_t<T>, 1> logsumexp, const Context& context = {}) {
-  constexpr std::string_view function = "cross_entropy_forward";
-  const Index N = logits.extent(0), V = logits.extent(1);
-  require_countable(function, "logits", logits);
-  require_shape(function, "targets", targets, Shape{N}, "rows of logits");
-  if (!logsumexp.absent()) {
-    require_shape(function, "logsumexp", logsumexp, Shape{N}, "rows of logits");
-  }
-  require_apart(function, {"logsumexp", logsumexp}, {{"logits", logits}, {"targets", targets}});
-  const auto [columns, count] =
-      detail::target_columns(function, logits, targets, options.ignore_index, context);
-  auto losses = Tensor<T, 1>::uninitialized({N}, context.memory);
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const kernels::CrossEntropyRows<T> rows{kernels::matrix(logits), V, columns.data(), losses.data(),
-                                          kernels::row(logsumexp)};
-  detail::for_rows(context, N, V,
-                   [&](Index begin, Index end) { run.cross_entropy_rows(rows, begin, end); });
-  const std::int64_t flops = count * (3 * std::int64_t{V} + 5);
-  context.count_flops(flops, flops);
-  if (count == 0) return T(0);
-  using Sum = std::conditional_t<std::same_as<T, float>, double, T>;
-  const Sum sum = detail::pairwise_sum<Sum>(losses.data(), N);
-  return options.reduction == Reduction::sum
-             ? static_cast<T>(sum)
-             : static_cast<T>(sum / Sum(static_cast<double>(count)));
-}
-
-/// The gradient of cross_entropy_forward: d_logits_{n, v} = d_loss / count (e^(logits_{n, v} -
-/// logsumexp_n) - [v = targets_n]), count 1 with Reduction::sum.
-///
-/// d_loss              the gradient of the loss; 1 where the loss is what is minimised
-/// logits     [N, V]   in; as in forward
-/// targets    [N]      in; as in forward
-/// logsumexp  [N]      in; what forward left
-/// options             as in forward
-/// d_logits   [N, V]   out; may be logits
-///
-/// Rows that are left out become 0, whatever they hold. The target's own element is minus the sum
-/// of its row's others: no digits are lost where its probability is near 1, and rows sum to 0.
-/// Work    4 V + 2 FLOPs a row that is not left out.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-/// Source  docs/derivations/cross_entropy_backward.md.
-template <Scalar T, TokenId I>
-void cross_entropy_backward(std::type_identity_t<T> d_loss, In<T, 2> logits, In<I, 1> targets,
-                            In<std::type_identity_t<T>, 1> logsumexp,
-                            const CrossEntropyOptions& options,
-                            Out<std::type_identity_t<T>, 2> d_logits, const Context& context = {}) {
-  constexpr std::string_view function = "cross_entropy_backward";
-  const Index N = logits.extent(0), V = logits.extent(1);
-  require_countable(function, "logits", logits);
-  require_shape(function, "targets", targets, Shape{N}, "rows of logits");
-  require_shape(function, "logsumexp", logsumexp, Shape{N}, "rows of logits");
-  require_shape(function, "d_logits", d_logits, logits.shape(), "the shape of logits");
-  require_apart(function, {"d_logits", d_logits}, {{"targets", targets}, {"logsumexp", logsumexp}});
-  require_same_or_apart(function, {"d_logits", d_logits}, {"logits", logits});
-  const auto [columns, count] =
-      detail::target_columns(function, logits, targets, options.ignore_index, context);
-  const bool mean = options.reduction == Reduction::mean && count != 0;
-  const T factor = mean ? T(d_loss / T(static_cast<double>(count))) : d_loss;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const kernels::CrossEntropyBackwardRows<T> rows{
-      kernels::matrix(logits), V,      columns.data(),
-      kernels::row(logsumexp), factor, kernels::matrix(Out<T, 2>(d_logits))};
-  detail::for_rows(context, N, V, [&](Index begin, Index end) {
-    run.cross_entropy_backward_rows(rows, begin, end);
-  });
-  const std::int64_t flops = count * (4 * std::int64_t{V} + 2);
-  context.count_flops(flops, flops);
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/ops/rotary_table.hpp
-// The angles of rotary positions: their cosines and sines, position by position, as a function of
-// options alone. They are computed in double, so that position 100,000 is right in float.
-
-namespace headwise::inline v0_1 {
-
-/// Which elements of a head's row are a pair.
-enum class RotaryPairing {
-  halves,       ///< (t, t + width / 2): GPT-NeoX, LLaMA as Hugging Face stores it
-  interleaved,  ///< (2 t, 2 t + 1): the paper, GPT-J
-};
-
-/// What rotary positions are. What it views must outlive the call.
-struct RotaryOptions {
-  double theta = 10000;  // pair t turns by theta^(-2 t / width) a position
-  Index width = 0;       // of a row's elements, the first ones, that are rotated; 0: all
-  RotaryPairing pairing = RotaryPairing::halves;
-  Index offset = 0;                // position of the first row
-  In<double, 1> frequencies = {};  // [width / 2]; radians a position of each pair, instead of theta
-
-  /// How many elements of a row of d are rotated.
-  Index width_of(Index d) const { return width == 0 ? d : width; }
-};
-
-/// cos and sin of the angles of positions 0, 1, ...
-template <class T>
-struct RotaryAngles {
-  In<T, 2> cosines;  // [positions, width / 2]
-  In<T, 2> sines;    // [positions, width / 2]
-};
-
-}  // namespace headwise::inline v0_1
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// Throws ArgumentError or ShapeError for options that are none, of rows of d elements.
-inline void require_rotary(std::string_view function, const RotaryOptions& options, Index d) {
-  const Index width = options.width_of(d);
-  require(width >= 0 && width <= d && width % 2 == 0, function, [&] {
-    return "width is " + std::to_string(width) + ", expected an even number from 0 to " +
-           std::to_string(d) + ", the width of a head";
-  });
-  constexpr Index farthest = Index{1} << 48;
-  require(options.offset >= 0 && options.offset <= farthest, function,
-          [&] { return "offset is " + std::to_string(options.offset) + ", expected 0 to 2^48"; });
-  if (options.frequencies.absent()) {
-    require(is_finite_option(options.theta) && options.theta > 0, function, [&] {
-      return "theta is " + std::to_string(options.theta) + ", expected a finite number above 0";
+  /// All of them with every default filled in. Throws ArgumentError, in the words of the module
+  /// within, for what makes no block.
+  TransformerBlockOptions resolved() const {
+    TransformerBlockOptions full = *this;
+    full.num_kv_heads = of_attention().resolved().num_kv_heads;
+    full.d_hidden = feed_forward().resolved().d_hidden;
+    require(is_finite_option(norm_epsilon) && norm_epsilon > 0, "TransformerBlock", [&] {
+      return "norm_epsilon is " + std::to_string(norm_epsilon) +
+             ", expected a finite number above 0";
     });
-    return;
+    return full;
   }
-  require_shape(function, "frequencies", options.frequencies, Shape{width / 2},
-                "one for each pair of the width");
-  for (Index t = 0; t < width / 2; ++t) {
-    require(is_finite_option(options.frequencies(t)), function, [&] {
-      return "frequencies(" + std::to_string(t) + ") is not finite, expected a number";
-    });
+  /// Of the module within. Of resolved options.
+  MultiHeadAttentionOptions attention() const {
+    MultiHeadAttentionOptions o = of_attention();
+    o.d_head = o.d_value = d_model / num_heads;
+    o.kdim = o.vdim = d_model;
+    return o;
   }
-}
-
-/// Rows [first, first + rows) of the tables.
-template <class T>
-void fill_angles(const RotaryOptions& options, Index width, Index first, Out<T, 2> cosines,
-                 Out<T, 2> sines) {
-  using Wide = std::conditional_t<std::same_as<T, long double>, long double, double>;
-  const Wide theta = static_cast<Wide>(options.theta);
-  for (Index t = 0; t < width / 2; ++t) {
-    const Wide frequency =
-        options.frequencies.absent()
-            ? std::pow(theta, static_cast<Wide>(-2 * t) / static_cast<Wide>(width))
-            : static_cast<Wide>(options.frequencies(t));
-    for (Index i = 0; i < cosines.extent(0); ++i) {
-      const Wide angle = static_cast<Wide>(first + i) * frequency;
-      cosines(i, t) = T(std::cos(angle));
-      sines(i, t) = T(std::sin(angle));
-    }
+  /// Of the module within. Of resolved options.
+  FeedForwardOptions feed_forward() const {
+    FeedForwardOptions o;
+    o.d_model = d_model;
+    o.d_hidden = d_hidden;
+    o.activation = activation;
+    o.gated = gated;
+    o.bias = feed_forward_bias;
+    o.init = init;
+    o.seed = seed;
+    return o;
   }
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// Cosines and sines that are made once and read by many calls. A row is a function of the options
-/// and of its position alone: growing changes none.
-template <Scalar T>
-class RotaryTable {
- public:
-  /// Of heads of d elements, without a position yet. options.offset has no part in it; frequencies
-  /// are copied. Throws ArgumentError or ShapeError for options that are none, std::bad_alloc.
-  explicit RotaryTable(Index d, const RotaryOptions& options = {},
-                       std::pmr::memory_resource* memory = std::pmr::get_default_resource())
-      : options_(options), width_(options.width_of(d)), memory_(memory) {
-    detail::require_rotary("RotaryTable", options, d);
-    if (options.frequencies.absent()) return;
-    frequencies_ = Tensor<double, 1>(options.frequencies.shape(), memory);
-    for (Index t = 0; t < frequencies_.size(); ++t) frequencies_(t) = options.frequencies(t);
-    options_.frequencies = {};
-  }
-
-  /// Makes it hold positions 0 to positions - 1 at least: views of it from before are void where it
-  /// was shorter. Throws std::bad_alloc, and is as it was then.
-  void grow(Index positions) {
-    const Index held = cosines_.extent(0);
-    if (positions <= held) return;
-    const Index rows = positions < 2 * held ? 2 * held : positions;
-    auto cosines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
-    auto sines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
-    RotaryOptions options = options_;
-    options.frequencies = frequencies_;
-    detail::fill_angles<T>(options, width_, 0, cosines, sines);
-    cosines_ = std::move(cosines);
-    sines_ = std::move(sines);
-  }
-
-  /// What it holds.
-  RotaryAngles<T> angles() const { return {cosines_, sines_}; }
-  /// The same, grown to `positions` before.
-  RotaryAngles<T> angles(Index positions) {
-    grow(positions);
-    return angles();
+  /// Whether what one of them left in a cache fits the other. Of resolved options.
+  bool same_shape(const TransformerBlockOptions& other) const {
+    return attention().same_shape(other.attention()) &&
+           feed_forward().same_shape(other.feed_forward()) && norm_first == other.norm_first &&
+           norm == other.norm;
   }
 
  private:
-  RotaryOptions options_;
-  Index width_;
-  std::pmr::memory_resource* memory_;
-  Tensor<double, 1> frequencies_;  // [width / 2], or absent
-  Tensor<T, 2> cosines_, sines_;   // [positions, width / 2]
+  MultiHeadAttentionOptions of_attention() const {
+    MultiHeadAttentionOptions o;
+    o.d_model = d_model;
+    o.num_heads = num_heads;
+    o.num_kv_heads = num_kv_heads;
+    o.q_bias = o.k_bias = o.v_bias = o.o_bias = attention_bias;
+    o.init = init;
+    o.seed = seed;
+    return o;
+  }
+};
+
+/// One call. The mask is viewed: it must outlive the call, and its backward too. Give each dropout
+/// a seed of its own.
+template <Scalar T>
+struct TransformerBlockCall {
+  AttentionMask<T> mask = {};      // none: every query sees every key
+  Path path = Path::flash;         // both give the same function
+  Dropout weight_dropout = {};     // of the attention weights; none: inference
+  Dropout attention_dropout = {};  // of what attention adds
+  Dropout hidden_dropout = {};     // between the products of the feed-forward
+  Dropout output_dropout = {};     // of what the feed-forward adds
+
+  /// Of the module within.
+  MultiHeadAttentionCall<T> attention() const {
+    return {mask, path, {}, weight_dropout, attention_dropout};
+  }
+  /// Of the module within.
+  FeedForwardCall feed_forward() const { return {hidden_dropout, output_dropout}; }
+};
+
+/// What a block learns. `Attention` differs between weights and gradients.
+template <Scalar T, class Attention = MultiHeadAttentionParameters<T>>
+struct TransformerBlockParameters {
+  LayerNormParameters<T> norm1;           // beta is absent with rms_norm
+  Attention attention;                    // without a norm of its own
+  LayerNormParameters<T> norm2;           // as norm1
+  FeedForwardParameters<T> feed_forward;  // what follows it
+
+  TransformerBlockParameters() = default;
+  /// All 0. The options are resolved ones.
+  explicit TransformerBlockParameters(
+      const TransformerBlockOptions& o,
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : attention(o.attention(), memory), feed_forward(o.feed_forward(), memory) {
+    for (LayerNormParameters<T>* norm : {&norm1, &norm2}) {
+      norm->gamma = Tensor<T, 1>({o.d_model}, memory);
+      if (o.norm == NormKind::layer_norm && o.norm_bias) {
+        norm->beta = Tensor<T, 1>({o.d_model}, memory);
+      }
+    }
+  }
+
+  /// f(name, view) for each that is there: norm1.gamma, norm1.beta, attention.W_Q ..., norm2.gamma,
+  /// norm2.beta, feed_forward.W_up ... behind `prefix`; those of gradients are called alike. Views
+  /// are writable where this is not const.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") {
+    walk(*this, f, prefix);
+  }
+  /// The same of what is not written to.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    walk(*this, f, prefix);
+  }
+
+  /// Everything to 0, as of gradients between two steps.
+  void zero() {
+    for_each([](const std::string&, auto view) { fill(view, T(0)); });
+  }
+
+ private:
+  template <class Self, class F>
+  static void walk(Self& self, F& f, const std::string& prefix) {
+    self.norm1.for_each(f, prefix + "norm1.");
+    self.attention.MultiHeadAttentionParameters<T>::for_each(f, prefix + "attention.");
+    self.norm2.for_each(f, prefix + "norm2.");
+    self.feed_forward.for_each(f, prefix + "feed_forward.");
+  }
+};
+
+/// Gradients in tensors of the parameters' shapes. A backward call adds to them.
+template <Scalar T>
+using TransformerBlockGradients = TransformerBlockParameters<T, MultiHeadAttentionGradients<T>>;
+
+/// What one half of a block keeps: x + branch(norm(x)), or norm(x + branch(x)).
+template <Scalar T>
+struct TransformerHalfCache {
+  In<T, 3> norm_input;  // [B, L, D]
+  Tensor<T, 3> normed;  // [B, L, D]; what the branch reads       pre-LN
+  Tensor<T, 3> sum;     // [B, L, D]; what is normalised          post-LN
+  Tensor<T, 1> mean;    // [B L]                                  layer_norm
+  Tensor<T, 1> rstd;    // [B L]
+};
+
+/// What a forward call leaves for its backward, owned by the caller. The input and the mask are
+/// viewed, not copied: they must outlive the backward call.
+template <Scalar T>
+struct TransformerBlockCache {
+  /// Not filled.
+  TransformerBlockCache() = default;
+  /// Moved, not copied: parts of it view others.
+  ///@{
+  TransformerBlockCache(TransformerBlockCache&&) noexcept = default;
+  TransformerBlockCache& operator=(TransformerBlockCache&&) noexcept = default;
+  ///@}
+
+  bool filled = false;                   // whether forward has been called with it
+  TransformerBlockOptions module;        // of the block that filled it
+  In<T, 3> x;                            // [B, L, D]
+  Tensor<T, 3> x_copy;                   // where its rows lie at no common distance
+  TransformerHalfCache<T> first;         // about attention
+  MultiHeadAttentionCache<T> attention;  // what attention left
+  Tensor<T, 3> h;                        // [B, L, D]; between the halves
+  TransformerHalfCache<T> second;        // about the feed-forward
+  FeedForwardCache<T> feed_forward;      // what it left
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/nn/transformer_block_steps.hpp
+// The steps of a TransformerBlock, forward and backward. Its halves are alike: a branch, attention
+// or feed-forward, is added to what it started from.
+//
+//   pre-LN                       post-LN
+//   1 norm    n = norm(x)        2 branch  b = branch(x)
+//   2 branch  b = branch(n)      3 add     s = x + b
+//   3 add     y = x + b          1 norm    y = norm(s)
+//
+// Backward walks the same list up.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+template <class T>
+Tensor<T, 3> like(const In<T, 3>& x, const Context& context) {
+  return Tensor<T, 3>::uninitialized(x.shape(), context.memory);
+}
+
+/// x + b, in b.
+template <class T>
+void add_to_branch(const In<T, 3>& x, Tensor<T, 3>& b, const Context& context) {
+  add_forward(In<T, 2>(merge_rows(x)), In<T, 2>(merge_rows(b)), merge_rows(b), context);
+}
+
+/// One norm of a block, of either kind.
+template <class T>
+struct BlockNorm {
+  const TransformerBlockOptions& options;
+  const LayerNormParameters<T>& p;
+
+  /// Step 1: y = norm(x).
+  Tensor<T, 3> forward(In<T, 3> x, TransformerHalfCache<T>& cache, const Context& context) const {
+    const Index N = x.extent(0) * x.extent(1);
+    Tensor<T, 3> y = like(x, context);
+    const T epsilon = T(options.norm_epsilon);
+    cache.norm_input = x;
+    cache.rstd = Tensor<T, 1>::uninitialized({N}, context.memory);
+    if (options.norm == NormKind::rms_norm) {
+      rms_norm_forward(In<T, 2>(merge_rows(x)), p.gamma, epsilon, merge_rows(y), cache.rstd,
+                       context);
+      return y;
+    }
+    cache.mean = Tensor<T, 1>::uninitialized({N}, context.memory);
+    layer_norm_forward(In<T, 2>(merge_rows(x)), {p.gamma, p.beta}, epsilon, merge_rows(y),
+                       {cache.mean, cache.rstd}, context);
+    return y;
+  }
+  /// dx, overwritten, and the gradients, added to; {} and null for none.
+  void backward(In<T, 3> dy, const TransformerHalfCache<T>& cache, Out<T, 2> dx,
+                LayerNormParameters<T>* gradients, const Context& context) const {
+    const In<T, 2> x = merge_rows(cache.norm_input), dy_rows = merge_rows(dy);
+    const InOut<T, 1> none;
+    const InOut<T, 1> dgamma = gradients == nullptr ? none : InOut<T, 1>(gradients->gamma);
+    if (options.norm == NormKind::rms_norm) {
+      return rms_norm_backward(dy_rows, x, p.gamma, cache.rstd, dx, dgamma, context);
+    }
+    const InOut<T, 1> dbeta = gradients == nullptr ? none : InOut<T, 1>(gradients->beta);
+    layer_norm_backward(dy_rows, x, p.gamma, {cache.mean, cache.rstd}, dx, {dgamma, dbeta},
+                        context);
+  }
+};
+
+/// Steps 1 to 3 of a half: branch(n) is a tensor of its own.
+template <class T, class Branch>
+Tensor<T, 3> half_forward(const BlockNorm<T>& norm, In<T, 3> x, TransformerHalfCache<T>& cache,
+                          const Context& context, const Branch& branch) {
+  if (norm.options.norm_first) {
+    cache.normed = norm.forward(x, cache, context);
+    Tensor<T, 3> y = branch(In<T, 3>(cache.normed));
+    add_to_branch(x, y, context);
+    return y;
+  }
+  cache.sum = branch(x);
+  add_to_branch(x, cache.sum, context);
+  return norm.forward(cache.sum, cache, context);
+}
+
+/// Steps 3 to 1 of a half. What the norm's gradients are of is kept: they come when nothing can
+/// fail any more.
+template <class T>
+class HalfBackward {
+ public:
+  HalfBackward(const BlockNorm<T>& norm, const TransformerHalfCache<T>& cache, In<T, 3> dy,
+               const Context& context)
+      : norm_(norm), cache_(cache), dy_(dy), d_sum_(dy) {
+    if (norm_.options.norm_first) return;
+    d_sum_storage_ = like(dy, context);
+    norm_.backward(dy_, cache_, merge_rows(d_sum_storage_), nullptr, context);
+    d_sum_ = d_sum_storage_;
+  }
+  HalfBackward(const HalfBackward&) = delete;
+  HalfBackward& operator=(const HalfBackward&) = delete;
+
+  /// The gradient of what the branch gave.
+  In<T, 3> d_branch() const { return d_sum_; }
+  /// dx, from the gradient of what the branch read.
+  void finish(Tensor<T, 3> d_read, Tensor<T, 3>& dx, const Context& context) {
+    d_read_ = std::move(d_read);
+    if (norm_.options.norm_first) {
+      norm_.backward(d_read_, cache_, merge_rows(dx), nullptr, context);
+      add_to_branch(d_sum_, dx, context);
+    } else {
+      add_forward(In<T, 2>(merge_rows(d_sum_)), merge_rows(In<T, 3>(d_read_)), merge_rows(dx),
+                  context);
+    }
+  }
+  /// The gradients of the norm.
+  void add_to(LayerNormParameters<T>& gradients, const Context& context) const {
+    norm_.backward(norm_.options.norm_first ? In<T, 3>(d_read_) : dy_, cache_, {}, &gradients,
+                   context);
+  }
+
+ private:
+  const BlockNorm<T> norm_;
+  const TransformerHalfCache<T>& cache_;
+  const In<T, 3> dy_;           // [B, L, D]
+  In<T, 3> d_sum_;              // [B, L, D]; dy, or past the norm
+  Tensor<T, 3> d_sum_storage_;  // post-LN
+  Tensor<T, 3> d_read_;         // [B, L, D]
+};
+
+template <class T>
+Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
+                                       const TransformerBlockParameters<T>& p, In<T, 3> x_in,
+                                       const TransformerBlockCall<T>& call,
+                                       TransformerBlockCache<T>& cache, bool training,
+                                       const Context& context) {
+  cache.module = o;
+  cache.x = uniform_rows(x_in, cache.x_copy, context.memory);
+  const auto attend_to = [&](In<T, 3> x) {
+    return multi_head_attention_forward<T>(o.attention(), p.attention, {x, x, x, true},
+                                           call.attention(), cache.attention, training, context);
+  };
+  const auto feed_forward = [&](In<T, 3> x) {
+    Tensor<T, 3> y = like(x, context);
+    cache.feed_forward.call = call.feed_forward();
+    feed_forward_forward<T>(o.feed_forward(), p.feed_forward, merge_rows(x), cache.feed_forward,
+                            merge_rows(y), context);
+    return y;
+  };
+  cache.h = half_forward<T>({o, p.norm1}, cache.x, cache.first, context, attend_to);
+  Tensor<T, 3> y = half_forward<T>({o, p.norm2}, cache.h, cache.second, context, feed_forward);
+  cache.filled = true;
+  return y;
+}
+
+template <class T>
+Tensor<T, 3> transformer_block_backward(const TransformerBlockOptions& o,
+                                        const TransformerBlockParameters<T>& p, In<T, 3> dy_in,
+                                        const TransformerBlockCache<T>& cache,
+                                        TransformerBlockGradients<T>& gradients,
+                                        const Context& context) {
+  Tensor<T, 3> dy_storage, dh = like(cache.x, context), dx = like(cache.x, context);
+  const In<T, 3> dy = uniform_rows(dy_in, dy_storage, context.memory);
+  // The second half
+  HalfBackward<T> second({o, p.norm2}, cache.second, dy, context);
+  Tensor<T, 3> d_read = like(cache.x, context);
+  FeedForwardBackward<T> feed_forward(o.feed_forward(), p.feed_forward,
+                                      merge_rows(second.d_branch()), cache.feed_forward,
+                                      merge_rows(d_read), context);
+  second.finish(std::move(d_read), dh, context);
+  // The first half. Attention writes its gradients last; nothing that follows can fail.
+  HalfBackward<T> first({o, p.norm1}, cache.first, dh, context);
+  auto d_attended = multi_head_attention_backward<T>("MultiHeadAttention::backward", o.attention(),
+                                                     p.attention, first.d_branch(), cache.attention,
+                                                     gradients.attention, context);
+  first.finish(std::move(d_attended.query), dx, context);
+  first.add_to(gradients.norm1, context);
+  second.add_to(gradients.norm2, context);
+  feed_forward.add_to(gradients.feed_forward, context);
+  return dx;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/transformer_block.hpp
+// A layer of a transformer: attention, then a feed-forward, each added to what it started from.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// pre-LN:  h = x + attention(norm1(x)), y = h + feed_forward(norm2(h))
+/// post-LN: h = norm1(x + attention(x)), y = norm2(h + feed_forward(h))
+///
+/// Parameters are plain data; forward and backward are const and keep what a backward needs in a
+/// cache of the caller's. A call that throws, std::bad_alloc included, leaves cache and gradients
+/// as they were; only an executor of the caller's that throws while it runs leaves gradients that
+/// are added to in part.
+/// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.1; pre-LN: Xiong et al., 2020, arXiv
+/// 2002.04745.
+template <Scalar T>
+class TransformerBlock {
+ public:
+  /// What one call is asked for: mask, path, dropouts.
+  using Call = TransformerBlockCall<T>;
+  /// What forward leaves for backward.
+  using Cache = TransformerBlockCache<T>;
+  /// What backward adds to.
+  using Gradients = TransformerBlockGradients<T>;
+
+  /// Weights by options.init and options.seed, biases 0, gamma 1, beta 0. Throws ArgumentError for
+  /// options that make no block.
+  explicit TransformerBlock(const TransformerBlockOptions& options)
+      : options_(options.resolved()), parameters_(options_) {
+    MultiHeadAttention<T> attention(options_.attention());
+    FeedForward<T> feed_forward(options_.feed_forward());
+    parameters_.attention = std::move(attention.parameters());
+    parameters_.feed_forward = std::move(feed_forward.parameters());
+    fill(Out<T, 1>(parameters_.norm1.gamma), T(1));
+    fill(Out<T, 1>(parameters_.norm2.gamma), T(1));
+  }
+
+  /// y [B, L, D] for x [B, L, D]: inference.
+  ///
+  /// call.mask must fit [B, H, L, L]. Throws ShapeError or ArgumentError for what does not fit, in
+  /// the words of the module within where it is that one's rule, before anything is written or
+  /// counted; and std::bad_alloc.
+  Tensor<T, 3> forward(In<T, 3> x, const Call& call = {}, const Context& context = {}) const {
+    Cache unused;
+    return run(x, call, unused, false, context);
+  }
+  /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
+  /// backward call.
+  Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const {
+    Cache fresh;
+    Tensor<T, 3> y = run(x, call, fresh, true, context);
+    cache = std::move(fresh);
+    return y;
+  }
+  Tensor<T, 3> forward(const Tensor<T, 3>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+
+  /// dx [B, L, D] for dy [B, L, D]; the parameters' gradients are added to `gradients`.
+  ///
+  /// Throws ArgumentError for a cache that is empty or of a block of another shape, ShapeError,
+  /// std::bad_alloc; nothing is changed then.
+  Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const {
+    constexpr std::string_view function = "TransformerBlock::backward";
+    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    require(cache.module.same_shape(options_), function,
+            "the cache is of a block of another shape, expected one that this block filled");
+    require_shape(function, "cache.h", cache.h, cache.x.shape(),
+                  "what forward left: a cache that was moved from is empty");
+    require_shape(function, "dy", dy, cache.x.shape(), "the output");
+    const auto check = [&](const char* name, const Tensor<T, 1>& mine, const Tensor<T, 1>& theirs) {
+      require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
+    };
+    check("gradients.norm1.gamma", gradients.norm1.gamma, parameters_.norm1.gamma);
+    check("gradients.norm1.beta", gradients.norm1.beta, parameters_.norm1.beta);
+    check("gradients.norm2.gamma", gradients.norm2.gamma, parameters_.norm2.gamma);
+    check("gradients.norm2.beta", gradients.norm2.beta, parameters_.norm2.beta);
+    gradients.attention.require_shapes_of(parameters_.attention, "MultiHeadAttention::backward");
+    detail::require_feed_forward_gradients("FeedForward::backward", parameters_.feed_forward,
+                                           gradients.feed_forward);
+    return detail::transformer_block_backward<T>(options_, parameters_, dy, cache, gradients,
+                                                 context);
+  }
+
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+    return Gradients(options_, memory);
+  }
+
+  /// The options with every default filled in.
+  const TransformerBlockOptions& options() const { return options_; }
+  /// The weights, to be read and written.
+  TransformerBlockParameters<T>& parameters() { return parameters_; }
+  /// The weights.
+  const TransformerBlockParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  Tensor<T, 3> run(In<T, 3> x, const Call& call, Cache& cache, bool training,
+                   const Context& context) const {
+    constexpr std::string_view function = "TransformerBlock::forward";
+    const Index B = x.extent(0), L = x.extent(1);
+    require_shape(function, "x", x, Shape{B, L, options_.d_model},
+                  [&] { return "d_model " + std::to_string(options_.d_model); });
+    require_shape(function, "norm1.gamma", In<T, 1>(parameters_.norm1.gamma),
+                  Shape{options_.d_model}, "the options: a block that was moved from has none");
+    detail::require_call<T>(options_.attention(), {x, x, x, true}, call.attention());
+    call.hidden_dropout.require_valid(function);
+    call.output_dropout.require_valid(function);
+    return detail::transformer_block_forward<T>(options_, parameters_, x, call, cache, training,
+                                                context);
+  }
+
+  TransformerBlockOptions options_;
+  TransformerBlockParameters<T> parameters_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/ops/rotary.hpp
-// Rotary positions: pairs of a row's elements are turned by an angle that grows with the row's
-// position, so that a product of a query and a key knows how far apart they are and nothing else of
-// where they stand. A rotation is its own gradient, turned back.
+// headwise/optim/parameter_list.hpp
+// What an optimiser walks: parameters by name, each with its values and its gradient, of any module
+// and any number of axes. Views: nothing here owns or copies an element.
+//   ParameterList<float> list;
+//   collect(list, "attention.", attention.parameters(), gradients);
+
+namespace headwise::inline v0_1 {
+
+/// The most axes that a parameter may have: as many as a file can say.
+inline constexpr int max_parameter_rank = 8;
+
+/// A tensor by name, whatever its rank.
+template <class T>
+struct NamedTensor {
+  std::string name;                        // as "blocks.0.W_Q"
+  int rank = 0;                            // its axes, at least 1
+  TensorView<T, max_parameter_rank> view;  // they come last: those in front have extent 1
+
+  /// The extents of its own axes, outermost first.
+  std::vector<Index> extents() const {
+    const auto& all = view.shape().extents;
+    return {all.end() - rank, all.end()};
+  }
+};
+
+/// A parameter: what a step changes, and what it is changed by.
+template <class T>
+struct Parameter : NamedTensor<T> {
+  TensorView<T, max_parameter_rank> gradient;  // of the shape of the values
+};
+
+}  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// The rules of a call but those of its tables.
-template <class T>
-void require_rotation(std::string_view function, std::string_view in, std::string_view out,
-                      const In<T, 4>& x, const Out<T, 4>& y, const RotaryOptions& options) {
-  require_countable(function, in, x);
-  require_shape(function, out, y, x.shape(), [&] { return "the shape of " + std::string(in); });
-  require_distinct(function, {out, y});
-  require_same_or_apart(function, {out, y}, {in, x});
-  require_rotary(function, options, x.extent(3));
-}
-template <class T>
-void require_angles(std::string_view function, const Out<T, 4>& y, const RotaryAngles<T>& angles,
-                    const RotaryOptions& options, std::string_view out) {
-  const Index pairs = options.width_of(y.extent(3)) / 2, held = angles.cosines.extent(0);
-  require_shape(function, "angles.cosines", angles.cosines, Shape{held, pairs},
-                "half of the width");
-  require_shape(function, "angles.sines", angles.sines, Shape{held, pairs}, "angles.cosines");
-  require(held - options.offset >= y.extent(2), function, [&] {
-    return "angles hold " + std::to_string(held) + " positions, expected at least " +
-           std::to_string(options.offset + y.extent(2)) + " (offset and rows)";
-  });
-  require_apart(function, {out, y},
-                {{"angles.cosines", angles.cosines}, {"angles.sines", angles.sines}});
+/// The same elements with axes of extent 1 in front.
+template <class T, int R>
+TensorView<T, max_parameter_rank> with_all_axes(const Out<T, R>& view) {
+  static_assert(R <= max_parameter_rank, "a parameter has at most 8 axes");
+  Shape<max_parameter_rank> shape, strides;
+  for (int r = 0; r < max_parameter_rank; ++r) {
+    const int from = r - (max_parameter_rank - R);
+    shape[r] = from < 0 ? 1 : view.extent(from);
+    strides[r] = from < 0 ? 0 : view.stride(from);
+  }
+  return {view.data(), shape, strides};
 }
 
-/// Rotates all rows of y = x by tables whose row i is of row i. Position by position where heads
-/// lie between each other, else head by head: along memory.
-template <class T>
-void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
-            const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
-            const Context& context) {
-  if (x.size() == 0) return;
-  const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
-  const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
-  const kernels::RotaryRows<T> all{kernels::matrix(cosines),
-                                   kernels::matrix(sines),
-                                   d,
-                                   options.width_of(d),
-                                   options.pairing == RotaryPairing::interleaved,
-                                   transposed};
-  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
-  const Index blocks = (L + rows - 1) / rows;
-  const auto task = [&](Index t, Index) {
-    const Index b = t / blocks, begin = t % blocks * rows;
-    const Index end = std::min<Index>(L, begin + rows);
-    for (Index h = 0; h < H && !heads_inside; ++h) {
-      run.rotate_rows(all, kernels::matrix(x, b, h), kernels::matrix(y, b, h), begin, end);
-    }
-    kernels::RotaryRows<T> here = all;
-    here.cosines.row = here.sines.row = 0;  // one position for all heads
-    for (Index i = begin; i < end && heads_inside; ++i) {
-      here.cosines.data = all.cosines.data + i * all.cosines.row;
-      here.sines.data = all.sines.data + i * all.sines.row;
-      const kernels::Matrix<const T> from{x.data() + b * x.stride(0) + i * x.stride(2), x.stride(1),
-                                          x.stride(3)};
-      const kernels::Matrix<T> to{y.data() + b * y.stride(0) + i * y.stride(2), y.stride(1),
-                                  y.stride(3)};
-      run.rotate_rows(here, from, to, 0, H);
-    }
-  };
-  context.executor.run(B * blocks, task);
-  const std::int64_t flops = 3 * std::int64_t{B * H * L} * all.width;
-  context.count_flops(flops, flops);
-}
+/// Elements begin ... end - 1 of a parameter, counted row-major: a part of a step.
+struct ParameterTask {
+  std::size_t parameter;
+  Index begin, end;
+};
 
-/// Rotates by tables of the rows' own positions, made for the call.
-template <class T>
-void rotate_by_options(const In<T, 4>& x, const RotaryOptions& options, bool transposed,
-                       const Out<T, 4>& y, const Context& context) {
-  const Index width = options.width_of(x.extent(3));
-  const Shape<2> shape{x.size() == 0 ? 0 : x.extent(2), width / 2};
-  auto cosines = Tensor<T, 2>::uninitialized(shape, context.memory);
-  auto sines = Tensor<T, 2>::uninitialized(shape, context.memory);
-  fill_angles<T>(options, width, options.offset, cosines, sines);
-  rotate<T>(x, cosines, sines, options, transposed, y, context);
-}
-/// Rotates by tables whose rows are positions from 0 on.
-template <class T>
-void rotate_by_angles(const In<T, 4>& x, const RotaryAngles<T>& angles,
-                      const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
-                      const Context& context) {
-  if (x.size() == 0) return;
-  const auto rows = [&](const In<T, 2>& table) {
-    return In<T, 2>(table.data() + options.offset * table.stride(0),
-                    Shape{x.extent(2), table.extent(1)}, table.strides());
-  };
-  rotate<T>(x, rows(angles.cosines), rows(angles.sines), options, transposed, y, context);
-}
+/// Elements of a part: some microseconds.
+inline constexpr Index elements_of_step = 16384;
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// y = x with each pair (a, b) of a row turned: (a cos - b sin, a sin + b cos), by the angle
-/// (offset + i) f_t of row i and pair t, f_t = theta^(-2 t / width) or as given.
-///
-/// x        [B, H, L, d]   in; queries or keys, any strides
-/// options                 which elements are pairs, how fast they turn, position of row 0
-/// y        [B, H, L, d]   out; may be x
-///
-/// Elements behind options.width are copied. Angles are computed in double (long double for long
-/// double), once a call for all heads.
-/// Work    3 FLOPs for each element that is rotated; scratch of 2 L width / 2.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-/// Source  Su et al., "RoFormer", 2021, arXiv 2104.09864, equation 34.
+/// Parameters in the order in which they were added, no two of one name, none over another's
+/// memory. What they view must outlive the list, and keeps its place: a module may be moved, but
+/// not assigned to.
 template <Scalar T>
-void rotary_forward(In<T, 4> x, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
-                    const Context& context = {}) {
-  detail::require_rotation<T>("rotary_forward", "x", "y", x, y, options);
-  detail::rotate_by_options<T>(x, options, false, y, context);
-}
-/// The same by a RotaryTable's angles: its options and these have to agree in all but the offset.
-template <Scalar T>
-void rotary_forward(In<T, 4> x, const RotaryAngles<std::type_identity_t<T>>& angles,
-                    const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
-                    const Context& context = {}) {
-  detail::require_rotation<T>("rotary_forward", "x", "y", x, y, options);
-  detail::require_angles<T>("rotary_forward", y, angles, options, "y");
-  detail::rotate_by_angles<T>(x, angles, options, false, y, context);
-}
+class ParameterList {
+ public:
+  /// Adds a parameter, any strides.
+  ///
+  /// name       not empty, not added before
+  /// value      written to by each step; absent tensors are no parameters
+  /// gradient   the shape of value; written to by clip_grad_norm and zero_gradients
+  ///
+  /// Throws   ArgumentError or ShapeError, std::bad_alloc; the list then is as it was.
+  template <int R>
+  void add(std::string name, Out<T, R> value, Out<std::type_identity_t<T>, R> gradient) {
+    constexpr std::string_view function = "ParameterList::add";
+    require_countable(function, "value", value);
+    require_shape(function, "gradient", gradient, value.shape(), "the shape of value");
+    add_checked(function, {{std::move(name), R, detail::with_all_axes(value)},
+                           detail::with_all_axes(gradient)});
+  }
+  /// Adds a parameter of another list. Throws as above.
+  void add(const Parameter<T>& parameter) { add_checked("ParameterList::add", parameter); }
 
-/// The gradient of rotary_forward: dx = dy turned back.
+  /// How many parameters there are.
+  std::size_t size() const { return parameters_.size(); }
+  /// Whether there is none.
+  bool empty() const { return parameters_.empty(); }
+  /// How many numbers they hold together.
+  Index elements() const { return elements_; }
+  /// One of them.
+  const Parameter<T>& operator[](std::size_t n) const { return parameters_[n]; }
+  /// All of them, as a range.
+  ///@{
+  auto begin() const { return parameters_.begin(); }
+  auto end() const { return parameters_.end(); }
+  ///@}
+
+  /// Those with two axes or more: what weight decay is for.
+  ParameterList matrices() const {
+    return those([](const Parameter<T>& p) { return p.rank >= 2; });
+  }
+  /// Those with one axis: biases, gains and offsets.
+  ParameterList vectors() const {
+    return those([](const Parameter<T>& p) { return p.rank < 2; });
+  }
+
+  /// How a step over all of them is cut; by their shapes alone.
+  const std::vector<detail::ParameterTask>& tasks() const { return tasks_; }
+
+ private:
+  void add_checked(std::string_view function, Parameter<T> added) {
+    require(!added.name.empty(), function, "name is empty, expected one like W_Q");
+    require_apart(function, {"value", added.view}, {{"gradient", added.gradient}});
+    require_distinct(function, {"gradient", added.gradient});
+    for (const Parameter<T>& p : parameters_) {
+      require(p.name != added.name, function,
+              [&] { return "name " + added.name + " was added before"; });
+      require_apart(function, {"value", added.view},
+                    {{"an earlier value", p.view}, {"an earlier gradient", p.gradient}});
+      require_apart(function, {"gradient", added.gradient},
+                    {{"an earlier value", p.view}, {"an earlier gradient", p.gradient}});
+    }
+    const Index count = added.view.size(), step = detail::elements_of_step;
+    std::vector<detail::ParameterTask> tasks = tasks_;
+    for (Index n = 0; n < count; n += step) {
+      tasks.push_back({parameters_.size(), n, std::min<Index>(count, n + step)});
+    }
+    parameters_.push_back(std::move(added));
+    tasks_.swap(tasks);
+    elements_ += count;
+  }
+
+  template <class Wanted>
+  ParameterList those(const Wanted& wanted) const {
+    ParameterList part;
+    for (const Parameter<T>& p : parameters_) {
+      if (wanted(p)) part.add(p);
+    }
+    return part;
+  }
+
+  std::vector<Parameter<T>> parameters_;
+  std::vector<detail::ParameterTask> tasks_;
+  Index elements_ = 0;
+};
+
+/// Adds the parameters of a module, each with its gradient.
 ///
-/// dy       [B, H, L, d]   in
-/// options                 as in forward
-/// dx       [B, H, L, d]   out; may be dy
+/// prefix       goes in front of the names: "blocks.0."
+/// parameters   what a module's parameters() gives, or anything with for_each(f(name, view),
+/// prefix) gradients    the same of zero_gradients(): the same tensors in the same order
 ///
-/// Work    3 FLOPs for each element that is rotated.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-template <Scalar T>
-void rotary_backward(In<T, 4> dy, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
-                     const Context& context = {}) {
-  detail::require_rotation<T>("rotary_backward", "dy", "dx", dy, dx, options);
-  detail::rotate_by_options<T>(dy, options, true, dx, context);
-}
-/// The same by a RotaryTable's angles, as in forward.
-template <Scalar T>
-void rotary_backward(In<T, 4> dy, const RotaryAngles<std::type_identity_t<T>>& angles,
-                     const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
-                     const Context& context = {}) {
-  detail::require_rotation<T>("rotary_backward", "dy", "dx", dy, dx, options);
-  detail::require_angles<T>("rotary_backward", dx, angles, options, "dx");
-  detail::rotate_by_angles<T>(dy, angles, options, true, dx, context);
+/// Throws   ShapeError where they are of another module, and as ParameterList::add does; the list
+///          then is as it was.
+template <Scalar T, class Parameters, class Gradients>
+void collect(ParameterList<T>& list, const std::string& prefix, Parameters& parameters,
+             Gradients& gradients) {
+  std::vector<NamedTensor<T>> values, slopes;
+  const auto into = [](std::vector<NamedTensor<T>>& to) {
+    return [&to](const std::string& name, auto view) {
+      to.push_back({name, decltype(view)::rank, detail::with_all_axes(view)});
+    };
+  };
+  parameters.for_each(into(values), prefix);
+  if constexpr (requires { gradients.for_each(into(slopes), prefix); }) {
+    gradients.for_each(into(slopes), prefix);
+  } else {  // those that name themselves
+    gradients.for_each(into(slopes));
+  }
+  require(values.size() == slopes.size(), "collect", [&] {
+    return "gradients hold " + std::to_string(slopes.size()) + " tensors, expected " +
+           std::to_string(values.size()) + " (parameters)";
+  });
+  ParameterList<T> longer = list;
+  for (std::size_t n = 0; n < values.size(); ++n) {
+    if (values[n].extents() != slopes[n].extents()) {
+      raise<ShapeError>("collect: the gradient of " + values[n].name + " is " +
+                        format_extents(slopes[n].extents()) + ", expected " +
+                        format_extents(values[n].extents()) + " (zero_gradients())");
+    }
+    longer.add({std::move(values[n]), slopes[n].view});
+  }
+  list = std::move(longer);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/ops/softmax.hpp
-// Softmax over the rows of a matrix, its gradient, and its Jacobian for reference.
+// headwise/optim/parameter_runs.hpp
+// Elements of a parameter as runs that kernels can take: where values and gradients are dense, all
+// of a task at once; else row by row, and through copies where the elements of a row lie apart.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Elements that are copied at once.
+inline constexpr Index elements_of_copy = 512;
+
+/// Element n, counted row-major.
+template <class T>
+T* element_at(const TensorView<T, max_parameter_rank>& view, Index n) {
+  Index offset = 0;
+  for (int r = max_parameter_rank - 1; r >= 0; --r) {
+    const Index extent = view.extent(r);
+    if (extent == 1) continue;
+    offset += n % extent * view.stride(r);
+    n /= extent;
+  }
+  return view.data() + offset;
+}
+
+/// How far apart the elements of a run lie.
+template <class T>
+Index step_of(const TensorView<T, max_parameter_rank>& view) {
+  return view.extent(max_parameter_rank - 1) == 1 ? 1 : view.stride(max_parameter_rank - 1);
+}
+
+/// f(first, count) for runs of elements: the whole where they are dense, else parts of rows.
+template <class T, class F>
+void for_runs(const TensorView<T, max_parameter_rank>& view, bool dense, Index begin, Index end,
+              const F& f) {
+  const Index width = view.extent(max_parameter_rank - 1);
+  while (begin < end) {
+    const Index stop = dense ? end : std::min<Index>(end, (begin / width + 1) * width);
+    f(begin, stop - begin);
+    begin = stop;
+  }
+}
+
+/// f(value, gradient, first, count) over dense elements first ... first + count - 1. What f writes
+/// to value is the parameter's.
+template <class T, class F>
+void update_runs(const Parameter<T>& p, const ParameterTask& task, const F& f) {
+  const bool dense = p.view.dense() && p.gradient.dense();
+  const Index step = dense ? 1 : step_of(p.view), gradient_step = dense ? 1 : step_of(p.gradient);
+  for_runs(p.view, dense, task.begin, task.end, [&](Index first, Index count) {
+    T* const value = element_at(p.view, first);
+    T* const gradient = element_at(p.gradient, first);
+    if (step == 1 && gradient_step == 1) return f(value, gradient, first, count);
+    T values[std::size_t{elements_of_copy}], slopes[std::size_t{elements_of_copy}];
+    for (Index begin = 0; begin < count; begin += elements_of_copy) {
+      const Index n = std::min<Index>(elements_of_copy, count - begin);
+      for (Index i = 0; i < n; ++i) values[i] = value[(begin + i) * step];
+      for (Index i = 0; i < n; ++i) slopes[i] = gradient[(begin + i) * gradient_step];
+      f(values, slopes, first + begin, n);
+      for (Index i = 0; i < n; ++i) value[(begin + i) * step] = values[i];
+    }
+  });
+}
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The sum of the squares of a task's gradients, the same for any strides: of so many elements at
+/// a time, one sum after the other.
+template <class T>
+kernels::SumOf<T> sum_task(const Parameter<T>& p, const ParameterTask& task) {
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const bool dense = p.gradient.dense();
+  const Index step = step_of(p.gradient);
+  kernels::SumOf<T> sum(0);
+  for (Index begin = task.begin; begin < task.end; begin += elements_of_copy) {
+    const Index end = std::min<Index>(task.end, begin + elements_of_copy);
+    if (dense) {
+      sum = sum + run.sum_of_squares(p.gradient.data() + begin, end - begin);
+      continue;
+    }
+    T copy[std::size_t{elements_of_copy}];
+    for_runs(p.gradient, false, begin, end, [&](Index first, Index count) {
+      const T* const from = element_at(p.gradient, first);
+      for (Index i = 0; i < count; ++i) copy[first - begin + i] = from[i * step];
+    });
+    sum = sum + run.sum_of_squares(copy, end - begin);
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+/// f(parameter, task) for every task, on the context's workers.
+template <class T, class F>
+void for_tasks(const ParameterList<T>& list, const Context& context, const F& f) {
+  const auto& tasks = list.tasks();
+  const auto run = [&](Index t, Index) {
+    const ParameterTask& task = tasks[static_cast<std::size_t>(t)];
+    f(list[task.parameter], task);
+  };
+  context.executor.run(static_cast<Index>(tasks.size()), run);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/optim/gradients.hpp
+// What is done with all gradients at once, between backward and the optimiser's step: their norm,
+// clipping by it, setting them to 0.
+//
+// Gradients are added to by backward: n small batches one after the other leave the sum of theirs.
+// Where the loss is a mean, the gradient of the whole is that sum times 1 / n, which a step takes
+// as its gradient_scale.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// p = e^(x - max x) / sum e^(x - max x), row by row.
+/// sqrt(sum of the squares of every gradient in the list).
 ///
-/// x   [N, M]   in
-/// p   [N, M]   out; may be x
-///
-/// Subtracting the maximum changes nothing but keeps e^x in range: 1000 is no overflow. A row that
-/// holds NaN or +infinity, or -infinity alone, becomes NaN: nothing here is masked.
-/// Work    4 N M FLOPs: subtract, e^x, sum, divide.
-/// Throws  ShapeError before anything is written.
-/// Source  Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs",
-/// 1990.
+/// Squares are summed in double (in T where that is wider), in an order that the shapes alone
+/// decide: the same bits for any strides and number of threads. What is not finite shows.
+/// Work    2 FLOPs an element.
+/// Throws  std::bad_alloc.
 template <Scalar T>
-void softmax_forward(In<T, 2> x, Out<std::type_identity_t<T>, 2> p, const Context& context = {}) {
-  require_countable("softmax_forward", "x", x);
-  require_shape("softmax_forward", "p", p, x.shape(), "the shape of x");
-  require_distinct("softmax_forward", {"p", p});
-  require_same_or_apart("softmax_forward", {"p", p}, {"x", x});
-  if (x.extent(1) == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  detail::for_rows(context, x.extent(0), x.extent(1), [&](Index begin, Index end) {
-    run.softmax_rows(kernels::matrix(x), kernels::matrix(p), x.extent(1), begin, end);
-  });
-  context.count_flops(4 * std::int64_t{x.size()}, 4 * std::int64_t{x.size()});
+kernels::SumOf<T> gradient_norm(const ParameterList<T>& list, const Context& context = {}) {
+  using Sum = kernels::SumOf<T>;
+  const auto& tasks = list.tasks();
+  std::vector<Sum> sums(tasks.size());
+  const auto run = [&](Index t, Index) {
+    const auto at = static_cast<std::size_t>(t);
+    sums[at] = detail::sum_task(list[tasks[at].parameter], tasks[at]);
+  };
+  context.executor.run(static_cast<Index>(tasks.size()), run);
+  Sum sum(0);
+  for (const Sum& part : sums) sum = sum + part;
+  context.count_flops(2 * list.elements(), 2 * list.elements());
+  using std::sqrt;
+  return sqrt(sum);
 }
 
-/// dx = p (dp - rowsum(dp p)), row by row.
+/// What gradients of this norm are multiplied by so that their norm is at most max_norm:
+/// max_norm / (norm + 1e-6), and never above 1. NaN for a norm that is NaN, 0 for an infinite one.
 ///
-/// dp  [N, M]   in
-/// p   [N, M]   in; what softmax_forward returned
-/// dx  [N, M]   out; may be dp, must not overlap p
+/// norm       what gradient_norm gave
+/// max_norm   above 0
 ///
-/// Work    4 N M FLOPs.
-/// Throws  ShapeError before anything is written.
-/// Source  docs/derivations/attention_backward.md, step 4c.
-template <Scalar T>
-void softmax_backward(In<T, 2> dp, In<std::type_identity_t<T>, 2> p,
-                      Out<std::type_identity_t<T>, 2> dx, const Context& context = {}) {
-  require_countable("softmax_backward", "dp", dp);
-  require_shape("softmax_backward", "p", p, dp.shape(), "the shape of dp");
-  require_shape("softmax_backward", "dx", dx, dp.shape(), "the shape of dp");
-  require_apart("softmax_backward", {"dx", dx}, {{"p", p}});
-  require_same_or_apart("softmax_backward", {"dx", dx}, {"dp", dp});
-  if (dp.extent(1) == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  detail::for_rows(context, dp.extent(0), dp.extent(1), [&](Index begin, Index end) {
-    run.softmax_backward_rows(kernels::matrix(dp), kernels::matrix(p), kernels::matrix(dx),
-                              dp.extent(1), begin, end);
+/// Throws  ArgumentError.
+template <Scalar Sum>
+Sum clip_factor(const Sum& norm, double max_norm) {
+  require(is_finite_option(max_norm) && max_norm > 0, "clip_factor", [&] {
+    return "max_norm is " + std::to_string(max_norm) + ", expected a finite number above 0";
   });
-  context.count_flops(4 * std::int64_t{dp.size()}, 4 * std::int64_t{dp.size()});
+  const Sum factor = Sum(max_norm) / (norm + Sum(1e-6));
+  return Sum(1) < factor ? Sum(1) : factor;
 }
 
-/// The Jacobian of softmax at its output p: J = diag(p) - p p^T, J(i, j) = dp_i / dx_j.
-///
-/// p          [M]      in
-/// jacobian   [M, M]   out; must not overlap p
-///
-/// softmax_backward is J^T dp without the M x M matrix.
-/// Work    2 M^2 FLOPs.
-/// Throws  ShapeError before anything is written.
+/// Multiplies every gradient by `factor`. Work: 1 FLOP an element.
 template <Scalar T>
-void softmax_jacobian(In<T, 1> p, Out<std::type_identity_t<T>, 2> jacobian) {
-  const Index M = p.extent(0);
-  require_countable("softmax_jacobian", "p", p);
-  require_shape("softmax_jacobian", "jacobian", jacobian, Shape{M, M}, "the length of p, twice");
-  require_apart("softmax_jacobian", {"jacobian", jacobian}, {{"p", p}});
-  for (Index i = 0; i < M; ++i) {
-    for (Index j = 0; j < M; ++j) {
-      jacobian(i, j) = i == j ? p(i) * (T(1) - p(j)) : T(0) - p(i) * p(j);
+void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>& factor,
+                     const Context& context = {}) {
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  detail::for_tasks(list, context, [&](const Parameter<T>& p, const auto& task) {
+    const bool dense = p.gradient.dense();
+    const Index step = dense ? 1 : detail::step_of(p.gradient);
+    detail::for_runs(p.gradient, dense, task.begin, task.end, [&](Index first, Index count) {
+      T* const at = detail::element_at(p.gradient, first);
+      if (step == 1) return run.scale_elements(factor, at, count);
+      for (Index i = 0; i < count; ++i) at[i * step] = at[i * step] * factor;
+    });
+  });
+  context.count_flops(list.elements(), list.elements());
+}
+
+/// Multiplies the gradients by clip_factor of their norm, so that it is at most max_norm after.
+/// Returns what the norm was.
+///
+/// (A step that is given clip_factor as its gradient_scale does the same in one pass less.)
+/// Work    3 FLOPs an element.
+/// Throws  ArgumentError for a max_norm that is not above 0, before anything is written;
+///         std::bad_alloc.
+/// Source  Pascanu, Mikolov, Bengio, 2013, arXiv 1211.5063; torch.nn.utils.clip_grad_norm_.
+template <Scalar T>
+kernels::SumOf<T> clip_grad_norm(const ParameterList<T>& list, double max_norm,
+                                 const Context& context = {}) {
+  require(is_finite_option(max_norm) && max_norm > 0, "clip_grad_norm", [&] {
+    return "max_norm is " + std::to_string(max_norm) + ", expected a finite number above 0";
+  });
+  const auto norm = gradient_norm(list, context);
+  scale_gradients(list, static_cast<T>(clip_factor(norm, max_norm)), context);
+  return norm;
+}
+
+HEADWISE_STRICT_MATH_END
+
+/// Every gradient to 0: before the first backward of a step.
+template <Scalar T>
+void zero_gradients(const ParameterList<T>& list, const Context& context = {}) {
+  detail::for_tasks(list, context, [&](const Parameter<T>& p, const auto& task) {
+    const bool dense = p.gradient.dense();
+    const Index step = dense ? 1 : detail::step_of(p.gradient);
+    detail::for_runs(p.gradient, dense, task.begin, task.end, [&](Index first, Index count) {
+      T* const at = detail::element_at(p.gradient, first);
+      if (step == 1) return void(std::fill_n(at, count, T(0)));
+      for (Index i = 0; i < count; ++i) at[i * step] = T(0);
+    });
+  });
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/optim/optimizer.hpp
+// What optimisers share: groups of parameters with options of their own, tensors of state beside
+// them, and the number of steps.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Parameters that are stepped with the same options.
+template <Scalar T, class Options>
+struct OptimizerGroup {
+  ParameterList<T> parameters;          // what is stepped
+  Options options;                      // may be changed between steps
+  std::vector<Tensor<T, 1>> state;      // [elements]: kind after kind, as the parameters stand
+  std::vector<std::string_view> kinds;  // of state: "m", "v"
+
+  /// State of one kind of one parameter.
+  Tensor<T, 1>& state_of(std::size_t kind, std::size_t parameter) {
+    return state[kind * parameters.size() + parameter];
+  }
+};
+
+/// Groups, their state and the number of steps: plain data, to be walked and written to. What a
+/// step does stands in Sgd and AdamW.
+template <Scalar T, class Options>
+class Optimizer {
+ public:
+  /// A group, as add_group makes it.
+  using Group = OptimizerGroup<T, Options>;
+
+  /// Adds parameters that are stepped with these options; their state is 0. What the list views has
+  /// to outlive the optimiser.
+  ///
+  /// Throws   ArgumentError for a name that is in a group already, for options out of range and
+  ///          after the first step; std::bad_alloc. The optimiser then is as it was.
+  void add_group(ParameterList<T> parameters, const Options& options,
+                 std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+    constexpr std::string_view function = "Optimizer::add_group";
+    options.require_step_options(function);
+    require(steps_ == 0, function, [&] {
+      return std::to_string(steps_) + " steps were taken, expected all groups before the first";
+    });
+    for (const Group& group : groups_) {
+      for (const Parameter<T>& there : group.parameters) {
+        for (const Parameter<T>& p : parameters) {
+          require(p.name != there.name, function,
+                  [&] { return "parameter " + p.name + " is in a group already"; });
+        }
+      }
+    }
+    Group group{std::move(parameters), options, {}, options.state_kinds()};
+    for (std::size_t kind = 0; kind < group.kinds.size(); ++kind) {
+      for (const Parameter<T>& p : group.parameters) {
+        group.state.emplace_back(Shape<1>(p.view.size()), memory);
+      }
+    }
+    groups_.push_back(std::move(group));
+  }
+
+  /// The groups; their options may be changed between steps.
+  std::span<Group> groups() { return groups_; }
+  /// The same, to be read.
+  std::span<const Group> groups() const { return groups_; }
+
+  /// Sets the learning rate of every group: what a schedule says of the step that comes.
+  void set_learning_rate(double learning_rate) {
+    for (Group& group : groups_) group.options.learning_rate = learning_rate;
+  }
+
+  /// The steps that were taken.
+  std::int64_t steps() const { return steps_; }
+  /// As if so many had been taken: for a state that was loaded. Throws ArgumentError below 0.
+  void set_steps(std::int64_t steps) {
+    require(steps >= 0, "Optimizer::set_steps",
+            [&] { return "steps is " + std::to_string(steps) + ", expected >= 0"; });
+    steps_ = steps;
+  }
+
+  /// f(tensor) for each tensor of state, a NamedTensor<T> in the shape of its parameter: "m.W_Q".
+  template <class F>
+  void for_each_state(F&& f) {
+    for (Group& group : groups_) {
+      for (std::size_t kind = 0; kind < group.kinds.size(); ++kind) {
+        for (std::size_t n = 0; n < group.parameters.size(); ++n) {
+          const Parameter<T>& p = group.parameters[n];
+          f(NamedTensor<T>{std::string(group.kinds[kind]) + "." + p.name,
+                           p.rank,
+                           {group.state_of(kind, n).data(), p.view.shape()}});
+        }
+      }
     }
   }
+
+ protected:
+  /// Without groups.
+  Optimizer() = default;
+  ~Optimizer() = default;
+  /// A copy has state of its own, and steps the same parameters.
+  Optimizer(const Optimizer&) = default;
+  /// Takes groups, state and steps.
+  Optimizer(Optimizer&&) noexcept = default;
+  /// A copy has state of its own, and steps the same parameters.
+  Optimizer& operator=(const Optimizer&) = default;
+  /// Takes groups, state and steps.
+  Optimizer& operator=(Optimizer&&) noexcept = default;
+
+  std::vector<Group> groups_;  // as they were added
+  std::int64_t steps_ = 0;     // taken
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The rule of an option that is a number from 0 on.
+inline void require_from_0(std::string_view function, std::string_view option, double value) {
+  require(is_finite_option(value) && value >= 0, function, [&] {
+    return std::string(option) + " is " + std::to_string(value) +
+           ", expected a finite number of 0 or more";
+  });
 }
+
+inline void require_gradient_scale(std::string_view function, double scale) {
+  require(is_finite_option(scale), function, [&] {
+    return "gradient_scale is " + std::to_string(scale) + ", expected a finite number";
+  });
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/optim/adamw.hpp
+// AdamW: Adam with weight decay that is apart from the gradient.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Options of AdamW; the defaults are PyTorch's.
+struct AdamWOptions {
+  double learning_rate = 1e-3;  // >= 0
+  double beta1 = 0.9;           // in [0, 1): how much of m is kept
+  double beta2 = 0.999;         // in [0, 1): how much of v is kept
+  double epsilon = 1e-8;        // >= 0, added to the root
+  double weight_decay = 1e-2;   // >= 0, times the learning rate
+
+  /// Throws ArgumentError for one that is out of range.
+  void require_step_options(std::string_view function) const {
+    const auto require_beta = [&](std::string_view option, double value) {
+      require(is_finite_option(value) && value >= 0 && value < 1, function, [&] {
+        return std::string(option) + " is " + std::to_string(value) +
+               ", expected 0 or more and below 1";
+      });
+    };
+    detail::require_from_0(function, "learning_rate", learning_rate);
+    require_beta("beta1", beta1);
+    require_beta("beta2", beta2);
+    detail::require_from_0(function, "epsilon", epsilon);
+    detail::require_from_0(function, "weight_decay", weight_decay);
+  }
+  /// The names of its tensors of state.
+  std::vector<std::string_view> state_kinds() const { return {"m", "v"}; }
+};
+
+/// With step t = 1, 2, ... and, an element each, the gradient g and the value w:
+///
+///   w = w - rate decay w
+///   m = beta1 m + (1 - beta1) g
+///   v = beta2 v + (1 - beta2) g^2
+///   w = w - rate (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
+///
+/// in the order of operations of PyTorch 2.6 (torch.optim.AdamW, for each tensor). State: m and v
+/// of every parameter.
+/// Source: Loshchilov, Hutter, "Decoupled Weight Decay Regularization", 2019, arXiv 1711.05101;
+/// Kingma, Ba, "Adam", 2015, arXiv 1412.6980.
+template <Scalar T>
+class AdamW : public Optimizer<T, AdamWOptions> {
+ public:
+  /// Without groups; see add_group.
+  AdamW() = default;
+  /// All parameters with the same options. Throws as add_group does.
+  explicit AdamW(ParameterList<T> parameters, const AdamWOptions& options = {},
+                 std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+    this->add_group(std::move(parameters), options, memory);
+  }
+
+  /// One step along the gradients, which stay as they are.
+  ///
+  /// An element is computed from itself alone: the same bits for any strides, number of threads and
+  /// instruction set. NaN in a gradient shows in the value from then on.
+  /// Work    15 FLOPs an element, in one pass over w, g, m and v.
+  /// Throws  ArgumentError for options out of range, before anything is written.
+  void step(const Context& context = {}) { step(1, context); }
+  /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
+  void step(double gradient_scale, const Context& context = {}) {
+    constexpr std::string_view function = "AdamW::step";
+    for (const auto& group : this->groups_) group.options.require_step_options(function);
+    detail::require_gradient_scale(function, gradient_scale);
+    ++this->steps_;
+    const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+    for (auto& group : this->groups_) {
+      const kernels::AdamWStep<T> now = numbers(group.options, this->steps_, gradient_scale);
+      detail::for_tasks(group.parameters, context, [&](const Parameter<T>& p, const auto& task) {
+        T* const m = group.state_of(0, task.parameter).data();
+        T* const v = group.state_of(1, task.parameter).data();
+        detail::update_runs(p, task, [&](T* value, const T* gradient, Index first, Index count) {
+          run.adamw(now, value, gradient, m + first, v + first, count);
+        });
+      });
+      context.count_flops(15 * group.parameters.elements(), 15 * group.parameters.elements());
+    }
+  }
+
+ private:
+  static kernels::AdamWStep<T> numbers(const AdamWOptions& o, std::int64_t steps, double scale) {
+    const auto t = static_cast<double>(steps);
+    const double correction1 = 1 - std::pow(o.beta1, t), correction2 = 1 - std::pow(o.beta2, t);
+    const double weight = 1 - o.beta1;
+    return {.gradient_scale = T(scale),
+            .keep = T(1 - o.learning_rate * o.weight_decay),
+            .one_minus_beta1 = T(weight),
+            .rest_of_m = T(1 - weight),
+            .beta2 = T(o.beta2),
+            .one_minus_beta2 = T(1 - o.beta2),
+            .root_correction = T(std::sqrt(correction2)),
+            .epsilon = T(o.epsilon),
+            .minus_step = T(-(o.learning_rate / correction1)),
+            .near_gradient = weight >= 0.5};
+  }
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/optim/schedules.hpp
+// Learning rates as pure functions of the step, which is counted from 0: nothing to save, nothing
+// to advance. A schedule is called with the steps that were taken before.
+//   optimizer.set_learning_rate(schedule(optimizer.steps()));
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+inline void require_step(std::string_view schedule, std::int64_t step) {
+  require(step >= 0, schedule,
+          [&] { return "step is " + std::to_string(step) + ", expected >= 0"; });
+}
+
+inline void require_rate(std::string_view schedule, std::string_view name, double rate) {
+  require(is_finite_option(rate) && rate >= 0, schedule, [&] {
+    return std::string(name) + " is " + std::to_string(rate) +
+           ", expected a finite number of 0 or more";
+  });
+}
+
+inline void require_span(std::string_view schedule, std::int64_t warmup, std::int64_t total) {
+  require(warmup >= 0, schedule,
+          [&] { return "warmup_steps is " + std::to_string(warmup) + ", expected >= 0"; });
+  require(total >= warmup, schedule, [&] {
+    return "total_steps is " + std::to_string(total) + ", expected at least warmup_steps, " +
+           std::to_string(warmup);
+  });
+}
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Where between the end of the warm-up, 0, and the last step, 1.
+inline double progress(std::int64_t step, std::int64_t warmup, std::int64_t total) {
+  if (step >= total) return 1;
+  return static_cast<double>(step - warmup) / static_cast<double>(total - warmup);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The same rate for ever.
+struct ConstantSchedule {
+  double rate = 1e-3;  // >= 0
+
+  /// The rate of a step. Throws ArgumentError.
+  double operator()(std::int64_t step) const {
+    detail::require_rate("ConstantSchedule", "rate", rate);
+    detail::require_step("ConstantSchedule", step);
+    return rate;
+  }
+};
+
+/// Up to the peak in equal steps, then down to the floor along half a cosine:
+///   peak (step + 1) / warmup_steps                            while step < warmup_steps,
+///   floor + (peak - floor) (1 + cos(pi progress)) / 2         then; the floor from total_steps on.
+/// Source: Loshchilov, Hutter, "SGDR", 2017, arXiv 1608.03983, equation 5, without restarts.
+struct CosineSchedule {
+  double peak = 1e-3;             // >= 0
+  double floor = 0;               // >= 0
+  std::int64_t warmup_steps = 0;  // >= 0
+  std::int64_t total_steps = 1;   // >= warmup_steps
+
+  /// The rate of a step. Throws ArgumentError.
+  double operator()(std::int64_t step) const {
+    detail::require_rate("CosineSchedule", "peak", peak);
+    detail::require_rate("CosineSchedule", "floor", floor);
+    detail::require_span("CosineSchedule", warmup_steps, total_steps);
+    detail::require_step("CosineSchedule", step);
+    if (step < warmup_steps) {
+      return peak * static_cast<double>(step + 1) / static_cast<double>(warmup_steps);
+    }
+    const double progress = detail::progress(step, warmup_steps, total_steps);
+    return floor + 0.5 * (peak - floor) * (1 + std::cos(std::numbers::pi * progress));
+  }
+};
+
+/// Up to the peak as CosineSchedule, then down to the floor along a straight line.
+struct LinearSchedule {
+  double peak = 1e-3;             // >= 0
+  double floor = 0;               // >= 0
+  std::int64_t warmup_steps = 0;  // >= 0
+  std::int64_t total_steps = 1;   // >= warmup_steps
+
+  /// The rate of a step. Throws ArgumentError.
+  double operator()(std::int64_t step) const {
+    detail::require_rate("LinearSchedule", "peak", peak);
+    detail::require_rate("LinearSchedule", "floor", floor);
+    detail::require_span("LinearSchedule", warmup_steps, total_steps);
+    detail::require_step("LinearSchedule", step);
+    if (step < warmup_steps) {
+      return peak * static_cast<double>(step + 1) / static_cast<double>(warmup_steps);
+    }
+    return peak + (floor - peak) * detail::progress(step, warmup_steps, total_steps);
+  }
+};
+
+/// initial factor^(step / every), the quotient rounded down.
+struct StepSchedule {
+  double initial = 1e-3;   // >= 0
+  double factor = 0.1;     // >= 0
+  std::int64_t every = 1;  // >= 1
+
+  /// The rate of a step. Throws ArgumentError.
+  double operator()(std::int64_t step) const {
+    detail::require_rate("StepSchedule", "initial", initial);
+    detail::require_rate("StepSchedule", "factor", factor);
+    require(every >= 1, "StepSchedule",
+            [&] { return "every is " + std::to_string(every) + ", expected >= 1"; });
+    detail::require_step("StepSchedule", step);
+    return initial * std::pow(factor, static_cast<double>(step / every));
+  }
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/optim/sgd.hpp
+// Gradient descent, with momentum where it is asked for.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Options of Sgd; the defaults are PyTorch's.
+struct SgdOptions {
+  double learning_rate = 1e-3;  // >= 0
+  double momentum = 0;          // >= 0; 0 for none, and no state
+  double dampening = 0;         // how much of a gradient does not reach the velocity
+  bool nesterov = false;        // look ahead along the velocity: momentum above 0, no dampening
+  double weight_decay = 0;      // >= 0, times the value, added to the gradient
+
+  /// Throws ArgumentError for one that is out of range.
+  void require_step_options(std::string_view function) const {
+    detail::require_from_0(function, "learning_rate", learning_rate);
+    detail::require_from_0(function, "momentum", momentum);
+    require(is_finite_option(dampening), function, [&] {
+      return "dampening is " + std::to_string(dampening) + ", expected a finite number";
+    });
+    require(!nesterov || (momentum > 0 && !(dampening < 0) && !(dampening > 0)), function,
+            "nesterov is set, expected a momentum above 0 and no dampening with it");
+    detail::require_from_0(function, "weight_decay", weight_decay);
+  }
+  /// The names of its tensors of state.
+  std::vector<std::string_view> state_kinds() const {
+    return momentum > 0 ? std::vector<std::string_view>{"velocity"}
+                        : std::vector<std::string_view>{};
+  }
+};
+
+/// With, an element each, the gradient g, the value w and the velocity u:
+///
+///   g = g + decay w
+///   u = momentum u + (1 - dampening) g; the first time u = g
+///   g = u, or g + momentum u with nesterov
+///   w = w - rate g
+///
+/// in the order of operations of PyTorch 2.6 (torch.optim.SGD, for each tensor). State: u of every
+/// parameter whose group has momentum when it is added.
+/// Source: Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in
+/// deep learning", ICML 2013.
+template <Scalar T>
+class Sgd : public Optimizer<T, SgdOptions> {
+ public:
+  /// Without groups; see add_group.
+  Sgd() = default;
+  /// All parameters with the same options. Throws as add_group does.
+  explicit Sgd(ParameterList<T> parameters, const SgdOptions& options = {},
+               std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+    this->add_group(std::move(parameters), options, memory);
+  }
+
+  /// One step along the gradients, which stay as they are.
+  ///
+  /// An element is computed from itself alone: the same bits for any strides, number of threads and
+  /// instruction set. NaN in a gradient shows in the value from then on.
+  /// Work    3 FLOPs an element, 2 more with weight decay, 3 with momentum from the second step on,
+  ///         2 with nesterov.
+  /// Throws  ArgumentError for options out of range, before anything is written.
+  void step(const Context& context = {}) { step(1, context); }
+  /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
+  void step(double gradient_scale, const Context& context = {}) {
+    constexpr std::string_view function = "Sgd::step";
+    for (const auto& group : this->groups_) {
+      group.options.require_step_options(function);
+      require((group.options.momentum > 0) == !group.kinds.empty(), function,
+              "momentum is 0 where it was not when the group was added, or the other way round");
+    }
+    detail::require_gradient_scale(function, gradient_scale);
+    const bool first = this->steps_++ == 0;
+    const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+    for (auto& group : this->groups_) {
+      const SgdOptions& o = group.options;
+      const bool moves = !group.kinds.empty();
+      const kernels::SgdStep<T> now = numbers(o, first, gradient_scale);
+      detail::for_tasks(group.parameters, context, [&](const Parameter<T>& p, const auto& task) {
+        T* const u = moves ? group.state_of(0, task.parameter).data() : nullptr;
+        detail::update_runs(
+            p, task, [&](T* value, const T* gradient, Index first_element, Index count) {
+              run.sgd(now, value, gradient, moves ? u + first_element : nullptr, count);
+            });
+      });
+      const std::int64_t each =
+          3 + (now.decays ? 2 : 0) + (moves && !first ? 3 : 0) + (now.nesterov ? 2 : 0);
+      context.count_flops(each * group.parameters.elements(), each * group.parameters.elements());
+    }
+  }
+
+ private:
+  static kernels::SgdStep<T> numbers(const SgdOptions& o, bool first, double scale) {
+    return {.gradient_scale = T(scale),
+            .weight_decay = T(o.weight_decay),
+            .momentum = T(o.momentum),
+            .one_minus_dampening = T(1 - o.dampening),
+            .minus_rate = T(-o.learning_rate),
+            .decays = o.weight_decay > 0,
+            .first = first,
+            .nesterov = o.nesterov};
+  }
+};
 
 HEADWISE_STRICT_MATH_END
 
@@ -16751,6 +23579,17 @@ template <class T, int R>
   HEADWISE_INSTANCE void layer_norm_backward<T>(In<T, 2>, In<T, 2>, In<T, 1>,                      \
                                                 const LayerNormMoments<In<T, 1>>&, Out<T, 2>,      \
                                                 const LayerNormGradients<T>&, const Context&);     \
+  HEADWISE_INSTANCE void rms_norm_forward<T>(In<T, 2>, In<T, 1>, T, Out<T, 2>, Out<T, 1>,          \
+                                             const Context&);                                      \
+  HEADWISE_INSTANCE void rms_norm_backward<T>(In<T, 2>, In<T, 2>, In<T, 1>, In<T, 1>, Out<T, 2>,   \
+                                              InOut<T, 1>, const Context&);                        \
+  HEADWISE_INSTANCE void activation_forward<T>(Activation, In<T, 2>, Out<T, 2>, const Context&);   \
+  HEADWISE_INSTANCE void activation_backward<T>(Activation, In<T, 2>, In<T, 2>, Out<T, 2>,         \
+                                                const Context&);                                   \
+  HEADWISE_INSTANCE void swiglu_forward<T>(In<T, 2>, In<T, 2>, Out<T, 2>, const Context&);         \
+  HEADWISE_INSTANCE void swiglu_backward<T>(In<T, 2>, In<T, 2>, In<T, 2>, Out<T, 2>, Out<T, 2>,    \
+                                            const Context&);                                       \
+  HEADWISE_INSTANCE void add_forward<T>(In<T, 2>, In<T, 2>, Out<T, 2>, const Context&);            \
   HEADWISE_INSTANCE void attention_forward<T>(In<T, 4>, In<T, 4>, In<T, 4>,                        \
                                               const AttentionOptions<T>&, Out<T, 4>, Out<T, 4>,    \
                                               const Context&);                                     \
@@ -16772,13 +23611,21 @@ template <class T, int R>
   HEADWISE_INSTANCE CrossAttentionGradients<T> multi_head_attention_backward<T>(                   \
       std::string_view, const MultiHeadAttentionOptions&, const MultiHeadAttentionParameters<T>&,  \
       In<T, 3>, const MultiHeadAttentionCache<T>&, MultiHeadAttentionGradients<T>&,                \
-      const Context&);
+      const Context&);                                                                             \
+  HEADWISE_INSTANCE Tensor<T, 3> transformer_block_forward<T>(                                     \
+      const TransformerBlockOptions&, const TransformerBlockParameters<T>&, In<T, 3>,              \
+      const TransformerBlockCall<T>&, TransformerBlockCache<T>&, bool, const Context&);            \
+  HEADWISE_INSTANCE Tensor<T, 3> transformer_block_backward<T>(                                    \
+      const TransformerBlockOptions&, const TransformerBlockParameters<T>&, In<T, 3>,              \
+      const TransformerBlockCache<T>&, TransformerBlockGradients<T>&, const Context&);
 
 #if HEADWISE_CONFIG_PLAIN
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 HEADWISE_INSTANCE const Kernels<float>& kernels_of<float>(InstructionSet);
+HEADWISE_INSTANCE const ModelKernels<float>& model_kernels_of<float>(InstructionSet);
 HEADWISE_INSTANCE const Kernels<double>& kernels_of<double>(InstructionSet);
+HEADWISE_INSTANCE const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
 namespace headwise::inline v0_1::inline HEADWISE_CODE {

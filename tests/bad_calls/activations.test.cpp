@@ -1,4 +1,4 @@
-// Activations, sums and rms norm as functions of matrices: every argument wrong in every way that
+// Activations and rms norm as functions of matrices: every argument wrong in every way that
 // has a rule.
 #include "support/refusal_rules.hpp"
 
@@ -28,11 +28,6 @@ struct SwigluBackward {
   Matrix dy = m.tensor(2, 3), gate = m.tensor(2, 3), up = m.tensor(2, 3), d_gate = m.tensor(2, 3),
          d_up = m.tensor(2, 3);
   void call() { swiglu_backward(dy, gate, up, d_gate, d_up, m.context()); }
-};
-struct AddForward {
-  Witness& m;
-  Matrix a = m.tensor(2, 3), b = m.tensor(2, 3), y = m.tensor(2, 3);
-  void call() { add_forward(a, b, y, m.context()); }
 };
 struct RmsNormForward {
   Witness& m;
@@ -95,15 +90,6 @@ const Refusals swiglu_refusals(all_of({
                "up", &GluBack::up, "d_gate", &GluBack::d_gate),
 }));
 
-const Refusals add_refusals(all_of({
-    countable("add_forward: a", &AddForward::a, {2, 3}),
-    output("add_forward", "b", &AddForward::b, {2, 3}, "the shape of a"),
-    output("add_forward", "y", &AddForward::y, {2, 3}, "the shape of a"),
-    {repeated("add_forward: y", &AddForward::y),
-     shifted("add_forward", "y", &AddForward::y, "a", &AddForward::a),
-     shifted("add_forward", "y", &AddForward::y, "b", &AddForward::b)},
-}));
-
 const std::string no_epsilon =
     "rms_norm_forward: epsilon is not above 0, or not finite, expected a small number like 1e-6";
 using Rms = RmsNormForward;
@@ -145,14 +131,13 @@ TEST_CASE("activations and swiglu refuse bad calls before anything is written", 
   swiglu_refusals.check();
 }
 
-TEST_CASE("sums and rms norm refuse bad calls before anything is written", "[bad_calls]") {
-  add_refusals.check();
+TEST_CASE("rms norm refuses bad calls before anything is written", "[bad_calls]") {
   rms_norm_refusals.check();
 }
 
 TEMPLATE_TEST_CASE("the calls of activations and norms that are spoilt are right before",
                    "[bad_calls]", ActivationForward, ActivationBackward, SwigluForward,
-                   SwigluBackward, AddForward, RmsNormForward, RmsNormBackward) {
+                   SwigluBackward, RmsNormForward, RmsNormBackward) {
   Witness memory;
   TestType{memory}.call();
   CHECK(memory.written() == "a tensor");
