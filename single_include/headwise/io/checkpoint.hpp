@@ -1,0 +1,256 @@
+// headwise 0.1.0: headwise/io/checkpoint.hpp and the headers below it in one file, made from include/ by
+// tools/amalgamate. It is not for editing.
+//
+// MIT License
+//
+// Copyright (c) 2026 The headwise authors
+//
+// Permission is hereby granted, free of charge, to any person obtaining a copy
+// of this software and associated documentation files (the "Software"), to deal
+// in the Software without restriction, including without limitation the rights
+// to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+// copies of the Software, and to permit persons to whom the Software is
+// furnished to do so, subject to the following conditions:
+//
+// The above copyright notice and this permission notice shall be included in all
+// copies or substantial portions of the Software.
+//
+// THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+// IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+// FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+// AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+// LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+// OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+// SOFTWARE.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "../headwise.hpp"
+#include "../io/safetensors.hpp"
+
+// headwise/io/checkpoint.hpp
+// A whole training state as one safetensors file, written whole or not at all: parameters by their
+// names, the optimiser's state as "optimizer.m.<name>" and so on, the steps taken as
+// "optimizer.step", and lines of text in the metadata. A state that is loaded goes on with the same
+// bits. It holds neither options nor the schedule: those are the program's.
+//
+// Loading refuses a file that does not fit, with its name and what is wrong, before anything is
+// changed: a tensor that is missing, one too many, another shape or type, another optimiser.
+
+namespace headwise::inline v0_1 {
+
+/// Lines of text that go with a checkpoint: whatever the program has to know again.
+using CheckpointText = std::map<std::string, std::string>;
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The line of the metadata that says what a file is, and the names that are the optimiser's.
+inline constexpr std::string_view checkpoint_line = "headwise.checkpoint";
+inline constexpr std::string_view optimizer_prefix = "optimizer.";
+inline constexpr std::string_view step_name = "optimizer.step";
+
+template <class T>
+std::string_view optimizer_name(const AdamW<T>&) {
+  return "AdamW";
+}
+template <class T>
+std::string_view optimizer_name(const Sgd<T>&) {
+  return "Sgd";
+}
+
+template <class T>
+void add_tensor(SafetensorsWriter& writer, const std::string& name, const NamedTensor<T>& tensor) {
+  const std::vector<Index> extents = tensor.extents();
+  const auto bytes_of = [](const T* data, Index count) {
+    return std::as_bytes(std::span(data, static_cast<std::size_t>(count)));
+  };
+  if (tensor.view.dense()) {
+    return writer.add_bytes(name, dtype_of<T>, extents,
+                            bytes_of(tensor.view.data(), tensor.view.size()));
+  }
+  std::vector<T> copy;
+  copy.reserve(static_cast<std::size_t>(tensor.view.size()));
+  for_each_index(tensor.view.shape(), [&](const auto& at) { copy.push_back(tensor.view(at)); });
+  writer.add_bytes(name, dtype_of<T>, extents, bytes_of(copy.data(), tensor.view.size()));
+}
+
+/// Where a file's tensors go: names in the file, and views to be overwritten.
+template <class T>
+using LoadTargets = std::vector<NamedTensor<T>>;
+
+template <class T>
+LoadTargets<T> targets_of(const ParameterList<T>& parameters) {
+  return {parameters.begin(), parameters.end()};
+}
+
+/// Throws FileError unless the file holds each target in its shape and type, and nothing more but
+/// `more` tensors that somebody else has asked for, and those that `passed_over` names.
+template <class T, class PassedOver>
+void require_targets(const SafetensorsFile& file, const LoadTargets<T>& targets,
+                     const PassedOver& passed_over) {
+  const auto refuse = [&](const std::string& what) {
+    raise<FileError>(shown_name(file.name()) + ": " + what);
+  };
+  std::map<std::string_view, bool> wanted;
+  for (const NamedTensor<T>& target : targets) {
+    wanted.emplace(target.name, true);
+    if (!file.contains(target.name)) {
+      refuse("holds no tensor " + quote(target.name) + ", which the state to be loaded has");
+    }
+    if (file.shape(target.name) != target.extents()) {
+      refuse("tensor " + quote(target.name) + " is " + format_extents(file.shape(target.name)) +
+             ", expected " + format_extents(target.extents()));
+    }
+    if (file.dtype(target.name) != dtype_of<T>) {
+      refuse("tensor " + quote(target.name) + " is " +
+             std::string(dtype_name(file.dtype(target.name))) + ", expected " +
+             std::string(dtype_name(dtype_of<T>)));
+    }
+  }
+  for (const std::string& name : file.names()) {
+    if (wanted.count(name) != 0 || passed_over(name)) continue;
+    refuse("holds a tensor " + quote(name) + ", which the state to be loaded has not");
+  }
+}
+
+template <class T>
+void read_targets(const SafetensorsFile& file, const LoadTargets<T>& targets) {
+  for (const NamedTensor<T>& target : targets) {
+    const std::byte* from = file.bytes(target.name).data();
+    for_each_index(target.view.shape(), [&](const auto& at) {
+      std::memcpy(&target.view(at), from, sizeof(T));
+      from += sizeof(T);
+    });
+  }
+}
+
+inline std::int64_t steps_in(const SafetensorsFile& file) {
+  std::int64_t steps = -1;
+  const bool right = file.contains(step_name) && file.dtype(step_name) == DType::i64 &&
+                     file.shape(step_name).empty();
+  if (right) std::memcpy(&steps, file.bytes(step_name).data(), sizeof steps);
+  if (steps < 0) {
+    raise<FileError>(shown_name(file.name()) + ": holds no " + std::string(step_name) +
+                     " that is one I64 of 0 or more");
+  }
+  return steps;
+}
+
+/// Throws FileError for a file that is no checkpoint of this optimiser.
+inline void require_checkpoint(const SafetensorsFile& file, std::string_view optimizer) {
+  const auto line = file.metadata().find(std::string(checkpoint_line));
+  if (line == file.metadata().end()) {
+    raise<FileError>(shown_name(file.name()) + ": is no checkpoint: its metadata has no line " +
+                     quote(checkpoint_line));
+  }
+  if (!optimizer.empty() && line->second != optimizer) {
+    raise<FileError>(shown_name(file.name()) + ": is a checkpoint of " + quote(line->second) +
+                     ", expected " + quote(optimizer));
+  }
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Writes parameters, the optimiser's state and its steps as one file, whole or not at all.
+///
+/// path         as SafetensorsWriter::write takes it
+/// parameters   in their own type; no name begins with "optimizer."
+/// optimizer    AdamW or Sgd over the same parameters
+/// text         goes with them; no key is "headwise.checkpoint"
+///
+/// Throws   ArgumentError for names and keys that are taken, and as SafetensorsWriter does,
+///          FileError, std::bad_alloc; what was at `path` then is still there.
+template <Scalar T, class Optimizer>
+requires StoredFloat<T>
+void save_checkpoint(const std::filesystem::path& path, const ParameterList<T>& parameters,
+                     Optimizer& optimizer, const CheckpointText& text = {}) {
+  constexpr std::string_view function = "save_checkpoint";
+  SafetensorsWriter writer;
+  for (const Parameter<T>& p : parameters) {
+    require(!p.name.starts_with(detail::optimizer_prefix), function, [&] {
+      return "parameter " + p.name + " begins with optimizer., expected another name";
+    });
+    detail::add_tensor<T>(writer, p.name, p);
+  }
+  optimizer.for_each_state([&](const NamedTensor<T>& tensor) {
+    detail::add_tensor(writer, std::string(detail::optimizer_prefix) + tensor.name, tensor);
+  });
+  const std::int64_t steps = optimizer.steps();
+  writer.add_bytes(std::string(detail::step_name), DType::i64, {},
+                   std::as_bytes(std::span(&steps, 1)));
+  for (const auto& [key, value] : text) {
+    require(key != detail::checkpoint_line, function,
+            "text has a key headwise.checkpoint, expected another");
+    writer.set_metadata(key, value);
+  }
+  writer.set_metadata(std::string(detail::checkpoint_line),
+                      std::string(detail::optimizer_name(optimizer)));
+  writer.write(path);
+}
+
+/// Overwrites parameters, the optimiser's state and its steps with those of a file. Returns the
+/// text that was saved with them.
+///
+/// file         what save_checkpoint wrote; SafetensorsFile::read(path)
+/// parameters   those that were saved: the same names, shapes and type, no more and no fewer
+/// optimizer    the one that was saved: the same kind, with the same state
+///
+/// Throws   FileError for a file that does not fit, std::bad_alloc; nothing is changed then.
+template <Scalar T, class Optimizer>
+requires StoredFloat<T> CheckpointText load_checkpoint(const SafetensorsFile& file,
+                                                       const ParameterList<T>& parameters,
+                                                       Optimizer& optimizer) {
+  detail::require_checkpoint(file, detail::optimizer_name(optimizer));
+  detail::LoadTargets<T> targets = detail::targets_of(parameters);
+  optimizer.for_each_state([&](NamedTensor<T> tensor) {
+    tensor.name = std::string(detail::optimizer_prefix) + tensor.name;
+    targets.push_back(std::move(tensor));
+  });
+  const std::int64_t steps = detail::steps_in(file);
+  detail::require_targets(file, targets,
+                          [](const std::string& name) { return name == detail::step_name; });
+  CheckpointText text = file.metadata();
+  text.erase(std::string(detail::checkpoint_line));
+  detail::read_targets(file, targets);
+  optimizer.set_steps(steps);
+  return text;
+}
+/// The same of the file at `path`. Throws as SafetensorsFile::read does, too.
+template <Scalar T, class Optimizer>
+requires StoredFloat<T> CheckpointText load_checkpoint(const std::filesystem::path& path,
+                                                       const ParameterList<T>& parameters,
+                                                       Optimizer& optimizer) {
+  return load_checkpoint(SafetensorsFile::read(path), parameters, optimizer);
+}
+
+/// Overwrites parameters alone with those of a checkpoint, whatever its optimiser: for inference.
+/// Returns the text that was saved with them. Throws as load_checkpoint does.
+template <Scalar T>
+requires StoredFloat<T> CheckpointText load_parameters(const SafetensorsFile& file,
+                                                       const ParameterList<T>& parameters) {
+  detail::require_checkpoint(file, "");
+  const detail::LoadTargets<T> targets = detail::targets_of(parameters);
+  detail::require_targets(file, targets, [](const std::string& name) {
+    return name.starts_with(detail::optimizer_prefix);
+  });
+  CheckpointText text = file.metadata();
+  text.erase(std::string(detail::checkpoint_line));
+  detail::read_targets(file, targets);
+  return text;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
