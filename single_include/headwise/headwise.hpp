@@ -13819,8 +13819,8 @@ class Variable {
   /// No variable: what stands for a bias that is not there.
   Variable() = default;
   /// Of a handle and a view of its elements; what makes variables is Tape.
-  Variable(const detail::Handle<T>& handle, const In<T, R>& value)
-      : handle_(handle), value_(value) {}
+  Variable(detail::Handle<T> handle, const In<T, R>& value)
+      : handle_(std::move(handle)), value_(value) {}
 
   /// The elements, to be read. Valid as long as this variable is.
   const In<T, R>& value() const { return value_; }
@@ -14986,7 +14986,8 @@ class Gradients {
 
   /// written = true for the elements of a piece.
   static void note(const Footprint& place, const T* begin, Tensor<bool, 1>& written) {
-    Index at = reinterpret_cast<const T*>(place.address) - begin;
+    const auto bytes = place.address - reinterpret_cast<std::uintptr_t>(begin);
+    Index at = static_cast<Index>(bytes / sizeof(T));
     std::array<Index, 8> index{};
     for (int axis = 0; axis >= 0;) {
       written(at) = true;
@@ -15695,7 +15696,7 @@ class Tape {
     require_apart(function, {"gradient", gradient}, {{"value", value}});
     if (!core_.records()) return leaf(value, detail::no_node);
     require_recordable(function);
-    const Variable<T, R> variable = leaf(value, core_.count());
+    Variable<T, R> variable = leaf(value, core_.count());
     detail::Node<T> node;
     node.name = "parameter";
     node.to_caller = true;
@@ -15715,7 +15716,7 @@ class Tape {
     require_countable(function, "value", value);
     if (!core_.records()) return leaf(value, detail::no_node);
     require_recordable(function);
-    const Variable<T, R> variable = leaf(value, core_.count());
+    Variable<T, R> variable = leaf(value, core_.count());
     detail::Node<T> node;
     node.name = "input";
     node.count = value.size();
@@ -17714,7 +17715,8 @@ void activate_rows(Activation activation, const In<T, 2>& x, const In<T, 2>& up,
   for_rows(context, x.extent(0), x.extent(1),
            [&](Index begin, Index end) { run.activation_rows(rows, begin, end); });
   const kernels::ActivationFlops an_element(activation);
-  const std::int64_t flops = x.size() * (an_element.forward + (up.absent() ? 0 : an_element.gated));
+  const std::int64_t flops =
+      x.size() * (an_element.forward + (up.absent() ? 0 : kernels::ActivationFlops::gated));
   context.count_flops(flops, flops);
 }
 
@@ -17731,7 +17733,7 @@ void activate_rows_backward(Activation activation, const In<T, 2>& dy, const In<
            [&](Index begin, Index end) { run.activation_backward_rows(rows, begin, end); });
   const kernels::ActivationFlops an_element(activation);
   const std::int64_t flops =
-      x.size() * (up.absent() ? an_element.backward : an_element.gated_backward());
+      x.size() * (up.absent() ? an_element.backward : kernels::ActivationFlops::gated_backward());
   context.count_flops(flops, flops);
 }
 
@@ -20432,6 +20434,13 @@ struct KeyValueCacheOptions {
 
 }  // namespace headwise::inline v0_1
 
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+template <class T>
+class AppendedTokens;
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// Keys [B, G, length, d] and values [B, G, length, dv], appended in the order of their positions.
@@ -20533,6 +20542,10 @@ class KeyValueCache {
   In<T, 4> v() const { return filled(v_); }
 
  private:
+  template <class>
+  friend class detail::AppendedTokens;
+  void forget_last(Index n) noexcept { length_ -= n; }
+
   In<T, 4> filled(const Tensor<T, 4>& all) const {
     Shape<4> shape = all.shape();
     shape[2] = length_;
@@ -20818,9 +20831,7 @@ class AppendedTokens {
   }
   AppendedTokens(const AppendedTokens&) = delete;
   AppendedTokens& operator=(const AppendedTokens&) = delete;
-  ~AppendedTokens() {
-    if (count_ != 0) cache_.rollback(count_);
-  }
+  ~AppendedTokens() { cache_.forget_last(count_); }
   void keep() { count_ = 0; }
 
  private:
@@ -20830,8 +20841,8 @@ class AppendedTokens {
 
 /// All rules of a step, before anything is computed.
 template <class T>
-void require_step(std::string_view function, const MultiHeadAttention<T>& attention,
-                  const In<T, 3>& x, const KeyValueCache<T>& cache) {
+void require_new_tokens(std::string_view function, const MultiHeadAttention<T>& attention,
+                        const In<T, 3>& x, const KeyValueCache<T>& cache) {
   const MultiHeadAttentionOptions& o = attention.options();
   const KeyValueCacheOptions& c = cache.options();
   require(o.fused(), function,
@@ -20888,7 +20899,7 @@ Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
                                        const Context& context = {}) {
   const MultiHeadAttentionOptions& o = attention.options();
   const MultiHeadAttentionParameters<T>& p = attention.parameters();
-  detail::require_step<T>("multi_head_attention_step", attention, x, cache);
+  detail::require_new_tokens<T>("multi_head_attention_step", attention, x, cache);
   const Index B = x.extent(0), n = x.extent(1);
 
   // 1 layer_norm, 2 linear
@@ -22414,7 +22425,8 @@ struct StepSchedule {
     require(every >= 1, "StepSchedule",
             [&] { return "every is " + std::to_string(every) + ", expected >= 1"; });
     detail::require_step("StepSchedule", step);
-    return initial * std::pow(factor, static_cast<double>(step / every));
+    const std::int64_t steps_down = step / every;
+    return initial * std::pow(factor, static_cast<double>(steps_down));
   }
 };
 

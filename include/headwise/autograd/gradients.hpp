@@ -166,7 +166,8 @@ class Gradients {
 
   /// written = true for the elements of a piece.
   static void note(const Footprint& place, const T* begin, Tensor<bool, 1>& written) {
-    Index at = reinterpret_cast<const T*>(place.address) - begin;
+    const auto bytes = place.address - reinterpret_cast<std::uintptr_t>(begin);
+    Index at = static_cast<Index>(bytes / sizeof(T));
     std::array<Index, 8> index{};
     for (int axis = 0; axis >= 0;) {
       written(at) = true;

@@ -59,7 +59,7 @@ class Tape {
     require_apart(function, {"gradient", gradient}, {{"value", value}});
     if (!core_.records()) return leaf(value, detail::no_node);
     require_recordable(function);
-    const Variable<T, R> variable = leaf(value, core_.count());
+    Variable<T, R> variable = leaf(value, core_.count());
     detail::Node<T> node;
     node.name = "parameter";
     node.to_caller = true;
@@ -79,7 +79,7 @@ class Tape {
     require_countable(function, "value", value);
     if (!core_.records()) return leaf(value, detail::no_node);
     require_recordable(function);
-    const Variable<T, R> variable = leaf(value, core_.count());
+    Variable<T, R> variable = leaf(value, core_.count());
     detail::Node<T> node;
     node.name = "input";
     node.count = value.size();

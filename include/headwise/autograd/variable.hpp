@@ -1,6 +1,8 @@
 // A value of a tape: what functions of the tape take and give.
 #pragma once
 
+#include <utility>
+
 #include "headwise/autograd/storage.hpp"
 #include "headwise/tensor/view.hpp"
 
@@ -39,8 +41,8 @@ class Variable {
   /// No variable: what stands for a bias that is not there.
   Variable() = default;
   /// Of a handle and a view of its elements; what makes variables is Tape.
-  Variable(const detail::Handle<T>& handle, const In<T, R>& value)
-      : handle_(handle), value_(value) {}
+  Variable(detail::Handle<T> handle, const In<T, R>& value)
+      : handle_(std::move(handle)), value_(value) {}
 
   /// The elements, to be read. Valid as long as this variable is.
   const In<T, R>& value() const { return value_; }

@@ -96,7 +96,7 @@ void require_targets(const SafetensorsFile& file, const LoadTargets<T>& targets,
     }
   }
   for (const std::string& name : file.names()) {
-    if (wanted.count(name) != 0 || passed_over(name)) continue;
+    if (wanted.contains(name) || passed_over(name)) continue;
     refuse("holds a tensor " + quote(name) + ", which the state to be loaded has not");
   }
 }

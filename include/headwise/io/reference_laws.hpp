@@ -47,7 +47,7 @@ inline Tensor<bool, 4> keep_of(const ReferenceCase& c, const Shape<4>& pairs) {
 
 /// x by the rotary positions of a case, if it has any.
 template <class T>
-void rotate(const ReferenceCase& c, Tensor<T, 4>& x) {
+void turn(const ReferenceCase& c, Tensor<T, 4>& x) {
   if (c.rope_theta != 0) rotary_forward(x, {.theta = c.rope_theta}, x);
 }
 
@@ -65,8 +65,8 @@ LawData<T> data_of(const ReferenceCase& c) {
                             ", expected num_heads " + std::to_string(c.num_heads) +
                             " and num_kv_heads " + std::to_string(c.num_kv_heads) + " on axis 1");
   }
-  rotate(c, data.q);
-  rotate(c, data.k);
+  turn(c, data.q);
+  turn(c, data.k);
   data.keep = keep_of(c, {q[0], q[1], q[2], k[2]});
   using std::sqrt;
   data.scale = c.scale ? static_cast<T>(*c.scale) : T(1) / sqrt(static_cast<T>(q[3]));
@@ -82,7 +82,7 @@ LawResult reference_law(const LawTrial<T>& trial, const ReferenceCase& c) {
     auto expected = c.file.get<double, 4>(std::string("expected.") + name);
     // A gradient of what is not turned yet, turned, is that of what the kernel was given.
     const std::string_view of = name;
-    if (of == "grad.query" || of == "grad.key") rotate(c, expected);
+    if (of == "grad.query" || of == "grad.key") turn(c, expected);
     add_finding(result, name,
                 close_to(convert<double>(actual), expected, trial.tolerance(),
                          {.floor = greatest_sum(sums)}));

@@ -25,6 +25,13 @@ struct KeyValueCacheOptions {
 
 }  // namespace headwise::inline v0_1
 
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+template <class T>
+class AppendedTokens;
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// Keys [B, G, length, d] and values [B, G, length, dv], appended in the order of their positions.
@@ -126,6 +133,10 @@ class KeyValueCache {
   In<T, 4> v() const { return filled(v_); }
 
  private:
+  template <class>
+  friend class detail::AppendedTokens;
+  void forget_last(Index n) noexcept { length_ -= n; }
+
   In<T, 4> filled(const Tensor<T, 4>& all) const {
     Shape<4> shape = all.shape();
     shape[2] = length_;

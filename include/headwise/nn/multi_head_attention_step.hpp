@@ -17,9 +17,7 @@ class AppendedTokens {
   }
   AppendedTokens(const AppendedTokens&) = delete;
   AppendedTokens& operator=(const AppendedTokens&) = delete;
-  ~AppendedTokens() {
-    if (count_ != 0) cache_.rollback(count_);
-  }
+  ~AppendedTokens() { cache_.forget_last(count_); }
   void keep() { count_ = 0; }
 
  private:
@@ -29,8 +27,8 @@ class AppendedTokens {
 
 /// All rules of a step, before anything is computed.
 template <class T>
-void require_step(std::string_view function, const MultiHeadAttention<T>& attention,
-                  const In<T, 3>& x, const KeyValueCache<T>& cache) {
+void require_new_tokens(std::string_view function, const MultiHeadAttention<T>& attention,
+                        const In<T, 3>& x, const KeyValueCache<T>& cache) {
   const MultiHeadAttentionOptions& o = attention.options();
   const KeyValueCacheOptions& c = cache.options();
   require(o.fused(), function,
@@ -87,7 +85,7 @@ Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
                                        const Context& context = {}) {
   const MultiHeadAttentionOptions& o = attention.options();
   const MultiHeadAttentionParameters<T>& p = attention.parameters();
-  detail::require_step<T>("multi_head_attention_step", attention, x, cache);
+  detail::require_new_tokens<T>("multi_head_attention_step", attention, x, cache);
   const Index B = x.extent(0), n = x.extent(1);
 
   // 1 layer_norm, 2 linear

@@ -22,7 +22,8 @@ void activate_rows(Activation activation, const In<T, 2>& x, const In<T, 2>& up,
   for_rows(context, x.extent(0), x.extent(1),
            [&](Index begin, Index end) { run.activation_rows(rows, begin, end); });
   const kernels::ActivationFlops an_element(activation);
-  const std::int64_t flops = x.size() * (an_element.forward + (up.absent() ? 0 : an_element.gated));
+  const std::int64_t flops =
+      x.size() * (an_element.forward + (up.absent() ? 0 : kernels::ActivationFlops::gated));
   context.count_flops(flops, flops);
 }
 
@@ -39,7 +40,7 @@ void activate_rows_backward(Activation activation, const In<T, 2>& dy, const In<
            [&](Index begin, Index end) { run.activation_backward_rows(rows, begin, end); });
   const kernels::ActivationFlops an_element(activation);
   const std::int64_t flops =
-      x.size() * (up.absent() ? an_element.backward : an_element.gated_backward());
+      x.size() * (up.absent() ? an_element.backward : kernels::ActivationFlops::gated_backward());
   context.count_flops(flops, flops);
 }
 

@@ -120,7 +120,8 @@ struct StepSchedule {
     require(every >= 1, "StepSchedule",
             [&] { return "every is " + std::to_string(every) + ", expected >= 1"; });
     detail::require_step("StepSchedule", step);
-    return initial * std::pow(factor, static_cast<double>(step / every));
+    const std::int64_t steps_down = step / every;
+    return initial * std::pow(factor, static_cast<double>(steps_down));
   }
 };
 
