@@ -17733,7 +17733,7 @@ void activate_rows_backward(Activation activation, const In<T, 2>& dy, const In<
            [&](Index begin, Index end) { run.activation_backward_rows(rows, begin, end); });
   const kernels::ActivationFlops an_element(activation);
   const std::int64_t flops =
-      x.size() * (up.absent() ? an_element.backward : kernels::ActivationFlops::gated_backward());
+      x.size() * (up.absent() ? an_element.backward : an_element.gated_backward());
   context.count_flops(flops, flops);
 }
 
