@@ -27,6 +27,7 @@ const Kernels<T>& kernels_of<T>(InstructionSet set) {
 
 template <>
 const ModelKernels<T>& model_kernels_of<T>(InstructionSet set) {
+  using enum InstructionSet;
   if (set == HEADWISE_FAULT_ISA) return HEADWISE_FAULT_ISA::model_table<T>;
   static constexpr ModelKernels<T> none{};
   return none;
