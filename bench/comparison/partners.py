@@ -1,6 +1,7 @@
 """The programs that take turns: each is started once, asked a line at a time, and answers in JSON."""
 import json
 import os
+import platform
 import shlex
 import subprocess
 import tempfile
@@ -73,6 +74,20 @@ class Partner:
 
     def __exit__(self, *_):
         self.close()
+
+
+def machine():
+    """What the figures were taken on."""
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+            name = names[0] if names else name
+    except OSError:
+        pass
+    return {"processor": name, "cores": len(os.sched_getaffinity(0)),
+            "system": f"{platform.system()} {platform.release()}",
+            "load": os.getloadavg()[0]}
 
 
 def pick_cores(count):
