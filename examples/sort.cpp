@@ -1,7 +1,6 @@
 // Sorting, learned: a transformer of modules reads eight digits and writes them in order. There is
 // no tape here: each module's backward is called by hand, forward read upward.
 //   sort          trains until it sorts, some seconds, and shows what it does
-#include <algorithm>
 #include <cstdint>
 #include <iostream>
 #include <vector>
@@ -12,31 +11,14 @@
 #include "headwise/nn/transformer_block.hpp"
 #include "headwise/ops/cross_entropy.hpp"
 #include "headwise/optim/adamw.hpp"
-#include "headwise/tensor/philox.hpp"
+#include "support/digits.hpp"
 
 using namespace headwise;
+using namespace headwise::examples;
 
 namespace {
 
-constexpr Index digits = 10, length = 8, width = 32, batch = 64;
-
-using Tokens = Tensor<std::int32_t, 1>;
-
-/// Row after row of random digits, a function of the step.
-Tokens draw(std::uint64_t step) {
-  Tokens tokens(Shape{batch * length});
-  for (Index n = 0; n < tokens.size(); ++n) {
-    const auto words = philox<10>({static_cast<std::uint32_t>(n), 0, 0, 0}, philox_key(7, 0, step));
-    tokens(n) = static_cast<std::int32_t>(words[0] % digits);
-  }
-  return tokens;
-}
-Tokens sorted(Tokens tokens) {
-  for (Index n = 0; n < tokens.size(); n += length) {
-    std::sort(tokens.data() + n, tokens.data() + n + length);
-  }
-  return tokens;
-}
+constexpr Index width = 32, batch = 64;
 
 /// logits = norm(block(block(digit + place))) W.
 class Sorter {
@@ -105,24 +87,13 @@ class Sorter {
   } cache_;
 };
 
-/// The share of the digits that the greatest logits name.
-double share_right(const Tensor2<float>& logits, const Tokens& wanted) {
-  Index right = 0;
-  for (Index n = 0; n < wanted.size(); ++n) {
-    const float* row = &logits(n, 0);
-    right += std::max_element(row, row + digits) - row == wanted(n);
-  }
-  return static_cast<double>(right) / static_cast<double>(wanted.size());
-}
-
 void show(const Tensor2<float>& logits, const Tokens& tokens) {
   for (Index n = 0; n < 3 * length; ++n) {
     if (n % length == 0) {
       for (Index i = 0; i < length; ++i) std::cout << tokens(n + i) << ' ';
       std::cout << "-> ";
     }
-    const float* row = &logits(n, 0);
-    std::cout << std::max_element(row, row + digits) - row << (n % length == 7 ? '\n' : ' ');
+    std::cout << answer(logits, n) << (n % length == 7 ? '\n' : ' ');
   }
 }
 
@@ -138,7 +109,7 @@ int main() {
   double right = 0;
   std::uint64_t step = 0;
   for (; step < 1000 && right < 0.99; ++step) {
-    const Tokens tokens = draw(step), wanted = sorted(tokens);
+    const Tokens tokens = draw(batch, step), wanted = sorted(tokens);
     const auto logits = sorter.forward(tokens);
     cross_entropy_forward(In<float, 2>(logits), In(wanted), {}, lse);
     cross_entropy_backward(1.0f, In<float, 2>(logits), In(wanted), lse, {}, d_logits);
@@ -148,7 +119,7 @@ int main() {
     optimizer.step();
     right = share_right(logits, wanted);
   }
-  const Tokens unseen = draw(1u << 20);
+  const Tokens unseen = draw(batch, 1u << 20);
   const auto logits = sorter.forward(unseen);
   const double share = share_right(logits, sorted(unseen));
   std::cout << parameters.elements() << " parameters, " << step << " steps: " << 100 * share

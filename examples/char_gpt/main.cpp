@@ -1,7 +1,8 @@
 // Trains a small character model on a text, and says how well it expects what it has not seen.
 //   char_gpt book.txt --steps 2000 --save book.safetensors --sample 500
-// Without a text it learns this project's own sources and pages. Ctrl-C saves and ends; --resume
-// goes on with the same bits. The recipe is in training.hpp.
+// Without a text it learns this project's own sources and pages. Ctrl-C saves and ends,
+// --save-every saves in between; --resume goes on with the same bits. The recipe is in
+// training.hpp.
 #include <cstdio>
 #include <memory>
 #include <thread>
@@ -34,11 +35,17 @@ Index threads_of(const Options& options) {
   return std::max<Index>(1, static_cast<Index>(std::thread::hardware_concurrency()));
 }
 
+/// Between steps; what comes last is saved anyway.
+bool is_time_to_save(Index steps, const Options& options) {
+  return options.save_every != 0 && steps % options.save_every == 0 && steps < options.steps;
+}
+
 void train(Training& training, const Options& options) {
   Progress progress;
   for (Index done = 1; training.steps() < options.steps && interrupted == 0; ++done) {
     const double loss = training.step();
     progress.show(training.steps(), options.steps, done, options.batch * options.context, loss);
+    if (is_time_to_save(training.steps(), options)) training.save(options.save);
   }
 }
 

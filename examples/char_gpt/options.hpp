@@ -28,6 +28,7 @@ struct Options {
   Index threads = 0;        // 0: as many as the machine has
   Index sample = 0;         // characters to write at the end
   std::string save = {};    // checkpoint to write at the end
+  Index save_every = 0;     // steps, and after each so many; 0: at the end alone
   std::string resume = {};  // checkpoint to go on from
   std::string svg = {};     // picture of the loss
   bool json = false;        // one line of JSON at the end
@@ -62,6 +63,7 @@ inline const std::vector<OptionRow>& option_rows() {
       {"--threads", "N", "0 for as many as the machine has (0)", &Options::threads, {}, {}, 0},
       {"--sample", "N", "characters to write at the end (0)", &Options::sample, {}, {}, 0},
       {"--save", "FILE", "write a checkpoint at the end", {}, &Options::save},
+      {"--save-every", "N", "save after every N steps, too (0)", &Options::save_every, {}, {}, 0},
       {"--resume", "FILE", "go on from a checkpoint", {}, &Options::resume},
       {"--svg", "FILE", "draw the loss", {}, &Options::svg},
       {"--json", "", "one line of JSON at the end", {}, {}, &Options::json},
@@ -123,6 +125,10 @@ inline Options parse_options(std::span<const char* const> arguments) {
   if (options.width % options.heads != 0) {
     throw UsageError("--heads is " + std::to_string(options.heads) +
                      ", expected a divisor of --width " + std::to_string(options.width));
+  }
+  if (options.save_every != 0 && options.save.empty()) {
+    throw UsageError("--save-every is " + std::to_string(options.save_every) +
+                     ", expected a --save beside it: the file to write");
   }
   return options;
 }

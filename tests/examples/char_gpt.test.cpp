@@ -53,8 +53,9 @@ TEST_CASE("char_gpt: options are what the command line says, and else the recipe
   CHECK(recipe.text.empty());
   CHECK(recipe.steps == 2000);
   CHECK(recipe.width == 128);
+  CHECK(recipe.save_every == 0);
   const Options o = parsed({"a.txt", "--steps", "0", "--width", "96", "--heads", "6", "--json",
-                            "--save", "x", "--seed", "7"});
+                            "--save", "x", "--save-every", "5", "--seed", "7"});
   CHECK(o.text == "a.txt");
   CHECK(o.steps == 0);
   CHECK(o.width == 96);
@@ -62,6 +63,7 @@ TEST_CASE("char_gpt: options are what the command line says, and else the recipe
   CHECK(o.json);
   CHECK_FALSE(o.profile);
   CHECK(o.save == "x");
+  CHECK(o.save_every == 5);
   CHECK(o.seed == 7);
   for (const OptionRow& row : option_rows())
     CHECK_THAT(usage(), ContainsSubstring(std::string(row.name)));
@@ -77,6 +79,8 @@ TEST_CASE("char_gpt: a command line that is none is refused with its reason", "[
   CHECK_THROWS_WITH(parsed({"--seed", "99999999999999999999"}),
                     "--seed is \"99999999999999999999\", expected a whole number of 0 or more");
   CHECK_THROWS_WITH(parsed({"--heads", "3"}), "--heads is 3, expected a divisor of --width 128");
+  CHECK_THROWS_WITH(parsed({"--save-every", "5"}),
+                    "--save-every is 5, expected a --save beside it: the file to write");
   CHECK_THROWS_WITH(parsed({"a", "b"}), "two texts are given, expected one");
   CHECK_THROWS_WITH(parsed({""}), "TEXT is empty, expected a file or a folder");
 }

@@ -74,6 +74,21 @@ TEST_CASE("a symbolic link stays, and the file that it leads to is written", "[i
   CHECK(fs::is_empty(inner));
 }
 
+TEST_CASE("what a killed process of the same number left behind is passed over and stays", "[io]") {
+  const TemporaryFolder folder;
+  const std::string stem = ".headwise-" + std::to_string(::getpid()) + "-";
+  for (const char* number : {"0.tmp", "1.tmp"}) {
+    std::ofstream(folder / (stem + number).c_str()) << "a part of a file";
+  }
+  for (int time = 0; time < 2; ++time) {  // a new file, and one that is replaced
+    one_number().write(folder / "file");
+    CHECK(SafetensorsFile::read(folder / "file").contains("x"));
+    CHECK(folder.num_files() == 3);
+    CHECK(content(folder / (stem + "0.tmp").c_str()) == "a part of a file");
+    CHECK(content(folder / (stem + "1.tmp").c_str()) == "a part of a file");
+  }
+}
+
 TEST_CASE("a file that is written again keeps its permissions", "[io]") {
   const TemporaryFolder folder;
   const fs::path path = folder / "x";

@@ -1,10 +1,10 @@
 // What MultiHeadAttention keeps between calls: caches, gradients, and what a failed call leaves.
 #include <cstring>
-#include <new>
 #include <thread>
 
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
+#include "support/failing_memory.hpp"
 #include "support/random_configuration.hpp"
 
 using namespace headwise_tests;
@@ -48,29 +48,6 @@ Bytes bytes_of(const Cache& c) {
 bool same(const Bytes& a, const Bytes& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
 }
-
-/// Serves `left` allocations, then throws.
-class FailingMemory : public std::pmr::memory_resource {
- public:
-  explicit FailingMemory(int left) : left_(left) {}
-  int live() const { return live_; }
-
- private:
-  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-    if (left_-- <= 0) throw std::bad_alloc();
-    ++live_;
-    return std::pmr::new_delete_resource()->allocate(bytes, alignment);
-  }
-  void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
-    --live_;
-    std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
-  }
-  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
-    return this == &other;
-  }
-  int left_;
-  int live_ = 0;
-};
 
 /// While it lives, memory that a call takes from anywhere but its context is an error.
 struct NoDefaultMemory {
@@ -184,58 +161,35 @@ TEST_CASE("a call that runs out of memory leaves cache and gradients as they wer
   Gradients once = module.zero_gradients();
   backward(cache, once, {});
 
-  // Fails at the first allocation, at the second, and so on; what f changes is f's own.
-  const auto failures_of = [](auto&& f) {
-    int failures = 0;
-    for (;; ++failures) {
-      FailingMemory memory(failures);
-      Context context;
-      context.memory = &memory;
-      if (f(context)) return failures;
-      REQUIRE(memory.live() == 0);
-      REQUIRE(failures < 100);
-    }
-  };
-  const auto succeeds = [](auto&& f) {
-    const NoDefaultMemory none;
-    try {
-      f();
-      return true;
-    } catch (const std::bad_alloc&) {
-      return false;
-    }
-  };
-  CHECK(failures_of([&](const Context& context) {
-          Gradients gradients = module.zero_gradients();
-          gradients.add(once);
-          const Bytes filled = bytes_of(cache);
-          if (succeeds([&] { backward(cache, gradients, context); })) {
-            gradients.for_each([](const std::string&, auto view) {
-              for_each_index(view.shape(), [&](const auto& at) { view(at) /= 2; });
-            });
-            CHECK(same(bytes_of(gradients), bytes_of(once)));
-            return true;
-          }
-          CHECK(same(bytes_of(gradients), bytes_of(once)));
-          CHECK(same(bytes_of(cache), filled));
-          return false;
-        }) > 7);
-
+  Gradients gradients = module.zero_gradients();
+  gradients.add(once);
   const Bytes before = bytes_of(cache);
-  const Path refilled = path == Path::flash ? Path::materialized : Path::flash;
-  call.path = refilled;
+  CHECK(fail_in_turn(
+            [&](std::pmr::memory_resource* memory) {
+              const NoDefaultMemory none;
+              backward(cache, gradients, {.memory = memory});
+            },
+            [&] {
+              return same(bytes_of(gradients), bytes_of(once)) && same(bytes_of(cache), before);
+            }) > 7);
+  gradients.for_each([](const std::string&, auto view) {
+    for_each_index(view.shape(), [&](const auto& at) { view(at) /= 2; });
+  });
+  CHECK(same(bytes_of(gradients), bytes_of(once)));
+
+  call.path = path == Path::flash ? Path::materialized : Path::flash;
   Cache expected;
   (void)forward(expected, {});
-  CHECK(failures_of([&](const Context& context) {
-          Cache other;
-          call.path = path;
-          (void)forward(other, {});
-          call.path = refilled;
-          if (succeeds([&] { (void)forward(other, context); })) {
-            CHECK(same(bytes_of(other), bytes_of(expected)));
-            return true;
-          }
-          CHECK(same(bytes_of(other), before));
-          return false;
-        }) > 7);
+  Bytes refilled;
+  CHECK(fail_in_turn(
+            [&](std::pmr::memory_resource* memory) {
+              {
+                const NoDefaultMemory none;
+                (void)forward(cache, {.memory = memory});
+              }
+              refilled = bytes_of(cache);
+              cache = {};  // before its memory goes
+            },
+            [&] { return same(bytes_of(cache), before); }) > 7);
+  CHECK(same(refilled, bytes_of(expected)));
 }
