@@ -19,7 +19,6 @@
 
 namespace char_gpt {
 
-using headwise::In;
 using headwise::Out;
 using headwise::Shape;
 using headwise::Tape;
@@ -158,6 +157,17 @@ class Decoder {
     const In<TokenId, 1> targets(batch.targets.data(), Shape{batch.targets.size()});
     return cross_entropy(logits(tape, batch.inputs), targets);
   }
+
+  /// What it is made of, to be read.
+  ///@{
+  const ModelOptions& options() const { return options_; }
+  const Tensor<T, 2>& token() const { return token_.value; }        // [V, D]
+  const Tensor<T, 2>& position() const { return position_.value; }  // [context, D]
+  const std::vector<Block<T>>& blocks() const { return blocks_; }
+  const Tensor<T, 1>& norm() const {
+    return norm_.value;
+  }  // [D]
+     ///@}
 
  private:
   const ModelOptions options_;

@@ -1,5 +1,5 @@
 // Trains a small character model on a text, and says how well it expects what it has not seen.
-//   char_gpt book.txt --steps 2000 --save book.safetensors --sample 500
+//   char_gpt book.txt --steps 2000 --save book.safetensors --sample 500 --prompt "It was"
 // Without a text it learns this project's own sources and pages. Ctrl-C saves and ends; --resume
 // goes on with the same bits. The recipe is in training.hpp.
 #include <cstdio>
@@ -11,6 +11,7 @@
 #include "options.hpp"
 #include "progress.hpp"
 #include "report.hpp"
+#include "sample.hpp"
 #include "training.hpp"
 
 using namespace char_gpt;
@@ -50,24 +51,27 @@ int run(const Options& options) {
                   static_cast<std::uint64_t>(options.seed)});
   Training training(*model, text, options);
   if (!options.resume.empty()) training.load(options.resume);
+  prompt_tokens(text, options);  // refused now rather than behind the last step
   const Index first = training.steps();
 
   watch_for_interrupts();
   train(training, options);
   if (!options.save.empty()) training.save(options.save);
 
+  const Sample sample = write_sample(*model, text, options);
   const Report report{training.held_out_loss(),
                       training.losses().empty() ? std::nan("") : training.losses().back(),
                       median(training.seconds()),
                       training.num_parameters(),
                       training.steps(),
-                      threads_of(options)};
+                      threads_of(options),
+                      sample.tokens_s};
   std::fputs(readable(report).c_str(), stdout);
   if (options.profile) std::fputs(profile_table(training).c_str(), stdout);
   if (!options.svg.empty()) {
     write_loss_svg(options.svg, training.losses(), first, report.held_out_loss);
   }
-  if (options.sample != 0) std::printf("%s\n", training.sample(options.sample).c_str());
+  if (options.sample != 0) std::printf("%s\n", sample.text.c_str());
   if (options.json) std::printf("%s\n", json_line(report).c_str());
   return interrupted == 0 ? 0 : 130;
 }

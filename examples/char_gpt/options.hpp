@@ -4,7 +4,9 @@
 
 #include <charconv>
 #include <cstdint>
+#include <locale>
 #include <span>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -27,6 +29,9 @@ struct Options {
   Index seed = 0;           // of weights, batches and samples
   Index threads = 0;        // 0: as many as the machine has
   Index sample = 0;         // characters to write at the end
+  std::string prompt = {};  // what they follow; empty: a character of what is held out
+  double temperature = 1;   // their logits are divided by it; 0: always the likeliest
+  Index top_k = 0;          // only among so many of the likeliest; 0: among all
   std::string save = {};    // checkpoint to write at the end
   std::string resume = {};  // checkpoint to go on from
   std::string svg = {};     // picture of the loss
@@ -44,10 +49,11 @@ class UsageError : public std::invalid_argument {
 /// An option: its name, where its value goes, what it is for.
 struct OptionRow {
   std::string_view name, value, meaning;
-  Index Options::*number = nullptr;  // one of these three
+  Index Options::*number = nullptr;  // one of these three, or the last
   std::string Options::*path = nullptr;
   bool Options::*flag = nullptr;
-  Index least = 1;  // of a number
+  Index least = 1;                  // of a number
+  double Options::*real = nullptr;  // 0 or more
 };
 
 inline const std::vector<OptionRow>& option_rows() {
@@ -61,6 +67,9 @@ inline const std::vector<OptionRow>& option_rows() {
       {"--seed", "N", "of weights, batches and samples (0)", &Options::seed, {}, {}, 0},
       {"--threads", "N", "0 for as many as the machine has (0)", &Options::threads, {}, {}, 0},
       {"--sample", "N", "characters to write at the end (0)", &Options::sample, {}, {}, 0},
+      {"--prompt", "TEXT", "what they go on from", {}, &Options::prompt},
+      {"--temperature", "X", "0 for the likeliest (1)", {}, {}, {}, 0, &Options::temperature},
+      {"--top-k", "N", "only of the N likeliest, 0 for all (0)", &Options::top_k, {}, {}, 0},
       {"--save", "FILE", "write a checkpoint at the end", {}, &Options::save},
       {"--resume", "FILE", "go on from a checkpoint", {}, &Options::resume},
       {"--svg", "FILE", "draw the loss", {}, &Options::svg},
@@ -76,7 +85,7 @@ inline std::string usage() {
       "Trains a small character model on TEXT, a file in UTF-8 or a folder of sources and pages.\n";
   for (const OptionRow& row : option_rows()) {
     std::string left = "  " + std::string(row.name) + " " + std::string(row.value);
-    left.resize(18, ' ');
+    left.resize(20, ' ');
     text += left + std::string(row.meaning) + "\n";
   }
   return text;
@@ -88,6 +97,18 @@ inline Index number_of(const OptionRow& row, std::string_view text) {
   if (error != std::errc() || end != text.data() + text.size() || number < row.least) {
     throw UsageError(std::string(row.name) + " is \"" + std::string(text) +
                      "\", expected a whole number of " + std::to_string(row.least) + " or more");
+  }
+  return number;
+}
+
+inline double real_of(const OptionRow& row, std::string_view text) {
+  std::istringstream stream{std::string(text)};
+  stream.imbue(std::locale::classic());
+  double number = -1;
+  stream >> number;
+  if (!stream || stream.peek() != std::char_traits<char>::eof() || !(number >= 0)) {
+    throw UsageError(std::string(row.name) + " is \"" + std::string(text) +
+                     "\", expected a number of 0 or more");
   }
   return number;
 }
@@ -116,6 +137,8 @@ inline Options parse_options(std::span<const char* const> arguments) {
     }
     if (row->number != nullptr) {
       options.*(row->number) = number_of(*row, arguments[n]);
+    } else if (row->real != nullptr) {
+      options.*(row->real) = real_of(*row, arguments[n]);
     } else {
       options.*(row->path) = arguments[n];
     }
@@ -123,6 +146,9 @@ inline Options parse_options(std::span<const char* const> arguments) {
   if (options.width % options.heads != 0) {
     throw UsageError("--heads is " + std::to_string(options.heads) +
                      ", expected a divisor of --width " + std::to_string(options.width));
+  }
+  if (!options.prompt.empty() && options.sample == 0) {
+    throw UsageError("--prompt is given, expected --sample with it");
   }
   return options;
 }
