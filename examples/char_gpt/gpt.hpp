@@ -2,6 +2,7 @@
 #pragma once
 
 #include "generation.hpp"
+#include "heads.hpp"
 
 namespace char_gpt {
 
@@ -26,6 +27,11 @@ class Gpt final : public Model {
 
   std::unique_ptr<Generator<float>> generator(const Context& context) const override {
     return std::make_unique<DecoderGenerator<float>>(decoder_, context);
+  }
+
+  Tensor<float, 4> attention_weights(std::span<const TokenId> tokens,
+                                     const Context& context) const override {
+    return char_gpt::attention_weights(decoder_, tokens, context);
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "gpt.hpp"
+#include "heads.hpp"
 #include "headwise/runtime/num_threads.hpp"
 #include "options.hpp"
 #include "progress.hpp"
@@ -71,6 +72,7 @@ int run(const Options& options) {
   if (!options.svg.empty()) {
     write_loss_svg(options.svg, training.losses(), first, report.held_out_loss);
   }
+  if (!options.heads_svg.empty()) write_heads_svg(options.heads_svg, *model, text, options);
   if (options.sample != 0) std::printf("%s\n", sample.text.c_str());
   if (options.json) std::printf("%s\n", json_line(report).c_str());
   return interrupted == 0 ? 0 : 130;

@@ -60,6 +60,14 @@ class Model {
 
   /// What says how a text goes on; the model has to outlive it, and keep its values.
   virtual std::unique_ptr<Generator<float>> generator(const Context& context) const = 0;
+
+  /// The attention weights of every layer and head [layers, H, L, L], a row a query; of no layer
+  /// where the model has no heads.
+  ///
+  /// tokens   [L]   at least one, at most context
+  virtual Tensor<float, 4> attention_weights(std::span<const TokenId>, const Context&) const {
+    return Tensor<float, 4>(Shape{0, 0, 0, 0});
+  }
 };
 
 }  // namespace char_gpt

@@ -38,6 +38,7 @@ struct Options {
   bool json = false;        // one line of JSON at the end
   bool profile = false;     // where the time of a step goes
   bool help = false;
+  std::string heads_svg = {};  // picture of what each head attends to
 };
 
 /// The command line is no call of this program. The message is for who typed it.
@@ -73,6 +74,7 @@ inline const std::vector<OptionRow>& option_rows() {
       {"--save", "FILE", "write a checkpoint at the end", {}, &Options::save},
       {"--resume", "FILE", "go on from a checkpoint", {}, &Options::resume},
       {"--svg", "FILE", "draw the loss", {}, &Options::svg},
+      {"--heads-svg", "FILE", "draw what each head attends to", {}, &Options::heads_svg},
       {"--json", "", "one line of JSON at the end", {}, {}, &Options::json},
       {"--profile", "", "where the time of a step goes", {}, {}, &Options::profile},
       {"--help", "", "this text", {}, {}, &Options::help}};
