@@ -3,8 +3,9 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <bit>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,7 @@ Tensor<T, 4> attention_weights(const Decoder<T>& decoder, std::span<const TokenI
 
 /// A panel a head, layer by layer; keys that a query does not see count as masked.
 inline std::vector<headwise::examples::Panel> attention_panels(const Tensor<float, 4>& weights) {
-  constexpr double masked = -std::numeric_limits<double>::infinity();
+  const auto masked = std::bit_cast<double>(std::uint64_t{0xfff0000000000000});  // -infinity
   std::vector<headwise::examples::Panel> panels;
   for (Index layer = 0; layer < weights.extent(0); ++layer) {
     for (Index head = 0; head < weights.extent(1); ++head) {

@@ -59,21 +59,23 @@ int run(const Options& options) {
   train(training, options);
   if (!options.save.empty()) training.save(options.save);
 
-  const Sample sample = write_sample(*model, text, options);
-  const Report report{training.held_out_loss(),
-                      training.losses().empty() ? std::nan("") : training.losses().back(),
-                      median(training.seconds()),
-                      training.num_parameters(),
-                      training.steps(),
-                      threads_of(options),
-                      sample.tokens_s};
+  Report report{training.held_out_loss(),
+                training.losses().empty() ? std::nan("") : training.losses().back(),
+                median(training.seconds()),
+                training.num_parameters(),
+                training.steps(),
+                threads_of(options)};
   std::fputs(readable(report).c_str(), stdout);
   if (options.profile) std::fputs(profile_table(training).c_str(), stdout);
   if (!options.svg.empty()) {
     write_loss_svg(options.svg, training.losses(), first, report.held_out_loss);
   }
   if (!options.heads_svg.empty()) write_heads_svg(options.heads_svg, *model, text, options);
-  if (options.sample != 0) std::printf("%s\n", sample.text.c_str());
+  if (options.sample != 0) {
+    const Sample sample = write_sample(*model, text, options);
+    report.tokens_s = sample.tokens_s;
+    std::printf("%s\n%.0f characters a second\n", sample.text.c_str(), sample.tokens_s);
+  }
   if (options.json) std::printf("%s\n", json_line(report).c_str());
   return interrupted == 0 ? 0 : 130;
 }

@@ -64,12 +64,7 @@ inline std::string readable(const Report& r) {
   }
   std::snprintf(text, sizeof text, "\nloss of what is held out %.4f nats a character\n",
                 r.held_out_loss);
-  all += text;
-  if (std::isfinite(r.tokens_s)) {
-    std::snprintf(text, sizeof text, "%.0f characters a second written\n", r.tokens_s);
-    all += text;
-  }
-  return all;
+  return all + text;
 }
 
 /// Where the time of the steps went.
