@@ -1,5 +1,5 @@
 // Trains a small character model on a text, and says how well it expects what it has not seen.
-//   char_gpt book.txt --steps 2000 --save book.safetensors --sample 500 --prompt "It was"
+//   char_gpt book.txt --steps 2000 --save book.safetensors --sample 500
 // Without a text it learns this project's own sources and pages. Ctrl-C saves and ends; --resume
 // goes on with the same bits. The recipe is in training.hpp.
 #include <cstdio>

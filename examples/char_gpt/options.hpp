@@ -145,12 +145,12 @@ inline Options parse_options(std::span<const char* const> arguments) {
       options.*(row->path) = arguments[n];
     }
   }
+  if (!options.prompt.empty() && options.sample == 0) {
+    throw UsageError("--prompt is given, expected a --sample beside it: how much to write");
+  }
   if (options.width % options.heads != 0) {
     throw UsageError("--heads is " + std::to_string(options.heads) +
                      ", expected a divisor of --width " + std::to_string(options.width));
-  }
-  if (!options.prompt.empty() && options.sample == 0) {
-    throw UsageError("--prompt is given, expected --sample with it");
   }
   return options;
 }

@@ -267,7 +267,8 @@ TEST_CASE("the options of a sample are what the command line says, or are refuse
   }
   CHECK_THROWS_WITH(parsed({"--top-k", "-1"}),
                     "--top-k is \"-1\", expected a whole number of 0 or more");
-  CHECK_THROWS_WITH(parsed({"--prompt", "a"}), "--prompt is given, expected --sample with it");
+  CHECK_THROWS_WITH(parsed({"--prompt", "a"}),
+                    "--prompt is given, expected a --sample beside it: how much to write");
 }
 
 TEST_CASE("the report has how fast a sample was written, and null without one", "[examples]") {
