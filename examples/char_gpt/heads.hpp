@@ -48,12 +48,23 @@ inline std::vector<headwise::examples::Panel> attention_panels(const Tensor<floa
   return panels;
 }
 
-/// The weights on the first characters of what is held out, at most 24, as a grid: a row a layer, a
-/// column a head. Throws headwise::FileError where the file cannot be written.
+/// So many characters of what is held out, from the first word that begins in it; where none does,
+/// from its first character.
+inline std::span<const TokenId> window_to_draw(const Text& text, std::size_t length) {
+  const auto held_out = text.held_out();
+  for (std::size_t begin = 1; begin + length <= held_out.size(); ++begin) {
+    const auto before = static_cast<std::size_t>(held_out[begin - 1]);
+    if (text.alphabet()[before] == U' ') return held_out.subspan(begin, length);
+  }
+  return held_out.first(length);
+}
+
+/// The weights on at most 24 characters of what is held out as a grid: a row a layer, a column a
+/// head. Throws headwise::FileError where the file cannot be written.
 inline void write_heads_svg(const std::string& path, const Model& model, const Text& text,
                             const Options& options, const Context& context = {}) {
   const auto L = static_cast<std::size_t>(std::min<Index>(24, options.context));
-  const auto tokens = text.held_out().first(L);
+  const auto tokens = window_to_draw(text, L);
   std::vector<std::string> names;
   for (const TokenId token : tokens) {
     names.push_back(visible(text.alphabet()[static_cast<std::size_t>(token)]));

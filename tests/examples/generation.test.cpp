@@ -342,6 +342,18 @@ TEST_CASE("heads of the first layer attend by their queries and keys", "[example
   }
 }
 
+TEST_CASE("heads are drawn on what is held out, from the first word that begins in it",
+          "[examples]") {
+  const Text text(some_text(), small.context, "text");
+  const std::size_t all = text.held_out().size();
+  CHECK(text.decode(text.held_out().first(11)) == "the sum of ");
+  CHECK(text.decode(window_to_draw(text, 7)) == "sum of ");
+  CHECK(text.decode(window_to_draw(text, all - 4)).starts_with("sum of "));
+  CHECK(text.decode(window_to_draw(text, all - 3)).starts_with("the sum of "));
+  const Text one_word(std::string(200, 'x'), small.context, "text");
+  CHECK(text.decode(window_to_draw(one_word, 12)).size() == 12);
+}
+
 TEST_CASE("the picture of the heads has a panel a head, and the characters at its edges",
           "[examples]") {
   const Text text("a<b\n " + some_text() + "a<b\n ", small.context, "text");
