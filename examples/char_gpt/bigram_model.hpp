@@ -40,13 +40,27 @@ class BigramModel final : public Model {
     return visit(batch, context, [](TokenId, TokenId, const float*, float) {});
   }
 
-  std::vector<float> next_logits(std::span<const TokenId> seen, const Context&) override {
-    std::vector<float> logits;
-    for (Index v = 0; v < bias_.size(); ++v) logits.push_back(table_(seen.back(), v) + bias_(v));
-    return logits;
+  std::unique_ptr<Generator<float>> generator(const Context&) const override {
+    return std::make_unique<RowOfLast>(*this);
   }
 
  private:
+  /// The logits of the last character alone.
+  class RowOfLast final : public Generator<float> {
+   public:
+    explicit RowOfLast(const BigramModel& model) : model_(model), logits_(model.bias_.shape()) {}
+    In<float, 1> append(std::span<const TokenId> tokens) override {
+      for (Index v = 0; v < logits_.size(); ++v) {
+        logits_(v) = model_.table_(tokens.back(), v) + model_.bias_(v);
+      }
+      return logits_;
+    }
+
+   private:
+    const BigramModel& model_;
+    Tensor<float, 1> logits_;  // [V]
+  };
+
   /// f(from, to, probabilities, 1 / pairs) for each pair of the batch; returns the mean loss.
   template <class F>
   double visit(const Batch& batch, const Context& context, const F& f) {

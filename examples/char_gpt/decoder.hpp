@@ -13,12 +13,13 @@
 
 #include "headwise/autograd/functions.hpp"
 #include "headwise/autograd/tape.hpp"
+#include "headwise/nn/embedding.hpp"
 #include "headwise/nn/init.hpp"
 #include "model.hpp"
 
 namespace char_gpt {
 
-using headwise::In;
+using headwise::Out;
 using headwise::Shape;
 using headwise::Tape;
 using headwise::Variable;
@@ -76,6 +77,25 @@ struct Block {
   }
 };
 
+/// h [N, D] times the transpose of a table [V, D]: logits [N, V]. The table's gradient is added as
+/// the table lies, row by row.
+template <class T>
+Variable<T, 2> tied_head(const Variable<T, 2>& h, const Variable<T, 2>& table) {
+  headwise::Recording<T> call({"tied_head"}, h, table);
+  const Out<T, 2> logits = call.output(Shape{h.extent(0), table.extent(0)});
+  tied_head_forward(h.value(), table.value(), logits, call.context());
+  const auto to_h = call.optional_target(h);
+  const auto to_table = call.added_target(table);
+  const In<T, 2> kept_h = call.save(h), kept_table = call.save(table);
+  const auto backward = [=](headwise::BackwardPass<T>& pass, In<T, 2> d_logits) {
+    const auto into = [&](Out<T, 2> dh, headwise::InOut<T, 2> d_table) {
+      tied_head_backward(d_logits, kept_h, kept_table, dh, d_table, pass.context());
+    };
+    pass.assign(into, to_h, to_table);
+  };
+  return call.finish(In<T, 2>(logits), backward);
+}
+
 /// Token and position embeddings, blocks, a norm, and the token table once more as head. Weights
 /// start as normal numbers of deviation 0.02, those that end a branch divided by sqrt(2 layers).
 template <class T>
@@ -130,13 +150,24 @@ class Decoder {
     auto h = reshape(embedding(tokens, token), Shape{B, L, D}) + slice(position_.on(tape), 0, 0, L);
     for (Block<T>& block : blocks_) h = block.forward(tape, h, options_.heads);
     const auto normed = reshape(layer_norm(h, norm_.on(tape)), Shape{B * L, D});
-    return linear(normed, transpose(token, 0, 1));
+    return tied_head(normed, token);
   }
   /// The mean of -log p(target), [1].
   Variable<T, 1> loss(Tape<T>& tape, const Batch& batch) {
     const In<TokenId, 1> targets(batch.targets.data(), Shape{batch.targets.size()});
     return cross_entropy(logits(tape, batch.inputs), targets);
   }
+
+  /// What it is made of, to be read.
+  ///@{
+  const ModelOptions& options() const { return options_; }
+  const Tensor<T, 2>& token() const { return token_.value; }        // [V, D]
+  const Tensor<T, 2>& position() const { return position_.value; }  // [context, D]
+  const std::vector<Block<T>>& blocks() const { return blocks_; }
+  const Tensor<T, 1>& norm() const {
+    return norm_.value;
+  }  // [D]
+     ///@}
 
  private:
   const ModelOptions options_;

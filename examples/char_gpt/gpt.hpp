@@ -1,7 +1,8 @@
 // The model that char_gpt trains: the decoder in float.
 #pragma once
 
-#include "decoder.hpp"
+#include "generation.hpp"
+#include "heads.hpp"
 
 namespace char_gpt {
 
@@ -24,13 +25,13 @@ class Gpt final : public Model {
     return static_cast<double>(decoder_.loss(tape, batch).value()(0));
   }
 
-  std::vector<float> next_logits(std::span<const TokenId> seen, const Context& context) override {
-    Tape<float> tape(context);
-    const headwise::NoGrad<float> values_only(tape);
-    const auto length = static_cast<Index>(seen.size());
-    const auto all = decoder_.logits(tape, {seen.data(), Shape{1, length}});
-    const In<float, 1> last = headwise::select(all.value(), length - 1);
-    return {last.data(), last.data() + last.size()};
+  std::unique_ptr<Generator<float>> generator(const Context& context) const override {
+    return std::make_unique<DecoderGenerator<float>>(decoder_, context);
+  }
+
+  Tensor<float, 4> attention_weights(std::span<const TokenId> tokens,
+                                     const Context& context) const override {
+    return char_gpt::attention_weights(decoder_, tokens, context);
   }
 
  private:

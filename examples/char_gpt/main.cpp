@@ -8,10 +8,12 @@
 #include <thread>
 
 #include "gpt.hpp"
+#include "heads.hpp"
 #include "headwise/runtime/num_threads.hpp"
 #include "options.hpp"
 #include "progress.hpp"
 #include "report.hpp"
+#include "sample.hpp"
 #include "training.hpp"
 
 using namespace char_gpt;
@@ -57,24 +59,30 @@ int run(const Options& options) {
                   static_cast<std::uint64_t>(options.seed)});
   Training training(*model, text, options);
   if (!options.resume.empty()) training.load(options.resume);
+  prompt_tokens(text, options);  // refused now rather than behind the last step
   const Index first = training.steps();
 
   watch_for_interrupts();
   train(training, options);
   if (!options.save.empty()) training.save(options.save);
 
-  const Report report{training.held_out_loss(),
-                      training.losses().empty() ? std::nan("") : training.losses().back(),
-                      median(training.seconds()),
-                      training.num_parameters(),
-                      training.steps(),
-                      threads_of(options)};
+  Report report{training.held_out_loss(),
+                training.losses().empty() ? std::nan("") : training.losses().back(),
+                median(training.seconds()),
+                training.num_parameters(),
+                training.steps(),
+                threads_of(options)};
   std::fputs(readable(report).c_str(), stdout);
   if (options.profile) std::fputs(profile_table(training).c_str(), stdout);
   if (!options.svg.empty()) {
     write_loss_svg(options.svg, training.losses(), first, report.held_out_loss);
   }
-  if (options.sample != 0) std::printf("%s\n", training.sample(options.sample).c_str());
+  if (!options.heads_svg.empty()) write_heads_svg(options.heads_svg, *model, text, options);
+  if (options.sample != 0) {
+    const Sample sample = write_sample(*model, text, options);
+    report.tokens_s = sample.tokens_s;
+    std::printf("%s\n%.0f characters a second\n", sample.text.c_str(), sample.tokens_s);
+  }
   if (options.json) std::printf("%s\n", json_line(report).c_str());
   return interrupted == 0 ? 0 : 130;
 }

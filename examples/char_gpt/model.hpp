@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "headwise/optim/parameter_list.hpp"
 #include "headwise/runtime/context.hpp"
@@ -13,6 +12,7 @@
 namespace char_gpt {
 
 using headwise::Context;
+using headwise::In;
 using headwise::ParameterList;
 
 /// The sizes of a model.
@@ -23,6 +23,22 @@ struct ModelOptions {
   Index width = 0;       // D
   Index context = 0;     // L, most characters that it sees
   std::uint64_t seed = 0;
+};
+
+/// Reads a text and says after each part of it what may come next.
+template <class T>
+class Generator {
+ public:
+  Generator() = default;
+  Generator(const Generator&) = delete;
+  Generator& operator=(const Generator&) = delete;
+  virtual ~Generator() = default;
+
+  /// A number for each character, [V], right until the next call: it follows all that was appended
+  /// so far with probability softmax of them.
+  ///
+  /// tokens   [n]   at least one
+  virtual In<T, 1> append(std::span<const TokenId> tokens) = 0;
 };
 
 class Model {
@@ -42,10 +58,16 @@ class Model {
   /// The same loss without gradients.
   virtual double loss(const Batch& batch, const Context& context) = 0;
 
-  /// A number for each character, [V]: it comes next with probability softmax of them.
+  /// What says how a text goes on; the model has to outlive it, and keep its values.
+  virtual std::unique_ptr<Generator<float>> generator(const Context& context) const = 0;
+
+  /// The attention weights of every layer and head [layers, H, L, L], a row a query; of no layer
+  /// where the model has no heads.
   ///
-  /// seen   at least one character, at most context of them
-  virtual std::vector<float> next_logits(std::span<const TokenId> seen, const Context& context) = 0;
+  /// tokens   [L]   at least one, at most context
+  virtual Tensor<float, 4> attention_weights(std::span<const TokenId>, const Context&) const {
+    return Tensor<float, 4>(Shape{0, 0, 0, 0});
+  }
 };
 
 }  // namespace char_gpt

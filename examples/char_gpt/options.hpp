@@ -4,7 +4,9 @@
 
 #include <charconv>
 #include <cstdint>
+#include <locale>
 #include <span>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -27,6 +29,9 @@ struct Options {
   Index seed = 0;           // of weights, batches and samples
   Index threads = 0;        // 0: as many as the machine has
   Index sample = 0;         // characters to write at the end
+  std::string prompt = {};  // what they follow; empty: a character of what is held out
+  double temperature = 1;   // their logits are divided by it; 0: always the likeliest
+  Index top_k = 0;          // only among so many of the likeliest; 0: among all
   std::string save = {};    // checkpoint to write at the end
   Index save_every = 0;     // steps, and after each so many; 0: at the end alone
   std::string resume = {};  // checkpoint to go on from
@@ -34,6 +39,7 @@ struct Options {
   bool json = false;        // one line of JSON at the end
   bool profile = false;     // where the time of a step goes
   bool help = false;
+  std::string heads_svg = {};  // picture of what each head attends to
 };
 
 /// The command line is no call of this program. The message is for who typed it.
@@ -45,10 +51,11 @@ class UsageError : public std::invalid_argument {
 /// An option: its name, where its value goes, what it is for.
 struct OptionRow {
   std::string_view name, value, meaning;
-  Index Options::*number = nullptr;  // one of these three
+  Index Options::*number = nullptr;  // one of these three, or the last
   std::string Options::*path = nullptr;
   bool Options::*flag = nullptr;
-  Index least = 1;  // of a number
+  Index least = 1;                  // of a number
+  double Options::*real = nullptr;  // 0 or more
 };
 
 inline const std::vector<OptionRow>& option_rows() {
@@ -62,10 +69,14 @@ inline const std::vector<OptionRow>& option_rows() {
       {"--seed", "N", "of weights, batches and samples (0)", &Options::seed, {}, {}, 0},
       {"--threads", "N", "0 for as many as the machine has (0)", &Options::threads, {}, {}, 0},
       {"--sample", "N", "characters to write at the end (0)", &Options::sample, {}, {}, 0},
+      {"--prompt", "TEXT", "what they go on from", {}, &Options::prompt},
+      {"--temperature", "X", "0 for the likeliest (1)", {}, {}, {}, 0, &Options::temperature},
+      {"--top-k", "N", "only of the N likeliest, 0 for all (0)", &Options::top_k, {}, {}, 0},
       {"--save", "FILE", "write a checkpoint at the end", {}, &Options::save},
       {"--save-every", "N", "save after every N steps, too (0)", &Options::save_every, {}, {}, 0},
       {"--resume", "FILE", "go on from a checkpoint", {}, &Options::resume},
       {"--svg", "FILE", "draw the loss", {}, &Options::svg},
+      {"--heads-svg", "FILE", "draw what each head attends to", {}, &Options::heads_svg},
       {"--json", "", "one line of JSON at the end", {}, {}, &Options::json},
       {"--profile", "", "where the time of a step goes", {}, {}, &Options::profile},
       {"--help", "", "this text", {}, {}, &Options::help}};
@@ -78,7 +89,7 @@ inline std::string usage() {
       "Trains a small character model on TEXT, a file in UTF-8 or a folder of sources and pages.\n";
   for (const OptionRow& row : option_rows()) {
     std::string left = "  " + std::string(row.name) + " " + std::string(row.value);
-    left.resize(18, ' ');
+    left.resize(20, ' ');
     text += left + std::string(row.meaning) + "\n";
   }
   return text;
@@ -90,6 +101,18 @@ inline Index number_of(const OptionRow& row, std::string_view text) {
   if (error != std::errc() || end != text.data() + text.size() || number < row.least) {
     throw UsageError(std::string(row.name) + " is \"" + std::string(text) +
                      "\", expected a whole number of " + std::to_string(row.least) + " or more");
+  }
+  return number;
+}
+
+inline double real_of(const OptionRow& row, std::string_view text) {
+  std::istringstream stream{std::string(text)};
+  stream.imbue(std::locale::classic());
+  double number = -1;
+  stream >> number;
+  if (!stream || stream.peek() != std::char_traits<char>::eof() || !(number >= 0)) {
+    throw UsageError(std::string(row.name) + " is \"" + std::string(text) +
+                     "\", expected a number of 0 or more");
   }
   return number;
 }
@@ -118,9 +141,14 @@ inline Options parse_options(std::span<const char* const> arguments) {
     }
     if (row->number != nullptr) {
       options.*(row->number) = number_of(*row, arguments[n]);
+    } else if (row->real != nullptr) {
+      options.*(row->real) = real_of(*row, arguments[n]);
     } else {
       options.*(row->path) = arguments[n];
     }
+  }
+  if (!options.prompt.empty() && options.sample == 0) {
+    throw UsageError("--prompt is given, expected a --sample beside it: how much to write");
   }
   if (options.width % options.heads != 0) {
     throw UsageError("--heads is " + std::to_string(options.heads) +

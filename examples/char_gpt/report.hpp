@@ -22,6 +22,7 @@ struct Report {
   double last_train_loss = 0;
   double step_s = 0;  // the median
   Index parameters = 0, steps = 0, threads = 0;
+  double tokens_s = std::nan("");  // of the sample; NaN without one
 };
 
 /// The middle one, the upper of two; NaN of none.
@@ -47,7 +48,7 @@ inline std::string json_line(const Report& r) {
          ", \"step_s\": " + json_number(r.step_s) +
          ", \"parameters\": " + std::to_string(r.parameters) +
          ", \"steps\": " + std::to_string(r.steps) + ", \"threads\": " + std::to_string(r.threads) +
-         "}";
+         ", \"tokens_s\": " + json_number(r.tokens_s) + "}";
 }
 
 inline std::string readable(const Report& r) {

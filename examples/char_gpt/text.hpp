@@ -87,6 +87,22 @@ inline std::string encode_utf8(std::span<const char32_t> characters) {
   return bytes;
 }
 
+/// A character to look at: a blank as a dot, a tab and the end of a line as arrows, other controls
+/// as a box.
+inline std::string visible(char32_t character) {
+  switch (character) {
+    case U' ':
+      return "\u00b7";
+    case U'\t':
+      return "\u2192";
+    case U'\n':
+      return "\u21b5";
+    default:
+      const bool control = character < 0x20 || (character >= 0x7F && character < 0xA0);
+      return control ? "\u25a1" : encode_utf8({&character, 1});
+  }
+}
+
 /// The distinct characters of a text, in order, and the text as their places.
 class Text {
  public:

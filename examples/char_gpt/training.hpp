@@ -98,21 +98,6 @@ class Training {
     return sum / static_cast<double>(windows);
   }
 
-  /// `count` characters, each drawn from what the model expects after those before it; by the seed
-  /// alone.
-  std::string sample(Index count) const {
-    constexpr std::uint32_t stream = 0x73616D70u;
-    const auto key = headwise::philox_key(static_cast<std::uint64_t>(options_.seed), stream, 0);
-    std::vector<TokenId> written = {text_.held_out().front()};
-    for (Index n = 0; n < count; ++n) {
-      const auto seen = std::span<const TokenId>(written).last(std::min(written.size(), window()));
-      const std::vector<float> logits = model_.next_logits(seen, context_);
-      const auto words = headwise::philox<10>({static_cast<std::uint32_t>(n), 0, 0, 0}, key);
-      written.push_back(draw(logits, headwise::unit_interval(words[0], words[1])));
-    }
-    return text_.decode(std::span<const TokenId>(written).subspan(1));
-  }
-
   /// Parameters, state, steps, and what decides the steps that follow.
   void save(const std::string& path) {
     headwise::save_checkpoint(path, parameters_, optimizer_, text_lines());
@@ -134,8 +119,6 @@ class Training {
  private:
   static constexpr std::int64_t warmup_steps = 100;
 
-  std::size_t window() const { return static_cast<std::size_t>(options_.context); }
-
   CheckpointText text_lines() const {
     CheckpointText lines = {{"alphabet", encode_utf8(text_.alphabet())}};
     for (const auto& [key, value] :
@@ -146,18 +129,6 @@ class Training {
       lines.emplace(key, std::to_string(value));
     }
     return lines;
-  }
-
-  /// The character at which the sum of probabilities passes `at` in (0, 1].
-  static TokenId draw(const std::vector<float>& logits, double at) {
-    const float most = *std::max_element(logits.begin(), logits.end());
-    std::vector<double> sums;
-    for (const float logit : logits) {
-      const double before = sums.empty() ? 0 : sums.back();
-      sums.push_back(before + std::exp(static_cast<double>(logit - most)));
-    }
-    const auto found = std::lower_bound(sums.begin(), sums.end(), at * sums.back());
-    return static_cast<TokenId>(std::min<Index>(found - sums.begin(), std::ssize(sums) - 1));
   }
 
   Model& model_;

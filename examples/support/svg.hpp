@@ -26,7 +26,8 @@ struct SvgOptions {
   Index panels_a_row = 4;
   Index max_cells = 128;  // along either axis; a larger matrix is pooled
   Pooling pooling = Pooling::max;
-  std::optional<Range> range = {};  // common_range() of the panels unless given
+  std::optional<Range> range = {};      // common_range() of the panels unless given
+  std::vector<std::string> names = {};  // of the entries along both axes; their numbers for none
 };
 
 /// Text for an XML document, between tags or in an attribute.
@@ -193,7 +194,8 @@ inline void write_svg_cells(std::ostream& out, const Plot& plot, const Range& ra
 }
 
 /// One plot with its title, frame and ticks, at the origin.
-inline void write_svg_plot(std::ostream& out, const Plot& plot, const Range& range) {
+inline void write_svg_plot(std::ostream& out, const Plot& plot, const Range& range,
+                           std::span<const std::string> names) {
   out << "<text class=\"title\" x=\"0\" y=\"-8\">" << xml_text(plot.title) << "</text>\n";
   write_svg_cells(out, plot, range);
   out << "<rect class=\"frame\" x=\"-0.5\" y=\"-0.5\" width=\"" << plot.width() + 1
@@ -202,15 +204,20 @@ inline void write_svg_plot(std::ostream& out, const Plot& plot, const Range& ran
     return static_cast<double>(entry / plot.step * plot.cell) + static_cast<double>(plot.cell) / 2;
   };
   const Index label_width = SvgLayout::digit * std::ssize(std::to_string(plot.columns)) + 8;
-  const Index step = tick_step(ceil_div(label_width * plot.step, plot.cell));
+  const Index step =
+      names.empty() ? tick_step(ceil_div(label_width * plot.step, plot.cell)) : plot.step;
+  const auto name_of = [&](Index n) {
+    const auto at = static_cast<std::size_t>(n);
+    return at < names.size() ? xml_text(names[at]) : std::to_string(n);
+  };
   for (Index j = 0; j < plot.columns; j += step) {
     out << "<path class=\"tick\" d=\"M" << middle_of(j) << ' ' << plot.height() << "v4\"/>"
         << "<text class=\"number middle\" x=\"" << middle_of(j) << "\" y=\"" << plot.height() + 15
-        << "\">" << j << "</text>\n";
+        << "\">" << name_of(j) << "</text>\n";
   }
   for (Index i = 0; i < plot.rows; i += step) {
     out << "<path class=\"tick\" d=\"M0 " << middle_of(i) << "h-4\"/>"
-        << "<text class=\"number end\" x=\"-7\" y=\"" << middle_of(i) + 4 << "\">" << i
+        << "<text class=\"number end\" x=\"-7\" y=\"" << middle_of(i) + 4 << "\">" << name_of(i)
         << "</text>\n";
   }
 }
@@ -257,7 +264,7 @@ inline void write_svg(std::ostream& out, std::span<const Panel> panels,
   for (Index n = 0; n < count; ++n) {
     const Plot& plot = plots[static_cast<std::size_t>(n)];
     group(layout.left_of(n), layout.top_of(n));
-    write_svg_plot(text, plot, range);
+    write_svg_plot(text, plot, range, options.names);
     if (n % layout.columns == 0) {  // the outer panels carry the axes' names
       const Index x = -layout.row_ticks - 4;
       const Index y = std::max(plot.height(), SvgLayout::pixels(options.row_label, 12)) / 2;
