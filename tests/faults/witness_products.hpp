@@ -72,6 +72,7 @@ void products() {
   check_linear(400, 9, 7, {});
   check_linear(7, 400, 33, {});
   check_linear(5, 9, 805, {});
+  check_linear(9, 205, 131, {});  // dw: x^T is copied, 96 rows at a time, the last tile of one row
   check_apart();
   ThreadPool three(3);
   check_linear(300, 6, 7, {.executor = three});
