@@ -153,16 +153,15 @@ class TapeProfile {
     return ops_.size() - 1;
   }
 
-  /// What has passed since the last change goes to whoever is at work; the next share begins.
+  /// What has passed since the last change goes to whoever is at work. Another one is next, or who
+  /// goes on has its FLOPs looked up anew.
   void settle() {
     const Clock::time_point now = Clock::now();
     if (at_work_ != nullptr) {
       detail::ProfileScope& scope = *at_work_;
       OpCost& cost = ops_[scope.op_].*scope.part_;
-      const std::int64_t flops = useful(scope);
       cost.seconds += std::chrono::duration<double>(now - since_).count();
-      cost.flops += flops - scope.flops_;
-      scope.flops_ = flops;
+      cost.flops += useful(scope) - scope.flops_;
     }
     since_ = now;
   }
