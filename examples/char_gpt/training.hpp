@@ -51,6 +51,9 @@ class Training {
     decaying.weight_decay = 0.1;
     optimizer_.add_group(parameters_.matrices(), decaying);
     optimizer_.add_group(parameters_.vectors(), recipe);
+    const auto expected = static_cast<std::size_t>(std::min<Index>(options.steps, 1 << 20));
+    losses_.reserve(expected);  // so that a step asks for no memory
+    seconds_.reserve(expected);
   }
 
   /// Steps that were taken, those before a checkpoint included.
@@ -67,8 +70,9 @@ class Training {
   double step() {
     const double start = now();
     const auto step = static_cast<std::uint64_t>(optimizer_.steps());
-    const Batch batch = draw_batch(text_.trained(), {options_.batch, options_.context},
-                                   static_cast<std::uint64_t>(options_.seed), step);
+    const Batch batch =
+        draw_batch(text_.trained(), {options_.batch, options_.context},
+                   static_cast<std::uint64_t>(options_.seed), step, context_.memory);
     const double drawn = now();
     zero_gradients(parameters_, context_);
     const double zeroed = now();
