@@ -7,6 +7,7 @@
 #include <memory>
 #include <thread>
 
+#include "cost.hpp"
 #include "gpt.hpp"
 #include "heads.hpp"
 #include "headwise/runtime/num_threads.hpp"
@@ -78,6 +79,8 @@ int run(const Options& options) {
   std::fputs(readable(report).c_str(), stdout);
   if (options.profile) {
     std::fputs(profile_table(training, profile, best_product_rate(0.2)).c_str(), stdout);
+    const StepMemory<float> memory(sizes, options.batch, options.context, threads_of(options));
+    std::fputs(memory_line(memory.kept(), memory.peak()).c_str(), stdout);
   }
   if (!options.svg.empty()) {
     write_loss_svg(options.svg, training.losses(), first, report.held_out_loss);

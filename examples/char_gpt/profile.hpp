@@ -108,4 +108,13 @@ inline std::string profile_table(const Training& training, const TapeProfile& ta
   return text + line;
 }
 
+/// Bytes of forward and backward, those of parameters, their gradients and AdamW aside.
+inline std::string memory_line(std::int64_t kept, std::int64_t peak) {
+  constexpr double mebibyte = 1 << 20;
+  char line[128];
+  std::snprintf(line, sizeof line, "activations kept for backward: %.2f MiB, peak %.2f MiB\n",
+                static_cast<double>(kept) / mebibyte, static_cast<double>(peak) / mebibyte);
+  return line;
+}
+
 }  // namespace char_gpt

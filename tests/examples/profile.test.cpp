@@ -90,6 +90,8 @@ TEST_CASE("char_gpt: the table of a profile has a line for each function, and th
   CHECK_THAT(lines[rows.size() + 1], ContainsSubstring("  a step"));
   CHECK_THAT(lines[rows.size() + 1], ContainsSubstring("100.0 %"));
   CHECK_THAT(lines.back(), ContainsSubstring("here: 100.0 GFLOP/s"));
+  CHECK(memory_line(3 << 20, 7 << 19) ==
+        "activations kept for backward: 3.00 MiB, peak 3.50 MiB\n");
 }
 
 TEST_CASE("char_gpt: a model without a tape has its part of a step in one line", "[examples]") {
