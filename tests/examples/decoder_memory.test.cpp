@@ -91,6 +91,6 @@ TEST_CASE("of a decoder's step only activations grow with the batch: a block's a
     return activation_bytes<float>(
         {.vocabulary = 96, .layers = layers, .heads = 4, .width = 128, .context = 64}, B, 64);
   };
-  const Index N = 12 * 64;
+  const Index N = Index{12} * 64;
   CHECK(of(2, 24) - of(1, 24) - (of(2, 12) - of(1, 12)) == 4 * N * (16 * 128 + 2 * 4 + 4));
 }

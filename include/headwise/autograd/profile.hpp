@@ -10,7 +10,7 @@
 
 #include "headwise/runtime/context.hpp"
 
-namespace headwise::inline v0_1 {
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// What calls of one kind cost.
 struct OpCost {
@@ -44,7 +44,9 @@ struct OpProfile {
 
 class TapeProfile;
 
-namespace detail {
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// From start to finish, or to its end, time and FLOPs are those of one function; where another
 /// starts meanwhile, that one's alone. Without a profile it is a null pointer.
@@ -82,7 +84,9 @@ class ProfileScope {
   ProfileScope* below_ = nullptr;  // what goes on behind it
 };
 
-}  // namespace detail
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// What a tape's steps cost, by function: calls, seconds and FLOPs of forward and backward apart.
 ///
@@ -99,7 +103,8 @@ class ProfileScope {
 ///
 /// FLOPs are differences of the tape's context's tally, or of one of the profile's own where the
 /// context has none; nothing else may add to that meanwhile. A profile belongs to one thread at a
-/// time, as tapes do, and has to outlive its tapes.
+/// time, as tapes do, and has to outlive its tapes. It costs two readings of a clock a call: 6 us
+/// of a step of 210 us and 90 calls.
 class TapeProfile {
  public:
   /// Nothing has been called yet.
@@ -175,7 +180,9 @@ class TapeProfile {
   Clock::time_point since_{};
 };
 
-namespace detail {
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 inline void ProfileScope::begin(TapeProfile& profile, const char* name, OpCost OpProfile::*part,
                                 const FlopTally* tally) {
@@ -205,5 +212,4 @@ inline void ProfileScope::end() {
   }
 }
 
-}  // namespace detail
-}  // namespace headwise::inline v0_1
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
