@@ -8,12 +8,14 @@ namespace char_gpt {
 
 class Gpt final : public Model {
  public:
-  explicit Gpt(const ModelOptions& options) : decoder_(options) {}
+  /// Steps, but not the losses of what is held out, fill a profile where one is given.
+  explicit Gpt(const ModelOptions& options, headwise::TapeProfile* profile = nullptr)
+      : decoder_(options), profile_(profile) {}
 
   ParameterList<float> parameters() override { return decoder_.parameters(); }
 
   double loss_and_gradients(const Batch& batch, const Context& context) override {
-    Tape<float> tape(context);
+    Tape<float> tape(context, profile_);
     const auto loss = decoder_.loss(tape, batch);
     tape.backward(loss);
     return static_cast<double>(loss.value()(0));
@@ -36,6 +38,7 @@ class Gpt final : public Model {
 
  private:
   Decoder<float> decoder_;
+  headwise::TapeProfile* const profile_;
 };
 
 }  // namespace char_gpt

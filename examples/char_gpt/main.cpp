@@ -7,10 +7,12 @@
 #include <memory>
 #include <thread>
 
+#include "cost.hpp"
 #include "gpt.hpp"
 #include "heads.hpp"
 #include "headwise/runtime/num_threads.hpp"
 #include "options.hpp"
+#include "profile.hpp"
 #include "progress.hpp"
 #include "report.hpp"
 #include "sample.hpp"
@@ -28,8 +30,8 @@ Text load_text(const Options& options) {
           "this project"};
 }
 
-std::unique_ptr<Model> make_model(const ModelOptions& options) {
-  return std::make_unique<Gpt>(options);
+std::unique_ptr<Model> make_model(const ModelOptions& options, headwise::TapeProfile* profile) {
+  return std::make_unique<Gpt>(options, profile);
 }
 
 Index threads_of(const Options& options) {
@@ -54,9 +56,11 @@ void train(Training& training, const Options& options) {
 int run(const Options& options) {
   const Text text = load_text(options);
   headwise::set_num_threads(threads_of(options));
-  const std::unique_ptr<Model> model =
-      make_model({text.vocabulary(), options.layers, options.heads, options.width, options.context,
-                  static_cast<std::uint64_t>(options.seed)});
+  headwise::TapeProfile profile;
+  const ModelOptions sizes{text.vocabulary(), options.layers,
+                           options.heads,     options.width,
+                           options.context,   static_cast<std::uint64_t>(options.seed)};
+  const std::unique_ptr<Model> model = make_model(sizes, options.profile ? &profile : nullptr);
   Training training(*model, text, options);
   if (!options.resume.empty()) training.load(options.resume);
   prompt_tokens(text, options);  // refused now rather than behind the last step
@@ -73,7 +77,11 @@ int run(const Options& options) {
                 training.steps(),
                 threads_of(options)};
   std::fputs(readable(report).c_str(), stdout);
-  if (options.profile) std::fputs(profile_table(training).c_str(), stdout);
+  if (options.profile) {
+    std::fputs(profile_table(training, profile, best_product_rate(0.2)).c_str(), stdout);
+    const StepMemory<float> memory(sizes, options.batch, options.context, threads_of(options));
+    std::fputs(memory_line(memory.kept(), memory.peak()).c_str(), stdout);
+  }
   if (!options.svg.empty()) {
     write_loss_svg(options.svg, training.losses(), first, report.held_out_loss);
   }

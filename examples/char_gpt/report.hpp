@@ -67,22 +67,6 @@ inline std::string readable(const Report& r) {
   return all + text;
 }
 
-/// Where the time of the steps went.
-inline std::string profile_table(const Training& training) {
-  std::string text;
-  double total = 0;
-  for (const double seconds : training.phase_seconds()) total += seconds;
-  const auto steps = std::max<double>(1, static_cast<double>(training.seconds().size()));
-  for (std::size_t n = 0; n < phases.size(); ++n) {
-    const double seconds = training.phase_seconds()[n];
-    char line[128];
-    std::snprintf(line, sizeof line, "  %-22s %9.3f ms a step %6.1f %%\n", phases[n],
-                  1e3 * seconds / steps, total > 0 ? 100 * seconds / total : 0);
-    text += line;
-  }
-  return text;
-}
-
 /// The losses as the points of a line in a picture of this size: means of as many neighbours as
 /// share a pixel.
 inline std::string loss_points(std::span<const double> losses, double width, double height,

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory_resource>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -203,11 +204,12 @@ inline void set_window(Batch& batch, Index b, std::span<const TokenId> tokens, I
 
 /// The batch of a step: windows drawn from (seed, step) alone, so that resuming needs no state.
 inline Batch draw_batch(std::span<const TokenId> tokens, const Shape<2>& shape, std::uint64_t seed,
-                        std::uint64_t step) {
+                        std::uint64_t step,
+                        std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
   constexpr std::uint32_t stream = 0x62617463u;
   const auto key = headwise::philox_key(seed, stream, step);
   const auto starts = static_cast<std::uint64_t>(std::ssize(tokens) - shape[1]);
-  Batch batch{Tensor<TokenId, 2>(shape), Tensor<TokenId, 2>(shape)};
+  Batch batch{Tensor<TokenId, 2>(shape, memory), Tensor<TokenId, 2>(shape, memory)};
   for (Index b = 0; b < shape[0]; ++b) {
     const auto words = headwise::philox<10>({static_cast<std::uint32_t>(b), 0, 0, 0}, key);
     const std::uint64_t drawn = (std::uint64_t{words[1]} << 32) | words[0];

@@ -27,7 +27,9 @@ inline double now() {
 }
 
 /// What a step consists of, for --profile.
-inline constexpr std::array phases = {"draw the batch", "forward and backward", "norm and AdamW"};
+inline constexpr std::array phases = {"draw the batch", "zero gradients", "forward and backward",
+                                      "norm and AdamW"};
+inline constexpr std::size_t differentiating = 2, updating = 3;  // of them
 
 /// A model, its optimiser, and what its steps gave. A step is a function of the state and of the
 /// number of steps taken: so a run that is cut in two gives the bits of one that is not.
@@ -49,6 +51,9 @@ class Training {
     decaying.weight_decay = 0.1;
     optimizer_.add_group(parameters_.matrices(), decaying);
     optimizer_.add_group(parameters_.vectors(), recipe);
+    const auto expected = static_cast<std::size_t>(std::min<Index>(options.steps, 1 << 20));
+    losses_.reserve(expected);  // so that a step asks for no memory
+    seconds_.reserve(expected);
   }
 
   /// Steps that were taken, those before a checkpoint included.
@@ -65,10 +70,12 @@ class Training {
   double step() {
     const double start = now();
     const auto step = static_cast<std::uint64_t>(optimizer_.steps());
-    const Batch batch = draw_batch(text_.trained(), {options_.batch, options_.context},
-                                   static_cast<std::uint64_t>(options_.seed), step);
+    const Batch batch =
+        draw_batch(text_.trained(), {options_.batch, options_.context},
+                   static_cast<std::uint64_t>(options_.seed), step, context_.memory);
     const double drawn = now();
     zero_gradients(parameters_, context_);
+    const double zeroed = now();
     const double loss = model_.loss_and_gradients(batch, context_);
     const double differentiated = now();
     optimizer_.set_learning_rate(schedule_(optimizer_.steps()));
@@ -76,8 +83,9 @@ class Training {
     optimizer_.step(headwise::clip_factor(norm, 1.0), context_);
     const double end = now();
     phase_seconds_[0] += drawn - start;
-    phase_seconds_[1] += differentiated - drawn;
-    phase_seconds_[2] += end - differentiated;
+    phase_seconds_[1] += zeroed - drawn;
+    phase_seconds_[2] += differentiated - zeroed;
+    phase_seconds_[3] += end - differentiated;
     losses_.push_back(loss);
     seconds_.push_back(end - start);
     return loss;

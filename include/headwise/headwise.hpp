@@ -11,6 +11,7 @@
 #include "headwise/autograd/apply.hpp"
 #include "headwise/autograd/checkpoint.hpp"
 #include "headwise/autograd/functions.hpp"
+#include "headwise/autograd/profile.hpp"
 #include "headwise/autograd/tape.hpp"
 #include "headwise/nn/cost.hpp"
 #include "headwise/nn/embedding.hpp"

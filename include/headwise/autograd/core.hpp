@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "headwise/autograd/gradients.hpp"
+#include "headwise/autograd/profile.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -61,8 +62,12 @@ class TapeCore {
  public:
   enum class State { recording, sweeping, swept };
 
-  explicit TapeCore(const Context& with)
-      : context(with), nodes(memory_of(with)), closures(with.memory), gradients(nodes, context) {}
+  TapeCore(const Context& with, TapeProfile* profile_of_it)
+      : context(profile_of_it == nullptr ? with : profile_of_it->counting(with)),
+        profile(profile_of_it),
+        nodes(memory_of(with)),
+        closures(with.memory),
+        gradients(nodes, context) {}
   TapeCore(const TapeCore&) = delete;
   TapeCore& operator=(const TapeCore&) = delete;
   ~TapeCore() { drop_nodes(0); }
@@ -106,6 +111,7 @@ class TapeCore {
   }
 
   const Context context;
+  TapeProfile* const profile;  // null for none
   std::pmr::vector<Node<T>> nodes;
   Stack closures;  // and lists of saved values
   Gradients<T> gradients;
@@ -133,15 +139,19 @@ class TapeCore {
 
   void pass(Index n) {
     if (node(n).watched) node(n).reached = true;
+    const bool runs = node(n).reached && node(n).run != nullptr;
+    ProfileScope scope;
+    if (runs) scope.start(profile, node(n).name, &OpProfile::backward, context.flops);
     if (node(n).reached) {
       if (!node(n).to_caller) gradients.complete(node(n));
-      if (node(n).run != nullptr) {
+      if (runs) {
         Pass<T> now(*this, n, ++passes);
         node(n).run(node(n).closure, now);  // which may record: nodes may lie elsewhere then
       }
     }
     release(node(n));
     if (!node(n).watched) node(n).gradient = {};
+    scope.finish();
   }
 };
 

@@ -86,8 +86,8 @@ Variable<T, R> rms_norm(const Variable<T, R>& x, const Variable<T, 1>& gamma = {
 ///
 /// Nothing is kept; the gradient of the table is added where it is kept. Throws as
 /// embedding_forward.
-template <TokenId I, Scalar T>
-Variable<T, 2> embedding(In<I, 1> tokens, const Variable<T, 2>& table) {
+template <TokenId Id, Scalar T>
+Variable<T, 2> embedding(In<Id, 1> tokens, const Variable<T, 2>& table) {
   Recording<T> call({"embedding"}, table);
   const Out<T, 2> y = call.output(Shape{tokens.extent(0), table.extent(1)});
   embedding_forward(tokens, table.value(), y, call.context());
@@ -118,8 +118,8 @@ Variable<T, 4> rotary(const Variable<T, 4>& x, const RotaryOptions& options) {
 /// targets   [N]        for the rows of logits, in order; have to outlive backward
 ///
 /// Keeps logits and a number a row. Throws as cross_entropy_forward.
-template <TokenId I, Scalar T, int R>
-Variable<T, 1> cross_entropy(const Variable<T, R>& logits, In<I, 1> targets,
+template <TokenId Id, Scalar T, int R>
+Variable<T, 1> cross_entropy(const Variable<T, R>& logits, In<Id, 1> targets,
                              const CrossEntropyOptions& options = {}) {
   const Variable<T, 2> rows = as_rows(logits);
   Recording<T> call({"cross_entropy"}, rows);

@@ -39,6 +39,9 @@ class Recording {
     require_recordable();
     nodes_ = tape_->count();
     mark_ = tape_->closures.mark();
+    scope_.start(tape_->profile, name.text,
+                 tape_->recomputing != 0 ? &OpProfile::recomputed : &OpProfile::forward,
+                 tape_->context.flops);
   }
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
@@ -115,7 +118,10 @@ class Recording {
   template <int R, class Backward>
   Variable<T, R> finish(const In<T, R>& y, Backward&& backward) {
     detail::Handle<T> handle{tape_, detail::no_node, tape_->step, output_};
-    if (!recorded_) return {handle, y};
+    if (!recorded_) {
+      scope_.finish();
+      return {handle, y};
+    }
     using Node = detail::Node<T>;
     using Held = Closure<R, std::decay_t<Backward>>;
     tape_->reserve();
@@ -134,6 +140,7 @@ class Recording {
     node.count = output_->count;
     handle.node = tape_->count();
     tape_->nodes.push_back(std::move(node));
+    scope_.finish();
     return {handle, y};
   }
   /// The same of an output that is there already: all elements of a variable without gradient.
@@ -180,6 +187,7 @@ class Recording {
   detail::Stack::Mark mark_{};  // and what they had taken
   detail::StorageRef<T> output_;
   detail::SavedValue<T>* saved_ = nullptr;
+  detail::ProfileScope scope_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -22,9 +22,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 class Tape {
  public:
-  /// An empty tape. What the context refers to must outlive it. Throws ArgumentError for a context
-  /// without memory.
-  explicit Tape(const Context& context) : core_(context) {}
+  /// An empty tape, which fills a profile where one is given. What the context refers to and the
+  /// profile must outlive it. Throws ArgumentError for a context without memory.
+  explicit Tape(const Context& context, TapeProfile* profile = nullptr) : core_(context, profile) {}
   /// The same with a default context.
   Tape() : Tape(Context()) {}
   Tape(const Tape&) = delete;
@@ -194,7 +194,7 @@ class Tape {
 
   /// How many calls, parameters and inputs are recorded.
   Index size() const { return core_.count(); }
-  /// What it was made with.
+  /// What it was made with; with a profile, it counts FLOPs.
   const Context& context() const { return core_.context; }
   /// The tape's own.
   detail::TapeCore<T>& core() { return core_; }

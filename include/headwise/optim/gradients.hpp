@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "headwise/optim/parameter_runs.hpp"
+#include "headwise/tensor/tensor.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -25,12 +26,13 @@ template <Scalar T>
 kernels::SumOf<T> gradient_norm(const ParameterList<T>& list, const Context& context = {}) {
   using Sum = kernels::SumOf<T>;
   const auto& tasks = list.tasks();
-  std::vector<Sum> sums(tasks.size());
+  const auto count = static_cast<Index>(tasks.size());
+  auto sums = Tensor<Sum, 1>::uninitialized({count}, context.memory);
   const auto run = [&](Index t, Index) {
-    const auto at = static_cast<std::size_t>(t);
-    sums[at] = detail::sum_task(list[tasks[at].parameter], tasks[at]);
+    const auto& task = tasks[static_cast<std::size_t>(t)];
+    sums(t) = detail::sum_task(list[task.parameter], task);
   };
-  context.executor.run(static_cast<Index>(tasks.size()), run);
+  context.executor.run(count, run);
   Sum sum(0);
   for (const Sum& part : sums) sum = sum + part;
   context.count_flops(2 * list.elements(), 2 * list.elements());
