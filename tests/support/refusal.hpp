@@ -84,6 +84,7 @@ inline std::string state_of(const TransformerBlockCache<double>& c) {
   return state_of(c.x) + state_of(c.attention) + state_of(c.h) + state_of(c.first.rstd) +
          state_of(c.second.rstd) + state_of(c.feed_forward) + std::to_string(c.filled);
 }
+inline std::string state_of(const KeyValueCache<double>& c) { return std::to_string(c.length()); }
 inline std::string state_of(const AttentionMask<double>& m) {
   std::string state = std::to_string(m.is_causal()) + std::to_string(m.window()) +
                       std::to_string(m.has_key_lengths()) + std::to_string(m.key_lengths().size());
