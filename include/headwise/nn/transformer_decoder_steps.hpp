@@ -141,21 +141,22 @@ void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecod
   const BlockNorm<T> norm{o.block, p.norm};
   const In<T, 2> head_input = merge_rows(cache.head_input());
   // 4 tied head
-  Tensor<T, 3> d_normed = like<T>(cache.h, context), dh;
+  Tensor<T, 3> d_normed = like<T>(cache.h, context), dh_storage;
   tied_head_backward(d_logits, head_input, p.token, merge_rows(d_normed), {}, context);
+  In<T, 3> dh = d_normed;
   // 3 norm
   if (o.block.norm_first) {
-    dh = like<T>(cache.h, context);
-    norm.backward(d_normed, cache.norm, merge_rows(dh), nullptr, context);
-  } else {
-    dh = std::move(d_normed);
+    dh_storage = like<T>(cache.h, context);
+    norm.backward(d_normed, cache.norm, merge_rows(dh_storage), nullptr, context);
+    dh = dh_storage;
   }
   // 2 blocks
   RestoredGradients<T> of_blocks(context.memory);
   for (std::size_t n = p.blocks.size(); n-- > 0;) {
     of_blocks.save(gradients.blocks[n]);
-    dh = transformer_block_backward<T>(o.block, p.blocks[n], dh, cache.blocks[n],
-                                       gradients.blocks[n], context);
+    dh_storage = transformer_block_backward<T>(o.block, p.blocks[n], dh, cache.blocks[n],
+                                               gradients.blocks[n], context);
+    dh = dh_storage;
   }
   // The gradients of the parameters of 4 tied head, which is the last that can fail, of 3 norm and
   tied_head_backward(d_logits, head_input, p.token, {}, gradients.token, context);
