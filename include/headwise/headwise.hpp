@@ -25,6 +25,8 @@
 #include "headwise/nn/rms_norm.hpp"
 #include "headwise/nn/sampling.hpp"
 #include "headwise/nn/transformer_block.hpp"
+#include "headwise/nn/transformer_block_step.hpp"
+#include "headwise/nn/transformer_decoder.hpp"
 #include "headwise/ops/accumulate.hpp"
 #include "headwise/ops/activation.hpp"
 #include "headwise/ops/attention.hpp"

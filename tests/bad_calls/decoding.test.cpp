@@ -122,14 +122,54 @@ const Refusals decoding(all_of({
     },
 }));
 
+/// 4 wide, 2 heads; a cache of 2 sequences of at most 3 tokens.
+struct BlockStep {
+  Witness& m;
+  TransformerBlock<double>& block = m.make<TransformerBlock<double>>(
+      TransformerBlockOptions{.d_model = 4, .num_heads = 2, .d_hidden = 5});
+  KeyValueCache<double>& cache =
+      m.make<KeyValueCache<double>>(key_value_cache<double>(block.options().attention(), 2, 3));
+  View<3> x = m.tensor(2, 2, 4);
+  void call() {
+    m.keep(block.parameters()), m.keep(cache);
+    (void)transformer_block_step(block, x, cache, m.context());
+  }
+};
+
+const Refusals block_steps({
+    shape<BlockStep>("transformer_block_step: W_O is [0, 0], expected [4, 4] (the options: a "
+                     "module that was moved from has none)",
+                     [](auto& c) { const auto taken = std::move(c.block); }),
+    shape<BlockStep>("transformer_block_step: x is [1, 2, 4], expected [2, 2, 4] (batch of the "
+                     "cache, d_model)",
+                     [](auto& c) { c.x = c.m.tensor(1, 2, 4); }),
+    shape<BlockStep>("transformer_block_step: x is [2, 2, 4] at a null address, expected its "
+                     "elements",
+                     [](auto& c) { c.x = c.m.null(2, 2, 4); }),
+    argument<BlockStep>("transformer_block_step: cache is of 1 heads of widths 4 and 4, expected 2 "
+                        "of 2 and 2 (the module)",
+                        [](auto& c) {
+                          c.cache =
+                              KeyValueCache<double>({.batch_size = 2, .capacity = 3, .d_head = 4});
+                        }),
+    argument<BlockStep>("transformer_block_step: 4 tokens behind 0 are more than the capacity 3 of "
+                        "the cache: roll it back, clear it or make a larger one",
+                        [](auto& c) { c.x = c.m.tensor(2, 4, 4); }),
+});
+
 }  // namespace
 
 TEST_CASE("a cache of keys and values and a step over it refuse bad calls", "[bad_calls]") {
   decoding.check();
 }
 
+TEST_CASE("a step of a block refuses bad calls", "[bad_calls]") { block_steps.check(); }
+
 TEST_CASE("the calls of decoding that are spoilt are right before", "[bad_calls]") {
   Witness memory;
   CHECK_NOTHROW(Append{memory}.call());
   CHECK_NOTHROW(Step{memory}.call());
+  BlockStep step{memory};
+  step.call();
+  CHECK(memory.written() == "an object");  // the cache
 }

@@ -84,6 +84,22 @@ inline std::string state_of(const TransformerBlockCache<double>& c) {
   return state_of(c.x) + state_of(c.attention) + state_of(c.h) + state_of(c.first.rstd) +
          state_of(c.second.rstd) + state_of(c.feed_forward) + std::to_string(c.filled);
 }
+template <class Block>
+std::string state_of(const TransformerDecoderParameters<double, Block>& p) {
+  std::string state = state_of(p.token) + state_of(p.position) + state_of(p.norm);
+  for (const Block& block : p.blocks) state += state_of(block);
+  return state;
+}
+inline std::string state_of(const TransformerDecoderCache<double>& c) {
+  std::string state = state_of(c.tokens) + state_of(c.h) + state_of(c.normed) +
+                      state_of(c.norm.rstd) + std::to_string(c.filled);
+  for (const auto& block : c.blocks) state += state_of(block);
+  return state;
+}
+inline std::string state_of(const TransformerDecoderState<double>& s) {
+  return std::to_string(s.length()) + " of " + std::to_string(s.length() + s.room());
+}
+inline std::string state_of(const KeyValueCache<double>& c) { return std::to_string(c.length()); }
 inline std::string state_of(const AttentionMask<double>& m) {
   std::string state = std::to_string(m.is_causal()) + std::to_string(m.window()) +
                       std::to_string(m.has_key_lengths()) + std::to_string(m.key_lengths().size());

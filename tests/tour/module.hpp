@@ -1,5 +1,6 @@
 // MultiHeadAttention as a module: self and cross, both paths, with everything that its options
-// know; shards, tallies and the trace; blocks around it. Part of the tour (tour.hpp).
+// know; shards, tallies and the trace; blocks around it, decoders of them. Part of the tour
+// (tour.hpp).
 #pragma once
 
 #include "headwise/analysis/count_flops.hpp"
@@ -7,7 +8,7 @@
 #include "headwise/nn/cost.hpp"
 #include "headwise/nn/head_parallel.hpp"
 #include "headwise/nn/multi_head_attention.hpp"
-#include "headwise/nn/transformer_block.hpp"
+#include "headwise/nn/transformer_decoder.hpp"
 #include "tour/attention.hpp"
 
 namespace headwise_tests {
@@ -90,6 +91,39 @@ void visit_block(const std::string& type, Path path, const Context& context,
     keep(results, name + "dgamma", gradients.norm1.gamma);
     keep(results, name + "dw_in", gradients.feed_forward.w_in);
     keep(results, name + "dw_o", gradients.attention.w_o);
+  }
+}
+
+template <class T>
+void visit_decoder(const std::string& type, Path path, const Context& context,
+                   std::vector<Named>& results) {
+  Tensor2<std::int32_t> tokens({2, 11});
+  for (Index n = 0; n < 22; ++n) tokens.data()[n] = static_cast<std::int32_t>(n * n % 9);
+  const auto d_logits = noise<T>(Shape{22, 9}, 36);
+  for (const bool norm_first : {true, false}) {
+    const TransformerDecoder<T> decoder({.vocabulary = 9,
+                                         .max_length = 11,
+                                         .num_blocks = 2,
+                                         .block = {.d_model = 12,
+                                                   .num_heads = 4,
+                                                   .num_kv_heads = 2,
+                                                   .d_hidden = 19,
+                                                   .norm_first = norm_first},
+                                         .embedding_deviation = 0.5});
+    const std::string name = type + (norm_first ? "pre-LN decoder, " : "post-LN decoder, ");
+    TransformerDecoderCache<T> cache;
+    auto gradients = decoder.zero_gradients();
+    const TransformerDecoderCall call{.path = path, .output_dropout = {0.1, 5, 4}};
+    keep(results, name + "logits", decoder.forward(tokens, call, cache, context));
+    decoder.backward(d_logits, cache, gradients, context);
+    keep(results, name + "dtoken", gradients.token);
+    keep(results, name + "dposition", gradients.position);
+    keep(results, name + "dw_in", gradients.blocks[0].feed_forward.w_in);
+    auto state = decoder.state(2);
+    for (const Index n : {7, 1, 3}) {
+      keep(results, name + "logits from " + std::to_string(state.length()),
+           decoder.step(In<std::int32_t, 2>(slice(tokens, 1, state.length(), n)), state, context));
+    }
   }
 }
 

@@ -36,6 +36,7 @@ void visit_all(const std::string& type, const Context& context, std::vector<Name
     visit_self_attention<T>(name, path, context, results);
     visit_cross_attention<T>(name, path, context, results);
     visit_block<T>(name, path, context, results);
+    visit_decoder<T>(name, path, context, results);
     visit_tape<T>(name, path, context, results);
   }
   visit_module_tools<T>(type, context, results);

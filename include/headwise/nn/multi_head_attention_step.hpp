@@ -7,34 +7,28 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// A cache that is as long as before unless the call that made it longer comes to its end.
+/// A cache that is as long as before unless the call that makes it longer comes to its end.
 template <class T>
 class AppendedTokens {
  public:
-  AppendedTokens(KeyValueCache<T>& cache, const In<T, 4>& k, const In<T, 4>& v)
-      : cache_(cache), count_(k.extent(2)) {
-    cache.append(k, v);
-  }
+  explicit AppendedTokens(KeyValueCache<T>& cache) : cache_(cache), length_(cache.length()) {}
   AppendedTokens(const AppendedTokens&) = delete;
   AppendedTokens& operator=(const AppendedTokens&) = delete;
-  ~AppendedTokens() { cache_.forget_last(count_); }
-  void keep() { count_ = 0; }
+  ~AppendedTokens() { cache_.forget_last(cache_.length() - length_); }
+  void keep() { length_ = cache_.length(); }
 
  private:
   KeyValueCache<T>& cache_;
-  Index count_;
+  Index length_;
 };
 
-/// All rules of a step, before anything is computed.
+/// All rules of a step of self-attention, before anything is computed. Of resolved options.
 template <class T>
-void require_new_tokens(std::string_view function, const MultiHeadAttention<T>& attention,
-                        const In<T, 3>& x, const KeyValueCache<T>& cache) {
-  const MultiHeadAttentionOptions& o = attention.options();
+void require_new_tokens(std::string_view function, const MultiHeadAttentionOptions& o,
+                        const MultiHeadAttentionParameters<T>& p, const In<T, 3>& x,
+                        const KeyValueCache<T>& cache) {
   const KeyValueCacheOptions& c = cache.options();
-  require(o.fused(), function,
-          "kdim or vdim differ from d_model, expected a module of self-attention");
-  require_shape(function, "W_O", In<T, 2>(attention.parameters().w_o),
-                Shape{o.context_width(), o.d_model},
+  require_shape(function, "W_O", In<T, 2>(p.w_o), Shape{o.context_width(), o.d_model},
                 "the options: a module that was moved from has none");
   require_shape(function, "x", x, Shape{c.batch_size, x.extent(1), o.d_model},
                 "batch of the cache, d_model");
@@ -49,23 +43,54 @@ void require_new_tokens(std::string_view function, const MultiHeadAttention<T>& 
   cache.require_room(function, x.extent(1));
 }
 
+/// y [B, n, D] of new tokens, whose keys and values are appended.
+template <class T>
+Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
+                                  const MultiHeadAttentionParameters<T>& p, In<T, 3> x,
+                                  KeyValueCache<T>& cache, const Context& context) {
+  const Index B = x.extent(0), n = x.extent(1);
+  // 1 layer_norm, 2 linear
+  MultiHeadAttentionCache<T> step;
+  step.self_attention = true;
+  step.query = uniform_rows(x, step.query_copy, context.memory);
+  project(o, p, step, context);
+  // 3 split_heads, 4 attention, 5 merge_heads
+  const auto [q, k, v] = heads_of(o, step);
+  step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
+  AppendedTokens<T> appended(cache);
+  cache.append(k, v);
+  flash_attention_forward(q, cache.k(), cache.v(), {.mask = causal},
+                          split_heads(step.context, o.num_heads), {}, context);
+  // 6 linear
+  auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
+  linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
+  appended.keep();
+  return y;
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// An empty cache for a module's self-attention. Throws ShapeError or ArgumentError for extents
-/// that are none, std::bad_alloc.
+/// An empty cache for self-attention of these options, resolved ones. Throws ShapeError or
+/// ArgumentError for extents that are none, std::bad_alloc.
+template <Scalar T>
+KeyValueCache<T> key_value_cache(
+    const MultiHeadAttentionOptions& options, Index batch_size, Index capacity,
+    std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+  return KeyValueCache<T>({.batch_size = batch_size,
+                           .num_kv_heads = options.num_kv_heads,
+                           .capacity = capacity,
+                           .d_head = options.d_head,
+                           .d_value = options.d_value},
+                          memory);
+}
+/// The same for a module.
 template <Scalar T>
 KeyValueCache<T> key_value_cache(
     const MultiHeadAttention<T>& attention, Index batch_size, Index capacity,
     std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
-  const MultiHeadAttentionOptions& o = attention.options();
-  return KeyValueCache<T>({.batch_size = batch_size,
-                           .num_kv_heads = o.num_kv_heads,
-                           .capacity = capacity,
-                           .d_head = o.d_head,
-                           .d_value = o.d_value},
-                          memory);
+  return key_value_cache<T>(attention.options(), batch_size, capacity, memory);
 }
 
 /// y [B, n, D] of n new tokens x [B, n, D] which see each other causally and all that is in the
@@ -83,27 +108,12 @@ template <Scalar T>
 Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
                                        In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
                                        const Context& context = {}) {
+  constexpr std::string_view function = "multi_head_attention_step";
   const MultiHeadAttentionOptions& o = attention.options();
-  const MultiHeadAttentionParameters<T>& p = attention.parameters();
-  detail::require_new_tokens<T>("multi_head_attention_step", attention, x, cache);
-  const Index B = x.extent(0), n = x.extent(1);
-
-  // 1 layer_norm, 2 linear
-  MultiHeadAttentionCache<T> step;
-  step.self_attention = true;
-  step.query = detail::uniform_rows(x, step.query_copy, context.memory);
-  detail::project(o, p, step, context);
-  // 3 split_heads, 4 attention, 5 merge_heads
-  const auto [q, k, v] = detail::heads_of(o, step);
-  step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
-  detail::AppendedTokens<T> appended(cache, k, v);
-  flash_attention_forward(q, cache.k(), cache.v(), {.mask = causal},
-                          split_heads(step.context, o.num_heads), {}, context);
-  // 6 linear
-  auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
-  linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
-  appended.keep();
-  return y;
+  require(o.fused(), function,
+          "kdim or vdim differ from d_model, expected a module of self-attention");
+  detail::require_new_tokens<T>(function, o, attention.parameters(), x, cache);
+  return detail::attend_to_new_tokens<T>(o, attention.parameters(), x, cache, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -72,16 +72,7 @@ class TransformerBlock {
     require_shape(function, "cache.h", cache.h, cache.x.shape(),
                   "what forward left: a cache that was moved from is empty");
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
-    const auto check = [&](const char* name, const Tensor<T, 1>& mine, const Tensor<T, 1>& theirs) {
-      require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
-    };
-    check("gradients.norm1.gamma", gradients.norm1.gamma, parameters_.norm1.gamma);
-    check("gradients.norm1.beta", gradients.norm1.beta, parameters_.norm1.beta);
-    check("gradients.norm2.gamma", gradients.norm2.gamma, parameters_.norm2.gamma);
-    check("gradients.norm2.beta", gradients.norm2.beta, parameters_.norm2.beta);
-    gradients.attention.require_shapes_of(parameters_.attention, "MultiHeadAttention::backward");
-    detail::require_feed_forward_gradients("FeedForward::backward", parameters_.feed_forward,
-                                           gradients.feed_forward);
+    detail::require_block_gradients<T>(parameters_, gradients);
     return detail::transformer_block_backward<T>(options_, parameters_, dy, cache, gradients,
                                                  context);
   }

@@ -127,29 +127,54 @@ class HalfBackward {
   Tensor<T, 3> d_read_;         // [B, L, D]
 };
 
+/// Both halves, by whatever attends; what they keep goes into the cache.
+template <class T, class Attend>
+Tensor<T, 3> block_halves(const TransformerBlockOptions& o, const TransformerBlockParameters<T>& p,
+                          In<T, 3> x_in, const FeedForwardCall& call,
+                          TransformerBlockCache<T>& cache, const Context& context,
+                          const Attend& attend_to) {
+  cache.module = o;
+  cache.x = uniform_rows(x_in, cache.x_copy, context.memory);
+  const auto feed_forward = [&](In<T, 3> x) {
+    Tensor<T, 3> y = like(x, context);
+    cache.feed_forward.call = call;
+    feed_forward_forward<T>(o.feed_forward(), p.feed_forward, merge_rows(x), cache.feed_forward,
+                            merge_rows(y), context);
+    return y;
+  };
+  cache.h = half_forward<T>({o, p.norm1}, cache.x, cache.first, context, attend_to);
+  return half_forward<T>({o, p.norm2}, cache.h, cache.second, context, feed_forward);
+}
+
 template <class T>
 Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
                                        const TransformerBlockParameters<T>& p, In<T, 3> x_in,
                                        const TransformerBlockCall<T>& call,
                                        TransformerBlockCache<T>& cache, bool training,
                                        const Context& context) {
-  cache.module = o;
-  cache.x = uniform_rows(x_in, cache.x_copy, context.memory);
   const auto attend_to = [&](In<T, 3> x) {
     return multi_head_attention_forward<T>(o.attention(), p.attention, {x, x, x, true},
                                            call.attention(), cache.attention, training, context);
   };
-  const auto feed_forward = [&](In<T, 3> x) {
-    Tensor<T, 3> y = like(x, context);
-    cache.feed_forward.call = call.feed_forward();
-    feed_forward_forward<T>(o.feed_forward(), p.feed_forward, merge_rows(x), cache.feed_forward,
-                            merge_rows(y), context);
-    return y;
-  };
-  cache.h = half_forward<T>({o, p.norm1}, cache.x, cache.first, context, attend_to);
-  Tensor<T, 3> y = half_forward<T>({o, p.norm2}, cache.h, cache.second, context, feed_forward);
+  Tensor<T, 3> y = block_halves<T>(o, p, x_in, call.feed_forward(), cache, context, attend_to);
   cache.filled = true;
   return y;
+}
+
+/// Throws ShapeError unless every gradient has the shape of its parameter.
+template <class T>
+void require_block_gradients(const TransformerBlockParameters<T>& p,
+                             const TransformerBlockGradients<T>& gradients) {
+  constexpr std::string_view function = "TransformerBlock::backward";
+  const auto check = [&](const char* name, const Tensor<T, 1>& mine, const Tensor<T, 1>& theirs) {
+    require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
+  };
+  check("gradients.norm1.gamma", gradients.norm1.gamma, p.norm1.gamma);
+  check("gradients.norm1.beta", gradients.norm1.beta, p.norm1.beta);
+  check("gradients.norm2.gamma", gradients.norm2.gamma, p.norm2.gamma);
+  check("gradients.norm2.beta", gradients.norm2.beta, p.norm2.beta);
+  gradients.attention.require_shapes_of(p.attention, "MultiHeadAttention::backward");
+  require_feed_forward_gradients("FeedForward::backward", p.feed_forward, gradients.feed_forward);
 }
 
 template <class T>

@@ -1,0 +1,239 @@
+// A language model: vectors of tokens and positions, blocks one after the other, a norm, and the
+// table of tokens once more as head; and decoding from the keys and values of the tokens so far.
+#pragma once
+
+#include <deque>
+
+#include "headwise/nn/transformer_block_step.hpp"
+#include "headwise/nn/transformer_decoder_steps.hpp"
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+template <Scalar T>
+class TransformerDecoder;
+
+/// What a decoder has seen: keys and values of each block. A copy goes a way of its own.
+template <Scalar T>
+class TransformerDecoderState {
+ public:
+  /// A deep copy.
+  TransformerDecoderState(const TransformerDecoderState&) = default;
+  /// Takes what is there; no step goes on from `other` then.
+  TransformerDecoderState(TransformerDecoderState&&) noexcept = default;
+  /// A copy or what was taken; where a copy throws, this is as it was.
+  TransformerDecoderState& operator=(TransformerDecoderState other) noexcept {
+    std::swap(module_, other.module_);
+    caches_.swap(other.caches_);
+    return *this;
+  }
+
+  /// Tokens of each sequence that are there.
+  Index length() const { return caches_.empty() ? 0 : caches_[0].length(); }
+  /// Tokens that still fit.
+  Index room() const { return caches_.empty() ? 0 : caches_[0].room(); }
+  /// Forgets the last n tokens. Throws ArgumentError unless there are so many.
+  void rollback(Index n) {
+    for (KeyValueCache<T>& cache : caches_) cache.rollback(n);
+  }
+  /// Forgets all.
+  void clear() {
+    for (KeyValueCache<T>& cache : caches_) cache.clear();
+  }
+
+ private:
+  friend class TransformerDecoder<T>;
+  TransformerDecoderState(const TransformerDecoderOptions& o, Index batch_size, Index capacity,
+                          std::pmr::memory_resource* memory)
+      : module_(o) {
+    for (Index n = 0; n < o.num_blocks; ++n) {
+      caches_.push_back(key_value_cache<T>(o.block.attention(), batch_size, capacity, memory));
+    }
+  }
+  TransformerDecoderOptions module_;
+  std::vector<KeyValueCache<T>> caches_;
+};
+
+/// logits = norm(blocks(token_t + position_l)) token^T, causal.
+///
+/// Parameters are plain data; forward, backward and step are const and keep what they need in a
+/// cache or a state of the caller's. A call that throws, std::bad_alloc included, leaves cache,
+/// state and gradients as they were; only an executor of the caller's that throws while it runs may
+/// leave gradients of token, position and norm that are added to in part.
+/// Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; post-LN:
+/// Radford et al., "Improving Language Understanding by Generative Pre-Training", 2018.
+template <Scalar T>
+class TransformerDecoder {
+ public:
+  /// What one call is asked for: path, dropouts.
+  using Call = TransformerDecoderCall;
+  /// What forward leaves for backward.
+  using Cache = TransformerDecoderCache<T>;
+  /// What backward adds to.
+  using Gradients = TransformerDecoderGradients<T>;
+  /// What step has seen.
+  using State = TransformerDecoderState<T>;
+
+  /// Vectors of tokens and positions as normal numbers of options.embedding_deviation, block n as
+  /// TransformerBlock(options.block_options(n)) starts, gamma 1, beta 0. Throws ArgumentError for
+  /// options that make no decoder.
+  explicit TransformerDecoder(const TransformerDecoderOptions& options)
+      : options_(options.resolved()), parameters_(options_) {
+    const double deviation = options_.embedding_deviation;
+    init_normal<T>(parameters_.token, deviation, options_.block.seed, 0);
+    init_normal<T>(parameters_.position, deviation, options_.block.seed, 1);
+    for (Index n = 0; n < options_.num_blocks; ++n) {
+      TransformerBlock<T> block(options_.block_options(n));
+      parameters_.blocks[static_cast<std::size_t>(n)] = std::move(block.parameters());
+    }
+    fill(Out<T, 1>(parameters_.norm.gamma), T(1));
+  }
+
+  /// Logits [B L, V] of the token behind each of tokens [B, L]: inference.
+  ///
+  /// Throws ShapeError or ArgumentError for what does not fit, in the words of the module within
+  /// where it is that one's rule, before anything is counted; and std::bad_alloc.
+  template <TokenId Id>
+  Tensor<T, 2> forward(In<Id, 2> tokens, const Call& call = {}, const Context& context = {}) const {
+    Cache unused;
+    return run(tokens, call, unused, false, context);
+  }
+  /// The same, and what backward needs into the cache, once all has gone well. The cache keeps a
+  /// copy of the tokens.
+  template <TokenId Id>
+  Tensor<T, 2> forward(In<Id, 2> tokens, const Call& call, Cache& cache,
+                       const Context& context = {}) const {
+    Cache fresh;
+    Tensor<T, 2> logits = run(tokens, call, fresh, true, context);
+    cache = std::move(fresh);
+    return logits;
+  }
+
+  /// Adds the gradients of the parameters to `gradients`, for d_logits [B L, V].
+  ///
+  /// Takes, while it runs, memory for a copy of the blocks' gradients.
+  /// Throws ArgumentError for a cache that is empty or of a decoder of another shape, ShapeError,
+  /// std::bad_alloc; nothing is changed then.
+  void backward(In<T, 2> d_logits, const Cache& cache, Gradients& gradients,
+                const Context& context = {}) const {
+    constexpr std::string_view function = "TransformerDecoder::backward";
+    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    require(cache.module.same_shape(options_), function,
+            "the cache is of a decoder of another shape, expected one that this decoder filled");
+    require(cache.blocks.size() == parameters_.blocks.size(), function,
+            "the cache or the decoder was moved from, expected a cache that this decoder filled");
+    require_shape(function, "d_logits", d_logits, Shape{cache.tokens.size(), options_.vocabulary},
+                  "the output");
+    require_gradients(function, gradients);
+    detail::decoder_backward<T>(options_, parameters_, d_logits, cache, gradients, context);
+  }
+
+  /// An empty state for sequences of at most `capacity` tokens; 0: max_length. Throws ArgumentError
+  /// for extents that are none, ShapeError for more than memory holds, std::bad_alloc.
+  State state(Index batch_size = 1, Index capacity = 0,
+              std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+    require(capacity >= 0 && capacity <= options_.max_length, "TransformerDecoder::state", [&] {
+      return "capacity is " + std::to_string(capacity) + ", expected 1 to max_length " +
+             std::to_string(options_.max_length) + ", or 0 for it";
+    });
+    return State(options_, batch_size, capacity == 0 ? options_.max_length : capacity, memory);
+  }
+
+  /// Logits [B, V] of the token behind the last of tokens [B, n], n at least 1, which come behind
+  /// those that the state has seen: inference.
+  ///
+  /// The bits are those of forward of the whole sequence, for any cut into steps. Of the n - 1
+  /// tokens before the last no logits are computed.
+  /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the state is as it
+  /// was then.
+  template <TokenId Id>
+  Tensor<T, 2> step(In<Id, 2> tokens, State& state, const Context& context = {}) const {
+    constexpr std::string_view function = "TransformerDecoder::step";
+    require_filled(function);
+    const bool fits =
+        state.caches_.size() == parameters_.blocks.size() && state.module_.same_shape(options_);
+    require(fits, function,
+            "the state is of a decoder of another shape, or was moved from, expected one that "
+            "state() of this decoder made");
+    const Index n = tokens.extent(1);
+    require_shape(function, "tokens", tokens, Shape{state.caches_[0].options().batch_size, n},
+                  "batch of the state");
+    require(n >= 1, function, "tokens are none, expected at least one of each sequence");
+    state.caches_[0].require_room(function, n);
+
+    // 1 embedding
+    const auto kept = detail::kept_tokens(tokens, context.memory);
+    Tensor<T, 3> h = detail::embed<T>(parameters_, kept, state.length(), context);
+    // 2 blocks
+    std::deque<detail::AppendedTokens<T>> appended;
+    for (KeyValueCache<T>& cache : state.caches_) appended.emplace_back(cache);
+    for (std::size_t b = 0; b < parameters_.blocks.size(); ++b) {
+      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, state.caches_[b],
+                                         context);
+    }
+    // 3 norm, 4 tied head
+    Cache unused;
+    Tensor<T, 2> logits =
+        detail::logits_of<T>(options_, parameters_, slice(h, 1, n - 1, 1), unused, context);
+    for (detail::AppendedTokens<T>& tokens_of_block : appended) tokens_of_block.keep();
+    return logits;
+  }
+
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+    return Gradients(options_, memory);
+  }
+
+  /// The options with every default filled in.
+  const TransformerDecoderOptions& options() const { return options_; }
+  /// The weights, to be read and written.
+  TransformerDecoderParameters<T>& parameters() { return parameters_; }
+  /// The weights.
+  const TransformerDecoderParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  void require_filled(std::string_view function) const {
+    require_shape(function, "token", In<T, 2>(parameters_.token),
+                  Shape{options_.vocabulary, options_.block.d_model},
+                  "the options: a decoder that was moved from has none");
+  }
+  void require_gradients(std::string_view function, const Gradients& gradients) const {
+    const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
+      require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
+    };
+    check("gradients.token", gradients.token, parameters_.token);
+    check("gradients.position", gradients.position, parameters_.position);
+    check("gradients.norm.gamma", gradients.norm.gamma, parameters_.norm.gamma);
+    check("gradients.norm.beta", gradients.norm.beta, parameters_.norm.beta);
+    require(gradients.blocks.size() == parameters_.blocks.size(), function, [&] {
+      return "gradients are of " + std::to_string(gradients.blocks.size()) + " blocks, expected " +
+             std::to_string(parameters_.blocks.size()) + " (zero_gradients())";
+    });
+    for (std::size_t n = 0; n < parameters_.blocks.size(); ++n) {
+      detail::require_block_gradients<T>(parameters_.blocks[n], gradients.blocks[n]);
+    }
+  }
+
+  template <class Id>
+  Tensor<T, 2> run(const In<Id, 2>& tokens, const Call& call, Cache& cache, bool training,
+                   const Context& context) const {
+    constexpr std::string_view function = "TransformerDecoder::forward";
+    require_filled(function);
+    require_countable(function, "tokens", tokens);
+    require(tokens.extent(1) <= options_.max_length, function, [&] {
+      return "tokens are " + tokens.shape().format() + ", expected sequences of at most " +
+             std::to_string(options_.max_length) + " (max_length)";
+    });
+    call.weight_dropout.require_valid(function);
+    call.attention_dropout.require_valid(function);
+    call.hidden_dropout.require_valid(function);
+    call.output_dropout.require_valid(function);
+    cache.tokens = detail::kept_tokens(tokens, context.memory);
+    return detail::decoder_forward<T>(options_, parameters_, call, cache, training, context);
+  }
+
+  TransformerDecoderOptions options_;
+  TransformerDecoderParameters<T> parameters_;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
