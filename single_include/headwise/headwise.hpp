@@ -36,6 +36,7 @@
 #include <bit>
 #include <cassert>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -44,6 +45,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <deque>
 #include <functional>
 #include <initializer_list>
 #include <iomanip>
@@ -15111,6 +15113,214 @@ class Gradients {
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
+// headwise/autograd/profile.hpp
+// Where the time and the FLOPs of a tape's steps go, function by function. A profile reads a clock
+// and the tally; what an operation counts, it counts itself.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// What calls of one kind cost.
+struct OpCost {
+  Index calls = 0;         // that came to their end
+  double seconds = 0;      // of those that threw, too
+  std::int64_t flops = 0;  // useful ones, as FlopTally counts them
+
+  /// Adds another one's.
+  OpCost& operator+=(const OpCost& other) {
+    calls += other.calls;
+    seconds += other.seconds;
+    flops += other.flops;
+    return *this;
+  }
+};
+
+/// What one function of the tape cost.
+struct OpProfile {
+  std::string name;   // as messages have it: "linear", "attention"
+  OpCost forward;     // values, recorded or under a NoGrad
+  OpCost recomputed;  // values once more, for a checkpoint, while backward runs
+  OpCost backward;    // gradients, and adding them to those that are there
+
+  /// All three together.
+  OpCost total() const {
+    OpCost sum = forward;
+    sum += recomputed;
+    return sum += backward;
+  }
+};
+
+class TapeProfile;
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// From start to finish, or to its end, time and FLOPs are those of one function; where another
+/// starts meanwhile, that one's alone. Without a profile it is a null pointer.
+class ProfileScope {
+ public:
+  ProfileScope() = default;
+  ProfileScope(const ProfileScope&) = delete;
+  ProfileScope& operator=(const ProfileScope&) = delete;
+  ~ProfileScope() {
+    if (profile_ != nullptr) end();
+  }
+  /// Once; null for no profile. Throws std::bad_alloc.
+  void start(TapeProfile* profile, const char* name, OpCost OpProfile::*part,
+             const FlopTally* tally) {
+    if (profile != nullptr) begin(*profile, name, part, tally);
+  }
+  /// The call came to its end.
+  void finish() {
+    if (profile_ != nullptr) count();
+  }
+
+ private:
+  friend class headwise::TapeProfile;
+
+  void begin(TapeProfile& profile, const char* name, OpCost OpProfile::*part,
+             const FlopTally* tally);
+  void count();
+  void end();
+
+  TapeProfile* profile_ = nullptr;
+  std::size_t op_ = 0;
+  OpCost OpProfile::*part_ = nullptr;
+  const FlopTally* tally_ = nullptr;
+  std::int64_t flops_ = 0;         // of the tally, when this was last at work
+  ProfileScope* below_ = nullptr;  // what goes on behind it
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// What a tape's steps cost, by function: calls, seconds and FLOPs of forward and backward apart.
+///
+///   TapeProfile profile;
+///   Tape<float> tape(context, &profile);
+///   ...                                              // steps
+///   profile.of("linear").backward.seconds;
+///
+/// Forward of a call is from its checks until it is a node, backward is what its node does in the
+/// sweep, the adding of gradients included. Each moment counts once: what a function calls of the
+/// tape is not its own, so that a "checkpoint" costs nearly nothing, and what it runs stands under
+/// its own names: under `recomputed` where backward runs it. Views, parameters and inputs do not
+/// appear. Everything is added up over as many tapes and steps as there are, until reset().
+///
+/// FLOPs are differences of the tape's context's tally, or of one of the profile's own where the
+/// context has none; nothing else may add to that meanwhile. A profile belongs to one thread at a
+/// time, as tapes do, and has to outlive its tapes. It costs two readings of a clock a call: 6 us
+/// of a step of 210 us and 90 calls.
+class TapeProfile {
+ public:
+  /// Nothing has been called yet.
+  TapeProfile() = default;
+  TapeProfile(const TapeProfile&) = delete;
+  TapeProfile& operator=(const TapeProfile&) = delete;
+
+  /// The functions that were called, in the order of their first calls.
+  const std::vector<OpProfile>& ops() const { return ops_; }
+
+  /// The one of this name: zeros where it was never called.
+  OpProfile of(std::string_view name) const {
+    for (const OpProfile& op : ops_) {
+      if (op.name == name) return op;
+    }
+    return {std::string(name), {}, {}, {}};
+  }
+
+  /// All of them together.
+  OpProfile total() const {
+    OpProfile sum{"total", {}, {}, {}};
+    for (const OpProfile& op : ops_) {
+      sum.forward += op.forward;
+      sum.recomputed += op.recomputed;
+      sum.backward += op.backward;
+    }
+    return sum;
+  }
+
+  /// Every count to 0. The names stay, so that the steps that follow take no memory for them.
+  void reset() {
+    for (OpProfile& op : ops_) op.forward = op.recomputed = op.backward = {};
+  }
+
+  /// A context that counts FLOPs: in the tally that it has, or else in one of the profile's.
+  Context counting(Context context) {
+    if (context.flops == nullptr) context.flops = &tally_;
+    return context;
+  }
+
+ private:
+  friend class detail::ProfileScope;
+  using Clock = std::chrono::steady_clock;
+
+  /// The place of a name. Throws std::bad_alloc.
+  std::size_t place_of(std::string_view name) {
+    for (std::size_t n = 0; n < ops_.size(); ++n) {
+      if (ops_[n].name == name) return n;
+    }
+    ops_.push_back({std::string(name), {}, {}, {}});
+    return ops_.size() - 1;
+  }
+
+  /// What has passed since the last change goes to whoever is at work. Another one is next, or who
+  /// goes on has its FLOPs looked up anew.
+  void settle() {
+    const Clock::time_point now = Clock::now();
+    if (at_work_ != nullptr) {
+      detail::ProfileScope& scope = *at_work_;
+      OpCost& cost = ops_[scope.op_].*scope.part_;
+      cost.seconds += std::chrono::duration<double>(now - since_).count();
+      cost.flops += useful(scope) - scope.flops_;
+    }
+    since_ = now;
+  }
+  static std::int64_t useful(const detail::ProfileScope& scope) {
+    return scope.tally_ == nullptr ? 0 : scope.tally_->useful.load(std::memory_order_relaxed);
+  }
+
+  std::vector<OpProfile> ops_;
+  FlopTally tally_;
+  detail::ProfileScope* at_work_ = nullptr;  // the last that began
+  Clock::time_point since_{};
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+inline void ProfileScope::begin(TapeProfile& profile, const char* name, OpCost OpProfile::*part,
+                                const FlopTally* tally) {
+  op_ = profile.place_of(name);
+  profile_ = &profile;
+  part_ = part;
+  tally_ = tally;
+  profile.settle();
+  flops_ = TapeProfile::useful(*this);
+  below_ = profile.at_work_;
+  profile.at_work_ = this;
+}
+
+inline void ProfileScope::count() {
+  ++(profile_->ops_[op_].*part_).calls;
+  end();
+  profile_ = nullptr;
+}
+
+inline void ProfileScope::end() {
+  profile_->settle();
+  ProfileScope** at = &profile_->at_work_;
+  while (*at != this) at = &(*at)->below_;  // the first, but where calls are interleaved
+  *at = below_;
+  if (profile_->at_work_ != nullptr) {
+    profile_->at_work_->flops_ = TapeProfile::useful(*profile_->at_work_);
+  }
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/autograd/core.hpp
 // The tape's own: nodes in the order in which they were recorded, and the sweep over them from the
 // last to the first. It is a loop, so that a chain of any length can be swept.
@@ -15168,8 +15378,12 @@ class TapeCore {
  public:
   enum class State { recording, sweeping, swept };
 
-  explicit TapeCore(const Context& with)
-      : context(with), nodes(memory_of(with)), closures(with.memory), gradients(nodes, context) {}
+  TapeCore(const Context& with, TapeProfile* profile_of_it)
+      : context(profile_of_it == nullptr ? with : profile_of_it->counting(with)),
+        profile(profile_of_it),
+        nodes(memory_of(with)),
+        closures(with.memory),
+        gradients(nodes, context) {}
   TapeCore(const TapeCore&) = delete;
   TapeCore& operator=(const TapeCore&) = delete;
   ~TapeCore() { drop_nodes(0); }
@@ -15213,6 +15427,7 @@ class TapeCore {
   }
 
   const Context context;
+  TapeProfile* const profile;  // null for none
   std::pmr::vector<Node<T>> nodes;
   Stack closures;  // and lists of saved values
   Gradients<T> gradients;
@@ -15240,15 +15455,19 @@ class TapeCore {
 
   void pass(Index n) {
     if (node(n).watched) node(n).reached = true;
+    const bool runs = node(n).reached && node(n).run != nullptr;
+    ProfileScope scope;
+    if (runs) scope.start(profile, node(n).name, &OpProfile::backward, context.flops);
     if (node(n).reached) {
       if (!node(n).to_caller) gradients.complete(node(n));
-      if (node(n).run != nullptr) {
+      if (runs) {
         Pass<T> now(*this, n, ++passes);
         node(n).run(node(n).closure, now);  // which may record: nodes may lie elsewhere then
       }
     }
     release(node(n));
     if (!node(n).watched) node(n).gradient = {};
+    scope.finish();
   }
 };
 
@@ -15381,6 +15600,9 @@ class Recording {
     require_recordable();
     nodes_ = tape_->count();
     mark_ = tape_->closures.mark();
+    scope_.start(tape_->profile, name.text,
+                 tape_->recomputing != 0 ? &OpProfile::recomputed : &OpProfile::forward,
+                 tape_->context.flops);
   }
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
@@ -15457,7 +15679,10 @@ class Recording {
   template <int R, class Backward>
   Variable<T, R> finish(const In<T, R>& y, Backward&& backward) {
     detail::Handle<T> handle{tape_, detail::no_node, tape_->step, output_};
-    if (!recorded_) return {handle, y};
+    if (!recorded_) {
+      scope_.finish();
+      return {handle, y};
+    }
     using Node = detail::Node<T>;
     using Held = Closure<R, std::decay_t<Backward>>;
     tape_->reserve();
@@ -15476,6 +15701,7 @@ class Recording {
     node.count = output_->count;
     handle.node = tape_->count();
     tape_->nodes.push_back(std::move(node));
+    scope_.finish();
     return {handle, y};
   }
   /// The same of an output that is there already: all elements of a variable without gradient.
@@ -15522,6 +15748,7 @@ class Recording {
   detail::Stack::Mark mark_{};  // and what they had taken
   detail::StorageRef<T> output_;
   detail::SavedValue<T>* saved_ = nullptr;
+  detail::ProfileScope scope_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -15762,9 +15989,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 class Tape {
  public:
-  /// An empty tape. What the context refers to must outlive it. Throws ArgumentError for a context
-  /// without memory.
-  explicit Tape(const Context& context) : core_(context) {}
+  /// An empty tape, which fills a profile where one is given. What the context refers to and the
+  /// profile must outlive it. Throws ArgumentError for a context without memory.
+  explicit Tape(const Context& context, TapeProfile* profile = nullptr) : core_(context, profile) {}
   /// The same with a default context.
   Tape() : Tape(Context()) {}
   Tape(const Tape&) = delete;
@@ -15934,7 +16161,7 @@ class Tape {
 
   /// How many calls, parameters and inputs are recorded.
   Index size() const { return core_.count(); }
-  /// What it was made with.
+  /// What it was made with; with a profile, it counts FLOPs.
   const Context& context() const { return core_.context; }
   /// The tape's own.
   detail::TapeCore<T>& core() { return core_; }
@@ -18734,8 +18961,8 @@ Variable<T, R> rms_norm(const Variable<T, R>& x, const Variable<T, 1>& gamma = {
 ///
 /// Nothing is kept; the gradient of the table is added where it is kept. Throws as
 /// embedding_forward.
-template <TokenId I, Scalar T>
-Variable<T, 2> embedding(In<I, 1> tokens, const Variable<T, 2>& table) {
+template <TokenId Id, Scalar T>
+Variable<T, 2> embedding(In<Id, 1> tokens, const Variable<T, 2>& table) {
   Recording<T> call({"embedding"}, table);
   const Out<T, 2> y = call.output(Shape{tokens.extent(0), table.extent(1)});
   embedding_forward(tokens, table.value(), y, call.context());
@@ -18766,8 +18993,8 @@ Variable<T, 4> rotary(const Variable<T, 4>& x, const RotaryOptions& options) {
 /// targets   [N]        for the rows of logits, in order; have to outlive backward
 ///
 /// Keeps logits and a number a row. Throws as cross_entropy_forward.
-template <TokenId I, Scalar T, int R>
-Variable<T, 1> cross_entropy(const Variable<T, R>& logits, In<I, 1> targets,
+template <TokenId Id, Scalar T, int R>
+Variable<T, 1> cross_entropy(const Variable<T, R>& logits, In<Id, 1> targets,
                              const CrossEntropyOptions& options = {}) {
   const Variable<T, 2> rows = as_rows(logits);
   Recording<T> call({"cross_entropy"}, rows);
@@ -20924,34 +21151,28 @@ class Linear {
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// A cache that is as long as before unless the call that made it longer comes to its end.
+/// A cache that is as long as before unless the call that makes it longer comes to its end.
 template <class T>
 class AppendedTokens {
  public:
-  AppendedTokens(KeyValueCache<T>& cache, const In<T, 4>& k, const In<T, 4>& v)
-      : cache_(cache), count_(k.extent(2)) {
-    cache.append(k, v);
-  }
+  explicit AppendedTokens(KeyValueCache<T>& cache) : cache_(cache), length_(cache.length()) {}
   AppendedTokens(const AppendedTokens&) = delete;
   AppendedTokens& operator=(const AppendedTokens&) = delete;
-  ~AppendedTokens() { cache_.forget_last(count_); }
-  void keep() { count_ = 0; }
+  ~AppendedTokens() { cache_.forget_last(cache_.length() - length_); }
+  void keep() { length_ = cache_.length(); }
 
  private:
   KeyValueCache<T>& cache_;
-  Index count_;
+  Index length_;
 };
 
-/// All rules of a step, before anything is computed.
+/// All rules of a step of self-attention, before anything is computed. Of resolved options.
 template <class T>
-void require_new_tokens(std::string_view function, const MultiHeadAttention<T>& attention,
-                        const In<T, 3>& x, const KeyValueCache<T>& cache) {
-  const MultiHeadAttentionOptions& o = attention.options();
+void require_new_tokens(std::string_view function, const MultiHeadAttentionOptions& o,
+                        const MultiHeadAttentionParameters<T>& p, const In<T, 3>& x,
+                        const KeyValueCache<T>& cache) {
   const KeyValueCacheOptions& c = cache.options();
-  require(o.fused(), function,
-          "kdim or vdim differ from d_model, expected a module of self-attention");
-  require_shape(function, "W_O", In<T, 2>(attention.parameters().w_o),
-                Shape{o.context_width(), o.d_model},
+  require_shape(function, "W_O", In<T, 2>(p.w_o), Shape{o.context_width(), o.d_model},
                 "the options: a module that was moved from has none");
   require_shape(function, "x", x, Shape{c.batch_size, x.extent(1), o.d_model},
                 "batch of the cache, d_model");
@@ -20966,23 +21187,54 @@ void require_new_tokens(std::string_view function, const MultiHeadAttention<T>& 
   cache.require_room(function, x.extent(1));
 }
 
+/// y [B, n, D] of new tokens, whose keys and values are appended.
+template <class T>
+Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
+                                  const MultiHeadAttentionParameters<T>& p, In<T, 3> x,
+                                  KeyValueCache<T>& cache, const Context& context) {
+  const Index B = x.extent(0), n = x.extent(1);
+  // 1 layer_norm, 2 linear
+  MultiHeadAttentionCache<T> step;
+  step.self_attention = true;
+  step.query = uniform_rows(x, step.query_copy, context.memory);
+  project(o, p, step, context);
+  // 3 split_heads, 4 attention, 5 merge_heads
+  const auto [q, k, v] = heads_of(o, step);
+  step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
+  AppendedTokens<T> appended(cache);
+  cache.append(k, v);
+  flash_attention_forward(q, cache.k(), cache.v(), {.mask = causal},
+                          split_heads(step.context, o.num_heads), {}, context);
+  // 6 linear
+  auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
+  linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
+  appended.keep();
+  return y;
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// An empty cache for a module's self-attention. Throws ShapeError or ArgumentError for extents
-/// that are none, std::bad_alloc.
+/// An empty cache for self-attention of these options, resolved ones. Throws ShapeError or
+/// ArgumentError for extents that are none, std::bad_alloc.
+template <Scalar T>
+KeyValueCache<T> key_value_cache(
+    const MultiHeadAttentionOptions& options, Index batch_size, Index capacity,
+    std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+  return KeyValueCache<T>({.batch_size = batch_size,
+                           .num_kv_heads = options.num_kv_heads,
+                           .capacity = capacity,
+                           .d_head = options.d_head,
+                           .d_value = options.d_value},
+                          memory);
+}
+/// The same for a module.
 template <Scalar T>
 KeyValueCache<T> key_value_cache(
     const MultiHeadAttention<T>& attention, Index batch_size, Index capacity,
     std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
-  const MultiHeadAttentionOptions& o = attention.options();
-  return KeyValueCache<T>({.batch_size = batch_size,
-                           .num_kv_heads = o.num_kv_heads,
-                           .capacity = capacity,
-                           .d_head = o.d_head,
-                           .d_value = o.d_value},
-                          memory);
+  return key_value_cache<T>(attention.options(), batch_size, capacity, memory);
 }
 
 /// y [B, n, D] of n new tokens x [B, n, D] which see each other causally and all that is in the
@@ -21000,27 +21252,12 @@ template <Scalar T>
 Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
                                        In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
                                        const Context& context = {}) {
+  constexpr std::string_view function = "multi_head_attention_step";
   const MultiHeadAttentionOptions& o = attention.options();
-  const MultiHeadAttentionParameters<T>& p = attention.parameters();
-  detail::require_new_tokens<T>("multi_head_attention_step", attention, x, cache);
-  const Index B = x.extent(0), n = x.extent(1);
-
-  // 1 layer_norm, 2 linear
-  MultiHeadAttentionCache<T> step;
-  step.self_attention = true;
-  step.query = detail::uniform_rows(x, step.query_copy, context.memory);
-  detail::project(o, p, step, context);
-  // 3 split_heads, 4 attention, 5 merge_heads
-  const auto [q, k, v] = detail::heads_of(o, step);
-  step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
-  detail::AppendedTokens<T> appended(cache, k, v);
-  flash_attention_forward(q, cache.k(), cache.v(), {.mask = causal},
-                          split_heads(step.context, o.num_heads), {}, context);
-  // 6 linear
-  auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
-  linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
-  appended.keep();
-  return y;
+  require(o.fused(), function,
+          "kdim or vdim differ from d_model, expected a module of self-attention");
+  detail::require_new_tokens<T>(function, o, attention.parameters(), x, cache);
+  return detail::attend_to_new_tokens<T>(o, attention.parameters(), x, cache, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -21614,29 +21851,54 @@ class HalfBackward {
   Tensor<T, 3> d_read_;         // [B, L, D]
 };
 
+/// Both halves, by whatever attends; what they keep goes into the cache.
+template <class T, class Attend>
+Tensor<T, 3> block_halves(const TransformerBlockOptions& o, const TransformerBlockParameters<T>& p,
+                          In<T, 3> x_in, const FeedForwardCall& call,
+                          TransformerBlockCache<T>& cache, const Context& context,
+                          const Attend& attend_to) {
+  cache.module = o;
+  cache.x = uniform_rows(x_in, cache.x_copy, context.memory);
+  const auto feed_forward = [&](In<T, 3> x) {
+    Tensor<T, 3> y = like(x, context);
+    cache.feed_forward.call = call;
+    feed_forward_forward<T>(o.feed_forward(), p.feed_forward, merge_rows(x), cache.feed_forward,
+                            merge_rows(y), context);
+    return y;
+  };
+  cache.h = half_forward<T>({o, p.norm1}, cache.x, cache.first, context, attend_to);
+  return half_forward<T>({o, p.norm2}, cache.h, cache.second, context, feed_forward);
+}
+
 template <class T>
 Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
                                        const TransformerBlockParameters<T>& p, In<T, 3> x_in,
                                        const TransformerBlockCall<T>& call,
                                        TransformerBlockCache<T>& cache, bool training,
                                        const Context& context) {
-  cache.module = o;
-  cache.x = uniform_rows(x_in, cache.x_copy, context.memory);
   const auto attend_to = [&](In<T, 3> x) {
     return multi_head_attention_forward<T>(o.attention(), p.attention, {x, x, x, true},
                                            call.attention(), cache.attention, training, context);
   };
-  const auto feed_forward = [&](In<T, 3> x) {
-    Tensor<T, 3> y = like(x, context);
-    cache.feed_forward.call = call.feed_forward();
-    feed_forward_forward<T>(o.feed_forward(), p.feed_forward, merge_rows(x), cache.feed_forward,
-                            merge_rows(y), context);
-    return y;
-  };
-  cache.h = half_forward<T>({o, p.norm1}, cache.x, cache.first, context, attend_to);
-  Tensor<T, 3> y = half_forward<T>({o, p.norm2}, cache.h, cache.second, context, feed_forward);
+  Tensor<T, 3> y = block_halves<T>(o, p, x_in, call.feed_forward(), cache, context, attend_to);
   cache.filled = true;
   return y;
+}
+
+/// Throws ShapeError unless every gradient has the shape of its parameter.
+template <class T>
+void require_block_gradients(const TransformerBlockParameters<T>& p,
+                             const TransformerBlockGradients<T>& gradients) {
+  constexpr std::string_view function = "TransformerBlock::backward";
+  const auto check = [&](const char* name, const Tensor<T, 1>& mine, const Tensor<T, 1>& theirs) {
+    require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
+  };
+  check("gradients.norm1.gamma", gradients.norm1.gamma, p.norm1.gamma);
+  check("gradients.norm1.beta", gradients.norm1.beta, p.norm1.beta);
+  check("gradients.norm2.gamma", gradients.norm2.gamma, p.norm2.gamma);
+  check("gradients.norm2.beta", gradients.norm2.beta, p.norm2.beta);
+  gradients.attention.require_shapes_of(p.attention, "MultiHeadAttention::backward");
+  require_feed_forward_gradients("FeedForward::backward", p.feed_forward, gradients.feed_forward);
 }
 
 template <class T>
@@ -21738,16 +22000,7 @@ class TransformerBlock {
     require_shape(function, "cache.h", cache.h, cache.x.shape(),
                   "what forward left: a cache that was moved from is empty");
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
-    const auto check = [&](const char* name, const Tensor<T, 1>& mine, const Tensor<T, 1>& theirs) {
-      require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
-    };
-    check("gradients.norm1.gamma", gradients.norm1.gamma, parameters_.norm1.gamma);
-    check("gradients.norm1.beta", gradients.norm1.beta, parameters_.norm1.beta);
-    check("gradients.norm2.gamma", gradients.norm2.gamma, parameters_.norm2.gamma);
-    check("gradients.norm2.beta", gradients.norm2.beta, parameters_.norm2.beta);
-    gradients.attention.require_shapes_of(parameters_.attention, "MultiHeadAttention::backward");
-    detail::require_feed_forward_gradients("FeedForward::backward", parameters_.feed_forward,
-                                           gradients.feed_forward);
+    detail::require_block_gradients<T>(parameters_, gradients);
     return detail::transformer_block_backward<T>(options_, parameters_, dy, cache, gradients,
                                                  context);
   }
@@ -21783,6 +22036,616 @@ class TransformerBlock {
 
   TransformerBlockOptions options_;
   TransformerBlockParameters<T> parameters_;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/transformer_block_step.hpp
+// Decoding by a TransformerBlock: new tokens over a cache of the keys and values of those before,
+// with the bits of the whole sequence.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// y [B, n, D] of new tokens, whose keys and values are appended once all has gone well.
+template <class T>
+Tensor<T, 3> block_of_new_tokens(const TransformerBlockOptions& o,
+                                 const TransformerBlockParameters<T>& p, In<T, 3> x,
+                                 KeyValueCache<T>& cache, const Context& context) {
+  AppendedTokens<T> appended(cache);
+  TransformerBlockCache<T> unused;
+  Tensor<T, 3> y = block_halves<T>(o, p, x, {}, unused, context, [&](In<T, 3> of) {
+    return attend_to_new_tokens<T>(o.attention(), p.attention, of, cache, context);
+  });
+  appended.keep();
+  return y;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y [B, n, D] of n new tokens x [B, n, D] by a block whose attention is causal: inference.
+///
+/// block
+/// x       [B, n, D]   in; the tokens behind those of the cache
+/// cache               keys and values of the tokens before; those of x are appended. An empty one
+///                     is key_value_cache<T>(block.options().attention(), B, capacity)
+///
+/// The bits are those of block.forward of the whole sequence with {.mask = causal}, for any cut
+/// into steps.
+/// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
+/// then.
+template <Scalar T>
+Tensor<T, 3> transformer_block_step(const TransformerBlock<T>& block,
+                                    In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
+                                    const Context& context = {}) {
+  const TransformerBlockOptions& o = block.options();
+  const TransformerBlockParameters<T>& p = block.parameters();
+  detail::require_new_tokens<T>("transformer_block_step", o.attention(), p.attention, x, cache);
+  return detail::block_of_new_tokens<T>(o, p, x, cache, context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/transformer_decoder_parameters.hpp
+// What a TransformerDecoder is, what one call of it is asked for, what it learns and what forward
+// leaves.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// What block n draws with, apart from the other blocks and from the decoder's own.
+inline std::uint64_t seed_of_block(std::uint64_t seed, Index n) {
+  const auto words =
+      philox<10>({static_cast<std::uint32_t>(n), 0, 0, 0x626C6F63u}, philox_key(seed));
+  return std::uint64_t{words[1]} << 32 | words[0];
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1 {
+
+/// The shape of a decoder.
+struct TransformerDecoderOptions {
+  Index vocabulary = 0;               // V, tokens that there are
+  Index max_length = 0;               // most tokens of a sequence: each position has a vector
+  Index num_blocks = 1;               // one after the other
+  TransformerBlockOptions block;      // each of them; its seed is the decoder's
+  double embedding_deviation = 0.02;  // of the vectors of tokens and positions at the start
+
+  /// All of them with every default filled in. Throws ArgumentError for what makes no decoder, in
+  /// the words of the module within where it is that one's rule.
+  TransformerDecoderOptions resolved() const {
+    constexpr std::string_view function = "TransformerDecoder";
+    constexpr Index most = Index{1} << 30, most_blocks = Index{1} << 16;
+    require(vocabulary >= 1 && vocabulary <= most, function,
+            [&] { return "vocabulary is " + std::to_string(vocabulary) + ", expected 1 to 2^30"; });
+    require(max_length >= 1 && max_length <= most, function,
+            [&] { return "max_length is " + std::to_string(max_length) + ", expected 1 to 2^30"; });
+    require(num_blocks >= 1 && num_blocks <= most_blocks, function,
+            [&] { return "num_blocks is " + std::to_string(num_blocks) + ", expected 1 to 2^16"; });
+    require(is_finite_option(embedding_deviation) && embedding_deviation >= 0, function, [&] {
+      return "embedding_deviation is " + std::to_string(embedding_deviation) +
+             ", expected a finite number of 0 or more";
+    });
+    TransformerDecoderOptions full = *this;
+    full.block = block.resolved();
+    return full;
+  }
+  /// Those of block n, whose seed is its own.
+  TransformerBlockOptions block_options(Index n) const {
+    TransformerBlockOptions o = block;
+    o.seed = detail::seed_of_block(block.seed, n);
+    return o;
+  }
+  /// Whether what one of them left in a cache or a state fits the other. Of resolved options.
+  bool same_shape(const TransformerDecoderOptions& other) const {
+    return vocabulary == other.vocabulary && max_length == other.max_length &&
+           num_blocks == other.num_blocks && block.same_shape(other.block);
+  }
+};
+
+/// One call. Give each dropout a seed of its own; each block draws it with one that follows from it
+/// and the block's number.
+struct TransformerDecoderCall {
+  Path path = Path::flash;         // both give the same function
+  Dropout weight_dropout = {};     // of the attention weights; none: inference
+  Dropout attention_dropout = {};  // of what attention adds
+  Dropout hidden_dropout = {};     // between the products of the feed-forward
+  Dropout output_dropout = {};     // of what the feed-forward adds
+
+  /// Of block n: causal.
+  template <Scalar T>
+  TransformerBlockCall<T> block(Index n) const {
+    const auto of_block = [&](Dropout dropout) {
+      dropout.seed = detail::seed_of_block(dropout.seed, n);
+      return dropout;
+    };
+    TransformerBlockCall<T> call;
+    call.mask = {causal};
+    call.path = path;
+    call.weight_dropout = of_block(weight_dropout);
+    call.attention_dropout = of_block(attention_dropout);
+    call.hidden_dropout = of_block(hidden_dropout);
+    call.output_dropout = of_block(output_dropout);
+    return call;
+  }
+};
+
+/// What a decoder learns. `Block` differs between weights and gradients.
+template <Scalar T, class Block = TransformerBlockParameters<T>>
+struct TransformerDecoderParameters {
+  Tensor<T, 2> token;           // [V, D]; its transpose is the head
+  Tensor<T, 2> position;        // [max_length, D]
+  std::vector<Block> blocks;    // num_blocks of them
+  LayerNormParameters<T> norm;  // of the kind of the blocks' norms; absent with post-LN
+
+  TransformerDecoderParameters() = default;
+  /// All 0. The options are resolved ones.
+  explicit TransformerDecoderParameters(
+      const TransformerDecoderOptions& o,
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : token({o.vocabulary, o.block.d_model}, memory),
+        position({o.max_length, o.block.d_model}, memory) {
+    blocks.reserve(static_cast<std::size_t>(o.num_blocks));
+    for (Index n = 0; n < o.num_blocks; ++n) blocks.emplace_back(o.block, memory);
+    if (!o.block.norm_first) return;
+    norm.gamma = Tensor<T, 1>({o.block.d_model}, memory);
+    if (o.block.norm == NormKind::layer_norm && o.block.norm_bias) {
+      norm.beta = Tensor<T, 1>({o.block.d_model}, memory);
+    }
+  }
+
+  /// f(name, view) for each that is there: token, position, blocks.0.norm1.gamma ..., norm.gamma,
+  /// norm.beta behind `prefix`; those of gradients are called alike. Views are writable where this
+  /// is not const.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") {
+    walk(*this, f, prefix);
+  }
+  /// The same of what is not written to.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    walk(*this, f, prefix);
+  }
+
+  /// Everything to 0, as of gradients between two steps.
+  void zero() {
+    for_each([](const std::string&, auto view) { fill(view, T(0)); });
+  }
+
+ private:
+  template <class Self, class F>
+  static void walk(Self& self, F& f, const std::string& prefix) {
+    f(prefix + "token", as_view(self.token));
+    f(prefix + "position", as_view(self.position));
+    for (std::size_t n = 0; n < self.blocks.size(); ++n) {
+      self.blocks[n].for_each(f, prefix + "blocks." + std::to_string(n) + ".");
+    }
+    self.norm.for_each(f, prefix + "norm.");
+  }
+};
+
+/// Gradients in tensors of the parameters' shapes. A backward call adds to them.
+template <Scalar T>
+using TransformerDecoderGradients = TransformerDecoderParameters<T, TransformerBlockGradients<T>>;
+
+/// What a forward call leaves for its backward, owned by the caller; it views nothing else. It can
+/// be moved, not copied.
+template <Scalar T>
+struct TransformerDecoderCache {
+  bool filled = false;                           // whether forward has been called with it
+  TransformerDecoderOptions module;              // of the decoder that filled it
+  Tensor<std::int64_t, 2> tokens;                // [B, L]; a copy
+  std::vector<Tensor<T, 3>> inputs;              // [B, L, D]; what each block was given
+  std::vector<TransformerBlockCache<T>> blocks;  // what each left
+  Tensor<T, 3> h;                                // [B, L, D]; what the last block gave
+  TransformerHalfCache<T> norm;                  // of h                         pre-LN
+  Tensor<T, 3> normed;                           // [B, L, D]                    pre-LN
+
+  /// What the head read.
+  const Tensor<T, 3>& head_input() const { return module.block.norm_first ? normed : h; }
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/nn/transformer_decoder_steps.hpp
+// The steps of a TransformerDecoder, forward and backward.
+//
+//   1 embedding   h = token_t + position_l, for token t at position l    [B, L, D]
+//   2 blocks      h = block(h) for each, causal                          [B, L, D]
+//   3 norm        n = norm(h); n = h with post-LN, whose blocks end in one
+//   4 tied head   logits = n token^T                                     [B L, V]
+//
+// Backward walks the same list up.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// A copy that is dense, in the wider type.
+template <class Id>
+Tensor<std::int64_t, 2> kept_tokens(const In<Id, 2>& tokens, std::pmr::memory_resource* memory) {
+  auto kept = Tensor<std::int64_t, 2>::uninitialized(tokens.shape(), memory);
+  for_each_index(tokens.shape(), [&](const Shape<2>& at) { kept(at) = tokens(at); });
+  return kept;
+}
+/// Tokens [B, L] as [B L].
+inline In<std::int64_t, 1> in_a_row(const Tensor<std::int64_t, 2>& tokens) {
+  return {tokens.data(), Shape{tokens.size()}};
+}
+
+/// Step 1 of tokens [B, L] of which the first of each sequence is at position `begin`.
+template <class T>
+Tensor<T, 3> embed(const TransformerDecoderParameters<T>& p, const Tensor<std::int64_t, 2>& tokens,
+                   Index begin, const Context& context) {
+  const Index B = tokens.extent(0), L = tokens.extent(1), D = p.token.extent(1);
+  auto h = Tensor<T, 3>::uninitialized({B, L, D}, context.memory);
+  embedding_forward(in_a_row(tokens), In<T, 2>(p.token), merge_rows(h), context);
+  const In<T, 2> positions = slice(p.position, 0, begin, L);
+  for (Index b = 0; b < B; ++b) {
+    add_forward(In<T, 2>(select(h, b)), positions, select(h, b), context);
+  }
+  return h;
+}
+
+/// Steps 3 and 4 of h [B, n, D].
+template <class T>
+Tensor<T, 2> logits_of(const TransformerDecoderOptions& o, const TransformerDecoderParameters<T>& p,
+                       In<T, 3> h, TransformerDecoderCache<T>& cache, const Context& context) {
+  // 3 norm
+  if (o.block.norm_first) {
+    cache.normed = BlockNorm<T>{o.block, p.norm}.forward(h, cache.norm, context);
+    h = cache.normed;
+  }
+  // 4 tied head
+  auto logits =
+      Tensor<T, 2>::uninitialized({h.extent(0) * h.extent(1), o.vocabulary}, context.memory);
+  tied_head_forward(In<T, 2>(merge_rows(h)), p.token, logits, context);
+  return logits;
+}
+
+/// Fills the cache with all that backward needs; where `training` is false, with what costs nothing
+/// alone.
+template <class T>
+Tensor<T, 2> decoder_forward(const TransformerDecoderOptions& o,
+                             const TransformerDecoderParameters<T>& p,
+                             const TransformerDecoderCall& call, TransformerDecoderCache<T>& cache,
+                             bool training, const Context& context) {
+  cache.module = o;
+  // 1 embedding
+  Tensor<T, 3> h = embed(p, cache.tokens, 0, context);
+  // 2 blocks
+  for (Index n = 0; n < o.num_blocks; ++n) {
+    TransformerBlockCache<T> kept;
+    Tensor<T, 3> next = transformer_block_forward<T>(o.block, p.blocks[static_cast<std::size_t>(n)],
+                                                     h, call.block<T>(n), kept, training, context);
+    if (training) {  // elements stay where they are: `kept` views h
+      cache.inputs.push_back(std::move(h));
+      cache.blocks.push_back(std::move(kept));
+    }
+    h = std::move(next);
+  }
+  // 3 norm, 4 tied head
+  cache.h = std::move(h);
+  Tensor<T, 2> logits = logits_of<T>(o, p, cache.h, cache, context);
+  cache.filled = true;
+  return logits;
+}
+
+/// Gradients of blocks that hold again what they held, unless the call that adds to them comes to
+/// its end: those of a block are written before the block below, which can fail, is met. (To keep
+/// what the weights' gradients of all blocks are made of would take more memory where there are
+/// more tokens than a row is wide. The copy of 50 MB took 8 ms on one thread of a shared machine,
+/// of 130 ms for 256 tokens and 800 ms for 1024.)
+template <class T>
+class RestoredGradients {
+ public:
+  explicit RestoredGradients(std::pmr::memory_resource* memory) : memory_(memory) {}
+  RestoredGradients(const RestoredGradients&) = delete;
+  RestoredGradients& operator=(const RestoredGradients&) = delete;
+  ~RestoredGradients() {
+    for (const Part& part : parts_) {
+      for (Index i = 0; i < part.rows; ++i) {
+        std::copy_n(part.saved + i * part.width, part.width, part.to + i * part.step);
+      }
+    }
+  }
+
+  /// Throws std::bad_alloc.
+  void save(TransformerBlockGradients<T>& gradients) {
+    Index count = 0;
+    gradients.for_each([&](const std::string&, auto view) { count += view.size(); });
+    saved_.push_back(Tensor<T, 1>::uninitialized({count}, memory_));
+    T* to = saved_.back().data();
+    gradients.for_each([&](const std::string&, auto view) {  // rows are dense
+      constexpr int last = decltype(view)::rank - 1;
+      const Index rows = last == 0 ? 1 : view.extent(0), width = view.extent(last);
+      const Part part{view.data(), to, rows, last == 0 ? 0 : view.stride(0), width};
+      for (Index i = 0; i < rows; ++i) to = std::copy_n(part.to + i * part.step, width, to);
+      parts_.push_back(part);
+    });
+  }
+  void keep() { parts_.clear(); }
+
+ private:
+  struct Part {
+    T* to;
+    const T* saved;
+    Index rows, step, width;
+  };
+  std::pmr::memory_resource* memory_;
+  std::vector<Tensor<T, 1>> saved_;
+  std::vector<Part> parts_;
+};
+
+/// d_logits [B L, V]. The shapes are its caller's to check.
+template <class T>
+void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecoderParameters<T>& p,
+                      In<T, 2> d_logits, const TransformerDecoderCache<T>& cache,
+                      TransformerDecoderGradients<T>& gradients, const Context& context) {
+  const BlockNorm<T> norm{o.block, p.norm};
+  const In<T, 2> head_input = merge_rows(cache.head_input());
+  // 4 tied head
+  Tensor<T, 3> d_normed = like<T>(cache.h, context), dh_storage;
+  tied_head_backward(d_logits, head_input, p.token, merge_rows(d_normed), {}, context);
+  In<T, 3> dh = d_normed;
+  // 3 norm
+  if (o.block.norm_first) {
+    dh_storage = like<T>(cache.h, context);
+    norm.backward(d_normed, cache.norm, merge_rows(dh_storage), nullptr, context);
+    dh = dh_storage;
+  }
+  // 2 blocks
+  RestoredGradients<T> of_blocks(context.memory);
+  for (std::size_t n = p.blocks.size(); n-- > 0;) {
+    of_blocks.save(gradients.blocks[n]);
+    dh_storage = transformer_block_backward<T>(o.block, p.blocks[n], dh, cache.blocks[n],
+                                               gradients.blocks[n], context);
+    dh = dh_storage;
+  }
+  // The gradients of the parameters of 4 tied head, which is the last that can fail, of 3 norm and
+  tied_head_backward(d_logits, head_input, p.token, {}, gradients.token, context);
+  if (o.block.norm_first) norm.backward(d_normed, cache.norm, {}, &gradients.norm, context);
+  // 1 embedding
+  embedding_backward(In<T, 2>(merge_rows(dh)), in_a_row(cache.tokens), gradients.token, context);
+  const auto d_position = slice(gradients.position, 0, 0, dh.extent(1));
+  for (Index b = 0; b < dh.extent(0); ++b) {
+    add_forward(In<T, 2>(d_position), In<T, 2>(select(dh, b)), d_position, context);
+  }
+  of_blocks.keep();
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/transformer_decoder.hpp
+// A language model: vectors of tokens and positions, blocks one after the other, a norm, and the
+// table of tokens once more as head; and decoding from the keys and values of the tokens so far.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+template <Scalar T>
+class TransformerDecoder;
+
+/// What a decoder has seen: keys and values of each block. A copy goes a way of its own.
+template <Scalar T>
+class TransformerDecoderState {
+ public:
+  /// A deep copy.
+  TransformerDecoderState(const TransformerDecoderState&) = default;
+  /// Takes what is there; no step goes on from `other` then.
+  TransformerDecoderState(TransformerDecoderState&&) noexcept = default;
+  /// A copy or what was taken; where a copy throws, this is as it was.
+  TransformerDecoderState& operator=(TransformerDecoderState other) noexcept {
+    std::swap(module_, other.module_);
+    caches_.swap(other.caches_);
+    return *this;
+  }
+
+  /// Tokens of each sequence that are there.
+  Index length() const { return caches_.empty() ? 0 : caches_[0].length(); }
+  /// Tokens that still fit.
+  Index room() const { return caches_.empty() ? 0 : caches_[0].room(); }
+  /// Forgets the last n tokens. Throws ArgumentError unless there are so many.
+  void rollback(Index n) {
+    for (KeyValueCache<T>& cache : caches_) cache.rollback(n);
+  }
+  /// Forgets all.
+  void clear() {
+    for (KeyValueCache<T>& cache : caches_) cache.clear();
+  }
+
+ private:
+  friend class TransformerDecoder<T>;
+  TransformerDecoderState(const TransformerDecoderOptions& o, Index batch_size, Index capacity,
+                          std::pmr::memory_resource* memory)
+      : module_(o) {
+    for (Index n = 0; n < o.num_blocks; ++n) {
+      caches_.push_back(key_value_cache<T>(o.block.attention(), batch_size, capacity, memory));
+    }
+  }
+  TransformerDecoderOptions module_;
+  std::vector<KeyValueCache<T>> caches_;
+};
+
+/// logits = norm(blocks(token_t + position_l)) token^T, causal.
+///
+/// Parameters are plain data; forward, backward and step are const and keep what they need in a
+/// cache or a state of the caller's. A call that throws, std::bad_alloc included, leaves cache,
+/// state and gradients as they were; only an executor of the caller's that throws while it runs may
+/// leave gradients of token, position and norm that are added to in part.
+/// Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; post-LN:
+/// Radford et al., "Improving Language Understanding by Generative Pre-Training", 2018.
+template <Scalar T>
+class TransformerDecoder {
+ public:
+  /// What one call is asked for: path, dropouts.
+  using Call = TransformerDecoderCall;
+  /// What forward leaves for backward.
+  using Cache = TransformerDecoderCache<T>;
+  /// What backward adds to.
+  using Gradients = TransformerDecoderGradients<T>;
+  /// What step has seen.
+  using State = TransformerDecoderState<T>;
+
+  /// Vectors of tokens and positions as normal numbers of options.embedding_deviation, block n as
+  /// TransformerBlock(options.block_options(n)) starts, gamma 1, beta 0. Throws ArgumentError for
+  /// options that make no decoder.
+  explicit TransformerDecoder(const TransformerDecoderOptions& options)
+      : options_(options.resolved()), parameters_(options_) {
+    const double deviation = options_.embedding_deviation;
+    init_normal<T>(parameters_.token, deviation, options_.block.seed, 0);
+    init_normal<T>(parameters_.position, deviation, options_.block.seed, 1);
+    for (Index n = 0; n < options_.num_blocks; ++n) {
+      TransformerBlock<T> block(options_.block_options(n));
+      parameters_.blocks[static_cast<std::size_t>(n)] = std::move(block.parameters());
+    }
+    fill(Out<T, 1>(parameters_.norm.gamma), T(1));
+  }
+
+  /// Logits [B L, V] of the token behind each of tokens [B, L]: inference.
+  ///
+  /// Throws ShapeError or ArgumentError for what does not fit, in the words of the module within
+  /// where it is that one's rule, before anything is counted; and std::bad_alloc.
+  template <TokenId Id>
+  Tensor<T, 2> forward(In<Id, 2> tokens, const Call& call = {}, const Context& context = {}) const {
+    Cache unused;
+    return run(tokens, call, unused, false, context);
+  }
+  /// The same, and what backward needs into the cache, once all has gone well. The cache keeps a
+  /// copy of the tokens.
+  template <TokenId Id>
+  Tensor<T, 2> forward(In<Id, 2> tokens, const Call& call, Cache& cache,
+                       const Context& context = {}) const {
+    Cache fresh;
+    Tensor<T, 2> logits = run(tokens, call, fresh, true, context);
+    cache = std::move(fresh);
+    return logits;
+  }
+
+  /// Adds the gradients of the parameters to `gradients`, for d_logits [B L, V].
+  ///
+  /// Takes, while it runs, memory for a copy of the blocks' gradients.
+  /// Throws ArgumentError for a cache that is empty or of a decoder of another shape, ShapeError,
+  /// std::bad_alloc; nothing is changed then.
+  void backward(In<T, 2> d_logits, const Cache& cache, Gradients& gradients,
+                const Context& context = {}) const {
+    constexpr std::string_view function = "TransformerDecoder::backward";
+    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    require(cache.module.same_shape(options_), function,
+            "the cache is of a decoder of another shape, expected one that this decoder filled");
+    require(cache.blocks.size() == parameters_.blocks.size(), function,
+            "the cache or the decoder was moved from, expected a cache that this decoder filled");
+    require_shape(function, "d_logits", d_logits, Shape{cache.tokens.size(), options_.vocabulary},
+                  "the output");
+    require_gradients(function, gradients);
+    detail::decoder_backward<T>(options_, parameters_, d_logits, cache, gradients, context);
+  }
+
+  /// An empty state for sequences of at most `capacity` tokens; 0: max_length. Throws ArgumentError
+  /// for extents that are none, ShapeError for more than memory holds, std::bad_alloc.
+  State state(Index batch_size = 1, Index capacity = 0,
+              std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+    require(capacity >= 0 && capacity <= options_.max_length, "TransformerDecoder::state", [&] {
+      return "capacity is " + std::to_string(capacity) + ", expected 1 to max_length " +
+             std::to_string(options_.max_length) + ", or 0 for it";
+    });
+    return State(options_, batch_size, capacity == 0 ? options_.max_length : capacity, memory);
+  }
+
+  /// Logits [B, V] of the token behind the last of tokens [B, n], n at least 1, which come behind
+  /// those that the state has seen: inference.
+  ///
+  /// The bits are those of forward of the whole sequence, for any cut into steps. Of the n - 1
+  /// tokens before the last no logits are computed.
+  /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the state is as it
+  /// was then.
+  template <TokenId Id>
+  Tensor<T, 2> step(In<Id, 2> tokens, State& state, const Context& context = {}) const {
+    constexpr std::string_view function = "TransformerDecoder::step";
+    require_filled(function);
+    const bool fits =
+        state.caches_.size() == parameters_.blocks.size() && state.module_.same_shape(options_);
+    require(fits, function,
+            "the state is of a decoder of another shape, or was moved from, expected one that "
+            "state() of this decoder made");
+    const Index n = tokens.extent(1);
+    require_shape(function, "tokens", tokens, Shape{state.caches_[0].options().batch_size, n},
+                  "batch of the state");
+    require(n >= 1, function, "tokens are none, expected at least one of each sequence");
+    state.caches_[0].require_room(function, n);
+
+    // 1 embedding
+    const auto kept = detail::kept_tokens(tokens, context.memory);
+    Tensor<T, 3> h = detail::embed<T>(parameters_, kept, state.length(), context);
+    // 2 blocks
+    std::deque<detail::AppendedTokens<T>> appended;
+    for (KeyValueCache<T>& cache : state.caches_) appended.emplace_back(cache);
+    for (std::size_t b = 0; b < parameters_.blocks.size(); ++b) {
+      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, state.caches_[b],
+                                         context);
+    }
+    // 3 norm, 4 tied head
+    Cache unused;
+    Tensor<T, 2> logits =
+        detail::logits_of<T>(options_, parameters_, slice(h, 1, n - 1, 1), unused, context);
+    for (detail::AppendedTokens<T>& tokens_of_block : appended) tokens_of_block.keep();
+    return logits;
+  }
+
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+    return Gradients(options_, memory);
+  }
+
+  /// The options with every default filled in.
+  const TransformerDecoderOptions& options() const { return options_; }
+  /// The weights, to be read and written.
+  TransformerDecoderParameters<T>& parameters() { return parameters_; }
+  /// The weights.
+  const TransformerDecoderParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  void require_filled(std::string_view function) const {
+    require_shape(function, "token", In<T, 2>(parameters_.token),
+                  Shape{options_.vocabulary, options_.block.d_model},
+                  "the options: a decoder that was moved from has none");
+  }
+  void require_gradients(std::string_view function, const Gradients& gradients) const {
+    const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
+      require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
+    };
+    check("gradients.token", gradients.token, parameters_.token);
+    check("gradients.position", gradients.position, parameters_.position);
+    check("gradients.norm.gamma", gradients.norm.gamma, parameters_.norm.gamma);
+    check("gradients.norm.beta", gradients.norm.beta, parameters_.norm.beta);
+    require(gradients.blocks.size() == parameters_.blocks.size(), function, [&] {
+      return "gradients are of " + std::to_string(gradients.blocks.size()) + " blocks, expected " +
+             std::to_string(parameters_.blocks.size()) + " (zero_gradients())";
+    });
+    for (std::size_t n = 0; n < parameters_.blocks.size(); ++n) {
+      detail::require_block_gradients<T>(parameters_.blocks[n], gradients.blocks[n]);
+    }
+  }
+
+  template <class Id>
+  Tensor<T, 2> run(const In<Id, 2>& tokens, const Call& call, Cache& cache, bool training,
+                   const Context& context) const {
+    constexpr std::string_view function = "TransformerDecoder::forward";
+    require_filled(function);
+    require_countable(function, "tokens", tokens);
+    require(tokens.extent(1) <= options_.max_length, function, [&] {
+      return "tokens are " + tokens.shape().format() + ", expected sequences of at most " +
+             std::to_string(options_.max_length) + " (max_length)";
+    });
+    call.weight_dropout.require_valid(function);
+    call.attention_dropout.require_valid(function);
+    call.hidden_dropout.require_valid(function);
+    call.output_dropout.require_valid(function);
+    cache.tokens = detail::kept_tokens(tokens, context.memory);
+    return detail::decoder_forward<T>(options_, parameters_, call, cache, training, context);
+  }
+
+  TransformerDecoderOptions options_;
+  TransformerDecoderParameters<T> parameters_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -22100,12 +22963,13 @@ template <Scalar T>
 kernels::SumOf<T> gradient_norm(const ParameterList<T>& list, const Context& context = {}) {
   using Sum = kernels::SumOf<T>;
   const auto& tasks = list.tasks();
-  std::vector<Sum> sums(tasks.size());
+  const auto count = static_cast<Index>(tasks.size());
+  auto sums = Tensor<Sum, 1>::uninitialized({count}, context.memory);
   const auto run = [&](Index t, Index) {
-    const auto at = static_cast<std::size_t>(t);
-    sums[at] = detail::sum_task(list[tasks[at].parameter], tasks[at]);
+    const auto& task = tasks[static_cast<std::size_t>(t)];
+    sums(t) = detail::sum_task(list[task.parameter], task);
   };
-  context.executor.run(static_cast<Index>(tasks.size()), run);
+  context.executor.run(count, run);
   Sum sum(0);
   for (const Sum& part : sums) sum = sum + part;
   context.count_flops(2 * list.elements(), 2 * list.elements());

@@ -1239,6 +1239,10 @@ class SafetensorsFile {
 // set-user-ID nor set-group-ID: those were given to the old content. A symbolic link stays: the
 // file that it leads to is the one that is written, and there has to be one. Folders, pipes and
 // devices are refused before anything is made.
+//
+// A process that is killed while it writes leaves its temporary file, .headwise-<process>-<n>.tmp,
+// in the folder of what it wrote. Nobody reads it, and later writes take the next number; it is
+// deleted by hand alone, for it might be another process that is writing.
 
 namespace headwise::inline v0_1::detail {
 
