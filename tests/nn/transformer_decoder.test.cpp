@@ -1,56 +1,18 @@
 // TransformerDecoder: its modules in a row, their gradients, and decoding with the same bits.
 #include "headwise/nn/transformer_decoder.hpp"
 
-#include <stdexcept>
-
 #include "headwise/nn/rms_norm.hpp"
 #include "headwise/ops/cross_entropy.hpp"
 #include "headwise/optim/adamw.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "headwise/testing/close_to.hpp"
 #include "headwise/testing/gradient_check.hpp"
+#include "nn/transformer_decoder_case.hpp"
 #include "support/catch.hpp"
-#include "support/failing_memory.hpp"
-#include "support/parameter_values.hpp"
 
 using namespace headwise_tests;
 
 namespace {
-
-TransformerDecoderOptions with(bool norm_first, NormKind norm, Index width = 6) {
-  return {.vocabulary = 7,
-          .max_length = 40,
-          .num_blocks = 2,
-          .block = {.d_model = width,
-                    .num_heads = 3,
-                    .num_kv_heads = 1,
-                    .d_hidden = 5,
-                    .gated = norm == NormKind::rms_norm,
-                    .norm_first = norm_first,
-                    .norm = norm,
-                    .norm_epsilon = 1e-2}};
-}
-
-template <class T>
-TransformerDecoder<T> drawn(const TransformerDecoderOptions& options) {
-  TransformerDecoder<T> decoder(options);
-  draw_all(decoder.parameters(), 7);
-  return decoder;
-}
-
-Tensor2<std::int64_t> some_tokens(Index B, Index L, std::uint64_t seed = 1) {
-  Draw draw(seed);
-  Tensor2<std::int64_t> tokens({B, L});
-  for (std::int64_t& token : tokens) token = draw.between(0, 6);
-  return tokens;
-}
-
-TransformerDecoderCall dropping() {
-  return {.weight_dropout = {.rate = 0.2, .seed = 1},
-          .attention_dropout = {.rate = 0.2, .seed = 2},
-          .hidden_dropout = {.rate = 0.2, .seed = 3},
-          .output_dropout = {.rate = 0.2, .seed = 4}};
-}
 
 /// The decoder by its modules.
 template <class T>
@@ -258,114 +220,6 @@ TEMPLATE_TEST_CASE(
     CHECK(state.length() == L);
     CHECK(state.room() == 0);
   }
-}
-
-TEST_CASE("a state of a TransformerDecoder is copied, rolled back and cleared", "[nn]") {
-  const auto decoder = drawn<double>(with(true, NormKind::layer_norm));
-  const auto tokens = some_tokens(1, 8), other = some_tokens(1, 8, 2);
-  const auto part = [](const Tensor2<std::int64_t>& of, Index begin, Index count) {
-    return In<std::int64_t, 2>(slice(of, 1, begin, count));
-  };
-  auto state = decoder.state();
-  CHECK(state.room() == 40);
-  (void)decoder.step(part(tokens, 0, 5), state);
-  auto beam = state;
-  (void)decoder.step(part(other, 0, 3), beam);
-  CHECK((beam.length() == 8 && state.length() == 5));
-  (void)decoder.step(part(other, 3, 4), state);  // a draft that is rejected
-  state.rollback(4);
-  const auto logits = decoder.step(part(tokens, 5, 3), state);
-  auto fresh = decoder.state(1, 8);
-  CHECK(bitwise_equal(logits, decoder.step(part(tokens, 0, 8), fresh)));
-  fresh.clear();
-  CHECK(fresh.room() == 8);
-  CHECK(bitwise_equal(logits, decoder.step(part(tokens, 0, 8), fresh)));
-}
-
-TEST_CASE(
-    "a TransformerDecoder that runs out of memory leaves cache, gradients and state as they "
-    "were",
-    "[nn]") {
-  const bool norm_first = GENERATE(false, true);
-  const auto decoder = drawn<double>(with(norm_first, NormKind::layer_norm));
-  const auto tokens = some_tokens(2, 5), other = some_tokens(1, 4, 2);
-  const auto d_logits = random_tensor<double>(Shape{10, 7}, 8);
-  TransformerDecoderCache<double> cache;
-  auto gradients = decoder.zero_gradients();
-  (void)decoder.forward(tokens, dropping(), cache);
-  decoder.backward(d_logits, cache, gradients);
-  const auto once = values_of<double>(gradients);
-  CHECK(fail_in_turn(
-            [&](std::pmr::memory_resource* memory) {
-              decoder.backward(d_logits, cache, gradients, {.memory = memory});
-            },
-            [&] { return same_bits(values_of<double>(gradients), once); }) >= 30);
-  CHECK_FALSE(same_bits(values_of<double>(gradients), once));
-  bool replaced = false;
-  CHECK(fail_in_turn(
-            [&](std::pmr::memory_resource* memory) {
-              (void)decoder.forward(other, {}, cache, {.memory = memory});
-              replaced = cache.tokens.extent(1) == 4;
-              cache = {};  // before its memory goes
-            },
-            [&] {
-              auto again = decoder.zero_gradients();
-              decoder.backward(d_logits, cache, again);
-              return same_bits(values_of<double>(again), once);
-            }) >= 20);
-  CHECK(replaced);
-  auto state = decoder.state(2, 6);
-  (void)decoder.step(tokens, state);
-  const Tensor2<std::int64_t> next = some_tokens(2, 1, 3);
-  CHECK(fail_in_turn(
-            [&](std::pmr::memory_resource* memory) {
-              (void)decoder.step(next, state, {.memory = memory});
-            },
-            [&] { return state.length() == 5 && state.room() == 1; }) >= 20);
-  CHECK(state.length() == 6);
-}
-
-namespace {
-
-/// One thread, which throws at some call.
-struct BreaksDown {
-  int left;
-  template <class Task>
-  void run(Index count, Task&& task) {
-    if (left-- == 0) throw std::runtime_error("broken down");
-    for (Index t = 0; t < count; ++t) task(t, Index{0});
-  }
-  Index concurrency() const { return 1; }
-};
-
-}  // namespace
-
-TEST_CASE("an executor that throws leaves the gradients of the blocks as they were", "[nn]") {
-  const auto decoder = drawn<double>(with(true, NormKind::layer_norm));
-  const auto d_logits = random_tensor<double>(Shape{10, 7}, 8);
-  TransformerDecoderCache<double> cache;
-  auto gradients = decoder.zero_gradients();
-  (void)decoder.forward(some_tokens(2, 5), {}, cache);
-  decoder.backward(d_logits, cache, gradients);
-  const auto of_blocks = [&] {
-    auto values = values_of<double>(gradients.blocks[0]);
-    const auto more = values_of<double>(gradients.blocks[1]);
-    values.insert(values.end(), more.begin(), more.end());
-    return values;
-  };
-  const auto once = of_blocks();
-  int threw = 0;
-  for (bool done = false; !done; ++threw) {
-    BreaksDown executor{threw};
-    try {
-      decoder.backward(d_logits, cache, gradients, {.executor = executor});
-      done = true;
-    } catch (const std::runtime_error&) {
-      CHECK(same_bits(of_blocks(), once));
-    }
-  }
-  CHECK(threw > 45);
-  CHECK_FALSE(same_bits(of_blocks(), once));
 }
 
 TEST_CASE("AdamW on what collect makes of a TransformerDecoder lowers the loss", "[nn]") {
