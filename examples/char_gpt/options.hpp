@@ -37,7 +37,7 @@ struct Options {
   std::string resume = {};  // checkpoint to go on from
   std::string svg = {};     // picture of the loss
   bool json = false;        // one line of JSON at the end
-  bool profile = false;     // where the time of a step goes
+  bool profile = false;     // where time and memory of a step go
   bool help = false;
   std::string heads_svg = {};  // picture of what each head attends to
 };
@@ -78,7 +78,7 @@ inline const std::vector<OptionRow>& option_rows() {
       {"--svg", "FILE", "draw the loss", {}, &Options::svg},
       {"--heads-svg", "FILE", "draw what each head attends to", {}, &Options::heads_svg},
       {"--json", "", "one line of JSON at the end", {}, {}, &Options::json},
-      {"--profile", "", "where the time of a step goes", {}, {}, &Options::profile},
+      {"--profile", "", "where time and memory of a step go", {}, {}, &Options::profile},
       {"--help", "", "this text", {}, {}, &Options::help}};
   return rows;
 }

@@ -1,8 +1,8 @@
 // TransformerDecoder: its state, and what is left of it and of gradients when a call fails.
 #include <stdexcept>
 
-#include ""
 #include "headwise/nn/transformer_decoder.hpp"
+#include "headwise/testing/close_to.hpp"
 #include "nn/transformer_decoder_case.hpp"
 #include "support/catch.hpp"
 #include "support/failing_memory.hpp"
