@@ -1,4 +1,5 @@
-# Every header stands alone, and may be included twice.
+# Every header stands alone, and may be included twice: a test that compiles them, one by one. It is
+# slow, as all of them read the same headers again and again.
 
 # (A fragment, x.inc, is no header: kernels.hpp includes it.)
 file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
@@ -19,9 +20,11 @@ foreach(header IN LISTS headers)
   endif()
 endforeach()
 
+add_custom_target(headwise_header_checks)
 function(headwise_header_check name library)
   if(ARGN)
-    add_library(${name} OBJECT ${ARGN})
+    add_library(${name} OBJECT EXCLUDE_FROM_ALL ${ARGN})
+    add_dependencies(headwise_header_checks ${name})
     target_link_libraries(${name} PRIVATE ${library} headwise_warnings)
     target_compile_options(${name} PRIVATE -O0 -g0)
   endif()
@@ -33,3 +36,8 @@ foreach(library IN LISTS executor_libraries_found)
                         ${check_sources_${library}})
   target_link_libraries(headwise_header_check_${library} PRIVATE ${executor_target_${library}})
 endforeach()
+
+set(name "layering: every header stands alone, and may be included twice")
+add_test(NAME "${name}" COMMAND "${CMAKE_COMMAND}" --build "${CMAKE_BINARY_DIR}" --target
+                                headwise_header_checks --parallel)
+set_tests_properties("${name}" PROPERTIES LABELS "layering;slow" TIMEOUT 1200)
