@@ -32,6 +32,7 @@ TEST_CASE("taped sums, differences, products and quotients have the slopes of th
   CHECK(check_taped([](V<3> a, V<3> b) { return a / b; }, x, y));
   CHECK(check_taped([](V<1> a, V<3> b) { return a / b; }, row, y));
   CHECK(check_taped([](V<3> a) { return Real(-0.3L) * a; }, x));
+  CHECK(check_taped([](V<3> a) { return -(a * Real(0.7L)); }, x));
   CHECK(check_taped([](V<3> a) { return a * a + a; }, x));
 }
 
@@ -100,14 +101,18 @@ TEST_CASE("taped views have the slopes of their values", "[autograd]") {
 TEST_CASE("a function of a view gives the bits that it gives of a dense copy", "[autograd]") {
   const auto whole = normal<float>(Shape{40, 6, 8}, 1);  // so that wrong strides stay inside
   const In<float, 3> x = slice(whole, 0, 0, 5);
+  const In<float, 3> rows_reversed(whole.data() + 288, Shape{5, 6, 6}, Shape{48, -8, 1});
+  const In<float, 3> all_reversed(whole.data() + 960, Shape{5, 6, 6}, Shape{-48, -8, -1});
   const auto w = normal<float>(Shape{6, 3}, 2);
   Tape<float> tape;
   const auto check = [&](const auto& function) {
-    for (int view = 0; view < 3; ++view) {
+    for (int view = 0; view < 5; ++view) {
       CAPTURE(view);
       const auto strided = view == 0   ? transpose(tape.constant(x), 1, 2)
                            : view == 1 ? transpose(slice(tape.constant(x), 2, 1, 6), 0, 1)
-                                       : slice(tape.constant(x), 2, 2, 6);
+                           : view == 2 ? slice(tape.constant(x), 2, 2, 6)
+                           : view == 3 ? tape.constant(rows_reversed)
+                                       : tape.constant(all_reversed);
       const Tensor3<float> dense = contiguous(strided.value());
       CHECK(bitwise_equal(function(strided).value(), function(tape.constant(dense)).value()));
     }

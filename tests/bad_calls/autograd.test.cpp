@@ -103,6 +103,11 @@ const Refusals tape_refusals({
     refused(
         "Tape::watch: x has no gradient, expected what is computed from a parameter or an input",
         [](Taped& t) { t.tape.watch(t.tape.constant(t.value)); }),
+    refused("Tape::watch: " + swept,
+            [](Taped& t) {
+              t.sweep();
+              t.tape.watch(t.x);
+            }),
     refused("Tape::gradient: x" + elsewhere, [](Taped& t) { t.tape.gradient(t.elsewhere); }),
     refused("Tape::gradient: x" + before_clear,
             [](Taped& t) {

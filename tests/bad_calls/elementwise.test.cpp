@@ -113,7 +113,12 @@ const Refusals multiply_backward_refusals(all_of({
     output("multiply_backward", "b", &Multiply::b, {4, 3}, "the shape of dy, or one row"),
     output("multiply_backward", "da", &Multiply::da, {4, 3}, "the shape of a"),
     output("multiply_backward", "db", &Multiply::db, {4, 3}, "the shape of b"),
-    {repeated("multiply_backward: da", &Multiply::da),
+    {argument<Multiply>("multiply_backward: dy has 4 rows, expected 1 (a and b have one row each)",
+                        [](Multiply& c) {
+                          c.a = c.m.tensor(1, 3);
+                          c.b = c.m.tensor(1, 3);
+                        }),
+     repeated("multiply_backward: da", &Multiply::da),
      overlapping("multiply_backward: da", &Multiply::da, "dy", &Multiply::dy),
      overlapping("multiply_backward: da", &Multiply::da, "a", &Multiply::a),
      overlapping("multiply_backward: da", &Multiply::da, "b", &Multiply::b),

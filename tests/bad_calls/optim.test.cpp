@@ -155,6 +155,16 @@ const Refusals optimizer_refusals({
     optimizer_call<AdamW<double>, AdamWOptions>(
         "Optimizer::add_group: parameter W is in a group already",
         [](auto& o) { o.add_group(o.groups()[0].parameters.matrices(), {}); }),
+    optimizer_call<AdamW<double>, AdamWOptions>(
+        "Optimizer::add_group: parameter again shares elements with W, which is in a group "
+        "already: expected each once",
+        [](auto& o) {
+          Parameter<double> again = o.groups()[0].parameters[0];
+          again.name = "again";
+          ParameterList<double> list;
+          list.add(again);
+          o.add_group(list, {});
+        }),
     argument_error("Optimizer::add_group: 1 steps were taken, expected all groups before the first",
                    [](Witness& memory) {
                      Layer& layer = memory.make<Layer>();

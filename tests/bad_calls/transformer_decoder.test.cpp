@@ -225,7 +225,7 @@ const Refusals steps({
     step(
         "embedding_forward: tokens(0) is -1, expected 0 or more and below 5 (rows of table [5, 4])",
         [](Decoder& c) { c.storage(0, 0) = -1; }, argument_error),
-    argument_error("KeyValueCache::rollback: n is 3, expected 0 to 2, the length",
+    argument_error("TransformerDecoderState::rollback: n is 3, expected 0 to 2, the length",
                    [](Witness& m) { Decoder{m}.pending().state.rollback(3); }),
 });
 

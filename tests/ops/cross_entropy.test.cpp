@@ -105,6 +105,28 @@ TEMPLATE_TEST_CASE("a target that is all but certain keeps the digits of its los
   }
 }
 
+TEMPLATE_TEST_CASE("the gradient of large logits is as exact as that of small ones", "[ops]", float,
+                   double, long double) {
+  using T = TestType;
+  const double unit = static_cast<double>(std::numeric_limits<T>::epsilon());
+  for (const Index V : {2, 3, 65, 300}) {
+    for (const double offset : {0.0, 1e4, -1e4, 3e5}) {  // far above 1 / (distances of logits)
+      CAPTURE(sizeof(T), V, offset);
+      Tensor2<T> logits(Shape{Index{5}, V});  // multiples of 1 / 8, so that the sums are exact
+      for (Index n = 0; n < logits.size(); ++n) {
+        logits.data()[n] = T(offset + 0.125 * static_cast<double>(n * n % 37));
+      }
+      const Targets targets = some_targets(5, V);
+      const auto got = run<T>(logits, targets);
+      const auto want = expected<T>(logits, targets, {});
+      for_each_index(logits.shape(), [&](const Shape<2>& at) {
+        const Real error = std::abs(static_cast<Real>(got.d_logits(at)) - want.d_logits(at));
+        CHECK(error <= 40 * unit * std::abs(want.d_logits(at)));
+      });
+    }
+  }
+}
+
 TEST_CASE("the gradient of cross_entropy is the slope of forward", "[ops]") {
   for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
     auto logits = normal<Real>(Shape{6, 9}, 3, 2);

@@ -211,6 +211,14 @@ template <Scalar T, int R>
 Variable<T, R> operator*(const std::type_identity_t<T>& alpha, const Variable<T, R>& x) {
   return scale(x, alpha);
 }
+template <Scalar T, int R>
+Variable<T, R> operator*(const Variable<T, R>& x, const std::type_identity_t<T>& alpha) {
+  return scale(x, alpha);
+}
+template <Scalar T, int R>
+Variable<T, R> operator-(const Variable<T, R>& x) {
+  return scale(x, T(-1));
+}
 ///@}
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -17,8 +17,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// A tape and its variables belong to one thread (operations run on the context's threads). Values
 /// are given back as soon as neither a variable nor a node holds them, gradients as soon as they
-/// have been passed. After a first step of the same shapes it asks context.memory for nothing that
-/// it has not given back, and with recycled memory the system for nothing.
+/// have been passed. After a first step of the same shapes it takes no more from context.memory
+/// than that step did, and with recycled memory nothing from the system.
 template <Scalar T>
 class Tape {
  public:
@@ -99,12 +99,13 @@ class Tape {
   void input(const Tensor<T, R>&& temporary) = delete;
 
   /// Keeps the gradient of a variable (and of what it is a view of) for gradient(). Throws
-  /// ArgumentError for a variable that has none.
+  /// ArgumentError for a variable that has none, and where the tape has been swept.
   template <int R>
   void watch(const Variable<T, R>& x) {
     require_of_this("Tape::watch", "x", x);
     require(x.has_gradient(), "Tape::watch",
             "x has no gradient, expected what is computed from a parameter or an input");
+    require_recordable("Tape::watch");
     core_.node(x.handle().node).watched = true;
   }
 

@@ -10,12 +10,14 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 /// All axes but the last as one: what strides describe, if they do.
 template <class T, int R>
 bool leading_axes_are_uniform(const In<T, R>& x) {
-  Index distance = -1;  // of rows, from the innermost axis that has several
+  bool known = false;
+  Index distance = 0;  // of rows, from the innermost axis that has several; may be below 0
   Index rows = 1;
   for (int r = R - 2; r >= 0; --r) {
     if (x.extent(r) == 1) continue;
-    if (distance >= 0 && x.stride(r) != distance * rows) return false;
-    if (distance < 0) distance = x.stride(r);
+    if (known && x.stride(r) != distance * rows) return false;
+    if (!known) distance = x.stride(r);
+    known = true;
     rows *= x.extent(r);
   }
   return true;

@@ -4,8 +4,10 @@
 //   loss = lse - x_t,   lse = log sum_v e^{x_v},   d loss / d x_v = e^{x_v - lse} - [v = t]
 //
 // Where the target is certain, 1 + the others' sum and 1 - the target's probability would lose what
-// is to be learned: the target's own term is left out of both sums. The steps are those of
-// docs/derivations/cross_entropy_backward.md.
+// is to be learned: the target's own term is left out of both sums. And lse is rounded to the
+// digits of the logits, which multiplies every e^{x_v - lse} by the same number: backward divides
+// by their sum, so that logits of 10,000 have a gradient as exact as those of 1. The steps are
+// those of docs/derivations/cross_entropy_backward.md.
 #pragma once
 
 #include <cmath>
@@ -59,19 +61,20 @@ CrossEntropy<T> cross_entropy_row(Row<const T> x, Index V, Index target) {
   return cross_entropy_from<T>(greatest, x[target], T(exp(x[target] - greatest)), others);
 }
 
-/// Backward of one row: dx_v = factor (e^{x_v - lse} - [v = target]). dx may be x.
+/// Backward of one row: dx_v = factor (p_v - [v = target]), p_v = e^{x_v - lse} over their sum. dx
+/// may be x.
 template <class T>
 void cross_entropy_backward_row(Row<const T> x, Index V, Index target, T lse, T factor, Row<T> dx) {
   using std::exp;
   const T weight = T(exp(x[target] - lse));
-  const auto term = [&](Index v) {
-    const T p = T(exp(x[v] - lse));
-    dx[v] = factor * p;
-    return p;
-  };
+  const auto term = [&](Index v) { return dx[v] = T(exp(x[v] - lse)); };
   const T others = sum_visible<T>(
       V, [&](Index v) { return v != target; }, term);
-  dx[target] = T(0) - factor * (others + T(0) * weight);  // 0 times NaN shows
+  const T scale = factor / (others + weight);
+  for (Index v = 0; v < V; ++v) {
+    if (v != target) dx[v] = scale * dx[v];
+  }
+  dx[target] = T(0) - scale * others;
 }
 
 HEADWISE_STRICT_MATH_END

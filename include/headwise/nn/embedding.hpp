@@ -65,8 +65,10 @@ void tied_head_forward(In<T, 2> h, In<std::type_identity_t<T>, 2> table,
 /// dtable    [V, D]   added to: d_logits^T h, to which embedding_backward adds too; {} for none
 ///
 /// A row of h whose d_logits are 0 adds nothing to dtable, even if it holds NaN or infinity.
-/// Outputs must not overlap the inputs or each other. Work    2 N D V FLOPs for each of dh and
-/// dtable. Throws  ShapeError before anything is written; std::bad_alloc.
+/// Outputs must not overlap the inputs or each other.
+///
+/// Work    2 N D V FLOPs for each of dh and dtable.
+/// Throws  ShapeError before anything is written; std::bad_alloc.
 template <Scalar T>
 void tied_head_backward(In<T, 2> d_logits, In<std::type_identity_t<T>, 2> h,
                         In<std::type_identity_t<T>, 2> table, Out<std::type_identity_t<T>, 2> dh,

@@ -101,7 +101,9 @@ KeyValueCache<T> key_value_cache(
 /// cache                   keys and values of the tokens before; those of x are appended
 ///
 /// The bits are those of attention.forward of the whole sequence with {.mask = causal}, for any cut
-/// into steps. Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs.
+/// into steps.
+///
+/// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
 /// then.
 template <Scalar T>

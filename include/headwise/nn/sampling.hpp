@@ -142,7 +142,9 @@ HEADWISE_STRICT_MATH_BEGIN
 /// At temperature 0 it is the greatest logit. Of equal logits the lower token is ranked first,
 /// everywhere. Probabilities are in double. What is drawn walks the tokens in order of their
 /// numbers, so that options which leave all of them change nothing. Rows of a batch need a seed or
-/// a step of their own. Work    V e^x; with top_k or top_p, ranking those that are asked for.
+/// a step of their own.
+///
+/// Work    V e^x; with top_k or top_p, ranking those that are asked for.
 /// Throws  ArgumentError for options out of range, NaN, +infinity, or no number at all; ShapeError;
 ///         std::bad_alloc.
 /// Source  top-p: Holtzman et al., 2020, arXiv 1904.09751.

@@ -33,6 +33,10 @@ class TransformerDecoderState {
   Index room() const { return caches_.empty() ? 0 : caches_[0].room(); }
   /// Forgets the last n tokens. Throws ArgumentError unless there are so many.
   void rollback(Index n) {
+    require(n >= 0 && n <= length(), "TransformerDecoderState::rollback", [&] {
+      return "n is " + std::to_string(n) + ", expected 0 to " + std::to_string(length()) +
+             ", the length";
+    });
     for (KeyValueCache<T>& cache : caches_) cache.rollback(n);
   }
   /// Forgets all.

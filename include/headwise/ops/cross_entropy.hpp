@@ -94,7 +94,8 @@ HEADWISE_STRICT_MATH_BEGIN
 /// along a row run in T, the sum over rows pairwise, in double for float and in T for others. The
 /// greatest logit is subtracted before e^x, and a target ahead of all others has its loss from
 /// log(1 + x): 1e-30 is no 0. A logit of -infinity has no part in its row; as target it costs
-/// infinity. NaN or +infinity in a row that is not left out make the loss NaN.
+/// infinity. NaN or +infinity in a row that is not left out make the loss NaN, as does nothing but
+/// -infinity.
 /// Work    3 V + 5 FLOPs a row that is not left out.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs",
@@ -139,7 +140,8 @@ T cross_entropy_forward(In<T, 2> logits, In<Id, 1> targets, const CrossEntropyOp
 /// d_logits   [N, V]   out; may be logits
 ///
 /// Rows that are left out become 0, whatever they hold. The target's own element is minus the sum
-/// of its row's others: no digits are lost where its probability is near 1, and rows sum to 0.
+/// of its row's others: no digits are lost where its probability is near 1, and rows sum to 0. What
+/// the rounding of logsumexp lost, which is much where logits are large, is made good.
 /// Work    4 V + 2 FLOPs a row that is not left out.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  docs/derivations/cross_entropy_backward.md.

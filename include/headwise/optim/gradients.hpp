@@ -63,7 +63,7 @@ void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>
   const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   detail::for_tasks(list, context, [&](const Parameter<T>& p, const auto& task) {
     const bool dense = p.gradient.dense();
-    const Index step = dense ? 1 : detail::step_of(p.gradient);
+    const Index step = dense ? 1 : detail::stride_of(p.gradient);
     detail::for_runs(p.gradient, dense, task.begin, task.end, [&](Index first, Index count) {
       T* const at = detail::element_at(p.gradient, first);
       if (step == 1) return run.scale_elements(factor, at, count);
@@ -76,7 +76,8 @@ void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>
 /// Multiplies the gradients by clip_factor of their norm, so that it is at most max_norm after.
 /// Returns what the norm was.
 ///
-/// (A step that is given clip_factor as its gradient_scale does the same in one pass less.)
+/// (A step that is given clip_factor as its gradient_scale does the same in one pass less, but
+/// refuses a norm that is NaN, which here makes every gradient NaN.)
 /// Work    3 FLOPs an element.
 /// Throws  ArgumentError for a max_norm that is not above 0, before anything is written;
 ///         std::bad_alloc.
@@ -99,7 +100,7 @@ template <Scalar T>
 void zero_gradients(const ParameterList<T>& list, const Context& context = {}) {
   detail::for_tasks(list, context, [&](const Parameter<T>& p, const auto& task) {
     const bool dense = p.gradient.dense();
-    const Index step = dense ? 1 : detail::step_of(p.gradient);
+    const Index step = dense ? 1 : detail::stride_of(p.gradient);
     detail::for_runs(p.gradient, dense, task.begin, task.end, [&](Index first, Index count) {
       T* const at = detail::element_at(p.gradient, first);
       if (step == 1) return void(std::fill_n(at, count, T(0)));

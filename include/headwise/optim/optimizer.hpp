@@ -40,8 +40,8 @@ class Optimizer {
   /// Adds parameters that are stepped with these options; their state is 0. What the list views has
   /// to outlive the optimiser.
   ///
-  /// Throws   ArgumentError for a name that is in a group already, for options out of range and
-  ///          after the first step; std::bad_alloc. The optimiser then is as it was.
+  /// Throws   ArgumentError for a name or an element that is in a group already, for options out
+  ///          of range and after the first step; std::bad_alloc. The optimiser then is as it was.
   void add_group(ParameterList<T> parameters, const Options& options,
                  std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     constexpr std::string_view function = "Optimizer::add_group";
@@ -54,6 +54,11 @@ class Optimizer {
         for (const Parameter<T>& p : parameters) {
           require(p.name != there.name, function,
                   [&] { return "parameter " + p.name + " is in a group already"; });
+          const bool apart = !detail::overlap({"", p.view}, {"", there.view});
+          require(apart, function, [&] {
+            return "parameter " + p.name + " shares elements with " + there.name +
+                   ", which is in a group already: expected each once";
+          });
         }
       }
     }

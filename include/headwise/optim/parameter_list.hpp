@@ -160,8 +160,9 @@ class ParameterList {
 /// Adds the parameters of a module, each with its gradient.
 ///
 /// prefix       goes in front of the names: "blocks.0."
-/// parameters   what a module's parameters() gives, or anything with for_each(f(name, view),
-/// prefix) gradients    the same of zero_gradients(): the same tensors in the same order
+/// parameters   what a module's parameters() gives, or anything with for_each(f, prefix), which
+///              calls f(name, view)
+/// gradients    the same of zero_gradients(): the same tensors in the same order
 ///
 /// Throws   ShapeError where they are of another module, and as ParameterList::add does; the list
 ///          then is as it was.

@@ -28,7 +28,7 @@ T* element_at(const TensorView<T, max_parameter_rank>& view, Index n) {
 
 /// How far apart the elements of a run lie.
 template <class T>
-Index step_of(const TensorView<T, max_parameter_rank>& view) {
+Index stride_of(const TensorView<T, max_parameter_rank>& view) {
   return view.extent(max_parameter_rank - 1) == 1 ? 1 : view.stride(max_parameter_rank - 1);
 }
 
@@ -49,7 +49,8 @@ void for_runs(const TensorView<T, max_parameter_rank>& view, bool dense, Index b
 template <class T, class F>
 void update_runs(const Parameter<T>& p, const ParameterTask& task, const F& f) {
   const bool dense = p.view.dense() && p.gradient.dense();
-  const Index step = dense ? 1 : step_of(p.view), gradient_step = dense ? 1 : step_of(p.gradient);
+  const Index step = dense ? 1 : stride_of(p.view),
+              gradient_step = dense ? 1 : stride_of(p.gradient);
   for_runs(p.view, dense, task.begin, task.end, [&](Index first, Index count) {
     T* const value = element_at(p.view, first);
     T* const gradient = element_at(p.gradient, first);
@@ -73,7 +74,7 @@ template <class T>
 kernels::SumOf<T> sum_task(const Parameter<T>& p, const ParameterTask& task) {
   const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   const bool dense = p.gradient.dense();
-  const Index step = step_of(p.gradient);
+  const Index step = stride_of(p.gradient);
   kernels::SumOf<T> sum(0);
   for (Index begin = task.begin; begin < task.end; begin += elements_of_copy) {
     const Index end = std::min<Index>(task.end, begin + elements_of_copy);
