@@ -2691,8 +2691,10 @@ HEADWISE_STRICT_MATH_END
 //   loss = lse - x_t,   lse = log sum_v e^{x_v},   d loss / d x_v = e^{x_v - lse} - [v = t]
 //
 // Where the target is certain, 1 + the others' sum and 1 - the target's probability would lose what
-// is to be learned: the target's own term is left out of both sums. The steps are those of
-// docs/derivations/cross_entropy_backward.md.
+// is to be learned: the target's own term is left out of both sums. And lse is rounded to the
+// digits of the logits, which multiplies every e^{x_v - lse} by the same number: backward divides
+// by their sum, so that logits of 10,000 have a gradient as exact as those of 1. The steps are
+// those of docs/derivations/cross_entropy_backward.md.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
@@ -2740,19 +2742,20 @@ CrossEntropy<T> cross_entropy_row(Row<const T> x, Index V, Index target) {
   return cross_entropy_from<T>(greatest, x[target], T(exp(x[target] - greatest)), others);
 }
 
-/// Backward of one row: dx_v = factor (e^{x_v - lse} - [v = target]). dx may be x.
+/// Backward of one row: dx_v = factor (p_v - [v = target]), p_v = e^{x_v - lse} over their sum. dx
+/// may be x.
 template <class T>
 void cross_entropy_backward_row(Row<const T> x, Index V, Index target, T lse, T factor, Row<T> dx) {
   using std::exp;
   const T weight = T(exp(x[target] - lse));
-  const auto term = [&](Index v) {
-    const T p = T(exp(x[v] - lse));
-    dx[v] = factor * p;
-    return p;
-  };
+  const auto term = [&](Index v) { return dx[v] = T(exp(x[v] - lse)); };
   const T others = sum_visible<T>(
       V, [&](Index v) { return v != target; }, term);
-  dx[target] = T(0) - factor * (others + T(0) * weight);  // 0 times NaN shows
+  const T scale = factor / (others + weight);
+  for (Index v = 0; v < V; ++v) {
+    if (v != target) dx[v] = scale * dx[v];
+  }
+  dx[target] = T(0) - scale * others;
 }
 
 HEADWISE_STRICT_MATH_END
@@ -5096,9 +5099,9 @@ HEADWISE_STRICT_MATH_END
 // Softmax cross-entropy of rows: kernels/cross_entropy.hpp by vectors. Other types than float and
 // double take the rows there. Read once for each instruction set.
 //
-// Forward reads a row twice, the second time from a cache where it fits one; backward reads and
-// writes it once. Chains of a sum are counted from element 0 and joined every 16 pieces, so that a
-// vocabulary of 50,000 costs a sum no digits.
+// Forward and backward walk a row twice, the second time in a cache where it fits one. Chains of a
+// sum are counted from element 0 and joined every 16 pieces, so that a vocabulary of 50,000 costs a
+// sum no digits.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -5223,13 +5226,38 @@ CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
   return cross_entropy_from<T>(most, x[target], of_target, totals.total());
 }
 
+/// Elements of a row times a factor, in place.
+template <class T>
+void scale_row(Row<T> x, Index N, T factor) {
+  using S = Simd<T>;
+  const RowPieces<T> row{N};
+  const auto by = S::broadcast(factor);
+  Piece<T> copy, result;
+  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    const Index count = row.count(n);
+    if (count == Piece<T>::size) {
+      const T* in = row.read(x, n, T(0), copy);
+      T* out = row.write(x, n, result);
+      each_vector<T>([&](auto, Index at)
+                         HEADWISE_ALWAYS_INLINE { S::store(by * S::load(in + at), out + at); });
+      row.written(out, x, n, result);
+      return;
+    }
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      if (at >= count) return;
+      const auto part = load_lanes<T>({&x[n + at], x.step}, count - at, T(0));
+      store_lanes<T>(by * part, {&x[n + at], x.step}, count - at);
+    });
+  });
+}
+
 /// Backward of one row. dx may be x.
 template <class T>
 void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T factor, Row<T> dx) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
   const RowPieces<T> row{V};
-  const auto centre = S::broadcast(lse), by = S::broadcast(factor);
+  const auto centre = S::broadcast(lse);
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   Piece<T> copy, result, weights;
   Chains<T> sums, totals;
@@ -5243,7 +5271,7 @@ void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T f
       T* out = row.write(dx, n, result);
       each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
         const auto p = weight_at(S::load(in + at));
-        S::store(by * p, out + at);
+        S::store(p, out + at);
         sums.sums[v] = sums.sums[v] + p;
       });
       row.written(out, dx, n, result);
@@ -5254,13 +5282,15 @@ void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T f
         count, at_target, [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
           const auto p = weight_at(load_lanes<T>({&x[n + at], x.step}, count - at, lse));
           S::store(p, weights.data + at);
-          store_lanes<T>(by * p, {&dx[n + at], dx.step}, count - at);
+          store_lanes<T>(p, {&dx[n + at], dx.step}, count - at);
           sums.sums[v] = sums.sums[v] + counts(p);
         });
     if (at_target >= 0) of_target = weights.data[at_target];
   };
   each_piece_but_target<T>(row, target, sums, totals, flow);
-  dx[target] = T(0) - factor * (totals.total() + T(0) * of_target);
+  const T others = totals.total(), scale = factor / (others + of_target);
+  scale_row<T>(dx, V, scale);
+  dx[target] = T(0) - scale * others;
 }
 
 /// Rows begin ... end - 1, forward: lse may be null.
@@ -8679,11 +8709,35 @@ CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
 }
 
 template <class T>
+void scale_row(Row<T> x, Index N, T factor) {
+  using S = Simd<T>;
+  const RowPieces<T> row{N};
+  const auto by = S::broadcast(factor);
+  Piece<T> copy, result;
+  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    const Index count = row.count(n);
+    if (count == Piece<T>::size) {
+      const T* in = row.read(x, n, T(0), copy);
+      T* out = row.write(x, n, result);
+      each_vector<T>([&](auto, Index at)
+                         HEADWISE_ALWAYS_INLINE { S::store(by * S::load(in + at), out + at); });
+      row.written(out, x, n, result);
+      return;
+    }
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      if (at >= count) return;
+      const auto part = load_lanes<T>({&x[n + at], x.step}, count - at, T(0));
+      store_lanes<T>(by * part, {&x[n + at], x.step}, count - at);
+    });
+  });
+}
+
+template <class T>
 void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T factor, Row<T> dx) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
   const RowPieces<T> row{V};
-  const auto centre = S::broadcast(lse), by = S::broadcast(factor);
+  const auto centre = S::broadcast(lse);
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   Piece<T> copy, result, weights;
   Chains<T> sums, totals;
@@ -8697,7 +8751,7 @@ void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T f
       T* out = row.write(dx, n, result);
       each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
         const auto p = weight_at(S::load(in + at));
-        S::store(by * p, out + at);
+        S::store(p, out + at);
         sums.sums[v] = sums.sums[v] + p;
       });
       row.written(out, dx, n, result);
@@ -8708,13 +8762,15 @@ void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T f
         count, at_target, [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
           const auto p = weight_at(load_lanes<T>({&x[n + at], x.step}, count - at, lse));
           S::store(p, weights.data + at);
-          store_lanes<T>(by * p, {&dx[n + at], dx.step}, count - at);
+          store_lanes<T>(p, {&dx[n + at], dx.step}, count - at);
           sums.sums[v] = sums.sums[v] + counts(p);
         });
     if (at_target >= 0) of_target = weights.data[at_target];
   };
   each_piece_but_target<T>(row, target, sums, totals, flow);
-  dx[target] = T(0) - factor * (totals.total() + T(0) * of_target);
+  const T others = totals.total(), scale = factor / (others + of_target);
+  scale_row<T>(dx, V, scale);
+  dx[target] = T(0) - scale * others;
 }
 
 template <Scalar T>
@@ -11949,11 +12005,35 @@ CrossEntropy<T> cross_entropy_of(Row<const T> x, Index V, Index target) {
 }
 
 template <class T>
+void scale_row(Row<T> x, Index N, T factor) {
+  using S = Simd<T>;
+  const RowPieces<T> row{N};
+  const auto by = S::broadcast(factor);
+  Piece<T> copy, result;
+  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    const Index count = row.count(n);
+    if (count == Piece<T>::size) {
+      const T* in = row.read(x, n, T(0), copy);
+      T* out = row.write(x, n, result);
+      each_vector<T>([&](auto, Index at)
+                         HEADWISE_ALWAYS_INLINE { S::store(by * S::load(in + at), out + at); });
+      row.written(out, x, n, result);
+      return;
+    }
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      if (at >= count) return;
+      const auto part = load_lanes<T>({&x[n + at], x.step}, count - at, T(0));
+      store_lanes<T>(by * part, {&x[n + at], x.step}, count - at);
+    });
+  });
+}
+
+template <class T>
 void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T factor, Row<T> dx) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
   const RowPieces<T> row{V};
-  const auto centre = S::broadcast(lse), by = S::broadcast(factor);
+  const auto centre = S::broadcast(lse);
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   Piece<T> copy, result, weights;
   Chains<T> sums, totals;
@@ -11967,7 +12047,7 @@ void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T f
       T* out = row.write(dx, n, result);
       each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
         const auto p = weight_at(S::load(in + at));
-        S::store(by * p, out + at);
+        S::store(p, out + at);
         sums.sums[v] = sums.sums[v] + p;
       });
       row.written(out, dx, n, result);
@@ -11978,13 +12058,15 @@ void cross_entropy_backward_of(Row<const T> x, Index V, Index target, T lse, T f
         count, at_target, [&](auto v, Index at, auto counts) HEADWISE_ALWAYS_INLINE {
           const auto p = weight_at(load_lanes<T>({&x[n + at], x.step}, count - at, lse));
           S::store(p, weights.data + at);
-          store_lanes<T>(by * p, {&dx[n + at], dx.step}, count - at);
+          store_lanes<T>(p, {&dx[n + at], dx.step}, count - at);
           sums.sums[v] = sums.sums[v] + counts(p);
         });
     if (at_target >= 0) of_target = weights.data[at_target];
   };
   each_piece_but_target<T>(row, target, sums, totals, flow);
-  dx[target] = T(0) - factor * (totals.total() + T(0) * of_target);
+  const T others = totals.total(), scale = factor / (others + of_target);
+  scale_row<T>(dx, V, scale);
+  dx[target] = T(0) - scale * others;
 }
 
 template <Scalar T>
@@ -15762,12 +15844,14 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 /// All axes but the last as one: what strides describe, if they do.
 template <class T, int R>
 bool leading_axes_are_uniform(const In<T, R>& x) {
-  Index distance = -1;  // of rows, from the innermost axis that has several
+  bool known = false;
+  Index distance = 0;  // of rows, from the innermost axis that has several; may be below 0
   Index rows = 1;
   for (int r = R - 2; r >= 0; --r) {
     if (x.extent(r) == 1) continue;
-    if (distance >= 0 && x.stride(r) != distance * rows) return false;
-    if (distance < 0) distance = x.stride(r);
+    if (known && x.stride(r) != distance * rows) return false;
+    if (!known) distance = x.stride(r);
+    known = true;
     rows *= x.extent(r);
   }
   return true;
@@ -15984,8 +16068,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// A tape and its variables belong to one thread (operations run on the context's threads). Values
 /// are given back as soon as neither a variable nor a node holds them, gradients as soon as they
-/// have been passed. After a first step of the same shapes it asks context.memory for nothing that
-/// it has not given back, and with recycled memory the system for nothing.
+/// have been passed. After a first step of the same shapes it takes no more from context.memory
+/// than that step did, and with recycled memory nothing from the system.
 template <Scalar T>
 class Tape {
  public:
@@ -16066,12 +16150,13 @@ class Tape {
   void input(const Tensor<T, R>&& temporary) = delete;
 
   /// Keeps the gradient of a variable (and of what it is a view of) for gradient(). Throws
-  /// ArgumentError for a variable that has none.
+  /// ArgumentError for a variable that has none, and where the tape has been swept.
   template <int R>
   void watch(const Variable<T, R>& x) {
     require_of_this("Tape::watch", "x", x);
     require(x.has_gradient(), "Tape::watch",
             "x has no gradient, expected what is computed from a parameter or an input");
+    require_recordable("Tape::watch");
     core_.node(x.handle().node).watched = true;
   }
 
@@ -16977,7 +17062,7 @@ void subtract_forward(In<T, 2> a, In<std::type_identity_t<T>, 2> b,
 /// da   [N, M]   out: dy; or [1, M]: summed over the rows; {} for none
 /// db   [N, M]   out: -dy; or [1, M] likewise
 ///
-/// Outputs must not overlap dy or each other.
+/// Outputs must not overlap dy (but may be dy where they have its shape) or each other.
 /// Work    N M FLOPs for db, and for da of [1, M].
 /// Throws  ShapeError before anything is written.
 template <Scalar T>
@@ -17022,6 +17107,10 @@ void multiply_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> a,
   constexpr std::string_view function = "multiply_backward";
   detail::require_factor<T>(function, "a", a, dy);
   detail::require_factor<T>(function, "b", b, dy);
+  require(a.extent(0) == dy.extent(0) || b.extent(0) == dy.extent(0), function, [&] {
+    return "dy has " + std::to_string(dy.extent(0)) +
+           " rows, expected 1 (a and b have one row each)";
+  });
   detail::require_gradient_of<T>(function, "da", da, a.shape(), "the shape of a");
   detail::require_gradient_of<T>(function, "db", db, b.shape(), "the shape of b");
   require_apart(function, {"da", da}, {{"dy", dy}, {"a", a}, {"b", b}});
@@ -17322,6 +17411,14 @@ auto operator/(const Variable<T, R>& a, const Variable<T, Q>& b) {
 template <Scalar T, int R>
 Variable<T, R> operator*(const std::type_identity_t<T>& alpha, const Variable<T, R>& x) {
   return scale(x, alpha);
+}
+template <Scalar T, int R>
+Variable<T, R> operator*(const Variable<T, R>& x, const std::type_identity_t<T>& alpha) {
+  return scale(x, alpha);
+}
+template <Scalar T, int R>
+Variable<T, R> operator-(const Variable<T, R>& x) {
+  return scale(x, T(-1));
 }
 ///@}
 
@@ -18078,8 +18175,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// y           [N, F]   out; may be x
 ///
 /// float and double within 6 units in the last place of f(x), also far below 0 where f is small, as
-/// long as f(x) is no denormal number; that of gelu_tanh within 3 (1 + |z|), where f is x / (1 +
-/// e^-z). NaN stays NaN; infinity stays, -infinity gives 0.
+/// long as |f(x)| is 4096 times the least normal number or more; that of gelu_tanh within
+/// 3 (1 + |z|), where f is x / (1 + e^-z). NaN stays NaN; infinity stays, -infinity gives 0.
 /// Work    0 FLOPs an element for relu, 4 for gelu and silu, 8 for gelu_tanh.
 /// Throws  ShapeError before anything is written.
 /// Source  see Activation.
@@ -18293,7 +18390,8 @@ HEADWISE_STRICT_MATH_BEGIN
 /// along a row run in T, the sum over rows pairwise, in double for float and in T for others. The
 /// greatest logit is subtracted before e^x, and a target ahead of all others has its loss from
 /// log(1 + x): 1e-30 is no 0. A logit of -infinity has no part in its row; as target it costs
-/// infinity. NaN or +infinity in a row that is not left out make the loss NaN.
+/// infinity. NaN or +infinity in a row that is not left out make the loss NaN, as does nothing but
+/// -infinity.
 /// Work    3 V + 5 FLOPs a row that is not left out.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Bridle, "Probabilistic Interpretation of Feedforward Classification Network Outputs",
@@ -18338,7 +18436,8 @@ T cross_entropy_forward(In<T, 2> logits, In<Id, 1> targets, const CrossEntropyOp
 /// d_logits   [N, V]   out; may be logits
 ///
 /// Rows that are left out become 0, whatever they hold. The target's own element is minus the sum
-/// of its row's others: no digits are lost where its probability is near 1, and rows sum to 0.
+/// of its row's others: no digits are lost where its probability is near 1, and rows sum to 0. What
+/// the rounding of logsumexp lost, which is much where logits are large, is made good.
 /// Work    4 V + 2 FLOPs a row that is not left out.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  docs/derivations/cross_entropy_backward.md.
@@ -19291,8 +19390,10 @@ void tied_head_forward(In<T, 2> h, In<std::type_identity_t<T>, 2> table,
 /// dtable    [V, D]   added to: d_logits^T h, to which embedding_backward adds too; {} for none
 ///
 /// A row of h whose d_logits are 0 adds nothing to dtable, even if it holds NaN or infinity.
-/// Outputs must not overlap the inputs or each other. Work    2 N D V FLOPs for each of dh and
-/// dtable. Throws  ShapeError before anything is written; std::bad_alloc.
+/// Outputs must not overlap the inputs or each other.
+///
+/// Work    2 N D V FLOPs for each of dh and dtable.
+/// Throws  ShapeError before anything is written; std::bad_alloc.
 template <Scalar T>
 void tied_head_backward(In<T, 2> d_logits, In<std::type_identity_t<T>, 2> h,
                         In<std::type_identity_t<T>, 2> table, Out<std::type_identity_t<T>, 2> dh,
@@ -21245,7 +21346,9 @@ KeyValueCache<T> key_value_cache(
 /// cache                   keys and values of the tokens before; those of x are appended
 ///
 /// The bits are those of attention.forward of the whole sequence with {.mask = causal}, for any cut
-/// into steps. Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs.
+/// into steps.
+///
+/// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
 /// then.
 template <Scalar T>
@@ -21504,7 +21607,9 @@ HEADWISE_STRICT_MATH_BEGIN
 /// At temperature 0 it is the greatest logit. Of equal logits the lower token is ranked first,
 /// everywhere. Probabilities are in double. What is drawn walks the tokens in order of their
 /// numbers, so that options which leave all of them change nothing. Rows of a batch need a seed or
-/// a step of their own. Work    V e^x; with top_k or top_p, ranking those that are asked for.
+/// a step of their own.
+///
+/// Work    V e^x; with top_k or top_p, ranking those that are asked for.
 /// Throws  ArgumentError for options out of range, NaN, +infinity, or no number at all; ShapeError;
 ///         std::bad_alloc.
 /// Source  top-p: Holtzman et al., 2020, arXiv 1904.09751.
@@ -22445,6 +22550,10 @@ class TransformerDecoderState {
   Index room() const { return caches_.empty() ? 0 : caches_[0].room(); }
   /// Forgets the last n tokens. Throws ArgumentError unless there are so many.
   void rollback(Index n) {
+    require(n >= 0 && n <= length(), "TransformerDecoderState::rollback", [&] {
+      return "n is " + std::to_string(n) + ", expected 0 to " + std::to_string(length()) +
+             ", the length";
+    });
     for (KeyValueCache<T>& cache : caches_) cache.rollback(n);
   }
   /// Forgets all.
@@ -22801,8 +22910,9 @@ class ParameterList {
 /// Adds the parameters of a module, each with its gradient.
 ///
 /// prefix       goes in front of the names: "blocks.0."
-/// parameters   what a module's parameters() gives, or anything with for_each(f(name, view),
-/// prefix) gradients    the same of zero_gradients(): the same tensors in the same order
+/// parameters   what a module's parameters() gives, or anything with for_each(f, prefix), which
+///              calls f(name, view)
+/// gradients    the same of zero_gradients(): the same tensors in the same order
 ///
 /// Throws   ShapeError where they are of another module, and as ParameterList::add does; the list
 ///          then is as it was.
@@ -22863,7 +22973,7 @@ T* element_at(const TensorView<T, max_parameter_rank>& view, Index n) {
 
 /// How far apart the elements of a run lie.
 template <class T>
-Index step_of(const TensorView<T, max_parameter_rank>& view) {
+Index stride_of(const TensorView<T, max_parameter_rank>& view) {
   return view.extent(max_parameter_rank - 1) == 1 ? 1 : view.stride(max_parameter_rank - 1);
 }
 
@@ -22884,7 +22994,8 @@ void for_runs(const TensorView<T, max_parameter_rank>& view, bool dense, Index b
 template <class T, class F>
 void update_runs(const Parameter<T>& p, const ParameterTask& task, const F& f) {
   const bool dense = p.view.dense() && p.gradient.dense();
-  const Index step = dense ? 1 : step_of(p.view), gradient_step = dense ? 1 : step_of(p.gradient);
+  const Index step = dense ? 1 : stride_of(p.view),
+              gradient_step = dense ? 1 : stride_of(p.gradient);
   for_runs(p.view, dense, task.begin, task.end, [&](Index first, Index count) {
     T* const value = element_at(p.view, first);
     T* const gradient = element_at(p.gradient, first);
@@ -22908,7 +23019,7 @@ template <class T>
 kernels::SumOf<T> sum_task(const Parameter<T>& p, const ParameterTask& task) {
   const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   const bool dense = p.gradient.dense();
-  const Index step = step_of(p.gradient);
+  const Index step = stride_of(p.gradient);
   kernels::SumOf<T> sum(0);
   for (Index begin = task.begin; begin < task.end; begin += elements_of_copy) {
     const Index end = std::min<Index>(task.end, begin + elements_of_copy);
@@ -23000,7 +23111,7 @@ void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>
   const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   detail::for_tasks(list, context, [&](const Parameter<T>& p, const auto& task) {
     const bool dense = p.gradient.dense();
-    const Index step = dense ? 1 : detail::step_of(p.gradient);
+    const Index step = dense ? 1 : detail::stride_of(p.gradient);
     detail::for_runs(p.gradient, dense, task.begin, task.end, [&](Index first, Index count) {
       T* const at = detail::element_at(p.gradient, first);
       if (step == 1) return run.scale_elements(factor, at, count);
@@ -23013,7 +23124,8 @@ void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>
 /// Multiplies the gradients by clip_factor of their norm, so that it is at most max_norm after.
 /// Returns what the norm was.
 ///
-/// (A step that is given clip_factor as its gradient_scale does the same in one pass less.)
+/// (A step that is given clip_factor as its gradient_scale does the same in one pass less, but
+/// refuses a norm that is NaN, which here makes every gradient NaN.)
 /// Work    3 FLOPs an element.
 /// Throws  ArgumentError for a max_norm that is not above 0, before anything is written;
 ///         std::bad_alloc.
@@ -23036,7 +23148,7 @@ template <Scalar T>
 void zero_gradients(const ParameterList<T>& list, const Context& context = {}) {
   detail::for_tasks(list, context, [&](const Parameter<T>& p, const auto& task) {
     const bool dense = p.gradient.dense();
-    const Index step = dense ? 1 : detail::step_of(p.gradient);
+    const Index step = dense ? 1 : detail::stride_of(p.gradient);
     detail::for_runs(p.gradient, dense, task.begin, task.end, [&](Index first, Index count) {
       T* const at = detail::element_at(p.gradient, first);
       if (step == 1) return void(std::fill_n(at, count, T(0)));
@@ -23078,8 +23190,8 @@ class Optimizer {
   /// Adds parameters that are stepped with these options; their state is 0. What the list views has
   /// to outlive the optimiser.
   ///
-  /// Throws   ArgumentError for a name that is in a group already, for options out of range and
-  ///          after the first step; std::bad_alloc. The optimiser then is as it was.
+  /// Throws   ArgumentError for a name or an element that is in a group already, for options out
+  ///          of range and after the first step; std::bad_alloc. The optimiser then is as it was.
   void add_group(ParameterList<T> parameters, const Options& options,
                  std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     constexpr std::string_view function = "Optimizer::add_group";
@@ -23092,6 +23204,11 @@ class Optimizer {
         for (const Parameter<T>& p : parameters) {
           require(p.name != there.name, function,
                   [&] { return "parameter " + p.name + " is in a group already"; });
+          const bool apart = !detail::overlap({"", p.view}, {"", there.view});
+          require(apart, function, [&] {
+            return "parameter " + p.name + " shares elements with " + there.name +
+                   ", which is in a group already: expected each once";
+          });
         }
       }
     }

@@ -29,6 +29,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -96,16 +97,16 @@ LoadTargets<T> targets_of(const ParameterList<T>& parameters) {
 }
 
 /// Throws FileError unless the file holds each target in its shape and type, and nothing more but
-/// `more` tensors that somebody else has asked for, and those that `passed_over` names.
+/// what passed_over(name) says is somebody else's.
 template <class T, class PassedOver>
 void require_targets(const SafetensorsFile& file, const LoadTargets<T>& targets,
                      const PassedOver& passed_over) {
   const auto refuse = [&](const std::string& what) {
     raise<FileError>(shown_name(file.name()) + ": " + what);
   };
-  std::map<std::string_view, bool> wanted;
+  std::set<std::string_view> wanted;
   for (const NamedTensor<T>& target : targets) {
-    wanted.emplace(target.name, true);
+    wanted.insert(target.name);
     if (!file.contains(target.name)) {
       refuse("holds no tensor " + quote(target.name) + ", which the state to be loaded has");
     }
