@@ -121,8 +121,9 @@ void visit_decoder(const std::string& type, Path path, const Context& context,
     keep(results, name + "dw_in", gradients.blocks[0].feed_forward.w_in);
     auto state = decoder.state(2);
     for (const Index n : {7, 1, 3}) {
-      keep(results, name + "logits from " + std::to_string(state.length()),
-           decoder.step(In<std::int32_t, 2>(slice(tokens, 1, state.length(), n)), state, context));
+      const Index begin = state.length();
+      keep(results, name + "logits from " + std::to_string(begin),
+           decoder.step(In<std::int32_t, 2>(slice(tokens, 1, begin, n)), state, context));
     }
   }
 }

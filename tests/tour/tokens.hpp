@@ -85,8 +85,9 @@ void visit_decoding(const std::string& type, const Context& context, std::vector
   const auto x = noise<T>(Shape{2, 9, 24}, 34);
   auto cache = key_value_cache(attention, 2, 9);
   for (const Index n : {5, 1, 3}) {
-    keep(results, type + "decoding, y from " + std::to_string(cache.length()),
-         multi_head_attention_step(attention, slice(x, 1, cache.length(), n), cache, context));
+    const Index begin = cache.length();
+    keep(results, type + "decoding, y from " + std::to_string(begin),
+         multi_head_attention_step(attention, slice(x, 1, begin, n), cache, context));
   }
   auto logits = noise<T>(Shape{100}, 35);
   logits(3) = from_bits<T>(minus_infinity_bits);
