@@ -135,6 +135,14 @@ TEST_CASE("generation refuses no token and one that has no row", "[examples]") {
   CHECK_THROWS_AS(generator.append({&outside, 1}), headwise::ArgumentError);
 }
 
+TEST_CASE("a decoder refuses tokens that do not lie one behind the other", "[examples]") {
+  Decoder<float> decoder(odd);
+  const auto tokens = some_tokens(8);
+  Tape<float> tape;
+  CHECK_THROWS_WITH(decoder.logits(tape, In<TokenId, 2>(tokens.data(), Shape{2, 3}, Shape{4, 1})),
+                    "Decoder::logits: inputs have gaps or another order, expected them dense");
+}
+
 TEST_CASE("a sample is a function of the options, and of its prompt", "[examples]") {
   const Text text(some_text(), small.context, "text");
   Gpt model(model_options(text, small));
