@@ -244,4 +244,5 @@ TEST_CASE("char_gpt: the picture of the loss has its line and what is held out",
   const std::vector<double> many(5000, 1.0);
   CHECK(loss_svg(many, 0, std::nan("")).size() < 20000);
   CHECK_THAT(loss_svg({}, 0, std::nan("")), ContainsSubstring("points=\"\""));
+  CHECK_THROWS_WITH(write_loss_svg("/none/x.svg", losses, 0, 2), "cannot write /none/x.svg");
 }
