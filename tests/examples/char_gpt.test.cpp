@@ -104,6 +104,9 @@ TEST_CASE("char_gpt: a text that cannot be used is refused by its name", "[examp
   std::filesystem::create_directory(folder / "empty");
   CHECK_THROWS_WITH(read_text(folder / "empty"),
                     ContainsSubstring("empty holds no .hpp, .inc or .md file"));
+  if (std::filesystem::exists("/proc/self/mem")) {  // opens, but holds nothing at 0 to read
+    CHECK_THROWS_WITH(read_text("/proc/self/mem"), "/proc/self/mem cannot be read");
+  }
   CHECK_THROWS_WITH(Text("", 4, "t"), "t is empty");
   CHECK_THROWS_WITH(
       Text(std::string(40, 'x'), 4, "t"),
@@ -124,6 +127,7 @@ TEST_CASE("char_gpt: a folder is its sources and pages in the order of their pat
   write("a.md", "first ");
   write("c.inc", "third");
   write("d.txt", "not this");
+  std::filesystem::create_directory(folder / "e.md");
   CHECK(read_text(folder / "") == "first second third");
 }
 
