@@ -223,6 +223,41 @@ TEST_CASE("char_gpt: a checkpoint of another run is refused, by the option that 
   CHECK_THROWS_WITH(training.load(path), ContainsSubstring("on a text of other characters"));
 }
 
+TEST_CASE("char_gpt: a checkpoint of another text of the same characters is refused",
+          "[examples]") {
+  const TemporaryFolder folder;
+  const std::string path = (folder / "x").string();
+  Run run;
+  run.training.save(path);
+  std::string swapped = words(300);
+  std::swap(swapped[700], swapped[701]);
+  for (const std::string& other : {words(301), swapped}) {
+    const Text text(other, small.context, "t");
+    REQUIRE(text.vocabulary() == run.text.vocabulary());
+    BigramModel model({.vocabulary = text.vocabulary()});
+    Training training(model, text, small);
+    CHECK_THROWS_WITH(training.load(path),
+                      ContainsSubstring("x was trained on another text (" + run.text.fingerprint() +
+                                        "), here it is one of " + text.fingerprint()));
+  }
+}
+
+TEST_CASE("char_gpt: a step without a number changes neither parameters nor steps", "[examples]") {
+  Run run;
+  run.steps(3);
+  const std::vector<float> before = run.values();
+  float& bias = std::prev(run.model.parameters().end())->view.data()[0];
+  const float good = bias;
+  bias = std::nanf("");
+  CHECK_THROWS_WITH(run.training.step(), "the loss is no number at step 4");
+  bias = good;
+  CHECK(run.values() == before);
+  CHECK(run.training.steps() == 3);
+  CHECK(run.training.losses().size() == 3);
+  run.steps(1);
+  CHECK(run.training.steps() == 4);
+}
+
 TEST_CASE("char_gpt: the report has every figure, and null for what is none", "[examples]") {
   const Report report{2.5, std::nan(""), 0.125, 10, 20, 2};
   CHECK(json_line(report) ==
