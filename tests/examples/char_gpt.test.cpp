@@ -1,6 +1,7 @@
-// What char_gpt does around its model: the command line, the text, batches, the loop, its reports.
+// What char_gpt does around its model: the text, batches, the loop, its reports.
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <set>
 
 #include "../../examples/char_gpt/bigram_model.hpp"
@@ -15,8 +16,6 @@ using headwise_tests::ContainsSubstring;
 using headwise_tests::TemporaryFolder;
 
 namespace {
-
-Options parsed(std::vector<const char*> arguments) { return parse_options(arguments); }
 
 /// A text of words in an order that a bigram model can learn a part of.
 std::string words(std::size_t count) {
@@ -48,43 +47,6 @@ struct Run {
 };
 
 }  // namespace
-
-TEST_CASE("char_gpt: options are what the command line says, and else the recipe", "[examples]") {
-  const Options recipe = parsed({});
-  CHECK(recipe.text.empty());
-  CHECK(recipe.steps == 2000);
-  CHECK(recipe.width == 128);
-  CHECK(recipe.save_every == 0);
-  const Options o = parsed({"a.txt", "--steps", "0", "--width", "96", "--heads", "6", "--json",
-                            "--save", "x", "--save-every", "5", "--seed", "7"});
-  CHECK(o.text == "a.txt");
-  CHECK(o.steps == 0);
-  CHECK(o.width == 96);
-  CHECK(o.heads == 6);
-  CHECK(o.json);
-  CHECK_FALSE(o.profile);
-  CHECK(o.save == "x");
-  CHECK(o.save_every == 5);
-  CHECK(o.seed == 7);
-  for (const OptionRow& row : option_rows())
-    CHECK_THAT(usage(), ContainsSubstring(std::string(row.name)));
-}
-
-TEST_CASE("char_gpt: a command line that is none is refused with its reason", "[examples]") {
-  CHECK_THROWS_WITH(parsed({"--stpes", "5"}), "there is no option --stpes");
-  CHECK_THROWS_WITH(parsed({"--steps"}), "--steps needs a value: N");
-  CHECK_THROWS_WITH(parsed({"--steps", "5x"}),
-                    "--steps is \"5x\", expected a whole number of 0 or more");
-  CHECK_THROWS_WITH(parsed({"--batch", "0"}),
-                    "--batch is \"0\", expected a whole number of 1 or more");
-  CHECK_THROWS_WITH(parsed({"--seed", "99999999999999999999"}),
-                    "--seed is \"99999999999999999999\", expected a whole number of 0 or more");
-  CHECK_THROWS_WITH(parsed({"--heads", "3"}), "--heads is 3, expected a divisor of --width 128");
-  CHECK_THROWS_WITH(parsed({"--save-every", "5"}),
-                    "--save-every is 5, expected a --save beside it: the file to write");
-  CHECK_THROWS_WITH(parsed({"a", "b"}), "two texts are given, expected one");
-  CHECK_THROWS_WITH(parsed({""}), "TEXT is empty, expected a file or a folder");
-}
 
 TEST_CASE("char_gpt: a text is its sorted characters, and comes back whole", "[examples]") {
   const std::string bytes = "b\u00e9a\u20ac\U0001F600ab\n" + std::string(20, 'a');
