@@ -93,14 +93,13 @@ void train(Training& training, const Options& options) {
   end_watch();
 }
 
-/// Returns whether all that are asked for were drawn; says on stderr why one was not.
-bool draw_pictures(const Training& training, Index first_step, double held_out, const Model& model,
-                   const Text& text, const Options& options) {
+/// Draws into a file where one is asked for. Returns whether that went well; says on stderr why
+/// not.
+template <class F>
+bool draw_picture(const std::string& path, const F& draw) {
+  if (path.empty()) return true;
   try {
-    if (!options.svg.empty()) {
-      write_loss_svg(options.svg, training.losses(), first_step, held_out);
-    }
-    if (!options.heads_svg.empty()) write_heads_svg(options.heads_svg, model, text, options);
+    draw();
     return true;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "char_gpt: %s\n", error.what());
@@ -165,9 +164,13 @@ int run(const Options& options) {
     report.tokens_s = sample.tokens_s;
     print(sample);
   }
-  const bool drawn = draw_pictures(training, first, report.held_out_loss, *model, text, options);
+  const bool loss_drawn = draw_picture(options.svg, [&] {
+    write_loss_svg(options.svg, training.losses(), first, report.held_out_loss);
+  });
+  const bool heads_drawn = draw_picture(
+      options.heads_svg, [&] { write_heads_svg(options.heads_svg, *model, text, options); });
   if (options.json) std::printf("%s\n", json_line(report).c_str());
-  return drawn ? 0 : 1;
+  return loss_drawn && heads_drawn ? 0 : 1;
 }
 
 }  // namespace

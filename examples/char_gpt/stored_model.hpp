@@ -5,6 +5,7 @@
 #include <charconv>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "gpt.hpp"
 #include "headwise/io/checkpoint.hpp"

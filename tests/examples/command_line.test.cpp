@@ -75,14 +75,17 @@ TEST_CASE("char_gpt refuses a file that cannot be made before its first step", "
   CHECK(here.folder.num_files() == 4);  // those two, text and log: nothing was left behind
 }
 
-TEST_CASE("char_gpt whose picture fails prints sample and JSON, and ends with 1", "[examples]") {
+TEST_CASE("char_gpt whose picture fails prints sample and JSON, draws the other and ends with 1",
+          "[examples]") {
   const Folder here;
   for (int attempt = 0;; ++attempt) {
     REQUIRE(attempt < 100);  // the folder was gone too early or too late, a hundred times
     fs::create_directory(here.folder / "pictures");
     fs::remove(here.folder / "x");
-    Program run(here.folder, {"--svg", here.path("pictures/loss.svg"), "--save", here.path("x"),
-                              "--save-every", "1", "--steps", "40", "--sample", "5", "--json"});
+    fs::remove(here.folder / "heads.svg");
+    Program run(here.folder, {"--svg", here.path("pictures/loss.svg"), "--heads-svg",
+                              here.path("heads.svg"), "--save", here.path("x"), "--save-every", "1",
+                              "--steps", "40", "--sample", "5", "--json"});
     while (!run.ended() && !fs::exists(here.folder / "x")) continue;
     fs::remove_all(here.folder / "pictures");
     run.wait();
@@ -90,6 +93,7 @@ TEST_CASE("char_gpt whose picture fails prints sample and JSON, and ends with 1"
     const std::string log = content(here.folder / "log");
     CHECK_THAT(log, ContainsSubstring("char_gpt: cannot write " + here.path("pictures/loss.svg")));
     CHECK_THAT(log, ContainsSubstring("characters a second"));
+    CHECK(fs::exists(here.folder / "heads.svg"));
     CHECK_THAT(log, ContainsSubstring("{\"held_out_loss\": "));
     CHECK(log.ends_with("}\n"));
     break;
