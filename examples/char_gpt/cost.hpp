@@ -98,8 +98,6 @@ class StepMemory {
     embeddings_backward();
   }
 
-  // ---- forward
-
   /// Layer norm: gamma, y and two numbers a row. Its input is there.
   void norm() { take({0, N_ * D_, N_, N_}); }
   void linear(Index K, Index O) {
@@ -113,8 +111,7 @@ class StepMemory {
     give({N_ * D_});
   }
 
-  // ---- backward; each gives back what it kept, and the gradient that came
-
+  /// As all of backward, this gives back what was kept, and the gradient that came.
   void linear_backward(Index K, Index O, bool keeps_input = true) {
     take({N_ * K});
     scratch(std::max(product(N_, K, O), product(K, O, N_)));
@@ -140,8 +137,6 @@ class StepMemory {
     take({beside});
     give({beside, N_ * D_});
   }
-
-  // ---- scratch
 
   template <class X>
   static constexpr auto bytes_of = static_cast<std::int64_t>(sizeof(X));

@@ -142,8 +142,10 @@ class Decoder {
     return list;
   }
 
-  /// [B L, V] for inputs [B, L], L at most the context.
+  /// [B L, V] for inputs [B, L], dense, L at most the context. Throws headwise::ArgumentError.
   Variable<T, 2> logits(Tape<T>& tape, In<TokenId, 2> inputs) {
+    headwise::require(inputs.dense(), "Decoder::logits",
+                      "inputs have gaps or another order, expected them dense");
     const Index B = inputs.extent(0), L = inputs.extent(1), D = options_.width;
     const auto token = token_.on(tape);
     const In<TokenId, 1> tokens(inputs.data(), Shape{B * L});

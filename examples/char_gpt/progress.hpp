@@ -23,6 +23,9 @@ inline void watch_for_interrupts() {
   });
 }
 
+/// From here on Ctrl-C ends the program at once.
+inline void end_watch() { std::signal(SIGINT, SIG_DFL); }
+
 /// 75 as "1:15", 3700 as "1:01:40".
 inline std::string clock_text(double seconds) {
   const auto whole = static_cast<long long>(std::max(0.0, seconds) + 0.5);

@@ -138,7 +138,7 @@ inline void write_loss_svg(const std::string& path, std::span<const double> loss
   std::ofstream file(path, std::ios::binary);
   file << loss_svg(losses, first, held_out);
   file.close();
-  if (!file) headwise::raise<headwise::FileError>("char_gpt: cannot write " + path);
+  if (!file) headwise::raise<headwise::FileError>("cannot write " + path);
 }
 
 }  // namespace char_gpt

@@ -6,16 +6,17 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory_resource>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "headwise/tensor/philox.hpp"
@@ -104,33 +105,18 @@ inline std::string visible(char32_t character) {
   }
 }
 
-/// The distinct characters of a text, in order, and the text as their places.
-class Text {
+/// Distinct characters in order. The token of a character is its place.
+class Alphabet {
  public:
-  /// Throws TextError unless both parts hold a window of `context` characters and the next one.
-  Text(std::string_view bytes, Index context, const std::string& name) {
-    if (bytes.empty()) throw TextError(name + " is empty");
-    const std::vector<char32_t> characters = decode_utf8(bytes, name);
-    alphabet_ = characters;
+  /// Of the characters of a text.
+  explicit Alphabet(std::vector<char32_t> characters) : alphabet_(std::move(characters)) {
     std::sort(alphabet_.begin(), alphabet_.end());
     alphabet_.erase(std::unique(alphabet_.begin(), alphabet_.end()), alphabet_.end());
-    tokens_ = encode(characters);
-    trained_ = static_cast<std::size_t>(0.9 * static_cast<double>(tokens_.size()));
-    const auto window = static_cast<std::size_t>(context) + 1;
-    if (std::min(trained_, tokens_.size() - trained_) < window) {
-      throw TextError(name + " has " + std::to_string(tokens_.size()) +
-                      " characters, expected a tenth of them to hold " + std::to_string(window) +
-                      " (context and the next)");
-    }
   }
 
   /// Distinct characters, sorted.
   std::span<const char32_t> alphabet() const { return alphabet_; }
   Index vocabulary() const { return std::ssize(alphabet_); }
-  /// The first nine tenths.
-  std::span<const TokenId> trained() const { return std::span(tokens_).first(trained_); }
-  /// The rest.
-  std::span<const TokenId> held_out() const { return std::span(tokens_).subspan(trained_); }
 
   /// Throws TextError for a character that is not in the alphabet.
   std::vector<TokenId> encode(std::span<const char32_t> characters) const {
@@ -156,9 +142,57 @@ class Text {
 
  private:
   std::vector<char32_t> alphabet_;
+};
+
+/// A text as the tokens of its characters.
+class Text : public Alphabet {
+ public:
+  /// Throws TextError unless both parts hold a window of `context` characters and the next one.
+  Text(std::string_view bytes, Index context, const std::string& name)
+      : Text(decode_utf8(bytes, name), context, name) {}
+
+  /// The first nine tenths.
+  std::span<const TokenId> trained() const { return std::span(tokens_).first(trained_); }
+  /// The rest.
+  std::span<const TokenId> held_out() const { return std::span(tokens_).subspan(trained_); }
+
+  /// What tells it from other texts of the same alphabet: its length, and the FNV-1a of its tokens.
+  std::string fingerprint() const {
+    std::uint64_t hash = 0xCBF29CE484222325u;
+    for (const TokenId token : tokens_) {
+      hash = (hash ^ static_cast<std::uint64_t>(token)) * 0x100000001B3u;
+    }
+    return std::to_string(tokens_.size()) + " characters, hash " + std::to_string(hash);
+  }
+
+ private:
+  Text(const std::vector<char32_t>& characters, Index context, const std::string& name)
+      : Alphabet(characters), tokens_(encode(characters)) {
+    if (tokens_.empty()) throw TextError(name + " is empty");
+    trained_ = static_cast<std::size_t>(0.9 * static_cast<double>(tokens_.size()));
+    const auto window = static_cast<std::size_t>(context) + 1;
+    if (std::min(trained_, tokens_.size() - trained_) < window) {
+      throw TextError(name + " has " + std::to_string(tokens_.size()) +
+                      " characters, expected a tenth of them to hold " + std::to_string(window) +
+                      " (context and the next)");
+    }
+  }
+
   std::vector<TokenId> tokens_;
   std::size_t trained_ = 0;
 };
+
+/// Throws TextError.
+inline void append_file(std::string& bytes, const std::filesystem::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  if (!stream) throw TextError(file.string() + " cannot be opened");
+  std::array<char, 1 << 14> block;
+  while (stream) {
+    stream.read(block.data(), block.size());
+    bytes.append(block.data(), static_cast<std::size_t>(stream.gcount()));
+  }
+  if (stream.bad()) throw TextError(file.string() + " cannot be read");
+}
 
 /// A file as it is; of a folder, its headers, fragments and pages, one behind the other in the
 /// order of their paths. Throws TextError.
@@ -168,6 +202,7 @@ inline std::string read_text(const std::filesystem::path& path) {
   std::vector<fs::path> files;
   if (fs::is_directory(path, error)) {
     for (const auto& entry : fs::recursive_directory_iterator(path)) {
+      if (!entry.is_regular_file()) continue;
       const fs::path extension = entry.path().extension();
       if (extension == ".hpp" || extension == ".inc" || extension == ".md") {
         files.push_back(entry.path());
@@ -179,12 +214,7 @@ inline std::string read_text(const std::filesystem::path& path) {
     files.push_back(path);
   }
   std::string bytes;
-  for (const fs::path& file : files) {
-    std::ifstream stream(file, std::ios::binary);
-    if (!stream) throw TextError(file.string() + " cannot be opened");
-    bytes.append(std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>());
-    if (stream.bad()) throw TextError(file.string() + " cannot be read");
-  }
+  for (const fs::path& file : files) append_file(bytes, file);
   return bytes;
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,12 @@ inline double now() {
 inline constexpr std::array phases = {"draw the batch", "zero gradients", "forward and backward",
                                       "norm and AdamW"};
 inline constexpr std::size_t differentiating = 2, updating = 3;  // of them
+
+/// A step has no number to go down by.
+class NoNumber : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 /// A model, its optimiser, and what its steps gave. A step is a function of the state and of the
 /// number of steps taken: so a run that is cut in two gives the bits of one that is not.
@@ -66,7 +73,7 @@ class Training {
   /// Of all steps of this run, phase by phase.
   const std::array<double, phases.size()>& phase_seconds() const { return phase_seconds_; }
 
-  /// One step; its loss.
+  /// One step; its loss. Throws NoNumber, with parameters and steps as they were.
   double step() {
     const double start = now();
     const auto step = static_cast<std::uint64_t>(optimizer_.steps());
@@ -80,6 +87,8 @@ class Training {
     const double differentiated = now();
     optimizer_.set_learning_rate(schedule_(optimizer_.steps()));
     const double norm = gradient_norm(parameters_, context_);
+    require_number("the loss", loss);
+    require_number("the gradient's norm", norm);
     optimizer_.step(headwise::clip_factor(norm, 1.0), context_);
     const double end = now();
     phase_seconds_[0] += drawn - start;
@@ -119,6 +128,10 @@ class Training {
       const std::string there = found == file.metadata().end() ? "nothing" : found->second;
       if (there == value) continue;
       if (key == "alphabet") throw TextError(path + " was trained on a text of other characters");
+      if (key == "text") {
+        throw TextError(path + " was trained on another text (" + there + "), here it is one of " +
+                        value);
+      }
       throw TextError(path + " was trained with --" + key + " " + there + ", here it is " + value);
     }
     headwise::load_checkpoint(file, parameters_, optimizer_);
@@ -127,8 +140,14 @@ class Training {
  private:
   static constexpr std::int64_t warmup_steps = 100;
 
+  void require_number(const std::string& what, double value) const {
+    if (std::isfinite(value)) return;
+    throw NoNumber(what + " is no number at step " + std::to_string(steps() + 1));
+  }
+
   CheckpointText text_lines() const {
-    CheckpointText lines = {{"alphabet", encode_utf8(text_.alphabet())}};
+    CheckpointText lines = {{"alphabet", encode_utf8(text_.alphabet())},
+                            {"text", text_.fingerprint()}};
     for (const auto& [key, value] :
          {std::pair{"steps", options_.steps}, std::pair{"layers", options_.layers},
           std::pair{"heads", options_.heads}, std::pair{"width", options_.width},

@@ -1,6 +1,7 @@
-// What char_gpt does around its model: the command line, the text, batches, the loop, its reports.
+// What char_gpt does around its model: the text, batches, the loop, its reports.
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <set>
 
 #include "../../examples/char_gpt/bigram_model.hpp"
@@ -15,8 +16,6 @@ using headwise_tests::ContainsSubstring;
 using headwise_tests::TemporaryFolder;
 
 namespace {
-
-Options parsed(std::vector<const char*> arguments) { return parse_options(arguments); }
 
 /// A text of words in an order that a bigram model can learn a part of.
 std::string words(std::size_t count) {
@@ -49,43 +48,6 @@ struct Run {
 
 }  // namespace
 
-TEST_CASE("char_gpt: options are what the command line says, and else the recipe", "[examples]") {
-  const Options recipe = parsed({});
-  CHECK(recipe.text.empty());
-  CHECK(recipe.steps == 2000);
-  CHECK(recipe.width == 128);
-  CHECK(recipe.save_every == 0);
-  const Options o = parsed({"a.txt", "--steps", "0", "--width", "96", "--heads", "6", "--json",
-                            "--save", "x", "--save-every", "5", "--seed", "7"});
-  CHECK(o.text == "a.txt");
-  CHECK(o.steps == 0);
-  CHECK(o.width == 96);
-  CHECK(o.heads == 6);
-  CHECK(o.json);
-  CHECK_FALSE(o.profile);
-  CHECK(o.save == "x");
-  CHECK(o.save_every == 5);
-  CHECK(o.seed == 7);
-  for (const OptionRow& row : option_rows())
-    CHECK_THAT(usage(), ContainsSubstring(std::string(row.name)));
-}
-
-TEST_CASE("char_gpt: a command line that is none is refused with its reason", "[examples]") {
-  CHECK_THROWS_WITH(parsed({"--stpes", "5"}), "there is no option --stpes");
-  CHECK_THROWS_WITH(parsed({"--steps"}), "--steps needs a value: N");
-  CHECK_THROWS_WITH(parsed({"--steps", "5x"}),
-                    "--steps is \"5x\", expected a whole number of 0 or more");
-  CHECK_THROWS_WITH(parsed({"--batch", "0"}),
-                    "--batch is \"0\", expected a whole number of 1 or more");
-  CHECK_THROWS_WITH(parsed({"--seed", "99999999999999999999"}),
-                    "--seed is \"99999999999999999999\", expected a whole number of 0 or more");
-  CHECK_THROWS_WITH(parsed({"--heads", "3"}), "--heads is 3, expected a divisor of --width 128");
-  CHECK_THROWS_WITH(parsed({"--save-every", "5"}),
-                    "--save-every is 5, expected a --save beside it: the file to write");
-  CHECK_THROWS_WITH(parsed({"a", "b"}), "two texts are given, expected one");
-  CHECK_THROWS_WITH(parsed({""}), "TEXT is empty, expected a file or a folder");
-}
-
 TEST_CASE("char_gpt: a text is its sorted characters, and comes back whole", "[examples]") {
   const std::string bytes = "b\u00e9a\u20ac\U0001F600ab\n" + std::string(20, 'a');
   const Text text(bytes, 1, "t");
@@ -104,6 +66,9 @@ TEST_CASE("char_gpt: a text that cannot be used is refused by its name", "[examp
   std::filesystem::create_directory(folder / "empty");
   CHECK_THROWS_WITH(read_text(folder / "empty"),
                     ContainsSubstring("empty holds no .hpp, .inc or .md file"));
+  if (std::filesystem::exists("/proc/self/mem")) {  // opens, but holds nothing at 0 to read
+    CHECK_THROWS_WITH(read_text("/proc/self/mem"), "/proc/self/mem cannot be read");
+  }
   CHECK_THROWS_WITH(Text("", 4, "t"), "t is empty");
   CHECK_THROWS_WITH(
       Text(std::string(40, 'x'), 4, "t"),
@@ -124,6 +89,7 @@ TEST_CASE("char_gpt: a folder is its sources and pages in the order of their pat
   write("a.md", "first ");
   write("c.inc", "third");
   write("d.txt", "not this");
+  std::filesystem::create_directory(folder / "e.md");
   CHECK(read_text(folder / "") == "first second third");
 }
 
@@ -219,6 +185,41 @@ TEST_CASE("char_gpt: a checkpoint of another run is refused, by the option that 
   CHECK_THROWS_WITH(training.load(path), ContainsSubstring("on a text of other characters"));
 }
 
+TEST_CASE("char_gpt: a checkpoint of another text of the same characters is refused",
+          "[examples]") {
+  const TemporaryFolder folder;
+  const std::string path = (folder / "x").string();
+  Run run;
+  run.training.save(path);
+  std::string swapped = words(300);
+  std::swap(swapped[700], swapped[701]);
+  for (const std::string& other : {words(301), swapped}) {
+    const Text text(other, small.context, "t");
+    REQUIRE(text.vocabulary() == run.text.vocabulary());
+    BigramModel model({.vocabulary = text.vocabulary()});
+    Training training(model, text, small);
+    CHECK_THROWS_WITH(training.load(path),
+                      ContainsSubstring("x was trained on another text (" + run.text.fingerprint() +
+                                        "), here it is one of " + text.fingerprint()));
+  }
+}
+
+TEST_CASE("char_gpt: a step without a number changes neither parameters nor steps", "[examples]") {
+  Run run;
+  run.steps(3);
+  const std::vector<float> before = run.values();
+  float& bias = std::prev(run.model.parameters().end())->view.data()[0];
+  const float good = bias;
+  bias = std::nanf("");
+  CHECK_THROWS_WITH(run.training.step(), "the loss is no number at step 4");
+  bias = good;
+  CHECK(run.values() == before);
+  CHECK(run.training.steps() == 3);
+  CHECK(run.training.losses().size() == 3);
+  run.steps(1);
+  CHECK(run.training.steps() == 4);
+}
+
 TEST_CASE("char_gpt: the report has every figure, and null for what is none", "[examples]") {
   const Report report{2.5, std::nan(""), 0.125, 10, 20, 2};
   CHECK(json_line(report) ==
@@ -244,4 +245,5 @@ TEST_CASE("char_gpt: the picture of the loss has its line and what is held out",
   const std::vector<double> many(5000, 1.0);
   CHECK(loss_svg(many, 0, std::nan("")).size() < 20000);
   CHECK_THAT(loss_svg({}, 0, std::nan("")), ContainsSubstring("points=\"\""));
+  CHECK_THROWS_WITH(write_loss_svg("/none/x.svg", losses, 0, 2), "cannot write /none/x.svg");
 }

@@ -135,6 +135,14 @@ TEST_CASE("generation refuses no token and one that has no row", "[examples]") {
   CHECK_THROWS_AS(generator.append({&outside, 1}), headwise::ArgumentError);
 }
 
+TEST_CASE("a decoder refuses tokens that do not lie one behind the other", "[examples]") {
+  Decoder<float> decoder(odd);
+  const auto tokens = some_tokens(8);
+  Tape<float> tape;
+  CHECK_THROWS_WITH(decoder.logits(tape, In<TokenId, 2>(tokens.data(), Shape{2, 3}, Shape{4, 1})),
+                    "Decoder::logits: inputs have gaps or another order, expected them dense");
+}
+
 TEST_CASE("a sample is a function of the options, and of its prompt", "[examples]") {
   const Text text(some_text(), small.context, "text");
   Gpt model(model_options(text, small));
@@ -222,15 +230,18 @@ TEST_CASE("the options of a sample are what the command line says, or are refuse
   CHECK(o.top_k == 4);
   CHECK(o.heads_svg == "x.svg");
   CHECK(parsed({}).temperature == 1);
-  CHECK(parsed({"--temperature", "1e-2"}).temperature == 0.01);
+  CHECK(parsed({"--sample", "1", "--temperature", "1e-2"}).temperature == 0.01);
   for (const char* bad : {"", "warm", "-1", "nan", "inf", "1,5", "1.5 ", "1e999"}) {
     CHECK_THROWS_WITH(parsed({"--temperature", bad}), "--temperature is \"" + std::string(bad) +
                                                           "\", expected a number of 0 or more");
   }
   CHECK_THROWS_WITH(parsed({"--top-k", "-1"}),
                     "--top-k is \"-1\", expected a whole number of 0 or more");
-  CHECK_THROWS_WITH(parsed({"--prompt", "a"}),
-                    "--prompt is given, expected a --sample beside it: how much to write");
+  for (const char* name : {"--prompt", "--temperature", "--top-k"}) {
+    const std::string why = " is given, expected a --sample beside it: how much to write";
+    CHECK_THROWS_WITH(parsed({name, "1"}), name + why);
+    CHECK_NOTHROW(parsed({name, "1", "--sample", "2"}));
+  }
 }
 
 TEST_CASE("the report has how fast a sample was written, and null without one", "[examples]") {
