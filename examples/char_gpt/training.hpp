@@ -140,9 +140,9 @@ class Training {
  private:
   static constexpr std::int64_t warmup_steps = 100;
 
-  void require_number(const std::string& what, double value) const {
+  void require_number(const char* what, double value) const {
     if (std::isfinite(value)) return;
-    throw NoNumber(what + " is no number at step " + std::to_string(steps() + 1));
+    throw NoNumber(std::string(what) + " is no number at step " + std::to_string(steps() + 1));
   }
 
   CheckpointText text_lines() const {
