@@ -77,25 +77,6 @@ struct Block {
   }
 };
 
-/// h [N, D] times the transpose of a table [V, D]: logits [N, V]. The table's gradient is added as
-/// the table lies, row by row.
-template <class T>
-Variable<T, 2> tied_head(const Variable<T, 2>& h, const Variable<T, 2>& table) {
-  headwise::Recording<T> call({"tied_head"}, h, table);
-  const Out<T, 2> logits = call.output(Shape{h.extent(0), table.extent(0)});
-  tied_head_forward(h.value(), table.value(), logits, call.context());
-  const auto to_h = call.optional_target(h);
-  const auto to_table = call.added_target(table);
-  const In<T, 2> kept_h = call.save(h), kept_table = call.save(table);
-  const auto backward = [=](headwise::BackwardPass<T>& pass, In<T, 2> d_logits) {
-    const auto into = [&](Out<T, 2> dh, headwise::InOut<T, 2> d_table) {
-      tied_head_backward(d_logits, kept_h, kept_table, dh, d_table, pass.context());
-    };
-    pass.assign(into, to_h, to_table);
-  };
-  return call.finish(In<T, 2>(logits), backward);
-}
-
 /// Token and position embeddings, blocks, a norm, and the token table once more as head. Weights
 /// start as normal numbers of deviation 0.02, those that end a branch divided by sqrt(2 layers).
 template <class T>
@@ -166,10 +147,9 @@ class Decoder {
   const Tensor<T, 2>& token() const { return token_.value; }        // [V, D]
   const Tensor<T, 2>& position() const { return position_.value; }  // [context, D]
   const std::vector<Block<T>>& blocks() const { return blocks_; }
-  const Tensor<T, 1>& norm() const {
-    return norm_.value;
-  }  // [D]
-     ///@}
+  const Tensor<T, 1>& norm() const { return norm_.value; }  // [D]
+
+  ///@}
 
  private:
   const ModelOptions options_;

@@ -18127,6 +18127,385 @@ Variable<T, R> matmul(const Variable<T, R>& a, const Variable<T, R>& b) {
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/nn/init.hpp
+// How weights start: normal numbers drawn by position, so that a seed means the same everywhere.
+
+namespace headwise::inline v0_1 {
+
+/// The standard deviation of a [in, out] weight at the start.
+enum class Init {
+  xavier_normal,  ///< sqrt(2 / (in + out)); Glorot and Bengio, 2010
+  he_normal,      ///< sqrt(2 / in); He et al., 2015, arXiv 1502.01852
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// The standard deviation of a weight [in, out]; 0 for one without elements.
+inline double init_std(Init init, Index in, Index out) {
+  require(in >= 0, "init_std", [&] { return "in is " + std::to_string(in) + ", expected >= 0"; });
+  require(out >= 0, "init_std",
+          [&] { return "out is " + std::to_string(out) + ", expected >= 0"; });
+  const double fan = static_cast<double>(init == Init::he_normal ? in : in + out);
+  return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
+}
+
+/// Overwrites w with normal numbers of mean 0 and this standard deviation; `parameter` keeps those
+/// of one seed apart. Throws ShapeError or ArgumentError before anything is written.
+template <Scalar T>
+void init_normal(Out<T, 2> w, double std_deviation, std::uint64_t seed, std::uint32_t parameter) {
+  require_countable("init_normal", "w", w);
+  require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", [&] {
+    return "std_deviation is " + std::to_string(std_deviation) +
+           ", expected a finite number of 0 or more";
+  });
+  const auto key = philox_key(seed, 0x77000000u + parameter, 0);
+  for (Index i = 0; i < w.extent(0); ++i) {
+    for (Index o = 0; o < w.extent(1); ++o) {
+      const auto position = static_cast<std::uint64_t>(i * w.extent(1) + o);
+      w(i, o) = T(std_deviation * philox_normal(key, position));
+    }
+  }
+}
+
+/// Overwrites w [in, out] with normal numbers of init_std; `parameter` keeps those of one seed
+/// apart.
+template <Scalar T>
+void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
+  require_countable("init_weights", "w", w);
+  init_normal<T>(w, init_std(init, w.extent(0), w.extent(1)), seed, parameter);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/tokens.hpp
+// Tokens: rows of a table, or columns of logits, by number. What may be one, and the rule that all
+// of a call's lie in range.
+
+namespace headwise::inline v0_1 {
+
+/// The types that tokens come in: what tokenizers write, and what PyTorch takes.
+template <class Id>
+concept TokenId = std::same_as<Id, std::int32_t> || std::same_as<Id, std::int64_t>;
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// No token is exempt.
+struct NoneIgnored {
+  bool operator()(std::int64_t) const { return false; }
+};
+
+/// Throws ArgumentError for the first token outside [0, V), but for those that ignored(token) says
+/// yes to; `from` says where V comes from.
+template <TokenId Id, class From, class Ignored = NoneIgnored>
+void require_tokens(std::string_view function, std::string_view argument, const In<Id, 1>& tokens,
+                    Index V, const From& from, const Ignored& ignored = {}) {
+  for (Index n = 0; n < tokens.extent(0); ++n) {
+    const std::int64_t token = tokens(n);
+    if ((token >= 0 && token < V) || ignored(token)) [[likely]]
+      continue;
+    raise<ArgumentError>(std::string(function) + ": " + std::string(argument) + "(" +
+                         std::to_string(n) + ") is " + std::to_string(token) +
+                         ", expected 0 or more and below " + std::to_string(V) + " (" + from() +
+                         ")");
+  }
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/embedding.hpp
+// The embedding of tokens: rows of a table, gathered by number, and the gradient of the table.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Asks for the begin of a row that is read or written soon. (Rows of a table are met in no order
+/// that a processor foresees.)
+template <int write, class T>
+HEADWISE_INLINE void prefetch_row(const kernels::Matrix<T>& x, Index i, Index begin, Index end) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+  if (x.column != 1) return;
+  for (Index n = begin; n < std::min<Index>(end, begin + 8 * line); n += line) {
+    __builtin_prefetch(&x(i, n), write, 3);
+  }
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// y_n = table_{tokens_n}: row n of y is a copy of the table's row of token n.
+///
+/// tokens  [N]      in; each in [0, V)
+/// table   [V, D]   in
+/// y       [N, D]   out; must not overlap the inputs
+///
+/// Work    no FLOPs; N D elements are copied.
+/// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
+template <TokenId Id, Scalar T>
+void embedding_forward(In<Id, 1> tokens, In<T, 2> table, Out<std::type_identity_t<T>, 2> y,
+                       const Context& context = {}) {
+  constexpr std::string_view function = "embedding_forward";
+  const Index N = tokens.extent(0), D = table.extent(1);
+  require_countable(function, "tokens", tokens);
+  require_countable(function, "table", table);
+  require_shape(function, "y", y, Shape{N, D}, "tokens, columns of table");
+  require_apart(function, {"y", y}, {{"tokens", tokens}, {"table", table}});
+  detail::require_tokens(function, "tokens", tokens, table.extent(0),
+                         [&] { return "rows of table " + table.shape().format(); });
+  if (N == 0 || D == 0) return;
+  const auto from = kernels::matrix(table);
+  const auto to = kernels::matrix(Out<T, 2>(y));
+  detail::for_rows(context, N, D, [&](Index begin, Index end) {
+    for (Index n = begin; n < end; ++n) {
+      const auto row = kernels::row(from, static_cast<Index>(tokens(n)));
+      const auto out = kernels::row(to, n);
+      if (n + 1 < end) detail::prefetch_row<0>(from, static_cast<Index>(tokens(n + 1)), 0, D);
+      if (row.step == 1 && out.step == 1) {
+        std::copy_n(row.data, D, out.data);
+      } else {
+        for (Index j = 0; j < D; ++j) out[j] = row[j];
+      }
+    }
+  });
+}
+
+/// The gradient of the table: dtable_{tokens_n} += dy_n, in the order of n.
+///
+/// dy      [N, D]   in
+/// tokens  [N]      in; as in forward
+/// dtable  [V, D]   added to; must not overlap the inputs
+///
+/// A row of the table that no token names is not touched. Sums run in T, from row to row: the same
+/// bits for any number of threads, for each owns columns.
+/// Work    N D FLOPs, whatever V is.
+/// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
+template <Scalar T, TokenId Id>
+void embedding_backward(In<T, 2> dy, In<Id, 1> tokens, InOut<std::type_identity_t<T>, 2> dtable,
+                        const Context& context = {}) {
+  constexpr std::string_view function = "embedding_backward";
+  const Index N = tokens.extent(0), D = dtable.extent(1);
+  require_countable(function, "tokens", tokens);
+  require_countable(function, "dtable", dtable);
+  require_shape(function, "dy", dy, Shape{N, D}, "tokens, columns of dtable");
+  require_apart(function, {"dtable", dtable}, {{"dy", dy}, {"tokens", tokens}});
+  detail::require_tokens(function, "tokens", tokens, dtable.extent(0),
+                         [&] { return "rows of dtable " + dtable.shape().format(); });
+  if (N == 0 || D == 0) return;
+  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const auto from = kernels::matrix(dy);
+  const auto to = kernels::matrix(Out<T, 2>(dtable));
+  detail::for_columns(context, N, D, [&](Index begin, Index end) {
+    for (Index n = 0; n < N; ++n) {
+      const auto token = static_cast<Index>(tokens(n));
+      if (n + 1 < N) {
+        detail::prefetch_row<1>(to, static_cast<Index>(tokens(n + 1)), begin, end);
+      }
+      run.add_row(kernels::row(from.from(n, begin), 0), end - begin,
+                  kernels::row(to.from(token, begin), 0));
+    }
+  });
+  context.count_flops(std::int64_t{N} * D, std::int64_t{N} * D);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/embedding.hpp
+// A table of token vectors that owns its weights, and the head that shares them: logits = h
+// table^T.
+
+namespace headwise::inline v0_1 {
+
+/// What an Embedding learns; its gradients have the same form.
+template <Scalar T>
+struct EmbeddingParameters {
+  Tensor<T, 2> table;  // [V, D]
+
+  /// f(name, view); `prefix` goes in front of the name. The view is writable where this is not
+  /// const.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") {
+    f(prefix + "table", as_view(table));
+  }
+  /// The same of what is not written to.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    f(prefix + "table", as_view(table));
+  }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// logits = h table^T: the output head of a model whose embedding has this table.
+///
+/// h       [N, D]   in
+/// table   [V, D]   in
+/// logits  [N, V]   out; must not overlap the inputs
+///
+/// Works and throws as linear_forward does with w = table^T: 2 N D V FLOPs, no copy of the table.
+/// Source: Press and Wolf, "Using the Output Embedding to Improve Language Models", 2017, arXiv
+/// 1608.05859.
+template <Scalar T>
+void tied_head_forward(In<T, 2> h, In<std::type_identity_t<T>, 2> table,
+                       Out<std::type_identity_t<T>, 2> logits, const Context& context = {}) {
+  constexpr std::string_view function = "tied_head_forward";
+  require_countable(function, "h", h);
+  require_shape(function, "table", table, Shape{table.extent(0), h.extent(1)}, "columns of h");
+  require_shape(function, "logits", logits, Shape{h.extent(0), table.extent(0)},
+                "rows of h, rows of table");
+  require_apart(function, {"logits", logits}, {{"h", h}, {"table", table}});
+  linear_forward(h, transpose(table, 0, 1), {}, logits, context);
+}
+
+/// The gradients of tied_head_forward.
+///
+/// d_logits  [N, V]   in
+/// h         [N, D]   in; as in forward
+/// table     [V, D]   in; as in forward
+/// dh        [N, D]   out: d_logits table; {} for none
+/// dtable    [V, D]   added to: d_logits^T h, to which embedding_backward adds too; {} for none
+///
+/// A row of h whose d_logits are 0 adds nothing to dtable, even if it holds NaN or infinity.
+/// Outputs must not overlap the inputs or each other.
+///
+/// Work    2 N D V FLOPs for each of dh and dtable.
+/// Throws  ShapeError before anything is written; std::bad_alloc.
+template <Scalar T>
+void tied_head_backward(In<T, 2> d_logits, In<std::type_identity_t<T>, 2> h,
+                        In<std::type_identity_t<T>, 2> table, Out<std::type_identity_t<T>, 2> dh,
+                        InOut<std::type_identity_t<T>, 2> dtable, const Context& context = {}) {
+  constexpr std::string_view function = "tied_head_backward";
+  const Index N = h.extent(0), D = h.extent(1), V = table.extent(0);
+  require_countable(function, "h", h);
+  require_shape(function, "table", table, Shape{V, D}, "columns of h");
+  require_shape(function, "d_logits", d_logits, Shape{N, V}, "rows of h, rows of table");
+  if (!dh.absent()) require_shape(function, "dh", dh, Shape{N, D}, "the shape of h");
+  if (!dtable.absent())
+    require_shape(function, "dtable", dtable, Shape{V, D}, "the shape of table");
+  require_apart(function, {"dh", dh}, {{"d_logits", d_logits}, {"h", h}, {"table", table}});
+  require_apart(function, {"dtable", dtable},
+                {{"d_logits", d_logits}, {"h", h}, {"table", table}, {"dh", dh}});
+
+  // d_logits^T h rather than its transpose: rows of dtable are written as they lie.
+  const bool wants_dtable = dtable.size() != 0 && N != 0;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Extents of_dtable{V, D, N};
+  Tensor<T, 2> cleared;
+  In<T, 2> learned = h;
+  if (wants_dtable) learned = detail::without_idle_rows<T>(run, h, d_logits, cleared, context);
+  Workspace<T> workspace(wants_dtable ? context.executor.concurrency() : 0,
+                         wants_dtable ? run.gemm_scratch(of_dtable) : 0, context.memory);
+  if (dh.size() != 0) linear_forward<T>(d_logits, table, {}, dh, context);
+  if (!wants_dtable) return;
+  detail::run_gemm<T>(run, context, workspace, kernels::matrix(d_logits).transposed(),
+                      kernels::matrix(learned), kernels::matrix(Out<T, 2>(dtable)), of_dtable,
+                      {.accumulate = true});
+  context.count_flops(std::int64_t{2} * N * D * V, run.executed_gemm_flops(of_dtable));
+}
+
+/// y_n = table_{tokens_n}. Const calls may run at the same time.
+template <Scalar T>
+class Embedding {
+ public:
+  /// What forward leaves for backward: a copy of the tokens, which are small beside all else.
+  struct Cache {
+    Tensor<std::int64_t, 1> tokens;  // [N]
+    bool filled = false;             // whether forward has been called with it
+  };
+
+  /// A table of normal numbers of this standard deviation. Throws ArgumentError for a negative
+  /// extent or a deviation that is none.
+  Embedding(Index vocabulary, Index width, double std_deviation = 0.02, std::uint64_t seed = 0) {
+    require(vocabulary >= 0, "Embedding",
+            "vocabulary is " + std::to_string(vocabulary) + ", expected >= 0");
+    require(width >= 0, "Embedding", "width is " + std::to_string(width) + ", expected >= 0");
+    parameters_.table = Tensor<T, 2>({vocabulary, width});
+    init_normal<T>(parameters_.table, std_deviation, seed, 0);
+  }
+
+  /// y [N, D] for tokens [N]: inference. Throws and works as embedding_forward does.
+  template <TokenId Id>
+  Tensor<T, 2> forward(In<Id, 1> tokens, const Context& context = {}) const {
+    require_countable("Embedding::forward", "tokens", tokens);
+    auto y = Tensor<T, 2>::uninitialized({tokens.extent(0), parameters_.table.extent(1)},
+                                         context.memory);
+    embedding_forward(tokens, In<T, 2>(parameters_.table), y, context);
+    return y;
+  }
+  /// The same, and what backward needs into the cache, once all has gone well.
+  template <TokenId Id>
+  Tensor<T, 2> forward(In<Id, 1> tokens, Cache& cache, const Context& context = {}) const {
+    Tensor<T, 2> y = forward(tokens, context);
+    auto kept = Tensor<std::int64_t, 1>::uninitialized(tokens.shape(), context.memory);
+    for (Index n = 0; n < kept.size(); ++n) kept(n) = tokens(n);
+    cache = {std::move(kept), true};
+    return y;
+  }
+
+  /// Adds the gradient of the table to `gradients`, for dy [N, D].
+  ///
+  /// Throws ArgumentError for an empty cache or one of a larger table, ShapeError; nothing is
+  /// changed then.
+  void backward(In<T, 2> dy, const Cache& cache, EmbeddingParameters<T>& gradients,
+                const Context& context = {}) const {
+    constexpr std::string_view function = "Embedding::backward";
+    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    require_shape(function, "dy", dy, Shape{cache.tokens.extent(0), parameters_.table.extent(1)},
+                  "the output");
+    require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
+                  "zero_gradients()");
+    embedding_backward(dy, In<std::int64_t, 1>(cache.tokens), gradients.table, context);
+  }
+
+  /// Logits [N, V] for h [N, D] by the same table: tied_head_forward.
+  Tensor<T, 2> logits(In<T, 2> h, const Context& context = {}) const {
+    require_shape("Embedding::logits", "h", h, Shape{h.extent(0), parameters_.table.extent(1)},
+                  "the width of the table");
+    auto result =
+        Tensor<T, 2>::uninitialized({h.extent(0), parameters_.table.extent(0)}, context.memory);
+    tied_head_forward(h, parameters_.table, result, context);
+    return result;
+  }
+  /// dh [N, D] for d_logits [N, V] and the h of `logits`; the table's gradient is added to
+  /// `gradients`. Throws ShapeError, std::bad_alloc; nothing is changed then.
+  Tensor<T, 2> logits_backward(In<T, 2> d_logits, In<T, 2> h, EmbeddingParameters<T>& gradients,
+                               const Context& context = {}) const {
+    constexpr std::string_view function = "Embedding::logits_backward";
+    require_shape(function, "h", h, Shape{h.extent(0), parameters_.table.extent(1)},
+                  "the width of the table");
+    require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
+                  "zero_gradients()");
+    auto dh = Tensor<T, 2>::uninitialized(h.shape(), context.memory);
+    tied_head_backward(d_logits, h, parameters_.table, dh, gradients.table, context);
+    return dh;
+  }
+
+  /// Gradients of the right shape, all 0.
+  EmbeddingParameters<T> zero_gradients() const {
+    EmbeddingParameters<T> gradients;
+    gradients.table = Tensor<T, 2>(parameters_.table.shape());
+    return gradients;
+  }
+
+  /// The table, to be read and written.
+  EmbeddingParameters<T>& parameters() { return parameters_; }
+  /// The table.
+  const EmbeddingParameters<T>& parameters() const { return parameters_; }
+
+ private:
+  EmbeddingParameters<T> parameters_;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/ops/activation.hpp
 // Activations, element by element, and the gated pair: forward and backward.
 
@@ -18266,43 +18645,6 @@ void swiglu_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> gate,
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/ops/tokens.hpp
-// Tokens: rows of a table, or columns of logits, by number. What may be one, and the rule that all
-// of a call's lie in range.
-
-namespace headwise::inline v0_1 {
-
-/// The types that tokens come in: what tokenizers write, and what PyTorch takes.
-template <class Id>
-concept TokenId = std::same_as<Id, std::int32_t> || std::same_as<Id, std::int64_t>;
-
-}  // namespace headwise::inline v0_1
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// No token is exempt.
-struct NoneIgnored {
-  bool operator()(std::int64_t) const { return false; }
-};
-
-/// Throws ArgumentError for the first token outside [0, V), but for those that ignored(token) says
-/// yes to; `from` says where V comes from.
-template <TokenId Id, class From, class Ignored = NoneIgnored>
-void require_tokens(std::string_view function, std::string_view argument, const In<Id, 1>& tokens,
-                    Index V, const From& from, const Ignored& ignored = {}) {
-  for (Index n = 0; n < tokens.extent(0); ++n) {
-    const std::int64_t token = tokens(n);
-    if ((token >= 0 && token < V) || ignored(token)) [[likely]]
-      continue;
-    raise<ArgumentError>(std::string(function) + ": " + std::string(argument) + "(" +
-                         std::to_string(n) + ") is " + std::to_string(token) +
-                         ", expected 0 or more and below " + std::to_string(V) + " (" + from() +
-                         ")");
-  }
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/ops/cross_entropy.hpp
 // Softmax cross-entropy of logits with targets, in one pass over what softmax and a logarithm would
@@ -18467,106 +18809,6 @@ void cross_entropy_backward(std::type_identity_t<T> d_loss, In<T, 2> logits, In<
   });
   const std::int64_t flops = count * (4 * std::int64_t{V} + 2);
   context.count_flops(flops, flops);
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/ops/embedding.hpp
-// The embedding of tokens: rows of a table, gathered by number, and the gradient of the table.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// Asks for the begin of a row that is read or written soon. (Rows of a table are met in no order
-/// that a processor foresees.)
-template <int write, class T>
-HEADWISE_INLINE void prefetch_row(const kernels::Matrix<T>& x, Index i, Index begin, Index end) {
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
-  if (x.column != 1) return;
-  for (Index n = begin; n < std::min<Index>(end, begin + 8 * line); n += line) {
-    __builtin_prefetch(&x(i, n), write, 3);
-  }
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// y_n = table_{tokens_n}: row n of y is a copy of the table's row of token n.
-///
-/// tokens  [N]      in; each in [0, V)
-/// table   [V, D]   in
-/// y       [N, D]   out; must not overlap the inputs
-///
-/// Work    no FLOPs; N D elements are copied.
-/// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
-template <TokenId Id, Scalar T>
-void embedding_forward(In<Id, 1> tokens, In<T, 2> table, Out<std::type_identity_t<T>, 2> y,
-                       const Context& context = {}) {
-  constexpr std::string_view function = "embedding_forward";
-  const Index N = tokens.extent(0), D = table.extent(1);
-  require_countable(function, "tokens", tokens);
-  require_countable(function, "table", table);
-  require_shape(function, "y", y, Shape{N, D}, "tokens, columns of table");
-  require_apart(function, {"y", y}, {{"tokens", tokens}, {"table", table}});
-  detail::require_tokens(function, "tokens", tokens, table.extent(0),
-                         [&] { return "rows of table " + table.shape().format(); });
-  if (N == 0 || D == 0) return;
-  const auto from = kernels::matrix(table);
-  const auto to = kernels::matrix(Out<T, 2>(y));
-  detail::for_rows(context, N, D, [&](Index begin, Index end) {
-    for (Index n = begin; n < end; ++n) {
-      const auto row = kernels::row(from, static_cast<Index>(tokens(n)));
-      const auto out = kernels::row(to, n);
-      if (n + 1 < end) detail::prefetch_row<0>(from, static_cast<Index>(tokens(n + 1)), 0, D);
-      if (row.step == 1 && out.step == 1) {
-        std::copy_n(row.data, D, out.data);
-      } else {
-        for (Index j = 0; j < D; ++j) out[j] = row[j];
-      }
-    }
-  });
-}
-
-/// The gradient of the table: dtable_{tokens_n} += dy_n, in the order of n.
-///
-/// dy      [N, D]   in
-/// tokens  [N]      in; as in forward
-/// dtable  [V, D]   added to; must not overlap the inputs
-///
-/// A row of the table that no token names is not touched. Sums run in T, from row to row: the same
-/// bits for any number of threads, for each owns columns.
-/// Work    N D FLOPs, whatever V is.
-/// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
-template <Scalar T, TokenId Id>
-void embedding_backward(In<T, 2> dy, In<Id, 1> tokens, InOut<std::type_identity_t<T>, 2> dtable,
-                        const Context& context = {}) {
-  constexpr std::string_view function = "embedding_backward";
-  const Index N = tokens.extent(0), D = dtable.extent(1);
-  require_countable(function, "tokens", tokens);
-  require_countable(function, "dtable", dtable);
-  require_shape(function, "dy", dy, Shape{N, D}, "tokens, columns of dtable");
-  require_apart(function, {"dtable", dtable}, {{"dy", dy}, {"tokens", tokens}});
-  detail::require_tokens(function, "tokens", tokens, dtable.extent(0),
-                         [&] { return "rows of dtable " + dtable.shape().format(); });
-  if (N == 0 || D == 0) return;
-  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
-  const auto from = kernels::matrix(dy);
-  const auto to = kernels::matrix(Out<T, 2>(dtable));
-  detail::for_columns(context, N, D, [&](Index begin, Index end) {
-    for (Index n = 0; n < N; ++n) {
-      const auto token = static_cast<Index>(tokens(n));
-      if (n + 1 < N) {
-        detail::prefetch_row<1>(to, static_cast<Index>(tokens(n + 1)), begin, end);
-      }
-      run.add_row(kernels::row(from.from(n, begin), 0), end - begin,
-                  kernels::row(to.from(token, begin), 0));
-    }
-  });
-  context.count_flops(std::int64_t{N} * D, std::int64_t{N} * D);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -18982,7 +19224,7 @@ void rotary_backward(In<T, 4> dy, const RotaryAngles<std::type_identity_t<T>>& a
 
 // headwise/autograd/model_functions.hpp
 // What a language model has around its attention, on the tape: activations, rms norm, embeddings,
-// rotary positions, cross-entropy. Each calls its pair of ops/, to the same bits.
+// tied heads, rotary positions, cross-entropy. Each calls its pair, to the same bits.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -19073,6 +19315,32 @@ Variable<T, 2> embedding(In<Id, 1> tokens, const Variable<T, 2>& table) {
   return call.finish(In<T, 2>(y), backward);
 }
 
+/// Logits by the table of an embedding: h times its transpose.
+///
+/// h         [..., D]
+/// table     [V, D]
+/// returns   [..., V]
+///
+/// Both are kept. The table's gradient is added where it is kept, row by row, as the table lies.
+/// Throws as tied_head_forward.
+template <Scalar T, int R>
+Variable<T, R> tied_head(const Variable<T, R>& h, const Variable<T, 2>& table) {
+  const Variable<T, 2> rows = as_rows(h);
+  Recording<T> call({"tied_head"}, rows, table);
+  const Out<T, 2> logits = call.output(Shape{rows.extent(0), table.extent(0)});
+  tied_head_forward(rows.value(), table.value(), logits, call.context());
+  const auto to_h = call.optional_target(rows);
+  const auto to_table = call.added_target(table);
+  const In<T, 2> kept_h = call.save(rows), kept_table = call.save(table);
+  const auto backward = [=](BackwardPass<T>& pass, In<T, 2> d_logits) {
+    const auto into = [&](Out<T, 2> dh, InOut<T, 2> d_table) {
+      tied_head_backward(d_logits, kept_h, kept_table, dh, d_table, pass.context());
+    };
+    pass.assign(into, to_h, to_table);
+  };
+  return like_rows_of(h.shape(), call.finish(In<T, 2>(logits), backward));
+}
+
 /// Queries or keys [B, H, L, d], turned by where they stand. Nothing is kept. Throws as
 /// rotary_forward.
 template <Scalar T>
@@ -19143,58 +19411,6 @@ Variable<T, 1> mean(const Variable<T, R>& x) {
 // headwise/autograd/functions.hpp
 // All functions of the tape: the library's operations on variables.
 
-
-// headwise/nn/init.hpp
-// How weights start: normal numbers drawn by position, so that a seed means the same everywhere.
-
-namespace headwise::inline v0_1 {
-
-/// The standard deviation of a [in, out] weight at the start.
-enum class Init {
-  xavier_normal,  ///< sqrt(2 / (in + out)); Glorot and Bengio, 2010
-  he_normal,      ///< sqrt(2 / in); He et al., 2015, arXiv 1502.01852
-};
-
-}  // namespace headwise::inline v0_1
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// The standard deviation of a weight [in, out]; 0 for one without elements.
-inline double init_std(Init init, Index in, Index out) {
-  require(in >= 0, "init_std", [&] { return "in is " + std::to_string(in) + ", expected >= 0"; });
-  require(out >= 0, "init_std",
-          [&] { return "out is " + std::to_string(out) + ", expected >= 0"; });
-  const double fan = static_cast<double>(init == Init::he_normal ? in : in + out);
-  return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
-}
-
-/// Overwrites w with normal numbers of mean 0 and this standard deviation; `parameter` keeps those
-/// of one seed apart. Throws ShapeError or ArgumentError before anything is written.
-template <Scalar T>
-void init_normal(Out<T, 2> w, double std_deviation, std::uint64_t seed, std::uint32_t parameter) {
-  require_countable("init_normal", "w", w);
-  require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", [&] {
-    return "std_deviation is " + std::to_string(std_deviation) +
-           ", expected a finite number of 0 or more";
-  });
-  const auto key = philox_key(seed, 0x77000000u + parameter, 0);
-  for (Index i = 0; i < w.extent(0); ++i) {
-    for (Index o = 0; o < w.extent(1); ++o) {
-      const auto position = static_cast<std::uint64_t>(i * w.extent(1) + o);
-      w(i, o) = T(std_deviation * philox_normal(key, position));
-    }
-  }
-}
-
-/// Overwrites w [in, out] with normal numbers of init_std; `parameter` keeps those of one seed
-/// apart.
-template <Scalar T>
-void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
-  require_countable("init_weights", "w", w);
-  init_normal<T>(w, init_std(init, w.extent(0), w.extent(1)), seed, parameter);
-}
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
 // headwise/nn/multi_head_attention_options.hpp
 // What a MultiHeadAttention is, and what one call of it is asked for.
@@ -19329,196 +19545,6 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.output_dropout = call.output_dropout.active();
   return shape;
 }
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/nn/embedding.hpp
-// A table of token vectors that owns its weights, and the head that shares them: logits = h
-// table^T.
-
-namespace headwise::inline v0_1 {
-
-/// What an Embedding learns; its gradients have the same form.
-template <Scalar T>
-struct EmbeddingParameters {
-  Tensor<T, 2> table;  // [V, D]
-
-  /// f(name, view); `prefix` goes in front of the name. The view is writable where this is not
-  /// const.
-  template <class F>
-  void for_each(F&& f, const std::string& prefix = "") {
-    f(prefix + "table", as_view(table));
-  }
-  /// The same of what is not written to.
-  template <class F>
-  void for_each(F&& f, const std::string& prefix = "") const {
-    f(prefix + "table", as_view(table));
-  }
-};
-
-}  // namespace headwise::inline v0_1
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// logits = h table^T: the output head of a model whose embedding has this table.
-///
-/// h       [N, D]   in
-/// table   [V, D]   in
-/// logits  [N, V]   out; must not overlap the inputs
-///
-/// Works and throws as linear_forward does with w = table^T: 2 N D V FLOPs, no copy of the table.
-/// Source: Press and Wolf, "Using the Output Embedding to Improve Language Models", 2017, arXiv
-/// 1608.05859.
-template <Scalar T>
-void tied_head_forward(In<T, 2> h, In<std::type_identity_t<T>, 2> table,
-                       Out<std::type_identity_t<T>, 2> logits, const Context& context = {}) {
-  constexpr std::string_view function = "tied_head_forward";
-  require_countable(function, "h", h);
-  require_shape(function, "table", table, Shape{table.extent(0), h.extent(1)}, "columns of h");
-  require_shape(function, "logits", logits, Shape{h.extent(0), table.extent(0)},
-                "rows of h, rows of table");
-  require_apart(function, {"logits", logits}, {{"h", h}, {"table", table}});
-  linear_forward(h, transpose(table, 0, 1), {}, logits, context);
-}
-
-/// The gradients of tied_head_forward.
-///
-/// d_logits  [N, V]   in
-/// h         [N, D]   in; as in forward
-/// table     [V, D]   in; as in forward
-/// dh        [N, D]   out: d_logits table; {} for none
-/// dtable    [V, D]   added to: d_logits^T h, to which embedding_backward adds too; {} for none
-///
-/// A row of h whose d_logits are 0 adds nothing to dtable, even if it holds NaN or infinity.
-/// Outputs must not overlap the inputs or each other.
-///
-/// Work    2 N D V FLOPs for each of dh and dtable.
-/// Throws  ShapeError before anything is written; std::bad_alloc.
-template <Scalar T>
-void tied_head_backward(In<T, 2> d_logits, In<std::type_identity_t<T>, 2> h,
-                        In<std::type_identity_t<T>, 2> table, Out<std::type_identity_t<T>, 2> dh,
-                        InOut<std::type_identity_t<T>, 2> dtable, const Context& context = {}) {
-  constexpr std::string_view function = "tied_head_backward";
-  const Index N = h.extent(0), D = h.extent(1), V = table.extent(0);
-  require_countable(function, "h", h);
-  require_shape(function, "table", table, Shape{V, D}, "columns of h");
-  require_shape(function, "d_logits", d_logits, Shape{N, V}, "rows of h, rows of table");
-  if (!dh.absent()) require_shape(function, "dh", dh, Shape{N, D}, "the shape of h");
-  if (!dtable.absent())
-    require_shape(function, "dtable", dtable, Shape{V, D}, "the shape of table");
-  require_apart(function, {"dh", dh}, {{"d_logits", d_logits}, {"h", h}, {"table", table}});
-  require_apart(function, {"dtable", dtable},
-                {{"d_logits", d_logits}, {"h", h}, {"table", table}, {"dh", dh}});
-
-  // d_logits^T h rather than its transpose: rows of dtable are written as they lie.
-  const bool wants_dtable = dtable.size() != 0 && N != 0;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const kernels::Extents of_dtable{V, D, N};
-  Tensor<T, 2> cleared;
-  In<T, 2> learned = h;
-  if (wants_dtable) learned = detail::without_idle_rows<T>(run, h, d_logits, cleared, context);
-  Workspace<T> workspace(wants_dtable ? context.executor.concurrency() : 0,
-                         wants_dtable ? run.gemm_scratch(of_dtable) : 0, context.memory);
-  if (dh.size() != 0) linear_forward<T>(d_logits, table, {}, dh, context);
-  if (!wants_dtable) return;
-  detail::run_gemm<T>(run, context, workspace, kernels::matrix(d_logits).transposed(),
-                      kernels::matrix(learned), kernels::matrix(Out<T, 2>(dtable)), of_dtable,
-                      {.accumulate = true});
-  context.count_flops(std::int64_t{2} * N * D * V, run.executed_gemm_flops(of_dtable));
-}
-
-/// y_n = table_{tokens_n}. Const calls may run at the same time.
-template <Scalar T>
-class Embedding {
- public:
-  /// What forward leaves for backward: a copy of the tokens, which are small beside all else.
-  struct Cache {
-    Tensor<std::int64_t, 1> tokens;  // [N]
-    bool filled = false;             // whether forward has been called with it
-  };
-
-  /// A table of normal numbers of this standard deviation. Throws ArgumentError for a negative
-  /// extent or a deviation that is none.
-  Embedding(Index vocabulary, Index width, double std_deviation = 0.02, std::uint64_t seed = 0) {
-    require(vocabulary >= 0, "Embedding",
-            "vocabulary is " + std::to_string(vocabulary) + ", expected >= 0");
-    require(width >= 0, "Embedding", "width is " + std::to_string(width) + ", expected >= 0");
-    parameters_.table = Tensor<T, 2>({vocabulary, width});
-    init_normal<T>(parameters_.table, std_deviation, seed, 0);
-  }
-
-  /// y [N, D] for tokens [N]: inference. Throws and works as embedding_forward does.
-  template <TokenId Id>
-  Tensor<T, 2> forward(In<Id, 1> tokens, const Context& context = {}) const {
-    require_countable("Embedding::forward", "tokens", tokens);
-    auto y = Tensor<T, 2>::uninitialized({tokens.extent(0), parameters_.table.extent(1)},
-                                         context.memory);
-    embedding_forward(tokens, In<T, 2>(parameters_.table), y, context);
-    return y;
-  }
-  /// The same, and what backward needs into the cache, once all has gone well.
-  template <TokenId Id>
-  Tensor<T, 2> forward(In<Id, 1> tokens, Cache& cache, const Context& context = {}) const {
-    Tensor<T, 2> y = forward(tokens, context);
-    auto kept = Tensor<std::int64_t, 1>::uninitialized(tokens.shape(), context.memory);
-    for (Index n = 0; n < kept.size(); ++n) kept(n) = tokens(n);
-    cache = {std::move(kept), true};
-    return y;
-  }
-
-  /// Adds the gradient of the table to `gradients`, for dy [N, D].
-  ///
-  /// Throws ArgumentError for an empty cache or one of a larger table, ShapeError; nothing is
-  /// changed then.
-  void backward(In<T, 2> dy, const Cache& cache, EmbeddingParameters<T>& gradients,
-                const Context& context = {}) const {
-    constexpr std::string_view function = "Embedding::backward";
-    require(cache.filled, function, "the cache is empty: pass it to forward first");
-    require_shape(function, "dy", dy, Shape{cache.tokens.extent(0), parameters_.table.extent(1)},
-                  "the output");
-    require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
-                  "zero_gradients()");
-    embedding_backward(dy, In<std::int64_t, 1>(cache.tokens), gradients.table, context);
-  }
-
-  /// Logits [N, V] for h [N, D] by the same table: tied_head_forward.
-  Tensor<T, 2> logits(In<T, 2> h, const Context& context = {}) const {
-    require_shape("Embedding::logits", "h", h, Shape{h.extent(0), parameters_.table.extent(1)},
-                  "the width of the table");
-    auto result =
-        Tensor<T, 2>::uninitialized({h.extent(0), parameters_.table.extent(0)}, context.memory);
-    tied_head_forward(h, parameters_.table, result, context);
-    return result;
-  }
-  /// dh [N, D] for d_logits [N, V] and the h of `logits`; the table's gradient is added to
-  /// `gradients`. Throws ShapeError, std::bad_alloc; nothing is changed then.
-  Tensor<T, 2> logits_backward(In<T, 2> d_logits, In<T, 2> h, EmbeddingParameters<T>& gradients,
-                               const Context& context = {}) const {
-    constexpr std::string_view function = "Embedding::logits_backward";
-    require_shape(function, "h", h, Shape{h.extent(0), parameters_.table.extent(1)},
-                  "the width of the table");
-    require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
-                  "zero_gradients()");
-    auto dh = Tensor<T, 2>::uninitialized(h.shape(), context.memory);
-    tied_head_backward(d_logits, h, parameters_.table, dh, gradients.table, context);
-    return dh;
-  }
-
-  /// Gradients of the right shape, all 0.
-  EmbeddingParameters<T> zero_gradients() const {
-    EmbeddingParameters<T> gradients;
-    gradients.table = Tensor<T, 2>(parameters_.table.shape());
-    return gradients;
-  }
-
-  /// The table, to be read and written.
-  EmbeddingParameters<T>& parameters() { return parameters_; }
-  /// The table.
-  const EmbeddingParameters<T>& parameters() const { return parameters_; }
-
- private:
-  EmbeddingParameters<T> parameters_;
-};
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 

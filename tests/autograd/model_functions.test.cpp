@@ -50,6 +50,10 @@ TEST_CASE("a head that shares the table of its embedding adds to one gradient", 
     return linear(embedding(In(tokens), t), transpose(t, 0, 1));
   };
   CHECK(check_taped(tied, table).ok());
+  const auto by_name = [](const auto& t) { return tied_head(embedding(In(tokens), t), t); };
+  CHECK(check_taped(by_name, table).ok());
+  auto h = normal<Number>(Shape{2, 3, 4}, 8);
+  CHECK(check_taped([](const auto& v, const auto& t) { return tied_head(v, t); }, h, table).ok());
 }
 
 TEMPLATE_TEST_CASE("a language model's functions have the bits of the pairs that they call",

@@ -1,9 +1,10 @@
 // What a language model has around its attention, on the tape: activations, rms norm, embeddings,
-// rotary positions, cross-entropy. Each calls its pair of ops/, to the same bits.
+// tied heads, rotary positions, cross-entropy. Each calls its pair, to the same bits.
 #pragma once
 
 #include "headwise/autograd/apply.hpp"
 #include "headwise/autograd/elementwise.hpp"
+#include "headwise/nn/embedding.hpp"
 #include "headwise/ops/activation.hpp"
 #include "headwise/ops/cross_entropy.hpp"
 #include "headwise/ops/embedding.hpp"
@@ -97,6 +98,32 @@ Variable<T, 2> embedding(In<Id, 1> tokens, const Variable<T, 2>& table) {
                 to);
   };
   return call.finish(In<T, 2>(y), backward);
+}
+
+/// Logits by the table of an embedding: h times its transpose.
+///
+/// h         [..., D]
+/// table     [V, D]
+/// returns   [..., V]
+///
+/// Both are kept. The table's gradient is added where it is kept, row by row, as the table lies.
+/// Throws as tied_head_forward.
+template <Scalar T, int R>
+Variable<T, R> tied_head(const Variable<T, R>& h, const Variable<T, 2>& table) {
+  const Variable<T, 2> rows = as_rows(h);
+  Recording<T> call({"tied_head"}, rows, table);
+  const Out<T, 2> logits = call.output(Shape{rows.extent(0), table.extent(0)});
+  tied_head_forward(rows.value(), table.value(), logits, call.context());
+  const auto to_h = call.optional_target(rows);
+  const auto to_table = call.added_target(table);
+  const In<T, 2> kept_h = call.save(rows), kept_table = call.save(table);
+  const auto backward = [=](BackwardPass<T>& pass, In<T, 2> d_logits) {
+    const auto into = [&](Out<T, 2> dh, InOut<T, 2> d_table) {
+      tied_head_backward(d_logits, kept_h, kept_table, dh, d_table, pass.context());
+    };
+    pass.assign(into, to_h, to_table);
+  };
+  return like_rows_of(h.shape(), call.finish(In<T, 2>(logits), backward));
 }
 
 /// Queries or keys [B, H, L, d], turned by where they stand. Nothing is kept. Throws as
