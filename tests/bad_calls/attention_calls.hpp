@@ -19,6 +19,7 @@ struct Call {
                 lse = memory.tensor(2, 4, 5, 2), dq = memory.tensor(2, 4, 5, 3),
                 dk = memory.tensor(2, 2, 7, 3), dv = memory.tensor(2, 2, 7, 6);
   AttentionOptions<double> options = {};
+  ScoreGradients<double> learned = {};
   Context context = memory.context();
 };
 
@@ -31,15 +32,15 @@ inline const Function forward = {
     [](Call& c) { attention_forward(c.q, c.k, c.v, c.options, c.weights, c.o, c.context); }};
 inline const Function backward = {"attention_backward", [](Call& c) {
                                     attention_backward(c.d_o, {c.q, c.k, c.v}, c.weights, c.options,
-                                                       {c.dq, c.dk, c.dv}, c.context);
+                                                       {c.dq, c.dk, c.dv, c.learned}, c.context);
                                   }};
 inline const Function flash_forward = {
     "flash_attention_forward",
     [](Call& c) { flash_attention_forward(c.q, c.k, c.v, c.options, c.o, c.lse, c.context); }};
 inline const Function flash_backward = {"flash_attention_backward", [](Call& c) {
-                                          flash_attention_backward(c.d_o, {c.q, c.k, c.v}, c.o,
-                                                                   c.lse, c.options,
-                                                                   {c.dq, c.dk, c.dv}, c.context);
+                                          flash_attention_backward(
+                                              c.d_o, {c.q, c.k, c.v}, c.o, c.lse, c.options,
+                                              {c.dq, c.dk, c.dv, c.learned}, c.context);
                                         }};
 inline const std::vector<Function> all = {forward, backward, flash_forward, flash_backward};
 

@@ -60,6 +60,9 @@ std::vector<Rule> options() {
     return [given](Call& c) { c.options.dropout.rate = given; };
   };
   const auto scale = [](double given) { return [given](Call& c) { c.options.scale = given; }; };
+  const auto softcap = [](double given) { return [given](Call& c) { c.options.softcap = given; }; };
+  const std::string no_softcap =
+      "softcap is not a finite number above 0, expected one, or none for no cap";
   const double infinity = std::numeric_limits<double>::infinity();
   const std::string no_scale = "scale is not finite, expected a number, or none for 1 / sqrt(d)";
   return {
@@ -72,6 +75,10 @@ std::vector<Rule> options() {
       {"dropout rate is 1.500000, expected 0 to 1", rate(1.5), false},
       {"dropout rate is nan, expected 0 to 1", rate(std::numeric_limits<double>::quiet_NaN()),
        false},
+      {no_softcap, softcap(0), false},
+      {no_softcap, softcap(-2), false},
+      {no_softcap, softcap(infinity), false},
+      {no_softcap, softcap(std::numeric_limits<double>::quiet_NaN()), false},
       {no_scale, scale(infinity), false},
       {no_scale, scale(-infinity), false},
       {no_scale, scale(std::numeric_limits<double>::quiet_NaN()), false},

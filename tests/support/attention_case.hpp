@@ -55,6 +55,8 @@ struct Case {
   AttentionOptions<T> options = {};
   std::vector<PairRule> rules = {};
   std::vector<PairValue> biases = {};
+  std::vector<Real> caps = {};  // one or none
+  std::shared_ptr<Tensor<T, 1>> logits = {};
 
   explicit Case(const Sizes& s, std::uint64_t seed = 1)
       : sizes(s),
@@ -115,6 +117,31 @@ struct Case {
       return Real{(*values)(broadcast(values->shape(), b, h, i, j))};
     });
   }
+  void softcap(double most) {
+    options.softcap = static_cast<T>(most);
+    caps.push_back(static_cast<Real>(static_cast<T>(most)));
+  }
+  void alibi() {
+    const auto slopes = std::make_shared<Tensor<T, 1>>(numbers.tensor<T>(Shape{sizes.H}));
+    options.alibi_slopes = *slopes;
+    biases.push_back([slopes, past = sizes.S - sizes.L](Index, Index h, Index i, Index j) {
+      return -Real{(*slopes)(h)} * static_cast<Real>(std::abs(j - i - past));
+    });
+  }
+  void relative(Index reach, bool shared) {
+    const auto table = std::make_shared<Tensor<T, 2>>(
+        numbers.tensor<T>(Shape{shared ? Index{1} : sizes.H, 2 * reach + 1}));
+    options.relative_bias = {*table};
+    biases.push_back(
+        [table, reach, shared, past = sizes.S - sizes.L](Index, Index h, Index i, Index j) {
+          const Index distance = std::max(-reach, std::min(reach, j - i - past));
+          return Real{(*table)(shared ? Index{0} : h, distance + reach)};
+        });
+  }
+  void sinks() {
+    logits = std::make_shared<Tensor<T, 1>>(numbers.tensor<T>(Shape{sizes.H}));
+    options.sinks = *logits;
+  }
   void scale(double factor) { options.scale = static_cast<T>(factor); }
   void dropout(double rate) { options.dropout = {.rate = rate, .seed = 11, .step = 3}; }
 
@@ -137,6 +164,13 @@ struct Case {
       for (const PairValue& bias : biases) sum += bias(b, h, i, j);
       return sum;
     };
+    if (!caps.empty()) {
+      x.change = [most = caps[0]](Index, Index, Index, Index, Real s) {
+        const Real t = std::tanh(s / most);
+        return ChangedScore{most * t, 1 - t * t};
+      };
+    }
+    if (logits) x.sink = [logits = logits](Index h) { return Real{(*logits)(h)}; };
     const Real rate = options.dropout.rate;
     const DropoutMask mask(options.dropout, DropoutStream::weights);
     if (rate > 0) {

@@ -61,6 +61,10 @@ struct Counting {
     ++operations.functions;
     return Counting(std::erfc(x.value));
   }
+  friend Counting tanh(Counting x) {
+    ++operations.functions;
+    return Counting(std::tanh(x.value));
+  }
   friend Counting sqrt(Counting x) {
     ++operations.functions;
     return Counting(std::sqrt(x.value));

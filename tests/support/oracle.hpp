@@ -17,6 +17,11 @@ namespace headwise_tests {
 using namespace headwise;
 using Real = long double;
 using PairRule = std::function<bool(Index b, Index h, Index i, Index j)>;
+/// A score that a scaled product becomes, and its derivative by it.
+struct ChangedScore {
+  Real value, slope;
+};
+using PairChange = std::function<ChangedScore(Index b, Index h, Index i, Index j, Real s)>;
 using PairValue = std::function<Real(Index b, Index h, Index i, Index j)>;
 
 struct Sizes {
@@ -47,25 +52,32 @@ struct OracleProblem {
   Real scale = 1;
   PairRule visible = [](Index, Index, Index, Index) { return true; };
   PairValue bias = [](Index, Index, Index, Index) { return Real{0}; };
+  PairChange change = [](Index, Index, Index, Index, Real s) { return ChangedScore{s, 1}; };
+  std::function<Real(Index h)> sink = {};  // a logit without a value; {} for none
   PairValue factor = [](Index, Index, Index, Index) { return Real{1}; };  // dropout's 0 or 1/(1-r)
 };
 
 struct OracleResult {
   Field weights, o, lse, dq, dk, dv;
+  Field flow, scaled_flow, products;  // [B, H, L, S]: into scores, into scale q k^T; and q k^T
+  Field sink_flow;                    // [B, H, L]: into the sinks
   Real condition = 0;  // the greatest |terms| of a score that has weight: errors of exp's argument
 };
 
 inline OracleResult oracle_attention(const OracleProblem& x) {
   const auto [B, H, G, L, S, d, dv] = x.sizes;
   OracleResult y{Field(B * H * L * S), Field(B * H * L * dv), Field(B * H * L),
-                 Field(B * H * L * d), Field(B * G * S * d),  Field(B * G * S * dv)};
+                 Field(B * H * L * d), Field(B * G * S * d),  Field(B * G * S * dv),
+                 Field(B * H * L * S), Field(B * H * L * S),  Field(B * H * L * S),
+                 Field(B * H * L)};
   std::vector<Index> keys;
-  std::vector<Real> s, terms, p, dp, dp_terms;
+  std::vector<Real> s, slopes, terms, p, dp, dp_terms;
   for (Index b = 0; b < B; ++b) {
     for (Index h = 0; h < H; ++h) {
       for (Index i = 0; i < L; ++i) {
         const Index row = (b * H + h) * L + i, first = (b * G + h / (H / G)) * S;
-        keys.clear(), s.clear(), terms.clear(), p.clear(), dp.clear(), dp_terms.clear();
+        keys.clear(), s.clear(), slopes.clear(), terms.clear(), p.clear(), dp.clear(),
+            dp_terms.clear();
         for (Index j = 0; j < S; ++j) {
           if (!x.visible(b, h, i, j)) continue;
           const Real bias = x.bias(b, h, i, j);
@@ -75,15 +87,19 @@ inline OracleResult oracle_attention(const OracleProblem& x) {
             absolute += std::abs(x.q[row * d + c] * x.k[(first + j) * d + c]);
           }
           keys.push_back(j);
-          s.push_back(x.scale * dot + bias);
+          const ChangedScore changed = x.change(b, h, i, j, x.scale * dot);
+          y.products.add(row * S + j, dot, absolute);
+          s.push_back(changed.value + bias);
+          slopes.push_back(changed.slope);
           terms.push_back(std::abs(x.scale) * absolute + std::abs(bias));
         }
         if (keys.empty()) {
           y.lse[row] = -std::numeric_limits<Real>::infinity();
           continue;
         }
-        const Real greatest = *std::max_element(s.begin(), s.end());
-        Real mass = 0, delta = 0, delta_terms = 0;
+        Real greatest = *std::max_element(s.begin(), s.end());
+        if (x.sink) greatest = std::max(greatest, x.sink(h));
+        Real mass = x.sink ? std::exp(x.sink(h) - greatest) : 0, delta = 0, delta_terms = 0;
         for (const Real score : s) mass += std::exp(score - greatest);
         y.lse.add(row, greatest + std::log(mass),
                   1 + *std::max_element(terms.begin(), terms.end()));
@@ -105,9 +121,16 @@ inline OracleResult oracle_attention(const OracleProblem& x) {
           delta += p[n] * dp[n];
           delta_terms += p[n] * dp_terms[n];
         }
+        if (x.sink) {
+          const Real weight = std::exp(x.sink(h) - greatest) / mass;
+          y.sink_flow.add(row, -weight * delta, weight * delta_terms);
+        }
         for (std::size_t n = 0; n < keys.size(); ++n) {
-          const Real ds = x.scale * p[n] * (dp[n] - delta);
-          const Real ds_terms = std::abs(x.scale) * p[n] * (dp_terms[n] + delta_terms);
+          const Real flow = p[n] * (dp[n] - delta), flow_terms = p[n] * (dp_terms[n] + delta_terms);
+          y.flow.add(row * S + keys[n], flow, flow_terms);
+          y.scaled_flow.add(row * S + keys[n], slopes[n] * flow, std::abs(slopes[n]) * flow_terms);
+          const Real ds = x.scale * slopes[n] * flow;
+          const Real ds_terms = std::abs(x.scale * slopes[n]) * flow_terms;
           for (Index c = 0; c < d; ++c) {
             const Index at_q = row * d + c, at_k = (first + keys[n]) * d + c;
             y.dq.add(at_q, ds * x.k[at_k], ds_terms * std::abs(x.k[at_k]));

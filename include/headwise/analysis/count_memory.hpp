@@ -154,7 +154,7 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
         flash ? detail::flash_backward_bytes<T>(workers, s)
               : detail::workspace_bytes<T>(
                     workers, run.attention_backward_scratch(s.seq_len, s.S(), s.d(), s.dv(),
-                                                            s.weight_dropout)));
+                                                            s.weight_dropout, false)));
   if (s.self_attention()) {
     stage("projections", 0, product(N, D, width));
     stage("weights", 0, std::max<std::int64_t>(product(cw, D, N), product(D, width, N)));

@@ -6,7 +6,7 @@
 
 #include "headwise/kernels/matrix.hpp"
 #include "headwise/score/dropout_mask.hpp"
-#include "headwise/score/visibility.hpp"
+#include "headwise/score/head_score.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
@@ -34,12 +34,37 @@ struct AttentionHead {
   HeadVisibility<T> visibility;
   DropoutMask dropout;
   Index b, h;  // where the head stands: what its dropout mask is drawn from
+  HeadScore<T> score = {};
+
+  /// Whether scores are scale q k^T and nothing else stands beside them.
+  bool plain_scores() const {
+    return visibility.bias_count() == 0 && !score.changes() && !score.has_sink;
+  }
 };
 
-/// Operations that a pair costs on top of its softmax: one a bias, and `a_dropout` with dropout.
+/// Where what flows into the scores of a head is added; null for what nobody asks.
 template <class T>
-constexpr std::int64_t score_extras(const AttentionHead<T>& head, std::int64_t a_dropout) {
-  return head.visibility.bias_count() + (head.dropout.active() ? a_dropout : 0);
+struct ScoreFlows {
+  T* scale = nullptr;  // one number: what flows into the scale
+  T* slope = nullptr;  // one number: into the slope of ALiBi
+  Row<T> table = {};   // [2 reach + 1]: into the biases by distance
+  Row<T> sink = {};    // one number: into the sink's logit
+  Matrix<T> biases[std::size_t{AttentionMask<T>::most}] = {};  // [L, S] each, steps 0 where shared
+
+  bool by_distance() const { return slope != nullptr || table.data != nullptr; }
+  /// Whether anybody asks.
+  bool any() const {
+    bool asked = by_distance() || scale != nullptr || sink.data != nullptr;
+    for (const Matrix<T>& bias : biases) asked = asked || bias.data != nullptr;
+    return asked;
+  }
+};
+
+/// Operations that a pair costs forward on top of its softmax: one a bias, one for dropout, and
+/// what changes its score.
+template <class T>
+constexpr std::int64_t forward_extras(const AttentionHead<T>& head) {
+  return head.visibility.bias_count() + head.score.operations() + (head.dropout.active() ? 1 : 0);
 }
 
 /// Where the gradients of a head go: dq [L, d] is overwritten; dk [S, d] and dv [S, dv] too, or
@@ -48,18 +73,43 @@ template <class T>
 struct HeadGradients {
   Matrix<T> dq, dk, dv;
   bool accumulate;
+  ScoreFlows<T> flows = {};  // added to
 };
 
 /// A head, what its forward pass left, and where the gradient of its queries is summed up.
 template <class T>
 struct FlashHead {
   AttentionHead<T> forward;
-  Matrix<const T> o;    // [L, dv]
-  Matrix<const T> d_o;  // [L, dv]
-  Matrix<const T> lse;  // [L, 2]
-  const T* delta;       // [L], rowsum(d_o * o)
-  Matrix<T> dq;         // [L, d], added to: each block of keys adds its part
+  Matrix<const T> o;         // [L, dv]
+  Matrix<const T> d_o;       // [L, dv]
+  Matrix<const T> lse;       // [L, 2]
+  const T* delta;            // [L], rowsum(d_o * o)
+  Matrix<T> dq;              // [L, d], added to: each block of keys adds its part
+  ScoreFlows<T> flows = {};  // added to, but for the sink
 };
+
+/// The same of flash attention backward, which forms scores again: two for dropout, and the way
+/// back through what changed the scores.
+template <class T>
+constexpr std::int64_t backward_extras(const FlashHead<T>& head) {
+  std::int64_t flows = head.flows.by_distance() ? 1 : 0;
+  for (const Matrix<T>& bias : head.flows.biases) flows += bias.data != nullptr ? 1 : 0;
+  return forward_extras(head.forward) + (head.forward.dropout.active() ? 1 : 0) +
+         (head.forward.score.caps() ? 4 : 0) + flows;
+}
+
+/// And of the readable backward: where scores are needed again they are formed without their scale,
+/// capped with it, and the cap's slope taken.
+template <class T>
+constexpr std::int64_t readable_backward_extras(const AttentionHead<T>& head,
+                                                const ScoreFlows<T>& flows) {
+  std::int64_t extra = head.dropout.active() ? 2 : 0;
+  if (head.score.caps() || flows.any()) extra += 2 * head.d;
+  if (head.score.caps()) extra += 8;
+  for (const Matrix<T>& bias : flows.biases) extra += bias.data != nullptr ? 1 : 0;
+  return extra + (flows.slope != nullptr ? 2 : 0) + (flows.table.data != nullptr ? 1 : 0) +
+         (flows.sink.data != nullptr ? 3 : 0) + (flows.scale != nullptr ? 2 : 0);
+}
 
 /// What a task of attention has done: the pairs that causality, window and lengths leave to its
 /// queries, and the multiply-adds and score operations that ran, padding and masked pairs too.

@@ -68,7 +68,8 @@ struct Kernels {
 
   // attention_head.inc
   Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
-  Index (*attention_backward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
+  Index (*attention_backward_scratch)(Index L, Index S, Index d, Index dv, bool dropout,
+                                      bool scores);
   void (*score_head)(const AttentionHead<T>& head, Matrix<T> scores, T* scratch);
   void (*attention_head_forward)(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                                  Scratch<T> memory);
@@ -86,7 +87,9 @@ struct Kernels {
   TileWork (*flash_backward_tile)(const FlashHead<T>& head, Index i0, Index rows, Index j0, Index n,
                                   Scratch<T> memory);
   void (*flash_backward_end)(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk,
-                             Matrix<T> dv, Scratch<T> memory);
+                             Matrix<T> dv, T* to_scale, Scratch<T> memory);
+  // simd/tanh.inc
+  void (*tanhs_of)(const T* x, Index n, T* y);
 
   // simd/exp.inc
   void (*weights_of)(const T* x, Index n, T* y);

@@ -29,17 +29,19 @@ T sum_visible(Index n, Visible visible, Term term) {
 }
 
 /// In place over the elements j of a row with visible(j): x_j becomes e^(x_j - max) / sum, the
-/// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout.
+/// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout. A sink, if
+/// not null, takes part as one more element that is not written.
 template <class T, class Visible>
-void softmax_row(Row<T> x, Index n, Visible visible) {
+void softmax_row(Row<T> x, Index n, Visible visible, const T* sink = nullptr) {
   using std::exp;
-  T greatest = std::numeric_limits<T>::lowest();
+  T greatest = sink != nullptr ? *sink : std::numeric_limits<T>::lowest();
   for (Index j = 0; j < n; ++j) {
     if (!visible(j)) continue;
     if (greatest < x[j]) greatest = x[j];
   }
   for (Index j = 0; j < n; ++j) x[j] = visible(j) ? T(exp(x[j] - greatest)) : T(0);
-  const T sum = sum_visible<T>(n, visible, [&](Index j) { return x[j]; });
+  T sum = sum_visible<T>(n, visible, [&](Index j) { return x[j]; });
+  if (sink != nullptr) sum = sum + T(exp(*sink - greatest));
   for (Index j = 0; j < n; ++j) {
     if (visible(j)) x[j] = x[j] / sum;
   }

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "headwise/ops/attention_options.hpp"
+#include "headwise/ops/score_gradients.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -35,8 +35,8 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   require_apart("attention_forward", {"weights", weights}, {{"q", q}, {"k", k}, {"v", v}});
   require_apart("attention_forward", {"o", o},
                 {{"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
-  detail::require_apart_from_masks<T>("attention_forward", {"weights", weights}, options.mask);
-  detail::require_apart_from_masks<T>("attention_forward", {"o", o}, options.mask);
+  detail::require_apart_from_options<T>("attention_forward", {"weights", weights}, options);
+  detail::require_apart_from_options<T>("attention_forward", {"o", o}, options);
   if (weights.size() == 0 && o.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
@@ -49,7 +49,7 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
     run.attention_head_forward(head, kernels::matrix(weights, b, h), kernels::matrix(o, b, h),
                                workspace.of(worker));
     const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
-    const std::int64_t extra = kernels::score_extras(head, 1);
+    const std::int64_t extra = kernels::forward_extras(head);
     context.count_flops(pairs * (2 * (head.d + head.dv) + 5 + extra),
                         run.executed_gemm_flops({head.L, head.S, head.d}) +
                             run.executed_gemm_flops({head.L, head.dv, head.S}) +
@@ -95,15 +95,26 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   require_apart(
       "attention_backward", {"dv", dv},
       {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}, {"dk", dk}});
-  detail::require_apart_from_masks<T>("attention_backward", {"dq", dq}, options.mask);
-  detail::require_apart_from_masks<T>("attention_backward", {"dk", dk}, options.mask);
-  detail::require_apart_from_masks<T>("attention_backward", {"dv", dv}, options.mask);
+  detail::require_apart_from_options<T>("attention_backward", {"dq", dq}, options);
+  detail::require_apart_from_options<T>("attention_backward", {"dk", dk}, options);
+  detail::require_apart_from_options<T>("attention_backward", {"dv", dv}, options);
+  detail::require_score_gradients<T>("attention_backward", gradients.score, options,
+                                     {{"d_o", d_o},
+                                      {"q", q},
+                                      {"k", k},
+                                      {"v", v},
+                                      {"weights", weights},
+                                      {"dq", dq},
+                                      {"dk", dk},
+                                      {"dv", dv}});
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  Workspace<T> workspace(context.executor.concurrency(),
-                         run.attention_backward_scratch(L, S, d, width_v, options.dropout.active()),
-                         context.memory);
+  Workspace<T> workspace(
+      context.executor.concurrency(),
+      run.attention_backward_scratch(L, S, d, width_v, options.dropout.active(),
+                                     options.softcap.has_value() || gradients.score.any()),
+      context.memory);
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / sizes.G, g = t % sizes.G;
     if (sizes.group() == 0) {
@@ -113,12 +124,13 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
     for (Index n = 0; n < sizes.group(); ++n) {
       const Index h = g * sizes.group() + n;
       const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-      run.attention_head_backward(
-          head, kernels::matrix(d_o, b, h), kernels::matrix(weights, b, h),
-          {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), n != 0},
-          workspace.of(worker));
+      const auto flows = detail::flows_into(gradients.score, b, h);
+      run.attention_head_backward(head, kernels::matrix(d_o, b, h), kernels::matrix(weights, b, h),
+                                  {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g),
+                                   kernels::matrix(dv, b, g), n != 0, flows},
+                                  workspace.of(worker));
       const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
-      const std::int64_t extra = head.dropout.active() ? 2 : 0;
+      const std::int64_t extra = kernels::readable_backward_extras(head, flows);
       context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
                           run.executed_gemm_flops({head.L, head.S, head.dv}) +
                               run.executed_gemm_flops({head.S, head.dv, head.L}) +
@@ -127,7 +139,11 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
                               (5 + extra) * head.L * head.S);
     }
   };
-  context.executor.run(B * G, task);
+  if (gradients.score.any()) {  // which heads share: one after the other
+    for (Index t = 0; t < B * G; ++t) task(t, 0);
+  } else {
+    context.executor.run(B * G, task);
+  }
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

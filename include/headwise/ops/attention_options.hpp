@@ -19,11 +19,35 @@ struct AttentionOptions {
   std::optional<T> scale = {};  // what q k^T is multiplied by; 1 / sqrt(d) if not given
   Dropout dropout = {};         // of the weights
 
-  /// Throws ArgumentError unless scale and dropout are in range.
+  // What is done to scaled scores, in this order; then come the mask's biases and the mask.
+  std::optional<T> softcap = {};       // c > 0: a score becomes c tanh(score / c)
+  In<T, 1> alibi_slopes = {};          // [H]: less slope |j - i - (S - L)|
+  RelativeBias<T> relative_bias = {};  // [H or 1, 2 R + 1]: plus a number for each distance
+  In<T, 1> sinks = {};                 // [H]: a logit that takes weight and has no value
+
+  /// Throws ArgumentError unless scale, softcap and dropout are in range.
   void require_in_range(std::string_view function) const {
     require(!scale || is_finite_option(*scale), function,
             "scale is not finite, expected a number, or none for 1 / sqrt(d)");
+    require(!softcap || (is_finite_option(*softcap) && T(0) < *softcap), function,
+            "softcap is not a finite number above 0, expected one, or none for no cap");
     dropout.require_valid(function);
+  }
+  /// Throws ShapeError unless what a head has of its own is given for each of H heads.
+  void require_heads(std::string_view function, Index H) const {
+    const auto require_each = [&](std::string_view name, const In<T, 1>& x) {
+      if (!x.absent()) require_shape(function, name, x, Shape{H}, "the heads of q");
+    };
+    require_each("alibi_slopes", alibi_slopes);
+    require_each("sinks", sinks);
+    const In<T, 2>& table = relative_bias.values;
+    if (table.absent()) return;
+    require_countable(function, "relative_bias", table);
+    if ((table.extent(0) != H && table.extent(0) != 1) || table.extent(1) % 2 == 0) {
+      raise<ShapeError>(std::string(function) + ": relative_bias is " + table.shape().format() +
+                        ", expected [" + std::to_string(H) +
+                        " or 1, 2 R + 1] (a number for each distance from -R to R)");
+    }
   }
 };
 
@@ -33,10 +57,31 @@ struct AttentionInputs {
   In<T, 4> q, k, v;  // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
 };
 
-/// Their gradients, of the same shapes; overwritten.
+/// The gradients of what changes scores, where it is learned: added to; {} for what is not asked.
+template <Scalar T>
+struct ScoreGradients {
+  InOut<T, 1> d_scale = {};          // [1]
+  InOut<T, 1> d_alibi_slopes = {};   // [H]
+  InOut<T, 2> d_relative_bias = {};  // [H or 1, 2 R + 1], as its values
+  InOut<T, 1> d_sinks = {};          // [H]
+  // Of the mask's biases in the order in which they were listed, each of its bias's shape.
+  std::array<InOut<T, 4>, AttentionMask<T>::most> d_biases = {};
+
+  /// Whether one is asked for.
+  bool any() const {
+    bool asked = !d_scale.absent() || !d_alibi_slopes.absent() || !d_relative_bias.absent() ||
+                 !d_sinks.absent();
+    for (const InOut<T, 4>& d_bias : d_biases) asked = asked || !d_bias.absent();
+    return asked;
+  }
+};
+
+/// The gradients of queries, keys and values, of the same shapes; overwritten. Beside them those of
+/// what changes scores.
 template <Scalar T>
 struct AttentionGradients {
   Out<T, 4> dq, dk, dv;  // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
+  ScoreGradients<T> score = {};
 };
 
 /// The letters of an attention: queries [B, H, L, d], keys [B, G, S, d], values [B, G, S, dv].
@@ -71,13 +116,19 @@ AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, c
   }
   options.mask.require_fits(function, B, H, L, S);
   options.require_in_range(function);
+  options.require_heads(function, H);
   return sizes;
 }
 
-/// Throws ShapeError where an output shares memory with a mask.
+/// Throws ShapeError where an output shares memory with what the options view.
 template <class T>
-void require_apart_from_masks(std::string_view function, const Footprint& out,
-                              const AttentionMask<T>& mask) {
+void require_apart_from_options(std::string_view function, const Footprint& out,
+                                const AttentionOptions<T>& options) {
+  require_apart(function, out,
+                {{"alibi_slopes", options.alibi_slopes},
+                 {"relative_bias", options.relative_bias.values},
+                 {"sinks", options.sinks}});
+  const AttentionMask<T>& mask = options.mask;
   for (const BiasMask<T>& bias : mask.biases()) {
     require_apart(function, out, {{"Mask::bias", bias.values}});
   }
@@ -92,6 +143,27 @@ void require_apart_from_masks(std::string_view function, const Footprint& out,
 }
 
 HEADWISE_STRICT_MATH_BEGIN
+
+/// What the options do to the scores of head h.
+template <class T>
+HeadScore<T> head_score(const AttentionOptions<T>& options, Index h, Index L, Index S) {
+  HeadScore<T> score{.offset = S - L};
+  if (options.softcap) score.softcap = *options.softcap;
+  if (!options.alibi_slopes.absent()) {
+    score.alibi = true;
+    score.slope = options.alibi_slopes(h);
+  }
+  if (const In<T, 2>& table = options.relative_bias.values; !table.absent()) {
+    score.table = &table(table.extent(0) == 1 ? 0 : h, 0);
+    score.table_step = table.stride(1);
+    score.reach = options.relative_bias.reach();
+  }
+  if (!options.sinks.absent()) {
+    score.has_sink = true;
+    score.sink = options.sinks(h);
+  }
+  return score;
+}
 
 template <class T>
 kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T, 4>& q,
@@ -113,7 +185,8 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           HeadVisibility<T>(options.mask, b, h, L, S),
           DropoutMask(options.dropout, DropoutStream::weights),
           b,
-          h};
+          h,
+          head_score(options, h, L, S)};
 }
 
 HEADWISE_STRICT_MATH_END

@@ -63,8 +63,8 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   }
   require_apart("flash_attention_forward", {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
   require_apart("flash_attention_forward", {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
-  detail::require_apart_from_masks<T>("flash_attention_forward", {"o", o}, options.mask);
-  detail::require_apart_from_masks<T>("flash_attention_forward", {"lse", lse}, options.mask);
+  detail::require_apart_from_options<T>("flash_attention_forward", {"o", o}, options);
+  detail::require_apart_from_options<T>("flash_attention_forward", {"lse", lse}, options);
   if (o.size() == 0 && lse.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
@@ -79,7 +79,7 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse, b, h);
     const auto work = run.flash_forward(head, i0, std::min<Index>(queries, sizes.L - i0),
                                         kernels::matrix(o, b, h), head_lse, workspace.of(worker));
-    const std::int64_t extra = kernels::score_extras(head, 1);
+    const std::int64_t extra = kernels::forward_extras(head);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
   context.executor.run(B * H * blocks, task);
@@ -126,9 +126,19 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
   require_apart(
       function, {"dv", dv},
       {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
-  detail::require_apart_from_masks<T>(function, {"dq", dq}, options.mask);
-  detail::require_apart_from_masks<T>(function, {"dk", dk}, options.mask);
-  detail::require_apart_from_masks<T>(function, {"dv", dv}, options.mask);
+  detail::require_apart_from_options<T>(function, {"dq", dq}, options);
+  detail::require_apart_from_options<T>(function, {"dk", dk}, options);
+  detail::require_apart_from_options<T>(function, {"dv", dv}, options);
+  detail::require_score_gradients<T>(function, gradients.score, options,
+                                     {{"d_o", d_o},
+                                      {"q", q},
+                                      {"k", k},
+                                      {"v", v},
+                                      {"o", o},
+                                      {"lse", lse},
+                                      {"dq", dq},
+                                      {"dk", dk},
+                                      {"dv", dv}});
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   detail::FlashBackwardCall<T> call(d_o, inputs, o, lse, options, gradients, sizes, context);

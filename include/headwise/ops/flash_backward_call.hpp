@@ -1,8 +1,8 @@
 // How the gradients of flash attention are cut into tasks.
 #pragma once
 
-#include "headwise/ops/attention_options.hpp"
 #include "headwise/ops/ordered_turns.hpp"
+#include "headwise/ops/score_gradients.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -30,11 +30,13 @@ class FlashBackwardCall {
         context_(context),
         run_(kernels::kernels_here<T>()),
         query_blocks_((sizes.L + run_.backward_queries - 1) / run_.backward_queries),
+        key_blocks_((sizes.S + run_.backward_keys - 1) / run_.backward_keys),
         workspace_(context.executor.concurrency(), run_.flash_backward_scratch(sizes.d, sizes.dv),
                    context.memory),
         delta_storage_(1, sizes.B * sizes.H * sizes.L, context.memory),
         deltas_(delta_storage_.of(0).take(0)),
-        turns_(sizes.B * sizes.H * query_blocks_, context.memory) {}
+        turns_(sizes.B * sizes.H * query_blocks_, context.memory),
+        score_(to.score, sizes, key_blocks_, query_blocks_, context.memory) {}
 
   /// delta = rowsum(d_o * o) of every query; dq begins with 0.
   void prepare_queries() {
@@ -47,6 +49,7 @@ class FlashBackwardCall {
         for (Index n = 0; n < sizes_.d; ++n) head.dq(i, n) = T(0);
       }
       run_.row_deltas(head, i0, rows, deltas_of(b, h) + i0);
+      score_.add_sink(head, b, h, i0, rows, t % query_blocks_);
       context_.count_flops(2 * sizes_.dv * rows, 2 * sizes_.dv * rows);
     };
     context_.executor.run(sizes_.B * sizes_.H * query_blocks_, task);
@@ -59,16 +62,31 @@ class FlashBackwardCall {
       fill(to_.dv, T(0));
       return;
     }
-    const Index key_blocks = (sizes_.S + run_.backward_keys - 1) / run_.backward_keys;
     const Index heads = sizes_.B * sizes_.G;
-    const auto task = [&](Index, Index worker) {
-      const Index taken = turns_.take();
-      run_block(taken % heads / sizes_.G, taken % sizes_.G, taken / heads, worker);
-    };
-    context_.executor.run(heads * key_blocks, task);
+    if (score_.heads_in_order()) {
+      for (Index head = 0; head < heads; ++head) run_head(head / sizes_.G, head % sizes_.G);
+    } else {
+      const auto task = [&](Index, Index worker) {
+        const Index taken = turns_.take();
+        run_block(taken % heads / sizes_.G, taken % sizes_.G, taken / heads, worker);
+      };
+      context_.executor.run(heads * key_blocks_, task);
+    }
+    score_.finish();
   }
 
  private:
+  /// All blocks of keys of one key/value head, where no other may run beside it.
+  void run_head(Index b, Index g) {
+    if (score_.blocks_in_order()) {
+      for (Index block = 0; block < key_blocks_; ++block) run_block(b, g, block, 0);
+      return;
+    }
+    const Index before = (b * sizes_.G + g) * key_blocks_;
+    const auto task = [&](Index, Index worker) { run_block(b, g, turns_.take() - before, worker); };
+    context_.executor.run(key_blocks_, task);
+  }
+
   T* deltas_of(Index b, Index h) { return deltas_ + (b * sizes_.H + h) * sizes_.L; }
 
   kernels::FlashHead<T> head_at(Index b, Index h) {
@@ -87,8 +105,11 @@ class FlashBackwardCall {
     const auto first_head = head_at(b, first);
     run_.flash_backward_begin(first_head.forward, j0, n, workspace_.of(worker));
     kernels::TileWork work;
+    std::int64_t extra = 0;
     for (Index h = first; h < first + sizes_.group(); ++h) {
-      const auto head = head_at(b, h);
+      auto head = head_at(b, h);
+      head.flows = score_.flows(b, h, block);
+      extra = kernels::backward_extras(head);
       for (Index i0 = 0; i0 < sizes_.L; i0 += queries) {
         const Index rows = std::min<Index>(queries, sizes_.L - i0);
         const KeyRange range = head.forward.visibility.range(i0, rows);
@@ -102,8 +123,8 @@ class FlashBackwardCall {
       }
     }
     run_.flash_backward_end(first_head.forward, j0, n, kernels::matrix(to_.dk, b, g),
-                            kernels::matrix(to_.dv, b, g), workspace_.of(worker));
-    const std::int64_t extra = kernels::score_extras(first_head.forward, 2);
+                            kernels::matrix(to_.dv, b, g), score_.flows(b, first, block).scale,
+                            workspace_.of(worker));
     context_.count_flops(work.pairs * (6 * sizes_.d + 4 * sizes_.dv + 7 + extra),
                          work.executed_flops);
   }
@@ -116,10 +137,11 @@ class FlashBackwardCall {
   const AttentionSizes sizes_;
   const Context& context_;
   const kernels::Kernels<T>& run_;
-  const Index query_blocks_;
+  const Index query_blocks_, key_blocks_;
   Workspace<T> workspace_, delta_storage_;
   T* deltas_;  // [B, H, L]
   OrderedTurns turns_;
+  ScoreGradientSums<T> score_;
 };
 
 HEADWISE_STRICT_MATH_END

@@ -73,20 +73,40 @@ class HeadVisibility {
 
   /// Whether pairs within the range have to be asked for one by one.
   bool has_pair_masks() const { return pair_count_ != 0 || bias_count_ != 0; }
+  /// Whether there are keep and drop masks among them.
+  bool has_keep_masks() const { return pair_count_ != 0; }
   /// How many biases are added to a score.
-  Index bias_count() const { return bias_count_; }
+  int bias_count() const { return bias_count_; }
+  /// A bias of pairs as it lies in memory: element (i, j) is data[i row + j column].
+  template <class V>
+  struct Plane {
+    const V* data = nullptr;
+    Index row = 0;
+    Index column = 0;
+    const V& at(Index i, Index j) const { return data[i * row + j * column]; }
+  };
+  /// The n-th of them.
+  const Plane<T>& bias_plane(int n) const { return biases_[static_cast<std::size_t>(n)]; }
+  /// A bias below it hides its pair.
+  T hidden_below() const { return hidden_below_; }
 
   /// Whether every query sees every key.
   bool sees_all() const {
     return !causal_ && window_ == 0 && keys_ == all_keys_ && !has_pair_masks();
   }
 
-  /// For a pair within the range: whether no mask hides it.
-  bool pair_visible(Index i, Index j) const {
+  /// Whether keep and drop masks leave a pair.
+  bool kept(Index i, Index j) const {
     for (int t = 0; t < pair_count_; ++t) {
       const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
       if (pairs.at(i, j) != keep) return false;
     }
+    return true;
+  }
+
+  /// For a pair within the range: whether no mask hides it.
+  bool pair_visible(Index i, Index j) const {
+    if (!kept(i, j)) return false;
     for (int t = 0; t < bias_count_; ++t) {
       if (biases_[static_cast<std::size_t>(t)].at(i, j) < hidden_below_) return false;
     }
@@ -108,13 +128,6 @@ class HeadVisibility {
   }
 
  private:
-  template <class V>
-  struct Plane {
-    const V* data = nullptr;
-    Index row = 0;
-    Index column = 0;
-    const V& at(Index i, Index j) const { return data[i * row + j * column]; }
-  };
   struct PairPlane {
     Plane<bool> pairs;
     bool keep = true;

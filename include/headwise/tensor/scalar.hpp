@@ -52,6 +52,21 @@ bool is_finite_option(const T& value) {
   return !(value < least) && !(most < value) && (value < most || least < value);
 }
 
+/// tanh(x); of a type that has none, by its exp.
+template <Scalar T>
+T hyperbolic_tangent(const T& x) {
+  using std::exp;
+  using std::tanh;
+  if constexpr (requires { tanh(x); }) {
+    return T(tanh(x));
+  } else {
+    const bool negative = x < T(0);
+    const T power = T(exp(negative ? x + x : T(0) - x - x));  // e^(-2 |x|)
+    const T most = (T(1) - power) / (T(1) + power);
+    return negative ? T(0) - most : most;
+  }
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace HEADWISE_CODE

@@ -1,0 +1,162 @@
+// The gradients of what changes scores: the rules that they keep, and their sums over pairs, which
+// many tasks add to and whose bits do not depend on who comes first.
+#pragma once
+
+#include "headwise/ops/attention_options.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Throws ShapeError unless each gradient that is asked for belongs to something in the options,
+/// has its shape, and shares memory with nothing that the call reads or overwrites.
+template <class T>
+void require_score_gradients(std::string_view function, const ScoreGradients<T>& gradients,
+                             const AttentionOptions<T>& options,
+                             std::initializer_list<Footprint> others) {
+  if (!gradients.any()) return;
+  const auto require_like = [&](std::string_view name, const auto& gradient, const auto& of) {
+    if (gradient.absent()) return;
+    require_shape(function, name, gradient, of.shape(), "the shape of what it is the gradient of");
+    require_apart(function, {name, gradient}, others);
+    require_apart_from_options<T>(function, {name, gradient}, options);
+  };
+  if (!gradients.d_scale.absent()) {
+    require_shape(function, "d_scale", gradients.d_scale, Shape{1}, "one scale for all heads");
+    require_apart(function, {"d_scale", gradients.d_scale}, others);
+    require_apart_from_options<T>(function, {"d_scale", gradients.d_scale}, options);
+  }
+  require_like("d_alibi_slopes", gradients.d_alibi_slopes, options.alibi_slopes);
+  require_like("d_relative_bias", gradients.d_relative_bias, options.relative_bias.values);
+  require_like("d_sinks", gradients.d_sinks, options.sinks);
+  const auto biases = options.mask.biases();
+  for (std::size_t n = 0; n < gradients.d_biases.size(); ++n) {
+    require_like("d_biases", gradients.d_biases[n],
+                 n < biases.size() ? biases[n].values : In<T, 4>());
+  }
+}
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The bias's gradient for a head: steps of 0 where its elements are shared.
+template <class T>
+kernels::Matrix<T> bias_gradient(const InOut<T, 4>& gradient, Index b, Index h) {
+  if (gradient.size() == 0) return {nullptr, 0, 0};
+  const auto step = [&](int axis) {
+    return gradient.extent(axis) == 1 ? Index{0} : gradient.stride(axis);
+  };
+  return {gradient.data() + b * step(0) + h * step(1), step(2), step(3)};
+}
+
+/// Where all of a head's gradients are, for who has them to himself.
+template <class T>
+kernels::ScoreFlows<T> flows_into(const ScoreGradients<T>& to, Index b, Index h) {
+  kernels::ScoreFlows<T> flows;
+  if (!to.d_scale.absent()) flows.scale = &to.d_scale(0);
+  if (!to.d_alibi_slopes.absent()) flows.slope = &to.d_alibi_slopes(h);
+  if (!to.d_sinks.absent()) flows.sink = {&to.d_sinks(h), 0};
+  if (const auto& table = to.d_relative_bias; !table.absent()) {
+    flows.table = {&table(table.extent(0) == 1 ? 0 : h, 0), table.stride(1)};
+  }
+  for (std::size_t n = 0; n < to.d_biases.size(); ++n) {
+    flows.biases[n] = bias_gradient(to.d_biases[n], b, h);
+  }
+  return flows;
+}
+
+/// Sums of gradients that all pairs of a head flow into, one set for each part of the head that a
+/// task has to itself: scale, slope and table by blocks of keys, the sink by blocks of queries. In
+/// the end they are added up in one order.
+template <class T>
+class ScoreGradientSums {
+ public:
+  /// Throws std::bad_alloc.
+  ScoreGradientSums(const ScoreGradients<T>& to, const AttentionSizes& sizes, Index key_blocks,
+                    Index query_blocks, std::pmr::memory_resource* memory)
+      : to_(to),
+        sizes_(sizes),
+        key_blocks_(key_blocks),
+        query_blocks_(query_blocks),
+        width_((to.d_scale.absent() ? 0 : 1) + (to.d_alibi_slopes.absent() ? 0 : 1) +
+               to.d_relative_bias.extent(1)),
+        by_keys_(1, sizes.B * sizes.H * key_blocks * width_, memory),
+        by_queries_(1, to.d_sinks.absent() ? 0 : sizes.B * sizes.H * query_blocks, memory) {
+    std::fill_n(sums(0, 0, 0), sizes.B * sizes.H * key_blocks * width_, T(0));
+  }
+
+  /// Whether heads share elements of a bias's gradient, so that they have to come one after the
+  /// other; and whether blocks of keys of several heads do.
+  bool heads_in_order() const {
+    bool shared = false;
+    for (const InOut<T, 4>& bias : to_.d_biases) {
+      shared =
+          shared || (!bias.absent() && (bias.extent(0) < sizes_.B || bias.extent(1) < sizes_.H));
+    }
+    return shared;
+  }
+  bool blocks_in_order() const {
+    bool shared = false;
+    for (const InOut<T, 4>& bias : to_.d_biases) {
+      shared = shared || (!bias.absent() && bias.extent(1) < sizes_.H && bias.extent(3) < sizes_.S);
+    }
+    return shared && sizes_.group() > 1;
+  }
+
+  /// Where a block of keys of a head adds.
+  kernels::ScoreFlows<T> flows(Index b, Index h, Index block) {
+    kernels::ScoreFlows<T> into = flows_into(to_, b, h);
+    T* next = sums(b, h, block);
+    if (into.scale != nullptr) into.scale = next++;
+    if (into.slope != nullptr) into.slope = next++;
+    if (into.table.data != nullptr) into.table = {next, 1};
+    return into;
+  }
+  /// What queries i0 ... i0 + rows - 1 of a head return to its sink: less weight times delta each.
+  void add_sink(const kernels::FlashHead<T>& head, Index b, Index h, Index i0, Index rows,
+                Index block) {
+    using std::exp;
+    if (to_.d_sinks.absent()) return;
+    T sum = T(0);
+    for (Index i = i0; i < i0 + rows && head.forward.score.sink_counts(); ++i) {
+      if (head.lse(i, 0) < std::numeric_limits<T>::lowest()) continue;  // it sees no key
+      const T weight = T(exp((head.forward.score.sink - head.lse(i, 0)) - head.lse(i, 1)));
+      sum = sum - weight * head.delta[i];
+    }
+    sink_of(b, h, block) = sum;
+  }
+
+  /// Adds all of them to the gradients.
+  void finish() {
+    for (Index b = 0; b < sizes_.B; ++b) {
+      for (Index h = 0; h < sizes_.H; ++h) {
+        const kernels::ScoreFlows<T> into = flows_into(to_, b, h);
+        for (Index block = 0; block < key_blocks_; ++block) add_part(sums(b, h, block), into);
+        for (Index block = 0; into.sink.data != nullptr && block < query_blocks_; ++block) {
+          into.sink[0] = into.sink[0] + sink_of(b, h, block);
+        }
+      }
+    }
+  }
+
+ private:
+  T* sums(Index b, Index h, Index block) {
+    return by_keys_.of(0).take(0) + ((b * sizes_.H + h) * key_blocks_ + block) * width_;
+  }
+  T& sink_of(Index b, Index h, Index block) {
+    return by_queries_.of(0).take(0)[(b * sizes_.H + h) * query_blocks_ + block];
+  }
+  void add_part(const T* part, const kernels::ScoreFlows<T>& into) const {
+    if (into.scale != nullptr) *into.scale = *into.scale + *part++;
+    if (into.slope != nullptr) *into.slope = *into.slope + *part++;
+    for (Index n = 0; n < to_.d_relative_bias.extent(1); ++n) {
+      into.table[n] = into.table[n] + part[n];
+    }
+  }
+
+  const ScoreGradients<T>& to_;
+  const AttentionSizes sizes_;
+  const Index key_blocks_, query_blocks_, width_;
+  Workspace<T> by_keys_, by_queries_;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -1,0 +1,87 @@
+// What is done to the scaled scores of one head before its mask, as scalar functions of a pair.
+// Kernels run them over their tiles; the readable attention calls them pair by pair.
+#pragma once
+
+#include "headwise/score/visibility.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// A bias by distance, learnable: what is added to the score of query i and key j is
+/// values(h, clamp(j - i - (S - L), -R, R) + R), R = reach(). Viewed, not copied. Source: Shaw,
+/// Uszkoreit and Vaswani, 2018, arXiv 1803.02155, section 3.2; Raffel et al., 2020, arXiv
+/// 1910.10683, section 2.1.
+template <Scalar T>
+struct RelativeBias {
+  In<T, 2> values = {};  // [H or 1, 2 R + 1]; {} for none
+
+  /// Distances beyond it count as it.
+  Index reach() const { return (values.extent(1) - 1) / 2; }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Softcap, biases by distance and the sink of head h, of L queries and S keys. Distances are
+/// j - i - (S - L): 0 where a query meets its own key.
+template <Scalar T>
+struct HeadScore {
+  T softcap = T(0);          // 0 for none
+  bool alibi = false;        // whether `slope` is asked for
+  T slope = T(0);            // of ALiBi
+  const T* table = nullptr;  // [2 reach + 1]; null for none
+  Index table_step = 1;
+  Index reach = 0;
+  bool has_sink = false;
+  T sink = T(0);     // the sink's logit
+  Index offset = 0;  // S - L
+
+  /// Whether a score is more than scale q k^T + the biases of its mask.
+  bool changes() const { return caps() || by_distance(); }
+  bool caps() const { return softcap != T(0); }
+  bool by_distance() const { return alibi || table != nullptr; }
+  /// Whether the sink takes weight: one that is as low as a bias that hides does not.
+  bool sink_counts() const { return has_sink && !(sink < std::numeric_limits<T>::lowest() / T(4)); }
+  /// It, or null where there is none.
+  const T* counting_sink() const { return sink_counts() ? &sink : nullptr; }
+  /// The distance of a pair.
+  Index distance(Index i, Index j) const { return j - i - offset; }
+  /// The element of the table that a distance reads.
+  Index entry(Index distance) const { return std::clamp(distance, -reach, reach) + reach; }
+
+  /// c tanh(s / c).
+  T cap(const T& s) const { return softcap * hyperbolic_tangent(T(s / softcap)); }
+  /// The derivative of cap, from what it returned.
+  T cap_slope(const T& capped) const {
+    const T share = capped / softcap;
+    return T(1) - share * share;
+  }
+  /// What is added at a distance: -slope |distance| + table.
+  T distance_bias(Index distance) const {
+    T sum = T(0);
+    if (alibi) sum = T(0) - slope * magnitude(distance);
+    if (table != nullptr) sum = sum + table[entry(distance) * table_step];
+    return sum;
+  }
+  /// |distance| as a T.
+  static T magnitude(Index distance) {
+    return T(static_cast<double>(distance < 0 ? -distance : distance));
+  }
+  /// The changed score of a pair, from scale q k^T.
+  T operator()(const T& s, Index i, Index j) const {
+    T changed = caps() ? cap(s) : s;
+    if (by_distance()) changed = changed + distance_bias(distance(i, j));
+    return changed;
+  }
+  /// Operations that this costs a pair, forward: quotient, tanh and product; product and
+  /// difference; sum.
+  std::int64_t operations() const {
+    return (caps() ? 3 : 0) + (alibi ? 2 : 0) + (table != nullptr ? 1 : 0);
+  }
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
