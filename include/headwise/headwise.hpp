@@ -46,6 +46,7 @@
 #include "headwise/print_config.hpp"
 #include "headwise/runtime/num_threads.hpp"
 #include "headwise/runtime/thread_pool.hpp"
+#include "headwise/tensor/dual.hpp"
 #include "headwise/tensor/eigen.hpp"
 #include "headwise/tensor/print.hpp"
 #include "headwise/testing/check_op.hpp"
