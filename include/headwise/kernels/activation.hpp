@@ -12,6 +12,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstdint>
+#include <limits>
 #include <numbers>
 
 #include "headwise/runtime/activation.hpp"
@@ -135,9 +136,16 @@ ShareAndDensity<T> share_and_density(Activation which, const T& x) {
   return {share, both == T(0) ? T(0) : T(rise * both)};
 }
 
+/// -infinity, of which all shares and slopes are 0: a product with it need not be.
+template <class T>
+bool below_all(const T& x) {
+  return x < std::numeric_limits<T>::lowest();
+}
+
 /// f(x). That of -infinity is 0.
 template <class T>
 T activation_value(Activation which, const T& x) {
+  if (below_all(x)) return T(0);
   if (which == Activation::relu) return at_most_zero(x) ? T(0) : x;
   const T share = activation_share<T>(which, x);
   return share == T(0) ? T(0) : T(x * share);
@@ -149,10 +157,8 @@ struct ValueAndSlope {
   T value, slope;
 
   ValueAndSlope(Activation which, const T& x, bool with_value) : value(x), slope(T(1)) {
-    if (which == Activation::relu) {
-      if (at_most_zero(x)) value = slope = T(0);
-      return;
-    }
+    if (below_all(x) || (which == Activation::relu && at_most_zero(x))) value = slope = T(0);
+    if (below_all(x) || which == Activation::relu) return;
     const auto [share, density] = share_and_density<T>(which, x);
     if (with_value) value = share == T(0) ? T(0) : T(x * share);
     slope = density == T(0) ? share : T(share + x * density);
