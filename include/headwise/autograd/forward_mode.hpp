@@ -46,7 +46,7 @@ void for_each_of_both(std::string_view function, const std::string& argument, To
         if (other == name || other == "grad_" + name) found = y;
       }
     });
-    require_shape(function, argument + name, found, x.shape(), "the module's");
+    require_shape(function, argument + name, found, x.shape(), "the module's options");
     f(x, found);
   });
 }
@@ -66,7 +66,7 @@ template <template <class> class Module, Scalar T>
 Module<Dual<T>> along(const Module<T>& module, const typename Module<T>::Gradients& u) {
   Module<Dual<T>> result(module.options());
   auto& parameters = result.parameters();
-  detail::for_each_of_both<T>("along", "the module's ", parameters, module.parameters(),
+  detail::for_each_of_both<T>("along", "", parameters, module.parameters(),
                               [](auto to, auto from) {
                                 copy(from, values(to));
                                 fill(derivatives(to), 0);

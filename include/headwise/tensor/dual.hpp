@@ -181,6 +181,12 @@ struct Dual {
 
 HEADWISE_STRICT_MATH_END
 
+/// Whether T is a Dual.
+template <class T>
+inline constexpr bool is_dual = false;
+template <class T>
+inline constexpr bool is_dual<Dual<T>> = true;
+
 }  // namespace headwise::inline v0_1
 
 /// Those of the values, as constants.
