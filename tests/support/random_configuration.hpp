@@ -8,9 +8,11 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/tensor/dual.hpp"
 #include "support/tile_sizes.hpp"
 
 namespace headwise_tests {
@@ -91,7 +93,9 @@ struct RandomMask {
   struct Bias {
     bool square;  // [L, S]
     Tensor<double, 4> values;
-    Tensor<long double, 4> wide;
+    // The same values, for calls of other types.
+    std::tuple<Tensor<long double, 4>, Tensor<Dual<double>, 4>, Tensor<Dual<long double>, 4>>
+        others;
   };
 
   bool causal = false;
@@ -134,7 +138,7 @@ struct RandomMask {
     if constexpr (std::is_same_v<T, double>) {
       return bias.values;
     } else {
-      return bias.wide;
+      return std::get<Tensor<T, 4>>(bias.others);
     }
   }
 };
@@ -290,7 +294,11 @@ inline RandomConfiguration random_configuration(std::uint64_t seed) {
   if (!c.bare && draw.coin(0.3)) c.output_dropout = dropout();
   for (Layout& layout : c.layouts) layout = static_cast<Layout>(draw.between(0, 4));
   c.dead_rows = count_dead_rows(c, -1e9);
-  for (auto& bias : c.mask.biases) bias.wide = convert<long double>(In<double, 4>(bias.values));
+  for (auto& bias : c.mask.biases) {
+    const In<double, 4> values = bias.values;
+    bias.others = {convert<long double>(values), convert<Dual<double>>(values),
+                   convert<Dual<long double>>(values)};
+  }
   return c;
 }
 

@@ -43,3 +43,10 @@ TEST_CASE("the precision of the stream is that of the elements", "[tensor]") {
   out << std::fixed << std::setprecision(2) << Tensor1<double>(Shape{2}, {1.0 / 3, 2});
   CHECK(out.str() == "[0.33, 2.00]");
 }
+
+TEST_CASE("a dual number prints as its value and its derivative", "[tensor]") {
+  using D = Dual<double>;
+  CHECK(printed(D(1.5, -2)) == "(1.5, -2)");
+  CHECK(printed(Tensor1<D>(Shape{2}, {D(1, 2), D(3)})) == "[(1, 2), (3, 0)]");
+  CHECK(printed(Dual<D>(D(1, 2), D(3, 4))) == "((1, 2), (3, 4))");
+}

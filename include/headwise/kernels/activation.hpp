@@ -12,6 +12,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstdint>
+#include <limits>
 #include <numbers>
 
 #include "headwise/runtime/activation.hpp"
@@ -82,14 +83,11 @@ struct Logistic {
   }
 };
 
-/// As near as T comes: a long double keeps its digits.
+/// x <= 0, by the order that every scalar has; NaN is not. (A dual number of value 0 that moves
+/// does not equal 0.)
 template <class T>
-T number(long double x) {
-  if constexpr (std::floating_point<T>) {
-    return static_cast<T>(x);
-  } else {
-    return T(static_cast<double>(x));
-  }
+bool at_most_zero(const T& x) {
+  return x < T(1) && !(T(0) < x);
 }
 
 /// z = x (linear + cubic x^2) of gelu_tanh.
@@ -108,9 +106,11 @@ template <class T>
 T activation_share(Activation which, const T& x) {
   if (which == Activation::silu) return Logistic<T>(x).share();
   if (which == Activation::gelu) {
-    return T(0.5) * complementary_error<T>(x * number<T>(-0.70710678118654752440084436210484904L));
+    return T(0.5) *
+           complementary_error<T>(x * detail::nearest<T>(-0.70710678118654752440084436210484904L));
   }
-  const T linear = number<T>(GeluTanh::linear), cubic = number<T>(GeluTanh::cubic);
+  const T linear = detail::nearest<T>(GeluTanh::linear),
+          cubic = detail::nearest<T>(GeluTanh::cubic);
   return Logistic<T>(x * (linear + cubic * (x * x))).share();
 }
 
@@ -120,25 +120,33 @@ ShareAndDensity<T> share_and_density(Activation which, const T& x) {
   using std::exp;
   if (which == Activation::gelu) {
     return {activation_share<T>(which, x),
-            exp(T(-0.5) * (x * x)) * number<T>(0.39894228040143267793994605993438187L)};
+            exp(T(-0.5) * (x * x)) * detail::nearest<T>(0.39894228040143267793994605993438187L)};
   }
   if (which == Activation::silu) {
     const Logistic<T> of(x);
     const T share = of.share();
     return {share, share * of.rest()};
   }
-  const T linear = number<T>(GeluTanh::linear), cubic = number<T>(GeluTanh::cubic);
+  const T linear = detail::nearest<T>(GeluTanh::linear),
+          cubic = detail::nearest<T>(GeluTanh::cubic);
   const T square = x * x;
   const Logistic<T> of(x * (linear + cubic * square));
   const T share = of.share(), both = share * of.rest();
-  const T rise = linear + number<T>(3 * GeluTanh::cubic) * square;  // dz / dx
+  const T rise = linear + detail::nearest<T>(3 * GeluTanh::cubic) * square;  // dz / dx
   return {share, both == T(0) ? T(0) : T(rise * both)};
+}
+
+/// -infinity, of which all shares and slopes are 0: a product with it need not be.
+template <class T>
+bool below_all(const T& x) {
+  return x < std::numeric_limits<T>::lowest();
 }
 
 /// f(x). That of -infinity is 0.
 template <class T>
 T activation_value(Activation which, const T& x) {
-  if (which == Activation::relu) return x < T(0) ? T(0) : x;
+  if (below_all(x)) return T(0);
+  if (which == Activation::relu) return at_most_zero(x) ? T(0) : x;
   const T share = activation_share<T>(which, x);
   return share == T(0) ? T(0) : T(x * share);
 }
@@ -149,11 +157,8 @@ struct ValueAndSlope {
   T value, slope;
 
   ValueAndSlope(Activation which, const T& x, bool with_value) : value(x), slope(T(1)) {
-    if (which == Activation::relu) {
-      if (x < T(0)) value = T(0);
-      if (value == T(0)) slope = T(0);
-      return;
-    }
+    if (below_all(x) || (which == Activation::relu && at_most_zero(x))) value = slope = T(0);
+    if (below_all(x) || which == Activation::relu) return;
     const auto [share, density] = share_and_density<T>(which, x);
     if (with_value) value = share == T(0) ? T(0) : T(x * share);
     slope = density == T(0) ? share : T(share + x * density);

@@ -28,8 +28,11 @@ struct CrossEntropy {
 /// log(1 + x), x >= 0, to the last digits of a small x.
 template <class T>
 T log_of_one_plus(const T& x) {
-  if constexpr (std::floating_point<T>) {
-    return std::log1p(x);
+  using std::log1p;
+  if constexpr (requires {
+                  { log1p(x) } -> std::same_as<T>;
+                }) {
+    return log1p(x);
   } else {  // Kahan's: what rounding does to 1 + x happens to both, and cancels
     using std::log;
     const T sum = T(1) + x, rounded = sum - T(1);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cmath>
-#include <concepts>
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -75,7 +75,8 @@ inline void require_rotary(std::string_view function, const RotaryOptions& optio
 template <class T>
 void fill_angles(const RotaryOptions& options, Index width, Index first, Out<T, 2> cosines,
                  Out<T, 2> sines) {
-  using Wide = std::conditional_t<std::same_as<T, long double>, long double, double>;
+  constexpr bool wider = std::numeric_limits<T>::digits > std::numeric_limits<double>::digits;
+  using Wide = std::conditional_t<wider, long double, double>;
   const Wide theta = static_cast<Wide>(options.theta);
   for (Index t = 0; t < width / 2; ++t) {
     const Wide frequency =
@@ -84,8 +85,8 @@ void fill_angles(const RotaryOptions& options, Index width, Index first, Out<T, 
             : static_cast<Wide>(options.frequencies(t));
     for (Index i = 0; i < cosines.extent(0); ++i) {
       const Wide angle = static_cast<Wide>(first + i) * frequency;
-      cosines(i, t) = T(std::cos(angle));
-      sines(i, t) = T(std::sin(angle));
+      cosines(i, t) = nearest<T>(std::cos(angle));
+      sines(i, t) = nearest<T>(std::sin(angle));
     }
   }
 }

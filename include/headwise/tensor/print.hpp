@@ -3,6 +3,7 @@
 
 #include <ostream>
 
+#include "headwise/tensor/dual.hpp"
 #include "headwise/tensor/view.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
@@ -29,6 +30,12 @@ void print_axis(std::ostream& out, const In<T, R>& tensor, Shape<R> index, int a
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// (value, derivative), as std::complex prints its parts.
+template <class T>
+std::ostream& operator<<(std::ostream& out, const Dual<T>& x) {
+  return out << '(' << x.value << ", " << x.derivative << ')';
+}
 
 /// All elements, with the stream's own precision and width for each.
 template <class T, int R>

@@ -70,4 +70,25 @@ T hyperbolic_tangent(const T& x) {
 HEADWISE_STRICT_MATH_END
 
 }  // namespace HEADWISE_CODE
+
+namespace detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// x as near as T comes: a long double, or what holds one, keeps its digits.
+template <class T>
+T nearest(long double x) {
+  if constexpr (std::floating_point<T>) {
+    return static_cast<T>(x);
+  } else if constexpr (std::numeric_limits<T>::digits > std::numeric_limits<double>::digits) {
+    const auto high = static_cast<double>(x);
+    return T(high) + T(static_cast<double>(x - high));
+  } else {
+    return T(static_cast<double>(x));
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace detail::inline HEADWISE_CODE
 }  // namespace headwise::inline v0_1

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "headwise/tensor/dual.hpp"
 #include "headwise/tensor/require.hpp"
 #include "headwise/testing/number.hpp"
 
@@ -65,6 +66,8 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class A, class E, int R>
 [[nodiscard]] Closeness close_to(const In<A, R>& actual, const In<E, R>& expected, double tolerance,
                                  const CloseToOptions& options = {}) {
+  static_assert(!is_dual<A> && !is_dual<E>,
+                "close_to compares numbers: of dual ones, pass values(x) and derivatives(x)");
   require_shape("close_to", "actual", actual, expected.shape(), "the shape of expected");
   require(detail::is_finite_number(tolerance) && tolerance >= 0, "close_to", [&] {
     return "tolerance is " + detail::format_number(tolerance) + ", expected a finite number >= 0";

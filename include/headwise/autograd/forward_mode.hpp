@@ -1,0 +1,138 @@
+// Forward mode: derivatives along a direction, of what is computed on dual numbers. Along a
+// gradient that was derived by hand, that is a product with the Hessian. Not one formula of its
+// own: every operation is the one that other scalars take, so that one wrong step of a backward is
+// as wrong here.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "headwise/tensor/dual_view.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// What a function gives at x, and how that moves where x moves along u.
+template <class Y>
+struct Jvp {
+  Y value;       // f(x), a tensor or a number
+  Y derivative;  // J u, of the same shape
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+template <class Y>
+auto parts_of(const Y& y) {
+  if constexpr (DualViewable<const Y&>) {
+    using Part = decltype(contiguous(values(y)));
+    return Jvp<Part>{contiguous(values(y)), contiguous(derivatives(y))};
+  } else {
+    return Jvp<decltype(Y::value)>{y.value, y.derivative};
+  }
+}
+
+/// f(to, from) for each tensor of `to` and the one of `from` that has its name, with grad_ in front
+/// or without. Throws ShapeError unless that has its shape.
+template <class U, class To, class From, class F>
+void for_each_of_both(std::string_view function, const std::string& argument, To& to,
+                      const From& from, F&& f) {
+  to.for_each([&](const std::string& name, auto x) {
+    constexpr int rank = decltype(x)::rank;
+    In<U, rank> found;
+    from.for_each([&](const std::string& other, auto y) {
+      if constexpr (decltype(y)::rank == rank) {
+        if (other == name || other == "grad_" + name) found = y;
+      }
+    });
+    require_shape(function, argument + name, found, x.shape(), "the module's options");
+    f(x, found);
+  });
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// A module on dual numbers whose parameters move along u.
+///
+/// module   MultiHeadAttention, FeedForward, TransformerBlock, TransformerDecoder: what has options
+///          and is made from them
+/// u        in the form of its gradients: module.zero_gradients(), filled
+///
+/// Throws   ShapeError for a direction of another module; std::bad_alloc.
+template <template <class> class Module, Scalar T>
+Module<Dual<T>> along(const Module<T>& module, const typename Module<T>::Gradients& u) {
+  Module<Dual<T>> result(module.options());
+  auto& parameters = result.parameters();
+  detail::for_each_of_both<T>("along", "", parameters, module.parameters(),
+                              [](auto to, auto from) {
+                                copy(from, values(to));
+                                fill(derivatives(to), 0);
+                              });
+  detail::for_each_of_both<T>("along", "u.", parameters, u,
+                              [](auto to, auto from) { copy(from, derivatives(to)); });
+  return result;
+}
+
+/// f(x) and its derivative along u, J u: one pass forward, exact to rounding.
+///
+/// f   from a Tensor<Dual<T>, R> to a tensor of dual numbers or to one; called once
+/// x   [...]   in
+/// u   [...]   in; the shape of x
+///
+/// What f reads besides x and does not move, it converts: convert<Dual<T>>(w). To move several
+/// tensors at once, call f with along(x, u), along(w, v) and take derivatives() of the result.
+/// Where a pair has f and its backward, <dy, J u> = <J^T dy, u>.
+/// Work    that of f three times over, and on a scalar type without vectors.
+/// Throws  ShapeError unless the shapes of x and u agree, what f throws, and std::bad_alloc.
+/// Source  Griewank and Walther, Evaluating Derivatives (2008), chapter 3.1.
+template <class F, Scalar T, int R>
+auto jvp(F&& f, In<T, R> x, In<std::type_identity_t<T>, R> u) {
+  const Tensor<Dual<T>, R> moving = along(x, u);
+  const auto y = f(moving);
+  return detail::parts_of(y);
+}
+
+/// H u, the Hessian of a loss times a direction: the derivative of its gradient along u.
+///
+/// gradient   from a Tensor<Dual<T>, R> to one of its shape: the loss's gradient there, by a
+///            backward or a tape; called once
+/// x          [...]   in
+/// u          [...]   in; the shape of x
+///
+/// H is symmetric: <w, H u> = <u, H w>. Of a gradient that is no gradient, it would not be.
+/// Throws  ShapeError unless the shapes of x, u and the gradient agree, what `gradient` throws, and
+///         std::bad_alloc.
+/// Source  Pearlmutter, "Fast Exact Multiplication by the Hessian", Neural Computation 6 (1994).
+template <class F, Scalar T, int R>
+Tensor<T, R> hessian_vector_product(F&& gradient, In<T, R> x, In<std::type_identity_t<T>, R> u) {
+  Tensor<T, R> product = jvp(gradient, x, u).derivative;
+  require_shape("hessian_vector_product", "the gradient", In<T, R>(product), x.shape(),
+                "the shape of x");
+  return product;
+}
+
+/// The same where a module's parameters are what the loss depends on.
+///
+/// gradient   gradient(module, gradients), as in a training step: forward, loss and backward of a
+///            module of dual numbers, whose gradients are 0 when it is called; called once
+/// module     what along takes
+/// u          in the form of its gradients
+///
+/// Throws  ShapeError for a direction of another module, what `gradient` throws, and
+///         std::bad_alloc.
+template <class F, template <class> class Module, Scalar T>
+typename Module<T>::Gradients hessian_vector_product(F&& gradient, const Module<T>& module,
+                                                     const typename Module<T>::Gradients& u) {
+  const Module<Dual<T>> moving = along(module, u);
+  typename Module<Dual<T>>::Gradients gradients = moving.zero_gradients();
+  gradient(moving, gradients);
+  typename Module<T>::Gradients product = module.zero_gradients();
+  detail::for_each_of_both<Dual<T>>("hessian_vector_product", "gradients.", product, gradients,
+                                    [](auto to, auto from) { copy(derivatives(from), to); });
+  return product;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
