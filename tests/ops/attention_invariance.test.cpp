@@ -24,18 +24,19 @@ const std::vector<Sizes> shapes = {{1, 1, 1, 1, 1, 1, 1},
 struct Terms {
   const char* name;
   bool causal;
-  Index window;
+  Index window, first;
   bool lengths, keys, pairs, bias;
 };
-const std::vector<Terms> all_terms = {{"plain", false, 0, false, false, false, false},
-                                      {"key lengths", false, 0, true, false, false, false},
-                                      {"keys", false, 0, false, true, false, false},
-                                      {"pairs", false, 0, false, false, true, false},
-                                      {"bias", false, 0, false, false, false, true},
-                                      {"causal", true, 0, false, false, false, false},
-                                      {"causal window", true, 13, false, false, false, false},
-                                      {"causal window 80", true, 80, false, false, false, false},
-                                      {"causal all", true, 80, true, true, true, true}};
+const std::vector<Terms> all_terms = {{"plain", false, 0, 0, false, false, false, false},
+                                      {"key lengths", false, 0, 0, true, false, false, false},
+                                      {"keys", false, 0, 0, false, true, false, false},
+                                      {"pairs", false, 0, 0, false, false, true, false},
+                                      {"bias", false, 0, 0, false, false, false, true},
+                                      {"causal", true, 0, 0, false, false, false, false},
+                                      {"causal window", true, 13, 0, false, false, false, false},
+                                      {"causal window 80", true, 80, 0, false, false, false, false},
+                                      {"causal sinks", true, 9, 4, false, false, false, false},
+                                      {"causal all", true, 80, 3, true, true, true, true}};
 
 template <class T>
 struct Sequence {
@@ -69,7 +70,7 @@ struct Sequence {
     const auto square = [&](auto& t) { return slice(slice(t, 2, i, n), 3, 0, S); };
     AttentionOptions<T> options;
     if (terms.causal) options.mask.add(causal);
-    if (terms.window != 0) options.mask.add(Mask::window(terms.window));
+    if (terms.window != 0) options.mask.add(Mask::window(terms.window).keeping_first(terms.first));
     if (terms.lengths) options.mask.add(Mask::key_lengths(lengths));
     if (terms.keys) options.mask.add(Mask::keep_keys(slice(batch(keys), 1, 0, S)));
     if (terms.pairs) options.mask.add(Mask::keep(square(pairs)));

@@ -47,6 +47,32 @@ TEST_CASE("of two windows the smaller one counts, whichever comes first", "[scor
   CHECK(AttentionMask<float>(Mask::window(7), Mask::window(3)).window() == 3);
 }
 
+TEST_CASE("two windows that keep first keys leave what both leave, or are refused", "[score]") {
+  const auto sees = [](const Window& w, Index i, Index j) {
+    return std::abs(i - j) < w.size || j < w.first_keys;
+  };
+  for (const Window& a : {Mask::window(2), Mask::window(2).keeping_first(3), Window{5, 1}}) {
+    for (const Window& b : {Window{2, 1}, Window{3, 3}, Window{4, 9}, Mask::window(7)}) {
+      const Window narrow = a.size < b.size ? a : b, wide = a.size < b.size ? b : a;
+      CAPTURE(a.size, a.first_keys, b.size, b.first_keys);
+      AttentionMask<float> mask;
+      if (narrow.size != wide.size && narrow.first_keys > wide.first_keys) {
+        CHECK_THROWS_AS(mask.add(AttentionMask<float>(a, b)), ArgumentError);
+        continue;
+      }
+      mask.add(AttentionMask<float>(a, b));
+      const Window both{mask.window(), mask.first_keys()};
+      bool agrees = true;
+      for (Index i = 0; i < 12; ++i) {
+        for (Index j = 0; j < 12; ++j) {
+          agrees = agrees && sees(both, i, j) == (sees(a, i, j) && sees(b, i, j));
+        }
+      }
+      CHECK(agrees);
+    }
+  }
+}
+
 TEST_CASE("masks that broadcast and lengths from 0 to the number of keys fit", "[score]") {
   const Tensor4<bool> broadcast(Shape{1, 4, 1, 5});
   const std::vector<Index> lengths{0, 5};

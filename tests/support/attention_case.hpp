@@ -69,10 +69,10 @@ struct Case {
     rules.push_back(
         [past = sizes.S - sizes.L](Index, Index, Index i, Index j) { return j <= i + past; });
   }
-  void window(Index size) {
-    options.mask.add(Mask::window(size));
-    rules.push_back([past = sizes.S - sizes.L, size](Index, Index, Index i, Index j) {
-      return std::abs(i + past - j) < size;
+  void window(Index size, Index first = 0) {
+    options.mask.add(Mask::window(size).keeping_first(first));
+    rules.push_back([past = sizes.S - sizes.L, size, first](Index, Index, Index i, Index j) {
+      return std::abs(i + past - j) < size || j < first;
     });
   }
   /// 0, S and numbers between.
@@ -185,6 +185,13 @@ std::vector<Recipe<T>> mask_recipes() {
       {"window 1", [](C c) { c.window(1); }},
       {"window 5", [](C c) { c.window(5); }},
       {"causal window 70", [](C c) { c.causal(), c.window(70); }},
+      {"window 1 and first key", [](C c) { c.window(1, 1); }},
+      {"causal window 5 and first 3", [](C c) { c.causal(), c.window(5, 3); }},
+      {"causal window 7 and first 140", [](C c) { c.causal(), c.window(7, 140); }},
+      {"window 9, first 4, lengths, keys",
+       [](C c) { c.window(9, 4), c.key_lengths(), c.keys(true); }},
+      {"causal window 11 and first 2, bias",
+       [=](C c) { c.causal(), c.window(11, 2), c.bias(by_head(c)); }},
       {"key lengths", [](C c) { c.key_lengths(); }},
       {"keep keys", [](C c) { c.keys(true); }},
       {"drop keys", [](C c) { c.keys(false); }},

@@ -122,7 +122,7 @@ HEADWISE_STRICT_MATH_END
 template <class T>
 std::int64_t pairs_of(const HeadVisibility<T>& visible, Index L) {
   std::int64_t pairs = 0;
-  for (Index i = 0; i < L; ++i) pairs += visible.range(i).size();
+  for (Index i = 0; i < L; ++i) pairs += visible.count(i);
   return pairs;
 }
 

@@ -2,10 +2,13 @@
 // its own, so that "true" can't be taken for its opposite; a raw array of bool does not compile.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "headwise/tensor/scalar.hpp"
@@ -18,9 +21,13 @@ struct Causal {};
 /// The causal mask, as calls name it: `{.mask = causal}`.
 inline constexpr Causal causal{};
 
-/// Query i sees key j only where |i + (S - L) - j| < size.
+/// Query i sees key j only where |i + (S - L) - j| < size, or where j < first_keys.
 struct Window {
-  Index size;  // 1: itself alone
+  Index size;            // 1: itself alone
+  Index first_keys = 0;  // attention sinks: keys that no window leaves behind
+
+  /// The same window, and keys 0 ... n - 1 besides; n >= 0.
+  Window keeping_first(Index n) const { return {size, n}; }
 };
 
 /// Element b of the batch has keys 0 ... lengths[b] - 1.
@@ -80,8 +87,11 @@ struct Mask {
   /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed.
   static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
   static void key_lengths(const std::vector<Index>&& temporary) = delete;
-  /// Query i sees key j only where |i + (S - L) - j| < size; size >= 1.
-  static Window window(Index size) { return {size}; }
+  /// Query i sees key j only where |i + (S - L) - j| < size; size >= 1. With .keeping_first(n) it
+  /// sees keys 0 ... n - 1 besides, as attention sinks.
+  /// Source  Beltagy et al., 2020, arXiv 2004.05150; the sinks: Xiao et al., "Efficient Streaming
+  ///         Language Models with Attention Sinks", 2023, arXiv 2309.17453.
+  static Window window(Index size) { return {size, 0}; }
 
  private:
   template <class T>
@@ -122,12 +132,18 @@ class AttentionMask {
 
   /// Adds a term; throws ArgumentError where it does not go together with those before it.
   void add(Causal) { causal_ = true; }
-  /// Of several windows the smallest holds. Throws ArgumentError for a size below 1.
+  /// Of several windows the smallest holds. Throws ArgumentError for a size below 1, and where a
+  /// window keeps more first keys than a wider one: what both leave is no window then.
   void add(Window window) {
     require(window.size >= 1, "Mask::window",
             "size is " + std::to_string(window.size) + ", expected >= 1");
+    require(window.first_keys >= 0, "Mask::window",
+            "first_keys is " + std::to_string(window.first_keys) + ", expected >= 0");
     constexpr Index widest = (std::numeric_limits<Index>::max)() / 4;  // wider than any sequence
-    window_ = std::min<Index>(window_ == 0 ? widest : window_, window.size);
+    window.size = std::min<Index>(widest, window.size);
+    if (window_ != 0) window = both({window_, first_keys_}, window);
+    window_ = window.size;
+    first_keys_ = window.first_keys;
   }
   /// Throws ArgumentError where there are key lengths already.
   void add(KeyLengths keys) {
@@ -151,7 +167,7 @@ class AttentionMask {
   void add(const AttentionMask& other) {
     AttentionMask sum = *this;
     sum.causal_ = causal_ || other.causal_;
-    if (other.window_ != 0) sum.add(Window{other.window_});
+    if (other.window_ != 0) sum.add(Window{other.window_, other.first_keys_});
     if (other.has_key_lengths_) sum.add(KeyLengths{other.key_lengths_});
     for (const PairMask& mask : other.pair_masks()) sum.add(mask);
     for (const BiasMask<T>& mask : other.biases()) sum.add(mask);
@@ -162,6 +178,8 @@ class AttentionMask {
   bool is_causal() const { return causal_; }
   /// The smallest window, or 0 for none.
   Index window() const { return window_; }  // 0: none
+  /// How many first keys the window keeps.
+  Index first_keys() const { return first_keys_; }
   /// Whether key lengths are among the terms.
   bool has_key_lengths() const { return has_key_lengths_; }
   /// They, [B], or empty.
@@ -198,6 +216,21 @@ class AttentionMask {
   }
 
  private:
+  /// What two windows leave together.
+  static Window both(Window narrow, Window wide) {
+    if (wide.size < narrow.size) std::swap(narrow, wide);
+    if (wide.size == narrow.size) {
+      return {narrow.size, std::min<Index>(narrow.first_keys, wide.first_keys)};
+    }
+    require(narrow.first_keys <= wide.first_keys, "AttentionMask", [&] {
+      return "a window of " + std::to_string(narrow.size) + " keeps the first " +
+             std::to_string(narrow.first_keys) + " keys, one of " + std::to_string(wide.size) +
+             " the first " + std::to_string(wide.first_keys) +
+             ", expected no fewer (or one window)";
+    });
+    return narrow;
+  }
+
   template <class V>
   static void require_broadcast(std::string_view function, std::string_view argument,
                                 const In<V, 4>& mask, const Shape<4>& wanted) {
@@ -216,6 +249,7 @@ class AttentionMask {
   int pair_count_ = 0;
   int bias_count_ = 0;
   Index window_ = 0;
+  Index first_keys_ = 0;
   std::span<const Index> key_lengths_;
   std::array<PairMask, most> pairs_{};
   std::array<BiasMask<T>, most> biases_{};

@@ -15,6 +15,34 @@ struct KeyRange {
   Index end;    // one behind the last
   /// How many they are.
   Index size() const { return end - begin; }
+  /// Those that are in another range as well.
+  KeyRange in(const KeyRange& other) const {
+    const Index low = std::max<Index>(begin, other.begin);
+    return {low, std::max<Index>(low, std::min<Index>(end, other.end))};
+  }
+};
+
+/// The blocks of `size` keys, counted from key 0, that some queries look at; each by its first key.
+struct KeyBlocks {
+  KeyRange keys;    // from the first that one of them sees to the last
+  Index size;       // of a block
+  KeyRange hidden;  // whole blocks between, of which none of them sees a key
+
+  /// The first block.
+  Index first() const { return keys.begin / size * size; }
+  /// The block after another. They end with keys.end.
+  Index next(Index j0) const {
+    const Index j = j0 + size;
+    return j >= hidden.begin && j < hidden.end ? hidden.end : j;
+  }
+  /// Whether a block is one of them.
+  bool holds(Index j0) const {
+    return keys.end > j0 && keys.begin < j0 + size && (j0 < hidden.begin || j0 >= hidden.end);
+  }
+  /// How many of them are before one of them.
+  Index before(Index j0) const {
+    return (j0 - first() - (j0 >= hidden.end ? hidden.size() : 0)) / size;
+  }
 };
 
 }  // namespace headwise::inline v0_1
@@ -32,6 +60,7 @@ class HeadVisibility {
       : offset_(S - L),
         causal_(mask.is_causal()),
         window_(mask.window()),
+        first_keys_(mask.first_keys()),
         keys_(mask.has_key_lengths() ? mask.key_lengths()[static_cast<std::size_t>(b)] : S),
         all_keys_(S),
         hidden_below_(std::numeric_limits<T>::lowest()) {
@@ -44,18 +73,26 @@ class HeadVisibility {
     }
   }
 
-  /// The keys that causality, window and length leave to query i. Both ends grow with i.
+  /// The keys from the first to the last that causality, window and length leave to query i. Both
+  /// ends grow with i.
   KeyRange range(Index i) const {
-    const Index diagonal = i + offset_;
-    Index begin = 0;
-    Index end = keys_;
-    if (causal_) end = std::min<Index>(end, diagonal + 1);
-    if (window_ != 0) {
-      begin = diagonal - window_ + 1;
-      end = std::min<Index>(end, diagonal + window_);
-    }
-    begin = std::clamp(begin, Index{0}, keys_);
-    return {begin, std::max<Index>(end, begin)};
+    KeyRange keys = reach(i);
+    if (first_keys_ != 0) keys = {0, std::max<Index>(keys.end, first_end(i))};
+    return keys;
+  }
+
+  /// The keys that query i does not see between the first ones, which its window keeps, and the
+  /// window. Both ends grow with i.
+  KeyRange gap(Index i) const {
+    if (first_keys_ == 0) return {0, 0};
+    const Index begin = first_end(i);
+    return {begin, std::max<Index>(begin, reach(i).begin)};
+  }
+
+  /// How many keys causality, window and length leave to query i.
+  Index count(Index i) const {
+    const KeyRange keys = range(i);
+    return keys.size() - gap(i).in(keys).size();
   }
 
   /// The keys that at least one of the queries first ... first + count - 1 has in its range.
@@ -65,14 +102,35 @@ class HeadVisibility {
     return {low.begin, std::max<Index>(high.end, low.begin)};
   }
 
+  /// The keys that are in the gap of each of the queries first ... first + count - 1.
+  KeyRange gap(Index first, Index count) const {
+    const Index begin = gap(first + count - 1).begin;
+    return {begin, std::max<Index>(begin, gap(first).end)};
+  }
+
+  /// The blocks of `size` keys that the queries first ... first + count - 1 look at.
+  KeyBlocks blocks(Index first, Index count, Index size) const {
+    KeyRange keys = range(first, count);
+    if (first_keys_ == 0) return {keys, size, {0, 0}};
+    const KeyRange hidden = gap(first, count);
+    if (hidden.end >= keys.end) keys.end = std::min<Index>(keys.end, hidden.begin);
+    const Index begin = (hidden.begin + size - 1) / size * size;
+    const Index end = std::max<Index>(begin, hidden.end / size * size);
+    return {keys, size, {begin, end}};
+  }
+
   /// Whether each of the queries first ... first + count - 1 sees each of the keys.
   bool sees_all(Index first, Index count, KeyRange keys) const {
-    return !has_pair_masks() && range(first + count - 1).begin <= keys.begin &&
-           range(first).end >= keys.end;
+    const Index last = first + count - 1;
+    const KeyRange hidden{gap(first).begin, gap(last).end};
+    return !has_pair_masks() && range(last).begin <= keys.begin && range(first).end >= keys.end &&
+           hidden.in(keys).size() == 0;
   }
 
   /// Whether pairs within the range have to be asked for one by one.
   bool has_pair_masks() const { return pair_count_ != 0 || bias_count_ != 0; }
+  /// Whether a query may have a gap in its range.
+  bool has_gaps() const { return first_keys_ != 0; }
   /// How many biases are added to a score.
   Index bias_count() const { return bias_count_; }
 
@@ -81,8 +139,9 @@ class HeadVisibility {
     return !causal_ && window_ == 0 && keys_ == all_keys_ && !has_pair_masks();
   }
 
-  /// For a pair within the range: whether no mask hides it.
+  /// For a pair within the range: whether neither its gap nor a mask hides it.
   bool pair_visible(Index i, Index j) const {
+    if (const KeyRange hidden = gap(i); j >= hidden.begin && j < hidden.end) return false;
     for (int t = 0; t < pair_count_; ++t) {
       const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
       if (pairs.at(i, j) != keep) return false;
@@ -108,6 +167,26 @@ class HeadVisibility {
   }
 
  private:
+  /// The keys that causality, window and length leave to query i, but for the first ones that the
+  /// window keeps. Both ends grow with i.
+  KeyRange reach(Index i) const {
+    const Index diagonal = i + offset_;
+    Index begin = 0;
+    Index end = keys_;
+    if (causal_) end = std::min<Index>(end, diagonal + 1);
+    if (window_ != 0) {
+      begin = diagonal - window_ + 1;
+      end = std::min<Index>(end, diagonal + window_);
+    }
+    begin = std::clamp(begin, Index{0}, keys_);
+    return {begin, std::max<Index>(end, begin)};
+  }
+  /// Where the first keys end that query i sees.
+  Index first_end(Index i) const {
+    const Index most = std::min<Index>(first_keys_, keys_);
+    return causal_ ? std::clamp(i + offset_ + 1, Index{0}, most) : most;
+  }
+
   template <class V>
   struct Plane {
     const V* data = nullptr;
@@ -132,6 +211,7 @@ class HeadVisibility {
   Index offset_;
   bool causal_;
   Index window_;
+  Index first_keys_;
   Index keys_;
   Index all_keys_;
   T hidden_below_;
