@@ -131,6 +131,7 @@ Refusal add(const std::string& message, void (*given)(AttentionMask<double>&, Wi
 }
 using M = AttentionMask<double>;
 const std::vector<Index> one{1};
+const Tensor2<Index> ids(Shape{1, 1}, {1});
 const std::string fifth =
     "AttentionMask: keep and drop masks are 5, expected at most 4 (combine some into one tensor)";
 const Refusals masks({
@@ -145,6 +146,8 @@ const Refusals masks({
         }),
     add("AttentionMask: key lengths are given twice, expected once",
         [](M& x, Witness&) { x.add(Mask::key_lengths(one)); }),
+    add("AttentionMask: documents are given twice, expected once",
+        [](M& x, Witness&) { x.add(M(Mask::documents(ids), Mask::documents(ids))); }),
     add(fifth,
         [](M& x, Witness& m) {
           x.add(Mask::keep(m.bools(Shape{1, 1, 1, 1})));

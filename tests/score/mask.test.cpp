@@ -13,6 +13,7 @@ TEST_CASE("only masks that say what they mean make an AttentionMask", "[score]")
   STATIC_REQUIRE(std::is_constructible_v<M, Causal>);
   STATIC_REQUIRE(std::is_constructible_v<M, Causal, Window, KeyLengths, PairMask, BiasMask<float>>);
   STATIC_REQUIRE(std::is_constructible_v<M, M, PairMask>);
+  STATIC_REQUIRE(std::is_constructible_v<M, Documents, Window>);
   STATIC_REQUIRE_FALSE(std::is_constructible_v<M, Tensor2<bool>>);
   STATIC_REQUIRE_FALSE(std::is_constructible_v<M, In<bool, 4>>);
   STATIC_REQUIRE_FALSE(std::is_constructible_v<M, bool>);
@@ -71,6 +72,16 @@ TEST_CASE("two windows that keep first keys leave what both leave, or are refuse
       CHECK(agrees);
     }
   }
+}
+
+TEST_CASE("documents fit where each is one run of neighbours, under any ids", "[score]") {
+  const Tensor2<Index> ids(Shape{2, 5}, {7, 7, -2, 9, 9, 0, 0, 0, 0, 0});
+  const Tensor<std::int32_t, 2> narrow(Shape{1, 5}, {5, 4, 3, 2, 1});
+  for (const Documents& documents : {Mask::documents(ids), Mask::documents(narrow)}) {
+    CHECK_NOTHROW(AttentionMask<float>(documents).require_fits("f", 2, 4, 3, 5));
+    CHECK(AttentionMask<float>(AttentionMask<float>(documents), causal).documents().given());
+  }
+  CHECK_FALSE(AttentionMask<float>(causal).documents().given());
 }
 
 TEST_CASE("masks that broadcast and lengths from 0 to the number of keys fit", "[score]") {

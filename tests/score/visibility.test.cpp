@@ -15,21 +15,35 @@ namespace {
 /// Every combination of causality, window, first keys and key length over sizes with 0, 1 and
 /// primes.
 const Window windows[] = {{0}, {1}, {2}, {3}, {6}, {20}, {1, 1}, {1, 3}, {2, 2}, {3, 1}, {2, 9}};
+/// S keys in documents of `kind` keys, but for the first, which has one more; ids fall.
+Tensor2<Index> documents_of(Index kind, Index S) {
+  Tensor2<Index> ids({1, S});
+  for (Index j = 0; j < S; ++j) ids(0, j) = -(std::max<Index>(j - 1, 0) / std::max<Index>(kind, 1));
+  return ids;
+}
+
 template <class F>
 void for_each_case(F&& check) {
   for (Index L : {0, 1, 2, 5, 7}) {
     for (Index S : {0, 1, 2, 5, 7}) {
       for (bool is_causal : {false, true}) {
         for (const Window& window : windows) {
-          for (Index length = -1; length <= S; ++length) {  // -1: none given
-            CAPTURE(L, S, is_causal, window.size, window.first_keys, length);
+          for (Index given = -1; given <= S + 3; ++given) {  // -1: no length
+            const Index length = given > S ? -1 : given;
+            const auto documents = documents_of(given - S, S);
+            CAPTURE(L, S, is_causal, window.size, window.first_keys, length, given - S);
             const std::vector<Index> lengths = {length};
             AttentionMask<float> mask;
+            if (given > S) mask.add(Mask::documents(documents));
             if (is_causal) mask.add(causal);
             if (window.size != 0) mask.add(window);
             if (length >= 0) mask.add(Mask::key_lengths(lengths));
             const auto sees = [=](Index i, Index j) {
               const Index diagonal = i + S - L;
+              if (given > S && j >= 0 && j < S &&
+                  (diagonal < 0 || documents(0, diagonal) != documents(0, j))) {
+                return false;
+              }
               return j >= 0 && j < S && (!is_causal || j <= diagonal) &&
                      (window.size == 0 || std::abs(diagonal - j) < window.size ||
                       j < window.first_keys) &&
@@ -171,6 +185,25 @@ TEST_CASE("a causal mask lets the last query see the last key", "[score]") {
   CHECK(more_queries.range(2).size() == 0);
   CHECK(more_queries.range(3).end == 1);
   CHECK(more_queries.range(4).end == 2);
+}
+
+TEST_CASE("a document is found from each of its keys, however long it is", "[score]") {
+  for (const Index length : {1, 2, 3, 7, 8, 9, 63, 64, 65, 200}) {
+    const Index S = 3 * length + 5;
+    Tensor2<std::int32_t> ids({2, 2 * S});
+    const auto of = [&](Index j) { return j < 5 ? Index{0} : 1 + (j - 5) / length; };
+    for (Index j = 0; j < S; ++j) ids(1, 2 * j) = static_cast<std::int32_t>(9 - of(j));
+    const In<std::int32_t, 2> every_second(&ids(0, 0), Shape{2, S}, Shape{2 * S, 2});
+    const DocumentRow row(Mask::documents(every_second), 1);
+    bool right = row.given();
+    for (Index j = 0; j < S; ++j) {
+      const KeyRange keys = row.around(j);
+      right = right && keys.begin == (of(j) == 0 ? 0 : 5 + (of(j) - 1) * length) &&
+              keys.end == (of(j) == 0 ? 5 : 5 + of(j) * length);
+    }
+    CAPTURE(length);
+    CHECK(right);
+  }
 }
 
 TEST_CASE("a window far larger than the sequence hides nothing", "[score]") {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "headwise/score/documents.hpp"
 #include "headwise/tensor/scalar.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
@@ -83,6 +84,14 @@ struct Mask {
   static void drop_keys(const Tensor<T, R>&& temporary) = delete;
   template <class T, int R>
   static void bias(const Tensor<T, R>&& temporary) = delete;
+  template <class T, int R>
+  static void documents(const Tensor<T, R>&& temporary) = delete;
+
+  /// A query sees the keys of its own document alone: ids [B or 1, S] name the document of each
+  /// key, query i is where key i + (S - L) is. The keys of a document stand side by side, under any
+  /// id. Tiles without a pair of one document are skipped.
+  static Documents documents(In<Index, 2> ids) { return {ids, {}}; }
+  static Documents documents(In<std::int32_t, 2> ids) { return {{}, ids}; }
 
   /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed.
   static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
@@ -110,8 +119,9 @@ class AttentionMask;
 
 /// What an AttentionMask<T> is put together from.
 template <class Term, class T>
-concept MaskTerm = std::same_as<Term, Causal> || std::same_as<Term, Window> ||
-    std::same_as<Term, KeyLengths> || std::same_as<Term, PairMask> ||
+concept MaskTerm =
+    std::same_as<Term, Causal> || std::same_as<Term, Window> || std::same_as<Term, KeyLengths> ||
+    std::same_as<Term, Documents> || std::same_as<Term, PairMask> ||
     std::same_as<Term, BiasMask<T>> || std::same_as<Term, AttentionMask<T>>;
 
 /// All masks of a call together: a pair is visible where every one of them lets it be.
@@ -151,6 +161,11 @@ class AttentionMask {
     key_lengths_ = keys.lengths;
     has_key_lengths_ = true;
   }
+  /// Throws ArgumentError where there are documents already.
+  void add(const Documents& documents) {
+    require(!documents_.given(), "AttentionMask", "documents are given twice, expected once");
+    documents_ = documents;
+  }
   /// Throws ArgumentError for more than 4 keep and drop masks.
   void add(const PairMask& mask) {
     require(pair_count_ < most, "AttentionMask",
@@ -169,6 +184,7 @@ class AttentionMask {
     sum.causal_ = causal_ || other.causal_;
     if (other.window_ != 0) sum.add(Window{other.window_, other.first_keys_});
     if (other.has_key_lengths_) sum.add(KeyLengths{other.key_lengths_});
+    if (other.documents_.given()) sum.add(other.documents_);
     for (const PairMask& mask : other.pair_masks()) sum.add(mask);
     for (const BiasMask<T>& mask : other.biases()) sum.add(mask);
     *this = sum;
@@ -184,6 +200,8 @@ class AttentionMask {
   bool has_key_lengths() const { return has_key_lengths_; }
   /// They, [B], or empty.
   std::span<const Index> key_lengths() const { return key_lengths_; }
+  /// The documents among the terms, or none given.
+  const Documents& documents() const { return documents_; }
   /// The keep and drop masks among the terms.
   std::span<const PairMask> pair_masks() const {
     return {pairs_.data(), static_cast<std::size_t>(pair_count_)};
@@ -202,6 +220,7 @@ class AttentionMask {
     for (const BiasMask<T>& mask : biases()) {
       require_broadcast(function, "Mask::bias", mask.values, Shape{B, H, L, S});
     }
+    documents_.require_fits(function, B, S);
     if (!has_key_lengths_) return;
     require(static_cast<Index>(key_lengths_.size()) == B, function, [&] {
       return "Mask::key_lengths has " + std::to_string(key_lengths_.size()) +
@@ -251,6 +270,7 @@ class AttentionMask {
   Index window_ = 0;
   Index first_keys_ = 0;
   std::span<const Index> key_lengths_;
+  Documents documents_ = {};
   std::array<PairMask, most> pairs_{};
   std::array<BiasMask<T>, most> biases_{};
 };

@@ -5,47 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "headwise/score/key_range.hpp"
 #include "headwise/score/mask.hpp"
-
-namespace headwise::inline v0_1 {
-
-/// Keys begin ... end - 1.
-struct KeyRange {
-  Index begin;  // the first
-  Index end;    // one behind the last
-  /// How many they are.
-  Index size() const { return end - begin; }
-  /// Those that are in another range as well.
-  KeyRange in(const KeyRange& other) const {
-    const Index low = std::max<Index>(begin, other.begin);
-    return {low, std::max<Index>(low, std::min<Index>(end, other.end))};
-  }
-};
-
-/// The blocks of `size` keys, counted from key 0, that some queries look at; each by its first key.
-struct KeyBlocks {
-  KeyRange keys;    // from the first that one of them sees to the last
-  Index size;       // of a block
-  KeyRange hidden;  // whole blocks between, of which none of them sees a key
-
-  /// The first block.
-  Index first() const { return keys.begin / size * size; }
-  /// The block after another. They end with keys.end.
-  Index next(Index j0) const {
-    const Index j = j0 + size;
-    return j >= hidden.begin && j < hidden.end ? hidden.end : j;
-  }
-  /// Whether a block is one of them.
-  bool holds(Index j0) const {
-    return keys.end > j0 && keys.begin < j0 + size && (j0 < hidden.begin || j0 >= hidden.end);
-  }
-  /// How many of them are before one of them.
-  Index before(Index j0) const {
-    return (j0 - first() - (j0 >= hidden.end ? hidden.size() : 0)) / size;
-  }
-};
-
-}  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -63,6 +24,7 @@ class HeadVisibility {
         first_keys_(mask.first_keys()),
         keys_(mask.has_key_lengths() ? mask.key_lengths()[static_cast<std::size_t>(b)] : S),
         all_keys_(S),
+        documents_(mask.documents(), b),
         hidden_below_(std::numeric_limits<T>::lowest()) {
     if (!mask.biases().empty()) hidden_below_ = hidden_below_ / T(4);
     for (const PairMask& term : mask.pair_masks()) {
@@ -73,12 +35,12 @@ class HeadVisibility {
     }
   }
 
-  /// The keys from the first to the last that causality, window and length leave to query i. Both
-  /// ends grow with i.
+  /// The keys from the first to the last that causality, window, length and documents leave to
+  /// query i. Both ends grow with i.
   KeyRange range(Index i) const {
     KeyRange keys = reach(i);
     if (first_keys_ != 0) keys = {0, std::max<Index>(keys.end, first_end(i))};
-    return keys;
+    return documents_.given() ? in_document(i, keys) : keys;
   }
 
   /// The keys that query i does not see between the first ones, which its window keeps, and the
@@ -89,7 +51,7 @@ class HeadVisibility {
     return {begin, std::max<Index>(begin, reach(i).begin)};
   }
 
-  /// How many keys causality, window and length leave to query i.
+  /// How many keys causality, window, length and documents leave to query i.
   Index count(Index i) const {
     const KeyRange keys = range(i);
     return keys.size() - gap(i).in(keys).size();
@@ -114,6 +76,9 @@ class HeadVisibility {
     if (first_keys_ == 0) return {keys, size, {0, 0}};
     const KeyRange hidden = gap(first, count);
     if (hidden.end >= keys.end) keys.end = std::min<Index>(keys.end, hidden.begin);
+    if (hidden.begin <= keys.begin) {
+      return {{std::max<Index>(keys.begin, hidden.end), keys.end}, size, {0, 0}};
+    }
     const Index begin = (hidden.begin + size - 1) / size * size;
     const Index end = std::max<Index>(begin, hidden.end / size * size);
     return {keys, size, {begin, end}};
@@ -136,7 +101,8 @@ class HeadVisibility {
 
   /// Whether every query sees every key.
   bool sees_all() const {
-    return !causal_ && window_ == 0 && keys_ == all_keys_ && !has_pair_masks();
+    return !causal_ && window_ == 0 && keys_ == all_keys_ && !has_pair_masks() &&
+           !documents_.given();
   }
 
   /// For a pair within the range: whether neither its gap nor a mask hides it.
@@ -181,6 +147,13 @@ class HeadVisibility {
     begin = std::clamp(begin, Index{0}, keys_);
     return {begin, std::max<Index>(end, begin)};
   }
+  /// What of keys is in the document of query i: ends that grow with i still do.
+  KeyRange in_document(Index i, KeyRange keys) const {
+    const Index place = i + offset_;
+    if (place < 0) return {0, 0};
+    const KeyRange own = documents_.around(place);
+    return {std::clamp(keys.begin, own.begin, own.end), std::clamp(keys.end, own.begin, own.end)};
+  }
   /// Where the first keys end that query i sees.
   Index first_end(Index i) const {
     const Index most = std::min<Index>(first_keys_, keys_);
@@ -214,6 +187,7 @@ class HeadVisibility {
   Index first_keys_;
   Index keys_;
   Index all_keys_;
+  DocumentRow documents_;
   T hidden_below_;
   int pair_count_ = 0;
   int bias_count_ = 0;
