@@ -13,13 +13,14 @@ namespace {
 
 using namespace headwise;
 
-std::int64_t pairs_by_hand(Index L, Index S, Index keys, bool is_causal, Index window) {
+std::int64_t pairs_by_hand(Index L, Index S, Index keys, bool is_causal, Index window,
+                           Index first) {
   std::int64_t pairs = 0;
   for (Index i = 0; i < L; ++i) {
     for (Index j = 0; j < keys; ++j) {
       const Index distance = j - (i + S - L);
       if (is_causal && distance > 0) continue;
-      if (window != 0 && (distance >= window || -distance >= window)) continue;
+      if (window != 0 && (distance >= window || -distance >= window) && j >= first) continue;
       ++pairs;
     }
   }
@@ -56,10 +57,12 @@ TEST_CASE("visible pairs in closed form equal the pairs counted one by one", "[a
     for (const Index S : {0, 1, 3, 5, 17}) {
       for (Index keys = 0; keys <= S; keys += (S > 6 ? 4 : 1)) {
         for (const Index window : {0, 1, 2, 4, 30}) {
-          for (const bool is_causal : {false, true}) {
-            CAPTURE(L, S, keys, window, is_causal);
-            REQUIRE(visible_pairs(L, S, keys, is_causal, window) ==
-                    pairs_by_hand(L, S, keys, is_causal, window));
+          for (const Index first : {0, 1, 3, 40}) {
+            for (const bool is_causal : {false, true}) {
+              CAPTURE(L, S, keys, window, first, is_causal);
+              REQUIRE(visible_pairs(L, S, keys, is_causal, window, first) ==
+                      pairs_by_hand(L, S, keys, is_causal, window, first));
+            }
           }
         }
       }
@@ -141,6 +144,11 @@ TEST_CASE("useful FLOPs counted while running equal the formulas to the last one
        2,
        21},
       {{.d_model = 6, .num_heads = 2}, {.mask = {causal}}, 1, 60, 20},
+      {{.d_model = 6, .num_heads = 2},
+       {.mask = {causal, Mask::window(5).keeping_first(7)}},
+       1,
+       700},
+      {{.d_model = 4, .num_heads = 1}, {.mask = {Mask::window(20).keeping_first(300)}}, 1, 600},
       {{.d_model = 6, .num_heads = 2}, {}, 0, 5},
       {{.d_model = 6, .num_heads = 2}, {}, 2, 5, 0},
       {{.d_model = 16, .num_heads = 2},

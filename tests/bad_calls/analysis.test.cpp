@@ -44,6 +44,7 @@ const Spoilt rules[] = {
     {"kdim is -1, expected 0 to 2^30", [](auto& s) { s.kdim = -1; }},
     {"vdim is -1, expected 0 to 2^30", [](auto& s) { s.vdim = -1; }},
     {"window is -1, expected 0 to 2^30", [](auto& s) { s.window = -1; }},
+    {"first_keys is -1, expected 0 to 2^30", [](auto& s) { s.first_keys = -1; }},
     {"mask_biases is -1, expected 0 to 2^30", [](auto& s) { s.mask_biases = -1; }},
     {"key_lengths has 3 lengths, expected 2 (the batch size) or none",
      [](auto& s) { s.key_lengths = three; }},
@@ -71,9 +72,11 @@ std::vector<Refusal> each_by_each() {
   return refusals;
 }
 
-Refusal pairs(const std::string& message, Index L, Index S, Index keys, Index window) {
-  return argument_error("visible_pairs: " + message,
-                        [=](Witness&) { (void)visible_pairs(L, S, keys, true, window); });
+Refusal pairs(const std::string& message, Index L, Index S, Index keys, Index window,
+              Index first_keys = 0) {
+  return argument_error("visible_pairs: " + message, [=](Witness&) {
+    (void)visible_pairs(L, S, keys, true, window, first_keys);
+  });
 }
 Refusal bytes(const std::string& message, Index B, Index L, Index D, Index H) {
   return argument_error("count_memory_bytes: " + message,
@@ -87,6 +90,7 @@ const Refusals of_numbers({
     pairs("S is -1, expected 0 to 2^30", 1, -1, 0, 0),
     pairs("keys is -1, expected 0 to 2^30", 1, 2, -1, 0),
     pairs("window is -2, expected 0 to 2^30", 1, 2, 2, -2),
+    pairs("first_keys is -3, expected 0 to 2^30", 1, 2, 2, 2, -3),
     bytes("batch_size is -1, expected 0 to 2^30", -1, 2, 8, 4),
     bytes("seq_len is -2, expected 0 to 2^30", 1, -2, 8, 4),
     bytes("seq_len is 1073741825, expected 0 to 2^30", 1, far, 8, 4),

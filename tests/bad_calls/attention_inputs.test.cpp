@@ -51,6 +51,38 @@ std::vector<Rule> masks() {
   return rules;
 }
 
+/// Documents, each kind of ids; `of_shape` where it is no matter of what they hold.
+template <class Id>
+std::vector<Rule> documents() {
+  static const Tensor<Id, 2> long_ids(Shape{2, 8}), of_three(Shape{3, 7}),
+      again(Shape{1, 7}, {1, 1, 2, 2, 3, 1, 1}),
+      second(Shape{2, 7}, {1, 2, 3, 4, 5, 6, 7, 4, 4, 3, 9, 8, 8, 9});
+  const std::string wanted = ", expected [2, 7] or [1, 7] (an id for each key)",
+                    side =
+                        ", expected the keys of a document side by side (Mask::keep takes any "
+                        "pairs)";
+  const auto of = [](const Tensor<Id, 2>& ids) {
+    return [&ids](Call& c) { c.options.mask.add(Mask::documents(ids)); };
+  };
+  const auto null = [](Index rows) {
+    return [=](Call& c) {
+      c.options.mask.add(Mask::documents(In<Id, 2>(nullptr, Shape{rows, Index{7}})));
+    };
+  };
+  return {
+      {"Mask::documents is [2, 8]" + wanted, of(long_ids)},
+      {"Mask::documents is [3, 7]" + wanted, of(of_three)},
+      {"Mask::documents is [2, 7] at a null address, expected its elements", null(2)},
+      {"Mask::documents is [-2, 7], expected extents of 0 or more", null(-2)},
+      {"Mask::documents is [562949953421312, 7], expected extents whose product is at most 2^48",
+       null(Index{1} << 49)},
+      {"Mask::documents has document 1 at [0, 0] and, behind another, at [0, 5]" + side, of(again),
+       false},
+      {"Mask::documents has document 9 at [1, 3] and, behind another, at [1, 6]" + side, of(second),
+       false},
+  };
+}
+
 std::vector<Rule> options() {
   static const std::vector<Index> none, three{1, 2, 3}, negative{3, -1}, longer{8, 2};
   const auto lengths = [](const std::vector<Index>& given) {
@@ -132,7 +164,8 @@ std::vector<Rule> inputs() {
 }
 
 const Refusals of_inputs(table(all, inputs())), of_masks(table(all, masks())),
-    of_options(table(all, options()));
+    of_options(table(all, options())), of_documents(table(all, documents<Index>())),
+    of_narrow_documents(table(all, documents<std::int32_t>()));
 
 }  // namespace
 
@@ -150,6 +183,11 @@ TEST_CASE("a call of an attention that is right is taken, and shows when it writ
 TEST_CASE("attentions refuse inputs that do not fit together", "[bad_calls]") { of_inputs.check(); }
 
 TEST_CASE("attentions refuse masks that do not fit the scores", "[bad_calls]") { of_masks.check(); }
+
+TEST_CASE("attentions refuse documents without an id for each key, or in parts", "[bad_calls]") {
+  of_documents.check();
+  of_narrow_documents.check();
+}
 
 TEST_CASE("attentions refuse key lengths, rates and scales out of range", "[bad_calls]") {
   of_options.check();

@@ -81,20 +81,31 @@ std::vector<Rule> apart_from_masks(const std::string& name, Member member) {
   const auto first_bytes = [](const View4<double>& x) {
     return View4<bool>(reinterpret_cast<bool*>(x.data()), Shape{1, 1, 1, 7});
   };
-  return {{overlaps("Mask::bias"),
-           [=](Call& c) {
-             const View4<double> out = c.*member;
-             c.options.mask.add(Mask::bias(View4<double>(out.data() + 1, Shape{1, 1, 5, 7})));
-           }},
-          {overlaps("Mask::keep"),
-           [=](Call& c) { c.options.mask.add(Mask::keep(first_bytes(c.*member))); }},
-          {overlaps("Mask::drop"),
-           [=](Call& c) { c.options.mask.add(Mask::drop(first_bytes(c.*member))); }},
-          {overlaps("Mask::key_lengths"), [=](Call& c) {
-             static std::vector<Index> storage(1000);  // two lengths of 0, and the output behind
-             c.options.mask.add(Mask::key_lengths(std::span<const Index>(storage.data(), 2)));
-             c.*member = {reinterpret_cast<double*>(storage.data() + 1), (c.*member).shape()};
-           }}};
+  return {
+      {overlaps("Mask::bias"),
+       [=](Call& c) {
+         const View4<double> out = c.*member;
+         c.options.mask.add(Mask::bias(View4<double>(out.data() + 1, Shape{1, 1, 5, 7})));
+       }},
+      {overlaps("Mask::keep"),
+       [=](Call& c) { c.options.mask.add(Mask::keep(first_bytes(c.*member))); }},
+      {overlaps("Mask::drop"),
+       [=](Call& c) { c.options.mask.add(Mask::drop(first_bytes(c.*member))); }},
+      {overlaps("Mask::documents"),
+       [=](Call& c) {
+         const auto* ids = reinterpret_cast<const Index*>((c.*member).data());
+         c.options.mask.add(Mask::documents(In<Index, 2>(ids, Shape{1, 7}, Shape{0, 0})));
+       }},
+      {overlaps("Mask::documents"),
+       [=](Call& c) {
+         const auto* ids = reinterpret_cast<const std::int32_t*>((c.*member).data());
+         c.options.mask.add(Mask::documents(In<std::int32_t, 2>(ids, Shape{1, 7}, Shape{0, 0})));
+       }},
+      {overlaps("Mask::key_lengths"), [=](Call& c) {
+         static std::vector<Index> storage(1000);  // two lengths of 0, and the output behind
+         c.options.mask.add(Mask::key_lengths(std::span<const Index>(storage.data(), 2)));
+         c.*member = {reinterpret_cast<double*>(storage.data() + 1), (c.*member).shape()};
+       }}};
 }
 
 const std::vector<Refusals> of_overlaps = {

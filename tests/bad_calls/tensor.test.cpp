@@ -131,13 +131,23 @@ Refusal add(const std::string& message, void (*given)(AttentionMask<double>&, Wi
 }
 using M = AttentionMask<double>;
 const std::vector<Index> one{1};
+const Tensor2<Index> ids(Shape{1, 1}, {1});
 const std::string fifth =
     "AttentionMask: keep and drop masks are 5, expected at most 4 (combine some into one tensor)";
 const Refusals masks({
     add("Mask::window: size is 0, expected >= 1", [](M& x, Witness&) { x.add(Mask::window(0)); }),
     add("Mask::window: size is -3, expected >= 1", [](M& x, Witness&) { x.add(Mask::window(-3)); }),
+    add("Mask::window: first_keys is -1, expected >= 0",
+        [](M& x, Witness&) { x.add(Mask::window(2).keeping_first(-1)); }),
+    add("AttentionMask: a window of 3 keeps the first 4 keys, one of 8 the first 2, expected no "
+        "fewer (or one window)",
+        [](M& x, Witness&) {
+          x.add(M(Mask::window(8).keeping_first(2), Mask::window(3).keeping_first(4)));
+        }),
     add("AttentionMask: key lengths are given twice, expected once",
         [](M& x, Witness&) { x.add(Mask::key_lengths(one)); }),
+    add("AttentionMask: documents are given twice, expected once",
+        [](M& x, Witness&) { x.add(M(Mask::documents(ids), Mask::documents(ids))); }),
     add(fifth,
         [](M& x, Witness& m) {
           x.add(Mask::keep(m.bools(Shape{1, 1, 1, 1})));

@@ -24,6 +24,7 @@ class AttentionMasks {
     const unsigned which = in.byte();
     causal_ = (which & 1u) != 0;
     if ((which & 2u) != 0) window_ = in.between(with_faults ? 0 : 1, 6);
+    if ((which & 34u) == 34u) first_ = in.between(with_faults ? -1 : 0, 3);
     if ((which & 4u) != 0) {
       const Index count = sizes_.B + (with_faults && in.once_in(16) ? 1 : 0);
       for (Index b = 0; b < count; ++b) {
@@ -40,7 +41,7 @@ class AttentionMasks {
 
   /// Whether the terms go together, and whether they fit the scores.
   bool allowed() const {
-    return pairs_.size() <= 4 && biases_.size() <= 4 && window_.value_or(1) >= 1;
+    return pairs_.size() <= 4 && biases_.size() <= 4 && window_.value_or(1) >= 1 && first_ >= 0;
   }
   bool fits() const { return fits_; }
 
@@ -48,7 +49,7 @@ class AttentionMasks {
   AttentionMask<T> mask() const {
     AttentionMask<T> mask;
     if (causal_) mask.add(causal);
-    if (window_) mask.add(Mask::window(*window_));
+    if (window_) mask.add(Mask::window(*window_).keeping_first(first_));
     if (has_lengths_) mask.add(Mask::key_lengths(lengths_));
     for (std::size_t n = 0; n < pairs_.size(); ++n) {
       const In<bool, 4> pairs = pairs_[n].view();
@@ -61,7 +62,7 @@ class AttentionMasks {
   bool visible(Index b, Index h, Index i, Index j) const {
     const Index diagonal = i + sizes_.S - sizes_.L;
     if (causal_ && j > diagonal) return false;
-    if (window_ && std::abs(diagonal - j) >= *window_) return false;
+    if (window_ && std::abs(diagonal - j) >= *window_ && j >= first_) return false;
     if (has_lengths_ && j >= lengths_[static_cast<std::size_t>(b)]) return false;
     for (std::size_t n = 0; n < pairs_.size(); ++n) {
       if (broadcast<bool>(pairs_[n].view(), b, h, i, j) != keep_[n]) return false;
@@ -125,6 +126,7 @@ class AttentionMasks {
   Sizes sizes_;
   bool causal_ = false, has_lengths_ = false, fits_ = true;
   std::optional<Index> window_;
+  Index first_ = 0;
   std::vector<Index> lengths_;
   std::vector<Placed<bool, 4>> pairs_;
   std::vector<bool> keep_;

@@ -24,18 +24,23 @@ const std::vector<Sizes> shapes = {{1, 1, 1, 1, 1, 1, 1},
 struct Terms {
   const char* name;
   bool causal;
-  Index window;
+  Index window, first;
   bool lengths, keys, pairs, bias;
+  Index documents = 0;
 };
-const std::vector<Terms> all_terms = {{"plain", false, 0, false, false, false, false},
-                                      {"key lengths", false, 0, true, false, false, false},
-                                      {"keys", false, 0, false, true, false, false},
-                                      {"pairs", false, 0, false, false, true, false},
-                                      {"bias", false, 0, false, false, false, true},
-                                      {"causal", true, 0, false, false, false, false},
-                                      {"causal window", true, 13, false, false, false, false},
-                                      {"causal window 80", true, 80, false, false, false, false},
-                                      {"causal all", true, 80, true, true, true, true}};
+const std::vector<Terms> all_terms = {
+    {"plain", false, 0, 0, false, false, false, false},
+    {"key lengths", false, 0, 0, true, false, false, false},
+    {"keys", false, 0, 0, false, true, false, false},
+    {"pairs", false, 0, 0, false, false, true, false},
+    {"bias", false, 0, 0, false, false, false, true},
+    {"causal", true, 0, 0, false, false, false, false},
+    {"causal window", true, 13, 0, false, false, false, false},
+    {"causal window 80", true, 80, 0, false, false, false, false},
+    {"causal sinks", true, 9, 4, false, false, false, false},
+    {"causal documents", true, 0, 0, false, false, false, false, 50},
+    {"causal documents, sinks", true, 9, 4, false, true, false, false, 33},
+    {"causal all", true, 80, 3, true, true, true, true}};
 
 template <class T>
 struct Sequence {
@@ -44,6 +49,7 @@ struct Sequence {
   Tensor<bool, 2> keys;   // [B, S]
   Tensor<bool, 4> pairs;  // [1, H, L, S]
   Tensor4<T> bias;        // [1, H, L, S]
+  Tensor2<Index> ids;     // [B, S]
   std::vector<Index> lengths = {};
 
   Sequence(const Sizes& s, const Terms& which, std::uint64_t seed)
@@ -51,7 +57,11 @@ struct Sequence {
         terms(which),
         keys({s.B, s.S}),
         pairs({1, s.H, s.L, s.S}),
-        bias(x.numbers.template tensor<T>(Shape{Index{1}, s.H, s.L, s.S})) {
+        bias(x.numbers.template tensor<T>(Shape{Index{1}, s.H, s.L, s.S})),
+        ids({s.B, s.S}) {
+    for_each_index(ids.shape(), [&](const Shape<2>& at) {
+      ids(at) = (at[1] + 7 * at[0]) / std::max<Index>(1, which.documents);
+    });
     for (bool& bit : keys) bit = x.numbers.coin(0.7);
     for (bool& bit : pairs) bit = x.numbers.coin(0.7);
     for (T& value : bias) {
@@ -69,9 +79,11 @@ struct Sequence {
     const auto square = [&](auto& t) { return slice(slice(t, 2, i, n), 3, 0, S); };
     AttentionOptions<T> options;
     if (terms.causal) options.mask.add(causal);
-    if (terms.window != 0) options.mask.add(Mask::window(terms.window));
+    if (terms.window != 0) options.mask.add(Mask::window(terms.window).keeping_first(terms.first));
     if (terms.lengths) options.mask.add(Mask::key_lengths(lengths));
     if (terms.keys) options.mask.add(Mask::keep_keys(slice(batch(keys), 1, 0, S)));
+    const In<Index, 2> documents = slice(batch(ids), 1, 0, S);
+    if (terms.documents != 0) options.mask.add(Mask::documents(documents));
     if (terms.pairs) options.mask.add(Mask::keep(square(pairs)));
     if (terms.bias) options.mask.add(Mask::bias(square(bias)));
     return run<T>(path, slice(batch(x.q), 2, i, n), slice(batch(x.k), 2, 0, S),

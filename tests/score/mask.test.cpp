@@ -13,6 +13,7 @@ TEST_CASE("only masks that say what they mean make an AttentionMask", "[score]")
   STATIC_REQUIRE(std::is_constructible_v<M, Causal>);
   STATIC_REQUIRE(std::is_constructible_v<M, Causal, Window, KeyLengths, PairMask, BiasMask<float>>);
   STATIC_REQUIRE(std::is_constructible_v<M, M, PairMask>);
+  STATIC_REQUIRE(std::is_constructible_v<M, Documents, Window>);
   STATIC_REQUIRE_FALSE(std::is_constructible_v<M, Tensor2<bool>>);
   STATIC_REQUIRE_FALSE(std::is_constructible_v<M, In<bool, 4>>);
   STATIC_REQUIRE_FALSE(std::is_constructible_v<M, bool>);
@@ -45,6 +46,42 @@ TEST_CASE("the same masks in any order and nesting are the same mask", "[score]"
 TEST_CASE("of two windows the smaller one counts, whichever comes first", "[score]") {
   CHECK(AttentionMask<float>(Mask::window(3), Mask::window(7)).window() == 3);
   CHECK(AttentionMask<float>(Mask::window(7), Mask::window(3)).window() == 3);
+}
+
+TEST_CASE("two windows that keep first keys leave what both leave, or are refused", "[score]") {
+  const auto sees = [](const Window& w, Index i, Index j) {
+    return std::abs(i - j) < w.size || j < w.first_keys;
+  };
+  for (const Window& a : {Mask::window(2), Mask::window(2).keeping_first(3), Window{5, 1}}) {
+    for (const Window& b : {Window{2, 1}, Window{3, 3}, Window{4, 9}, Mask::window(7)}) {
+      const Window narrow = a.size < b.size ? a : b, wide = a.size < b.size ? b : a;
+      CAPTURE(a.size, a.first_keys, b.size, b.first_keys);
+      AttentionMask<float> mask;
+      if (narrow.size != wide.size && narrow.first_keys > wide.first_keys) {
+        CHECK_THROWS_AS(mask.add(AttentionMask<float>(a, b)), ArgumentError);
+        continue;
+      }
+      mask.add(AttentionMask<float>(a, b));
+      const Window both{mask.window(), mask.first_keys()};
+      bool agrees = true;
+      for (Index i = 0; i < 12; ++i) {
+        for (Index j = 0; j < 12; ++j) {
+          agrees = agrees && sees(both, i, j) == (sees(a, i, j) && sees(b, i, j));
+        }
+      }
+      CHECK(agrees);
+    }
+  }
+}
+
+TEST_CASE("documents fit where each is one run of neighbours, under any ids", "[score]") {
+  const Tensor2<Index> ids(Shape{2, 5}, {7, 7, -2, 9, 9, 0, 0, 0, 0, 0});
+  const Tensor<std::int32_t, 2> narrow(Shape{1, 5}, {5, 4, 3, 2, 1});
+  for (const Documents& documents : {Mask::documents(ids), Mask::documents(narrow)}) {
+    CHECK_NOTHROW(AttentionMask<float>(documents).require_fits("f", 2, 4, 3, 5));
+    CHECK(AttentionMask<float>(AttentionMask<float>(documents), causal).documents().given());
+  }
+  CHECK_FALSE(AttentionMask<float>(causal).documents().given());
 }
 
 TEST_CASE("masks that broadcast and lengths from 0 to the number of keys fit", "[score]") {

@@ -12,24 +12,42 @@ using namespace headwise;
 
 namespace {
 
-/// Every combination of causality, window and key length over sizes with 0, 1 and primes.
+/// Every combination of causality, window, first keys and key length over sizes with 0, 1 and
+/// primes.
+const Window windows[] = {{0}, {1}, {2}, {3}, {6}, {20}, {1, 1}, {1, 3}, {2, 2}, {3, 1}, {2, 9}};
+/// S keys in documents of `kind` keys, but for the first, which has one more; ids fall.
+Tensor2<Index> documents_of(Index kind, Index S) {
+  Tensor2<Index> ids({1, S});
+  for (Index j = 0; j < S; ++j) ids(0, j) = -(std::max<Index>(j - 1, 0) / std::max<Index>(kind, 1));
+  return ids;
+}
+
 template <class F>
 void for_each_case(F&& check) {
   for (Index L : {0, 1, 2, 5, 7}) {
     for (Index S : {0, 1, 2, 5, 7}) {
       for (bool is_causal : {false, true}) {
-        for (Index window : {0, 1, 2, 3, 6, 20}) {
-          for (Index length = -1; length <= S; ++length) {  // -1: none given
-            CAPTURE(L, S, is_causal, window, length);
+        for (const Window& window : windows) {
+          for (Index given = -1; given <= S + 3; ++given) {  // -1: no length
+            const Index length = given > S ? -1 : given;
+            const auto documents = documents_of(given - S, S);
+            CAPTURE(L, S, is_causal, window.size, window.first_keys, length, given - S);
             const std::vector<Index> lengths = {length};
             AttentionMask<float> mask;
+            if (given > S) mask.add(Mask::documents(documents));
             if (is_causal) mask.add(causal);
-            if (window != 0) mask.add(Mask::window(window));
+            if (window.size != 0) mask.add(window);
             if (length >= 0) mask.add(Mask::key_lengths(lengths));
             const auto sees = [=](Index i, Index j) {
               const Index diagonal = i + S - L;
+              if (given > S && j >= 0 && j < S &&
+                  (diagonal < 0 || documents(0, diagonal) != documents(0, j))) {
+                return false;
+              }
               return j >= 0 && j < S && (!is_causal || j <= diagonal) &&
-                     (window == 0 || std::abs(diagonal - j) < window) && (length < 0 || j < length);
+                     (window.size == 0 || std::abs(diagonal - j) < window.size ||
+                      j < window.first_keys) &&
+                     (length < 0 || j < length);
             };
             check(HeadVisibility<float>(mask, 0, 0, L, S), L, S, sees);
           }
@@ -49,29 +67,77 @@ T from_bits(std::uint64_t bits) {
 TEST_CASE("the range of a query is exactly the keys that causality, window and length leave",
           "[score]") {
   for_each_case([](const auto& rules, Index L, Index S, const auto& sees) {
-    bool ranges_agree = true, pairs_agree = true, inside = true;
+    bool ranges_agree = true, pairs_agree = true, inside = true, counted = true;
     for (Index i = 0; i < L; ++i) {
-      const KeyRange range = rules.range(i);
-      inside = inside && 0 <= range.begin && range.begin <= range.end && range.end <= S;
+      const KeyRange range = rules.range(i), gap = rules.gap(i);
+      inside = inside && 0 <= range.begin && range.begin <= range.end && range.end <= S &&
+               0 <= gap.begin && gap.begin <= gap.end;
+      Index seen = 0;
       for (Index j = 0; j < S; ++j) {
-        ranges_agree = ranges_agree && sees(i, j) == (j >= range.begin && j < range.end);
+        const bool hidden = j >= gap.begin && j < gap.end;
+        ranges_agree = ranges_agree && sees(i, j) == (j >= range.begin && j < range.end && !hidden);
         pairs_agree = pairs_agree && sees(i, j) == rules.visible(i, j);
+        seen += sees(i, j) ? 1 : 0;
       }
+      counted = counted && rules.count(i) == seen;
     }
     CHECK(ranges_agree);
     CHECK(pairs_agree);
     CHECK(inside);
+    CHECK(counted);
   });
 }
 
-TEST_CASE("both ends of the range grow with the query", "[score]") {
+TEST_CASE("both ends of the range and of its gap grow with the query", "[score]") {
   for_each_case([](const auto& rules, Index L, Index, const auto&) {
     bool grows = true;
     for (Index i = 1; i < L; ++i) {
       grows = grows && rules.range(i - 1).begin <= rules.range(i).begin &&
-              rules.range(i - 1).end <= rules.range(i).end;
+              rules.range(i - 1).end <= rules.range(i).end &&
+              rules.gap(i - 1).begin <= rules.gap(i).begin &&
+              rules.gap(i - 1).end <= rules.gap(i).end;
     }
     CHECK(grows);
+  });
+}
+
+TEST_CASE("queries look at every block of keys of which they see one, and at none in their gap",
+          "[score]") {
+  for_each_case([](const auto& rules, Index L, Index S, const auto& sees) {
+    bool all = true, none = true, held = true, counted = true, promised = true;
+    for (Index first = 0; first < L; ++first) {
+      for (Index count = 1; count <= L - first; ++count) {
+        for (Index size : {1, 2, 3}) {
+          const KeyBlocks blocks = rules.blocks(first, count, size);
+          std::vector<Index> walked;
+          for (Index j = blocks.first(); j < blocks.keys.end; j = blocks.next(j)) {
+            counted = counted && blocks.before(j) == static_cast<Index>(walked.size());
+            walked.push_back(j);
+          }
+          const KeyRange gap = rules.gap(first, count);
+          for (Index j0 = 0; j0 < S; j0 += size) {
+            const bool looks = std::find(walked.begin(), walked.end(), j0) != walked.end();
+            const Index end = std::min<Index>(S, j0 + size);
+            bool any = false, whole = true;
+            for (Index i = first; i < first + count; ++i) {
+              for (Index j = j0; j < end; ++j) {
+                any = any || sees(i, j);
+                whole = whole && sees(i, j);
+              }
+            }
+            all = all && (looks || !any);
+            none = none && !(looks && j0 >= gap.begin && j0 + size <= gap.end);
+            held = held && looks == blocks.holds(j0);
+            promised = promised && (whole || !rules.sees_all(first, count, {j0, end}));
+          }
+        }
+      }
+    }
+    CHECK(all);
+    CHECK(none);
+    CHECK(held);
+    CHECK(counted);
+    CHECK(promised);
   });
 }
 
@@ -119,6 +185,25 @@ TEST_CASE("a causal mask lets the last query see the last key", "[score]") {
   CHECK(more_queries.range(2).size() == 0);
   CHECK(more_queries.range(3).end == 1);
   CHECK(more_queries.range(4).end == 2);
+}
+
+TEST_CASE("a document is found from each of its keys, however long it is", "[score]") {
+  for (const Index length : {1, 2, 3, 7, 8, 9, 63, 64, 65, 200}) {
+    const Index S = 3 * length + 5;
+    Tensor2<std::int32_t> ids({2, 2 * S});
+    const auto of = [&](Index j) { return j < 5 ? Index{0} : 1 + (j - 5) / length; };
+    for (Index j = 0; j < S; ++j) ids(1, 2 * j) = static_cast<std::int32_t>(9 - of(j));
+    const In<std::int32_t, 2> every_second(&ids(0, 0), Shape{2, S}, Shape{2 * S, 2});
+    const DocumentRow row(Mask::documents(every_second), 1);
+    bool right = row.given();
+    for (Index j = 0; j < S; ++j) {
+      const KeyRange keys = row.around(j);
+      right = right && keys.begin == (of(j) == 0 ? 0 : 5 + (of(j) - 1) * length) &&
+              keys.end == (of(j) == 0 ? 5 : 5 + of(j) * length);
+    }
+    CAPTURE(length);
+    CHECK(right);
+  }
 }
 
 TEST_CASE("a window far larger than the sequence hides nothing", "[score]") {

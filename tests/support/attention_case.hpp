@@ -71,10 +71,10 @@ struct Case {
     rules.push_back(
         [past = sizes.S - sizes.L](Index, Index, Index i, Index j) { return j <= i + past; });
   }
-  void window(Index size) {
-    options.mask.add(Mask::window(size));
-    rules.push_back([past = sizes.S - sizes.L, size](Index, Index, Index i, Index j) {
-      return std::abs(i + past - j) < size;
+  void window(Index size, Index first = 0) {
+    options.mask.add(Mask::window(size).keeping_first(first));
+    rules.push_back([past = sizes.S - sizes.L, size, first](Index, Index, Index i, Index j) {
+      return std::abs(i + past - j) < size || j < first;
     });
   }
   /// 0, S and numbers between.
@@ -86,6 +86,25 @@ struct Case {
     options.mask.add(Mask::key_lengths(*lengths));
     rules.push_back([lengths](Index b, Index, Index, Index j) {
       return j < (*lengths)[static_cast<std::size_t>(b)];
+    });
+  }
+  /// Documents of some `length` keys and, in places, of one, the same for the whole batch or not;
+  /// ids rise, but for the last document's, which is the least.
+  template <class Id>
+  void documents(Index length, Index batch) {
+    const auto ids = std::make_shared<Tensor<Id, 2>>(Shape{batch, sizes.S});
+    for (Index b = 0; b < batch; ++b) {
+      Id id = 5;
+      for (Index j = 0; j < sizes.S; ++j) {
+        if (numbers.below(length) == 0 || numbers.coin(0.05)) id = static_cast<Id>(id + 1 + b);
+        (*ids)(b, j) = 4 * j > 3 * sizes.S + 8 ? Id{-1} : id;
+      }
+    }
+    const In<Id, 2> view = *ids;
+    options.mask.add(Mask::documents(view));
+    rules.push_back([ids, past = sizes.S - sizes.L](Index b, Index, Index i, Index j) {
+      const Index row = std::min(b, ids->extent(0) - 1), place = i + past;
+      return place >= 0 && (*ids)(row, place) == (*ids)(row, j);
     });
   }
   void pairs(const Shape<4>& shape, bool keep) {
@@ -219,6 +238,20 @@ std::vector<Recipe<T>> mask_recipes() {
       {"window 1", [](C c) { c.window(1); }},
       {"window 5", [](C c) { c.window(5); }},
       {"causal window 70", [](C c) { c.causal(), c.window(70); }},
+      {"window 1 and first key", [](C c) { c.window(1, 1); }},
+      {"causal window 5 and first 3", [](C c) { c.causal(), c.window(5, 3); }},
+      {"causal window 7 and first 140", [](C c) { c.causal(), c.window(7, 140); }},
+      {"window 9, first 4, lengths, keys",
+       [](C c) { c.window(9, 4), c.key_lengths(), c.keys(true); }},
+      {"documents", [](C c) { c.template documents<Index>(40, c.sizes.B); }},
+      {"causal, documents of int32",
+       [](C c) { c.causal(), c.template documents<std::int32_t>(90, 1); }},
+      {"documents, window 6 and first 30, lengths, keys",
+       [](C c) {
+         c.template documents<Index>(60, 1), c.window(6, 30), c.key_lengths(), c.keys(true);
+       }},
+      {"causal window 11 and first 2, bias",
+       [=](C c) { c.causal(), c.window(11, 2), c.bias(by_head(c)); }},
       {"key lengths", [](C c) { c.key_lengths(); }},
       {"keep keys", [](C c) { c.keys(true); }},
       {"drop keys", [](C c) { c.keys(false); }},

@@ -102,7 +102,8 @@ inline std::string state_of(const TransformerDecoderState<double>& s) {
 inline std::string state_of(const KeyValueCache<double>& c) { return std::to_string(c.length()); }
 inline std::string state_of(const AttentionMask<double>& m) {
   std::string state = std::to_string(m.is_causal()) + std::to_string(m.window()) +
-                      std::to_string(m.has_key_lengths()) + std::to_string(m.key_lengths().size());
+                      std::to_string(m.first_keys()) + std::to_string(m.has_key_lengths()) +
+                      std::to_string(m.key_lengths().size());
   for (const PairMask& mask : m.pair_masks()) state += state_of(mask.pairs);
   for (const BiasMask<double>& mask : m.biases()) state += state_of(mask.values);
   return state;

@@ -28,6 +28,7 @@ struct AttentionShape {
   Index vdim = 0;                           // D
   bool causal = false;                      // query i sees key j only where j <= i + (S - L)
   Index window = 0;                         // 0: none
+  Index first_keys = 0;                     // how many first keys the window keeps
   std::span<const Index> key_lengths = {};  // [B]; empty: all S
   Index mask_biases = 0;                    // how many Mask::bias are added to the scores
   bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;  // of the projections
@@ -113,6 +114,7 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
   require_size(function, "kdim", s.kdim, 0);
   require_size(function, "vdim", s.vdim, 0);
   require_size(function, "window", s.window, 0);
+  require_size(function, "first_keys", s.first_keys, 0);
   require_size(function, "mask_biases", s.mask_biases, 0);
   require(s.num_heads % s.G() == 0, function, [&] {
     return "num_kv_heads is " + std::to_string(s.num_kv_heads) +
@@ -135,19 +137,26 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
 }  // namespace detail::inline HEADWISE_CODE
 
 /// The pairs (i, j) of one head that causality, window and `keys` keys leave, in closed form:
-/// j - i between S - L - (window - 1) and S - L, or S - L + (window - 1) where not causal.
-constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causal, Index window) {
+/// j - i between S - L - (window - 1) and S - L, or S - L + (window - 1) where not causal; and of
+/// the first keys that a window keeps those that it does not hold.
+constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causal, Index window,
+                                     Index first_keys = 0) {
   detail::require_size("visible_pairs", "L", L, 0);
   detail::require_size("visible_pairs", "S", S, 0);
   detail::require_size("visible_pairs", "keys", keys, 0);
   detail::require_size("visible_pairs", "window", window, 0);
+  detail::require_size("visible_pairs", "first_keys", first_keys, 0);
   const std::int64_t offset = S - L;
   std::int64_t highest = keys;  // j - i is below the number of keys
   if (is_causal) highest = offset;
   if (window != 0) highest = std::min<Index>(highest, offset + window - 1);
   std::int64_t pairs = detail::pairs_up_to(L, keys, highest);
   if (window != 0) pairs -= detail::pairs_up_to(L, keys, offset - window);
-  return std::max<std::int64_t>(pairs, 0);
+  pairs = std::max<std::int64_t>(pairs, 0);
+  if (window == 0 || first_keys == 0) return pairs;
+  const Index first = std::min<Index>(first_keys, keys);
+  return pairs + visible_pairs(L, S, first, is_causal, 0) -
+         visible_pairs(L, S, first, is_causal, window);
 }
 
 /// The same for all heads and the whole batch.
@@ -155,11 +164,12 @@ inline std::int64_t visible_pairs(const AttentionShape& shape) {
   detail::require_shape_of_call("visible_pairs", shape);
   std::int64_t pairs = 0;
   if (shape.key_lengths.empty()) {
-    pairs = shape.batch_size *
-            visible_pairs(shape.seq_len, shape.S(), shape.S(), shape.causal, shape.window);
+    pairs = shape.batch_size * visible_pairs(shape.seq_len, shape.S(), shape.S(), shape.causal,
+                                             shape.window, shape.first_keys);
   }
   for (const Index keys : shape.key_lengths) {
-    pairs += visible_pairs(shape.seq_len, shape.S(), keys, shape.causal, shape.window);
+    pairs +=
+        visible_pairs(shape.seq_len, shape.S(), keys, shape.causal, shape.window, shape.first_keys);
   }
   return shape.num_heads * pairs;
 }

@@ -27,6 +27,7 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.vdim = o.vdim;
   shape.causal = call.mask.is_causal();
   shape.window = call.mask.window();
+  shape.first_keys = call.mask.first_keys();
   shape.key_lengths = call.mask.key_lengths();
   shape.mask_biases = static_cast<Index>(call.mask.biases().size());
   shape.q_bias = o.q_bias;

@@ -135,6 +135,9 @@ void require_apart_from_options(std::string_view function, const Footprint& out,
   for (const PairMask& pairs : mask.pair_masks()) {
     require_apart(function, out, {{pairs.keep ? "Mask::keep" : "Mask::drop", pairs.pairs}});
   }
+  const auto& [ids, narrow_ids] = mask.documents();
+  if (!ids.absent()) require_apart(function, out, {{"Mask::documents", ids}});
+  if (!narrow_ids.absent()) require_apart(function, out, {{"Mask::documents", narrow_ids}});
   if (!mask.has_key_lengths()) return;
   const std::span<const Index> lengths = mask.key_lengths();
   require_apart(function, out,
@@ -191,11 +194,11 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
 
 HEADWISE_STRICT_MATH_END
 
-/// The pairs that causality, window and key lengths leave to a head.
+/// The pairs that causality, window, key lengths and documents leave to a head.
 template <class T>
 std::int64_t pairs_of(const HeadVisibility<T>& visible, Index L) {
   std::int64_t pairs = 0;
-  for (Index i = 0; i < L; ++i) pairs += visible.range(i).size();
+  for (Index i = 0; i < L; ++i) pairs += visible.count(i);
   return pairs;
 }
 

@@ -112,10 +112,10 @@ class FlashBackwardCall {
       extra = kernels::backward_extras(head);
       for (Index i0 = 0; i0 < sizes_.L; i0 += queries) {
         const Index rows = std::min<Index>(queries, sizes_.L - i0);
-        const KeyRange range = head.forward.visibility.range(i0, rows);
-        if (range.end <= j0 || range.begin >= j0 + n) continue;
+        const KeyBlocks blocks = head.forward.visibility.blocks(i0, rows, keys);
+        if (!blocks.holds(j0)) continue;
         const Index place = (b * sizes_.H + h) * query_blocks_ + i0 / queries;
-        turns_.wait(place, block - range.begin / keys);
+        turns_.wait(place, blocks.before(j0));
         const auto tile = run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
         turns_.finish(place);
         work.pairs += tile.pairs;

@@ -2,12 +2,16 @@
 // its own, so that "true" can't be taken for its opposite; a raw array of bool does not compile.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "headwise/score/documents.hpp"
 #include "headwise/tensor/scalar.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
@@ -18,9 +22,13 @@ struct Causal {};
 /// The causal mask, as calls name it: `{.mask = causal}`.
 inline constexpr Causal causal{};
 
-/// Query i sees key j only where |i + (S - L) - j| < size.
+/// Query i sees key j only where |i + (S - L) - j| < size, or where j < first_keys.
 struct Window {
-  Index size;  // 1: itself alone
+  Index size;            // 1: itself alone
+  Index first_keys = 0;  // attention sinks: keys that no window leaves behind
+
+  /// The same window, and keys 0 ... n - 1 besides; n >= 0.
+  Window keeping_first(Index n) const { return {size, n}; }
 };
 
 /// Element b of the batch has keys 0 ... lengths[b] - 1.
@@ -76,12 +84,23 @@ struct Mask {
   static void drop_keys(const Tensor<T, R>&& temporary) = delete;
   template <class T, int R>
   static void bias(const Tensor<T, R>&& temporary) = delete;
+  template <class T, int R>
+  static void documents(const Tensor<T, R>&& temporary) = delete;
+
+  /// A query sees the keys of its own document alone: ids [B or 1, S] name the document of each
+  /// key, query i is where key i + (S - L) is. The keys of a document stand side by side, under any
+  /// id. Tiles without a pair of one document are skipped.
+  static Documents documents(In<Index, 2> ids) { return {ids, {}}; }
+  static Documents documents(In<std::int32_t, 2> ids) { return {{}, ids}; }
 
   /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed.
   static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
   static void key_lengths(const std::vector<Index>&& temporary) = delete;
-  /// Query i sees key j only where |i + (S - L) - j| < size; size >= 1.
-  static Window window(Index size) { return {size}; }
+  /// Query i sees key j only where |i + (S - L) - j| < size; size >= 1. With .keeping_first(n) it
+  /// sees keys 0 ... n - 1 besides, as attention sinks.
+  /// Source  Beltagy et al., 2020, arXiv 2004.05150; the sinks: Xiao et al., "Efficient Streaming
+  ///         Language Models with Attention Sinks", 2023, arXiv 2309.17453.
+  static Window window(Index size) { return {size, 0}; }
 
  private:
   template <class T>
@@ -100,8 +119,9 @@ class AttentionMask;
 
 /// What an AttentionMask<T> is put together from.
 template <class Term, class T>
-concept MaskTerm = std::same_as<Term, Causal> || std::same_as<Term, Window> ||
-    std::same_as<Term, KeyLengths> || std::same_as<Term, PairMask> ||
+concept MaskTerm =
+    std::same_as<Term, Causal> || std::same_as<Term, Window> || std::same_as<Term, KeyLengths> ||
+    std::same_as<Term, Documents> || std::same_as<Term, PairMask> ||
     std::same_as<Term, BiasMask<T>> || std::same_as<Term, AttentionMask<T>>;
 
 /// All masks of a call together: a pair is visible where every one of them lets it be.
@@ -122,18 +142,29 @@ class AttentionMask {
 
   /// Adds a term; throws ArgumentError where it does not go together with those before it.
   void add(Causal) { causal_ = true; }
-  /// Of several windows the smallest holds. Throws ArgumentError for a size below 1.
+  /// Of several windows the smallest holds. Throws ArgumentError for a size below 1, and where a
+  /// window keeps more first keys than a wider one: what both leave is no window then.
   void add(Window window) {
     require(window.size >= 1, "Mask::window",
             "size is " + std::to_string(window.size) + ", expected >= 1");
+    require(window.first_keys >= 0, "Mask::window",
+            "first_keys is " + std::to_string(window.first_keys) + ", expected >= 0");
     constexpr Index widest = (std::numeric_limits<Index>::max)() / 4;  // wider than any sequence
-    window_ = std::min<Index>(window_ == 0 ? widest : window_, window.size);
+    window.size = std::min<Index>(widest, window.size);
+    if (window_ != 0) window = both({window_, first_keys_}, window);
+    window_ = window.size;
+    first_keys_ = window.first_keys;
   }
   /// Throws ArgumentError where there are key lengths already.
   void add(KeyLengths keys) {
     require(!has_key_lengths_, "AttentionMask", "key lengths are given twice, expected once");
     key_lengths_ = keys.lengths;
     has_key_lengths_ = true;
+  }
+  /// Throws ArgumentError where there are documents already.
+  void add(const Documents& documents) {
+    require(!documents_.given(), "AttentionMask", "documents are given twice, expected once");
+    documents_ = documents;
   }
   /// Throws ArgumentError for more than 4 keep and drop masks.
   void add(const PairMask& mask) {
@@ -151,8 +182,9 @@ class AttentionMask {
   void add(const AttentionMask& other) {
     AttentionMask sum = *this;
     sum.causal_ = causal_ || other.causal_;
-    if (other.window_ != 0) sum.add(Window{other.window_});
+    if (other.window_ != 0) sum.add(Window{other.window_, other.first_keys_});
     if (other.has_key_lengths_) sum.add(KeyLengths{other.key_lengths_});
+    if (other.documents_.given()) sum.add(other.documents_);
     for (const PairMask& mask : other.pair_masks()) sum.add(mask);
     for (const BiasMask<T>& mask : other.biases()) sum.add(mask);
     *this = sum;
@@ -162,10 +194,14 @@ class AttentionMask {
   bool is_causal() const { return causal_; }
   /// The smallest window, or 0 for none.
   Index window() const { return window_; }  // 0: none
+  /// How many first keys the window keeps.
+  Index first_keys() const { return first_keys_; }
   /// Whether key lengths are among the terms.
   bool has_key_lengths() const { return has_key_lengths_; }
   /// They, [B], or empty.
   std::span<const Index> key_lengths() const { return key_lengths_; }
+  /// The documents among the terms, or none given.
+  const Documents& documents() const { return documents_; }
   /// The keep and drop masks among the terms.
   std::span<const PairMask> pair_masks() const {
     return {pairs_.data(), static_cast<std::size_t>(pair_count_)};
@@ -184,6 +220,7 @@ class AttentionMask {
     for (const BiasMask<T>& mask : biases()) {
       require_broadcast(function, "Mask::bias", mask.values, Shape{B, H, L, S});
     }
+    documents_.require_fits(function, B, S);
     if (!has_key_lengths_) return;
     require(static_cast<Index>(key_lengths_.size()) == B, function, [&] {
       return "Mask::key_lengths has " + std::to_string(key_lengths_.size()) +
@@ -198,6 +235,21 @@ class AttentionMask {
   }
 
  private:
+  /// What two windows leave together.
+  static Window both(Window narrow, Window wide) {
+    if (wide.size < narrow.size) std::swap(narrow, wide);
+    if (wide.size == narrow.size) {
+      return {narrow.size, std::min<Index>(narrow.first_keys, wide.first_keys)};
+    }
+    require(narrow.first_keys <= wide.first_keys, "AttentionMask", [&] {
+      return "a window of " + std::to_string(narrow.size) + " keeps the first " +
+             std::to_string(narrow.first_keys) + " keys, one of " + std::to_string(wide.size) +
+             " the first " + std::to_string(wide.first_keys) +
+             ", expected no fewer (or one window)";
+    });
+    return narrow;
+  }
+
   template <class V>
   static void require_broadcast(std::string_view function, std::string_view argument,
                                 const In<V, 4>& mask, const Shape<4>& wanted) {
@@ -216,7 +268,9 @@ class AttentionMask {
   int pair_count_ = 0;
   int bias_count_ = 0;
   Index window_ = 0;
+  Index first_keys_ = 0;
   std::span<const Index> key_lengths_;
+  Documents documents_ = {};
   std::array<PairMask, most> pairs_{};
   std::array<BiasMask<T>, most> biases_{};
 };

@@ -5,19 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "headwise/score/key_range.hpp"
 #include "headwise/score/mask.hpp"
-
-namespace headwise::inline v0_1 {
-
-/// Keys begin ... end - 1.
-struct KeyRange {
-  Index begin;  // the first
-  Index end;    // one behind the last
-  /// How many they are.
-  Index size() const { return end - begin; }
-};
-
-}  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -32,8 +21,10 @@ class HeadVisibility {
       : offset_(S - L),
         causal_(mask.is_causal()),
         window_(mask.window()),
+        first_keys_(mask.first_keys()),
         keys_(mask.has_key_lengths() ? mask.key_lengths()[static_cast<std::size_t>(b)] : S),
         all_keys_(S),
+        documents_(mask.documents(), b),
         hidden_below_(std::numeric_limits<T>::lowest()) {
     if (!mask.biases().empty()) hidden_below_ = hidden_below_ / T(4);
     for (const PairMask& term : mask.pair_masks()) {
@@ -44,18 +35,26 @@ class HeadVisibility {
     }
   }
 
-  /// The keys that causality, window and length leave to query i. Both ends grow with i.
+  /// The keys from the first to the last that causality, window, length and documents leave to
+  /// query i. Both ends grow with i.
   KeyRange range(Index i) const {
-    const Index diagonal = i + offset_;
-    Index begin = 0;
-    Index end = keys_;
-    if (causal_) end = std::min<Index>(end, diagonal + 1);
-    if (window_ != 0) {
-      begin = diagonal - window_ + 1;
-      end = std::min<Index>(end, diagonal + window_);
-    }
-    begin = std::clamp(begin, Index{0}, keys_);
-    return {begin, std::max<Index>(end, begin)};
+    KeyRange keys = reach(i);
+    if (first_keys_ != 0) keys = {0, std::max<Index>(keys.end, first_end(i))};
+    return documents_.given() ? in_document(i, keys) : keys;
+  }
+
+  /// The keys that query i does not see between the first ones, which its window keeps, and the
+  /// window. Both ends grow with i.
+  KeyRange gap(Index i) const {
+    if (first_keys_ == 0) return {0, 0};
+    const Index begin = first_end(i);
+    return {begin, std::max<Index>(begin, reach(i).begin)};
+  }
+
+  /// How many keys causality, window, length and documents leave to query i.
+  Index count(Index i) const {
+    const KeyRange keys = range(i);
+    return keys.size() - gap(i).in(keys).size();
   }
 
   /// The keys that at least one of the queries first ... first + count - 1 has in its range.
@@ -65,16 +64,40 @@ class HeadVisibility {
     return {low.begin, std::max<Index>(high.end, low.begin)};
   }
 
+  /// The keys that are in the gap of each of the queries first ... first + count - 1.
+  KeyRange gap(Index first, Index count) const {
+    const Index begin = gap(first + count - 1).begin;
+    return {begin, std::max<Index>(begin, gap(first).end)};
+  }
+
+  /// The blocks of `size` keys that the queries first ... first + count - 1 look at.
+  KeyBlocks blocks(Index first, Index count, Index size) const {
+    KeyRange keys = range(first, count);
+    if (first_keys_ == 0) return {keys, size, {0, 0}};
+    const KeyRange hidden = gap(first, count);
+    if (hidden.end >= keys.end) keys.end = std::min<Index>(keys.end, hidden.begin);
+    if (hidden.begin <= keys.begin) {
+      return {{std::max<Index>(keys.begin, hidden.end), keys.end}, size, {0, 0}};
+    }
+    const Index begin = (hidden.begin + size - 1) / size * size;
+    const Index end = std::max<Index>(begin, hidden.end / size * size);
+    return {keys, size, {begin, end}};
+  }
+
   /// Whether each of the queries first ... first + count - 1 sees each of the keys.
   bool sees_all(Index first, Index count, KeyRange keys) const {
-    return !has_pair_masks() && range(first + count - 1).begin <= keys.begin &&
-           range(first).end >= keys.end;
+    const Index last = first + count - 1;
+    const KeyRange hidden{gap(first).begin, gap(last).end};
+    return !has_pair_masks() && range(last).begin <= keys.begin && range(first).end >= keys.end &&
+           hidden.in(keys).size() == 0;
   }
 
   /// Whether pairs within the range have to be asked for one by one.
   bool has_pair_masks() const { return pair_count_ != 0 || bias_count_ != 0; }
   /// Whether there are keep and drop masks among them.
   bool has_keep_masks() const { return pair_count_ != 0; }
+  /// Whether a query may have a gap in its range.
+  bool has_gaps() const { return first_keys_ != 0; }
   /// How many biases are added to a score.
   int bias_count() const { return bias_count_; }
   /// A bias of pairs as it lies in memory: element (i, j) is data[i row + j column].
@@ -92,11 +115,13 @@ class HeadVisibility {
 
   /// Whether every query sees every key.
   bool sees_all() const {
-    return !causal_ && window_ == 0 && keys_ == all_keys_ && !has_pair_masks();
+    return !causal_ && window_ == 0 && keys_ == all_keys_ && !has_pair_masks() &&
+           !documents_.given();
   }
 
-  /// Whether keep and drop masks leave a pair.
+  /// For a pair within the range: whether neither its gap nor a keep or drop mask hides it.
   bool kept(Index i, Index j) const {
+    if (const KeyRange hidden = gap(i); j >= hidden.begin && j < hidden.end) return false;
     for (int t = 0; t < pair_count_; ++t) {
       const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
       if (pairs.at(i, j) != keep) return false;
@@ -128,6 +153,33 @@ class HeadVisibility {
   }
 
  private:
+  /// The keys that causality, window and length leave to query i, but for the first ones that the
+  /// window keeps. Both ends grow with i.
+  KeyRange reach(Index i) const {
+    const Index diagonal = i + offset_;
+    Index begin = 0;
+    Index end = keys_;
+    if (causal_) end = std::min<Index>(end, diagonal + 1);
+    if (window_ != 0) {
+      begin = diagonal - window_ + 1;
+      end = std::min<Index>(end, diagonal + window_);
+    }
+    begin = std::clamp(begin, Index{0}, keys_);
+    return {begin, std::max<Index>(end, begin)};
+  }
+  /// What of keys is in the document of query i: ends that grow with i still do.
+  KeyRange in_document(Index i, KeyRange keys) const {
+    const Index place = i + offset_;
+    if (place < 0) return {0, 0};
+    const KeyRange own = documents_.around(place);
+    return {std::clamp(keys.begin, own.begin, own.end), std::clamp(keys.end, own.begin, own.end)};
+  }
+  /// Where the first keys end that query i sees.
+  Index first_end(Index i) const {
+    const Index most = std::min<Index>(first_keys_, keys_);
+    return causal_ ? std::clamp(i + offset_ + 1, Index{0}, most) : most;
+  }
+
   struct PairPlane {
     Plane<bool> pairs;
     bool keep = true;
@@ -145,8 +197,10 @@ class HeadVisibility {
   Index offset_;
   bool causal_;
   Index window_;
+  Index first_keys_;
   Index keys_;
   Index all_keys_;
+  DocumentRow documents_;
   T hidden_below_;
   int pair_count_ = 0;
   int bias_count_ = 0;

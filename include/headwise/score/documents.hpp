@@ -1,0 +1,114 @@
+// Documents that lie one after the other in a sequence: which keys are a query's own.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "headwise/score/key_range.hpp"
+#include "headwise/tensor/require.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// A sequence holds documents: query i sees key j only where both are of one, that of the query
+/// being ids(b, i + S - L). One of the two views is given.
+struct Documents {
+  In<Index, 2> ids;                // [B or 1, S]
+  In<std::int32_t, 2> narrow_ids;  // [B or 1, S]
+
+  /// Whether there are any.
+  bool given() const { return !ids.absent() || !narrow_ids.absent(); }
+
+  /// Throws ShapeError or ArgumentError unless there is an id for each of S keys, and each document
+  /// is one run of neighbours.
+  void require_fits(std::string_view function, Index B, Index S) const {
+    if (!ids.absent()) require_runs(function, ids, B, S);
+    if (!narrow_ids.absent()) require_runs(function, narrow_ids, B, S);
+  }
+
+ private:
+  template <class Id>
+  static void require_runs(std::string_view function, const In<Id, 2>& ids, Index B, Index S) {
+    require_countable(function, "Mask::documents", ids);
+    if ((ids.extent(0) != B && ids.extent(0) != 1) || ids.extent(1) != S) {
+      raise<ShapeError>(std::string(function) + ": Mask::documents is " + ids.shape().format() +
+                        ", expected " + Shape{B, S}.format() + " or " +
+                        Shape{Index{1}, S}.format() + " (an id for each key)");
+    }
+    for (Index b = 0; b < ids.extent(0); ++b) require_runs(function, ids, b);
+  }
+
+  /// Ids that rise begin runs that are new; any other is looked for among those before.
+  template <class Id>
+  static void require_runs(std::string_view function, const In<Id, 2>& ids, Index b) {
+    Index greatest = 0;
+    for (Index j = 1; j < ids.extent(1); ++j) {
+      if (ids(b, j) == ids(b, j - 1)) continue;
+      if (ids(b, j) > ids(b, greatest)) {
+        greatest = j;
+        continue;
+      }
+      for (Index before = 0; before < j; ++before) {
+        require(ids(b, before) != ids(b, j), function, [&] {
+          return "Mask::documents has document " + std::to_string(ids(b, j)) + " at " +
+                 Shape{b, before}.format() + " and, behind another, at " + Shape{b, j}.format() +
+                 ", expected the keys of a document side by side (Mask::keep takes any pairs)";
+        });
+      }
+    }
+  }
+};
+
+/// The documents of one element of the batch.
+class DocumentRow {
+ public:
+  /// None: every key is of one document.
+  DocumentRow() = default;
+  /// Of documents that fit.
+  DocumentRow(const Documents& documents, Index b) {
+    if (!documents.ids.absent()) view(documents.ids, b, wide_);
+    if (!documents.narrow_ids.absent()) view(documents.narrow_ids, b, narrow_);
+  }
+
+  /// Whether there are any.
+  bool given() const { return wide_ != nullptr || narrow_ != nullptr; }
+
+  /// The keys of the document of key j. Both ends grow with j; in time as the logarithm of their
+  /// number, for each document is one run.
+  KeyRange around(Index j) const {
+    return wide_ != nullptr ? run_around(wide_, j) : run_around(narrow_, j);
+  }
+
+ private:
+  template <class Id>
+  void view(const In<Id, 2>& ids, Index b, const Id*& row) {
+    count_ = ids.extent(1);
+    step_ = ids.stride(1);
+    if (count_ != 0) row = &ids(ids.extent(0) == 1 ? 0 : b, 0);
+  }
+
+  template <class Id>
+  KeyRange run_around(const Id* row, Index j) const {
+    return {j - reach(row, j, -1), j + reach(row, j, 1) + 1};
+  }
+
+  /// How far from key j, towards `direction`, its document goes: by steps that double, then halve.
+  template <class Id>
+  Index reach(const Id* row, Index j, Index direction) const {
+    const Id id = row[j * step_];
+    const auto holds = [&](Index distance) {
+      const Index key = j + direction * distance;
+      return key >= 0 && key < count_ && row[key * step_] == id;
+    };
+    Index far = 0, step = 1;
+    for (; holds(far + step); step *= 2) far += step;
+    for (step /= 2; step > 0; step /= 2) far += holds(far + step) ? step : 0;
+    return far;
+  }
+
+  const Index* wide_ = nullptr;
+  const std::int32_t* narrow_ = nullptr;
+  Index step_ = 0, count_ = 0;
+};
+
+}  // namespace headwise::inline v0_1
