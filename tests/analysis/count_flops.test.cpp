@@ -155,6 +155,22 @@ TEST_CASE("useful FLOPs counted while running equal the formulas to the last one
        {.mask = {Mask::bias(square_bias)}, .weight_dropout = {0.2, 1, 1}},
        1,
        48},
+      {{.d_model = 12,
+        .num_heads = 4,
+        .num_kv_heads = 2,
+        .d_head = 6,
+        .qk_norm = true,
+        .rotary = RotaryOptions{.width = 4}},
+       {.mask = {causal}},
+       2,
+       31},
+      {{.d_model = 8, .num_heads = 2, .kdim = 3, .qk_norm = true, .qk_norm_affine = false},
+       {},
+       2,
+       9,
+       4},
+      {{.d_model = 8, .num_heads = 2, .vdim = 3, .rotary = RotaryOptions{}}, {}, 3, 5, 14},
+      {{.d_model = 8, .num_heads = 2, .qk_norm = true, .rotary = RotaryOptions{}}, {}, 0, 5},
   };
   for (std::size_t n = 0; n < cases.size(); ++n) {
     for (const Path path : {Path::materialized, Path::flash}) {

@@ -83,6 +83,22 @@ TEST_CASE("bytes asked of the memory resource equal the formula to the byte", "[
   check_bytes<float>({.d_model = 30, .num_heads = 3, .d_head = 7, .d_value = 11, .v_bias = true},
                      {}, 1, 100, std::nullopt, 3);
   check_bytes<float>({.d_model = 8, .num_heads = 2}, {}, 2, 17, 0, 1);
+  check_bytes<float>({.d_model = 30,
+                      .num_heads = 3,
+                      .d_head = 16,
+                      .qk_norm = true,
+                      .rotary = RotaryOptions{.width = 6}},
+                     {}, 2, 40, std::nullopt, 2);
+  check_bytes<double>({.d_model = 30,
+                       .num_heads = 4,
+                       .num_kv_heads = 2,
+                       .d_head = 4,
+                       .vdim = 7,
+                       .qk_norm = true,
+                       .qk_norm_affine = false},
+                      {}, 2, 9, 33, 1);
+  check_bytes<float>({.d_model = 4096, .num_heads = 64, .rotary = RotaryOptions{}}, {}, 1, 3, 20,
+                     1);
   check_bytes<long double>({.d_model = 8, .num_heads = 2}, {.mask = {causal}}, 1, 17, std::nullopt,
                            2);
 }

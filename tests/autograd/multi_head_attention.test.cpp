@@ -55,14 +55,20 @@ class Comparison {
     }
     const auto qkv = linear(xn, with(p.w_qkv, d.w_qkv), bias);
     const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
-    const auto q = split_heads(slice(qkv, 2, 0, qw), o.num_heads);
-    const auto k = split_heads(slice(qkv, 2, qw, kw), o.num_kv_heads);
+    auto q = split_heads(slice(qkv, 2, 0, qw), o.num_heads);
+    auto k = split_heads(slice(qkv, 2, qw, kw), o.num_kv_heads);
+    if (o.qk_norm) {
+      q = rms_norm(q, with(p.gamma_q, d.gamma_q), T(o.qk_norm_epsilon));
+      k = rms_norm(k, with(p.gamma_k, d.gamma_k), T(o.qk_norm_epsilon));
+    }
+    if (o.rotary) q = rotary(q, *o.rotary), k = rotary(k, *o.rotary);
     const auto v = split_heads(slice(qkv, 2, qw + kw, vw), o.num_kv_heads);
     const auto heads = attention(q, k, v, call_.attention(), call_.path);
     const auto y = dropout(linear(merge_heads(heads), with(p.w_o, d.w_o), with(p.b_o, d.b_o)),
                            call_.output_dropout);
     const Index calls = p.b_q.absent() ? 4 : 5, leaves = p.b_q.absent() ? 5 : 9;  // and no views
-    CHECK(tape.size() == calls + leaves + (call_.output_dropout.active() ? 1 : 0));
+    const Index placed = (o.qk_norm ? 2 : 0) + (p.gamma_q.absent() ? 0 : 2) + (o.rotary ? 2 : 0);
+    CHECK(tape.size() == calls + leaves + placed + (call_.output_dropout.active() ? 1 : 0));
     tape.backward(y, dy_);
     copy(y.value(), result.y);
     copy(tape.gradient(x), result.dx);
@@ -122,6 +128,29 @@ void compare_all(const Context& context) {
 TEST_CASE("multi-head attention composed on the tape has the bits of the module", "[autograd]") {
   compare_all<float>({});
   compare_all<double>({});
+}
+
+TEST_CASE("norms and rotary positions of heads composed on the tape have the bits of the module",
+          "[autograd]") {
+  for (const Path path : {Path::flash, Path::materialized}) {
+    for (const bool affine : {false, true}) {
+      for (const bool turned : {false, true}) {
+        CAPTURE(path == Path::flash, affine, turned);
+        MultiHeadAttentionOptions options{.d_model = 24,
+                                          .num_heads = 4,
+                                          .num_kv_heads = 2,
+                                          .layer_norm = true,
+                                          .qk_norm = true,
+                                          .qk_norm_affine = affine};
+        if (turned) options.rotary = RotaryOptions{.width = 4, .offset = 7};
+        ThreadPool pool(3);
+        Comparison<float>(options, {.mask = {causal}, .path = path}).check();
+        Comparison<float>(options, {.mask = {causal}, .path = path}).check({.executor = pool});
+        options.qk_norm = false;
+        Comparison<double>(options, {.mask = {causal}, .path = path}).check();
+      }
+    }
+  }
 }
 
 TEST_CASE("multi-head attention on the tape has the module's bits on any number of threads",

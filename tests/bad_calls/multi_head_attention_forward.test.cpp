@@ -44,6 +44,27 @@ const Refusals no_modules({
             {.d_model = 8, .layer_norm_epsilon = infinity}),
     options("layer_norm_epsilon is nan, expected a finite number above 0",
             {.d_model = 8, .layer_norm_epsilon = nan}),
+    options("qk_norm_epsilon is 0.000000, expected a finite number above 0",
+            {.d_model = 8, .qk_norm_epsilon = 0}),
+    options("rotary: width is 7, expected an even number from 0 to 8, the width of a head",
+            {.d_model = 8, .rotary = RotaryOptions{.width = 7}}),
+    options("rotary: width is 5, expected an even number from 0 to 5, the width of a head",
+            {.d_model = 8, .d_head = 5, .rotary = RotaryOptions{}}),
+    options("rotary: width is 10, expected an even number from 0 to 8, the width of a head",
+            {.d_model = 8, .rotary = RotaryOptions{.width = 10}}),
+    options("rotary: offset is -1, expected 0 to 2^48",
+            {.d_model = 8, .rotary = RotaryOptions{.offset = -1}}),
+    options("rotary: theta is 0.000000, expected a finite number above 0",
+            {.d_model = 8, .rotary = RotaryOptions{.theta = 0}}),
+    options("rotary: frequencies(1) is not finite, expected a number",
+            {.d_model = 4,
+             .rotary = RotaryOptions{.frequencies = std::vector<double>{1, infinity}}}),
+    shape_error("MultiHeadAttention: rotary: frequencies is [3], expected [2] (one for each pair "
+                "of the width)",
+                [](Witness&) {
+                  Module({.d_model = 4,
+                          .rotary = RotaryOptions{.frequencies = std::vector<double>{1, 2, 3}}});
+                }),
 });
 
 /// Each with a cache that is pending, on both paths, and without a cache.

@@ -70,7 +70,10 @@ std::vector<Refusal> options_table() {
        [](Options& o) { o.d_head = 3; }},
       {": d_value is 5, expected d_head 2 (PyTorch's module)", [](Options& o) { o.d_value = 5; }},
       {": layer_norm is set, which PyTorch's module has not",
-       [](Options& o) { o.layer_norm = true; }}};
+       [](Options& o) { o.layer_norm = true; }},
+      {": qk_norm is set, which PyTorch's module has not", [](Options& o) { o.qk_norm = true; }},
+      {": rotary is set, which PyTorch's module has not",
+       [](Options& o) { o.rotary = RotaryOptions{}; }}};
   std::vector<Refusal> table;
   for (const std::string function : with_module) {
     for (const auto& rule : rules) {

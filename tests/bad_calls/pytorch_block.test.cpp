@@ -44,7 +44,7 @@ Shapes with(const char* name, std::vector<Index> shape) {
   shapes[name] = std::move(shape);
   return shapes;
 }
-constexpr Options right{.d_model = 4, .num_heads = 2, .d_hidden = 5};
+const Options right{.d_model = 4, .num_heads = 2, .d_hidden = 5};
 
 /// One of the three functions that take a block.
 void call_with(const std::string& function, Block& block) {

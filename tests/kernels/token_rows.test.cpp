@@ -12,7 +12,9 @@
 #include "support/catch.hpp"
 
 using namespace headwise;
+using headwise_tests::for_all_kernels;
 using headwise_tests::for_all_model_kernels;
+using kernels::Kernels;
 using kernels::Matrix;
 using kernels::ModelKernels;
 using kernels::Row;
@@ -105,7 +107,7 @@ void check_entropy(const ModelKernels<T>& run, Index V, Index target) {
 }
 
 template <class T>
-void check_rotation(const ModelKernels<T>& run, Index d, Index width, bool interleaved) {
+void check_rotation(const Kernels<T>& run, Index d, Index width, bool interleaved) {
   for (const bool transposed : {false, true}) {
     CAPTURE(sizeof(T), d, width, interleaved, transposed);
     Line<T> x(d, 1, 2), apart(d, 3, 2), y(d, 1, 3), strided(d, 3, 4), c(width / 2, 1, 5),
@@ -155,7 +157,7 @@ TEST_CASE("cross-entropy of a row by vectors equals the readable one for every l
 
 TEST_CASE("a rotated row by vectors equals the definition for every width and stride",
           "[kernels]") {
-  for_all_model_kernels([](const auto& run, auto type) {
+  for_all_kernels([](const auto& run, auto type) {
     using T = decltype(type);
     for (Index pairs : {0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64}) {
       for (Index rest : {0, 1, 5}) {

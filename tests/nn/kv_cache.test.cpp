@@ -91,7 +91,13 @@ const std::vector<MultiHeadAttentionOptions> modules = {
      .q_bias = true,
      .k_bias = true,
      .v_bias = true,
-     .o_bias = false}};
+     .o_bias = false},
+    {.d_model = 32,
+     .num_heads = 4,
+     .num_kv_heads = 2,
+     .qk_norm = true,
+     .rotary = RotaryOptions{.width = 6, .pairing = RotaryPairing::interleaved, .offset = 3}},
+    {.d_model = 32, .num_heads = 2, .rotary = RotaryOptions{.theta = 100}}};
 
 }  // namespace
 

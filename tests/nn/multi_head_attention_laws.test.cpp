@@ -13,14 +13,14 @@ using namespace headwise_tests;
 namespace {
 
 using Options = MultiHeadAttentionOptions;
-constexpr Options grouped = {.d_model = 12,
-                             .num_heads = 4,
-                             .num_kv_heads = 2,
-                             .d_head = 5,
-                             .d_value = 3,
-                             .q_bias = true,
-                             .k_bias = true,
-                             .v_bias = true};
+const Options grouped = {.d_model = 12,
+                         .num_heads = 4,
+                         .num_kv_heads = 2,
+                         .d_head = 5,
+                         .d_value = 3,
+                         .q_bias = true,
+                         .k_bias = true,
+                         .v_bias = true};
 
 /// Biases too: at the start they are 0.
 template <class T>

@@ -36,8 +36,9 @@ Bytes bytes_of(const Gradients& gradients) {
 }
 Bytes bytes_of(const Cache& c) {
   Bytes bytes = {c.filled ? 1.0 : 0.0, c.self_attention ? 1.0 : 0.0};
-  for (const Tensor3<double>* x : {&c.query_copy, &c.key_copy, &c.value_copy, &c.x_norm, &c.qkv,
-                                   &c.q, &c.k, &c.v, &c.context}) {
+  for (const Tensor3<double>* x :
+       {&c.query_copy, &c.key_copy, &c.value_copy, &c.x_norm, &c.qkv, &c.q, &c.k, &c.v, &c.q_normed,
+        &c.k_normed, &c.q_rstd, &c.k_rstd, &c.context}) {
     append<3>(bytes, *x);
   }
   append<1>(bytes, c.mean), append<1>(bytes, c.rstd), append<4>(bytes, c.weights);
@@ -105,7 +106,9 @@ TEST_CASE("backward adds to the gradients, zero sets them back", "[nn]") {
                                                 .q_bias = true,
                                                 .k_bias = true,
                                                 .v_bias = true,
-                                                .layer_norm = true});
+                                                .layer_norm = true,
+                                                .qk_norm = true,
+                                                .rotary = RotaryOptions{}});
   const auto x = random_tensor<double>(Shape{2, 5, 8}, 4);
   Cache cache;
   Gradients gradients = module.zero_gradients();
@@ -116,7 +119,7 @@ TEST_CASE("backward adds to the gradients, zero sets them back", "[nn]") {
   const Bytes twice = bytes_of(gradients);
   Index names = 0;
   gradients.for_each([&](const std::string&, auto) { ++names; });
-  CHECK(names == 10);
+  CHECK(names == 12);
   Gradients sum = module.zero_gradients();
   sum.add(gradients);
   CHECK(same(bytes_of(sum), twice));
@@ -133,8 +136,15 @@ TEST_CASE("a call that runs out of memory leaves cache and gradients as they wer
           "[nn]") {
   const Path path = GENERATE(Path::flash, Path::materialized);
   const bool self = GENERATE(true, false);
-  MultiHeadAttentionOptions options = {
-      .d_model = 6, .num_heads = 2, .q_bias = true, .v_bias = true, .layer_norm = true};
+  const bool placed = GENERATE(true, false);
+  MultiHeadAttentionOptions options = {.d_model = 6,
+                                       .num_heads = 2,
+                                       .d_head = 4,
+                                       .q_bias = true,
+                                       .v_bias = true,
+                                       .layer_norm = true,
+                                       .qk_norm = placed};
+  if (placed) options.rotary = RotaryOptions{.width = 2};
   if (!self) options.kdim = 4, options.vdim = 5;
   const Module module(options);
   // Rows at two distances, so that copies are made.

@@ -20,7 +20,7 @@ TransformerBlock<T> drawn(const TransformerBlockOptions& options) {
   return block;
 }
 
-constexpr TransformerBlockOptions small{
+const TransformerBlockOptions small{
     .d_model = 6, .num_heads = 3, .num_kv_heads = 1, .d_hidden = 5, .norm_epsilon = 1e-2};
 
 TransformerBlockOptions with(bool norm_first, NormKind norm, bool gated = false) {

@@ -32,6 +32,16 @@ inline std::vector<std::string> features(const RandomConfiguration& c) {
     note(true, o.layer_norm ? "layer_norm" : "no layer_norm");
     note(o.layer_norm && o.layer_norm_affine, "gamma and beta");
     note(o.layer_norm && !o.layer_norm_affine, "layer_norm without gamma");
+    note(o.qk_norm && o.qk_norm_affine, "qk_norm"), note(o.rotary.has_value(), "rotary");
+    note(o.qk_norm && !o.qk_norm_affine, "qk_norm without gamma");
+    note(o.qk_norm && o.rotary, "qk_norm and rotary");
+  }
+  if (o.rotary) {
+    const bool part = o.rotary->width_of(o.d_head) < o.d_head;
+    const bool halves = o.rotary->pairing == RotaryPairing::halves;
+    note(part, "rotary of a part"), note(halves, "rotary halves");
+    note(!halves, "rotary neighbours"), note(o.rotary->offset != 0, "rotary offset");
+    note(!o.rotary->frequencies.absent(), "rotary frequencies");
   }
   note(m.terms() == 0, "no mask"), note(m.terms() == 1, "one mask");
   note(m.terms() >= 2, "two masks"), note(m.terms() >= 4, "four masks and more");

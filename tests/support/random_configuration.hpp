@@ -279,6 +279,30 @@ inline void draw_mask(Draw& draw, RandomConfiguration& c) {
   }
 }
 
+/// Norms and positions of queries and keys, behind everything else, so that the rest of a number
+/// stays what it is. The norm's epsilon is large: of rows of one element it is all that bends.
+inline void draw_positions(RandomConfiguration& c) {
+  Draw draw(c.seed + 3000000);
+  MultiHeadAttentionOptions& o = c.options;
+  if (c.bare) return;
+  o.qk_norm = draw.coin(0.4);
+  o.qk_norm_affine = draw.coin(0.6);
+  o.qk_norm_epsilon = 0.1 + draw.unit();
+  if (o.d_head < 2 || !draw.coin(0.7)) return;
+  RotaryOptions rotary;
+  rotary.theta = draw.coin() ? 10000 : 10;
+  rotary.width = 2 * draw.between(1, o.d_head / 2);
+  if (rotary.width == o.d_head && draw.coin()) rotary.width = 0;
+  rotary.pairing = draw.coin() ? RotaryPairing::halves : RotaryPairing::interleaved;
+  if (draw.coin()) rotary.offset = draw.between(1, 100);
+  if (draw.coin()) {
+    std::vector<double> frequencies;
+    for (Index t = 0; t < rotary.width_of(o.d_head) / 2; ++t) frequencies.push_back(draw.normal());
+    rotary.frequencies = frequencies;
+  }
+  o.rotary = rotary;
+}
+
 /// The configuration of this number.
 inline RandomConfiguration random_configuration(std::uint64_t seed) {
   Draw draw(seed);
@@ -294,6 +318,7 @@ inline RandomConfiguration random_configuration(std::uint64_t seed) {
   if (!c.bare && draw.coin(0.3)) c.output_dropout = dropout();
   for (Layout& layout : c.layouts) layout = static_cast<Layout>(draw.between(0, 4));
   c.dead_rows = count_dead_rows(c, -1e9);
+  draw_positions(c);
   for (auto& bias : c.mask.biases) {
     const In<double, 4> values = bias.values;
     bias.others = {convert<long double>(values), convert<Dual<double>>(values),

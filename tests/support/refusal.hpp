@@ -39,7 +39,7 @@ std::string state_of(const In<T, R>& x) {
 inline std::string state_of(const MultiHeadAttentionParameters<double>& p) {
   return state_of(p.w_qkv) + state_of(p.w_q) + state_of(p.w_k) + state_of(p.w_v) + state_of(p.w_o) +
          state_of(p.b_q) + state_of(p.b_k) + state_of(p.b_v) + state_of(p.b_o) + state_of(p.gamma) +
-         state_of(p.beta);
+         state_of(p.beta) + state_of(p.gamma_q) + state_of(p.gamma_k);
 }
 inline std::string state_of(const MultiHeadAttention<double>& module) {
   return state_of(module.parameters());
@@ -50,7 +50,8 @@ inline std::string state_of(const MultiHeadAttentionCache<double>& c) {
          std::to_string(c.call.path == Path::flash) + state_of(c.query) + state_of(c.key) +
          state_of(c.value) + state_of(c.x_norm) + state_of(c.mean) + state_of(c.rstd) +
          state_of(c.qkv) + state_of(c.q) + state_of(c.k) + state_of(c.v) + state_of(c.context) +
-         state_of(c.weights) + state_of(c.lse);
+         state_of(c.weights) + state_of(c.lse) + state_of(c.q_normed) + state_of(c.k_normed) +
+         state_of(c.q_rstd) + state_of(c.k_rstd);
 }
 inline std::string state_of(const LinearParameters<double>& p) {
   return state_of(p.w) + state_of(p.b);

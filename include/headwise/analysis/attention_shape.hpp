@@ -32,7 +32,9 @@ struct AttentionShape {
   std::span<const Index> key_lengths = {};  // [B]; empty: all S
   Index mask_biases = 0;                    // how many Mask::bias are added to the scores
   bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;  // of the projections
-  bool layer_norm = false, layer_norm_affine = false;   // before them; with gamma and beta
+  bool layer_norm = false, layer_norm_affine = false;  // before them; with gamma and beta
+  bool qk_norm = false, qk_norm_affine = false;  // of queries and keys; with gamma_Q and gamma_K
+  Index rotary_width = 0;  // elements of a query and key that are turned by positions; 0: none
   bool weight_dropout = false, output_dropout = false;  // whether each is active
 
   /// Whether keys and values come from the query input.
@@ -61,6 +63,8 @@ struct AttentionShape {
   Index query_rows() const { return batch_size * seq_len; }
   /// B S.
   Index key_rows() const { return batch_size * S(); }
+  /// B (H L + G S), rows of queries and keys of all heads.
+  Index head_rows() const { return num_heads * query_rows() + G() * key_rows(); }
 };
 
 namespace detail::inline HEADWISE_CODE {
@@ -116,6 +120,7 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
   require_size(function, "window", s.window, 0);
   require_size(function, "first_keys", s.first_keys, 0);
   require_size(function, "mask_biases", s.mask_biases, 0);
+  require_size(function, "rotary_width", s.rotary_width, 0);
   require(s.num_heads % s.G() == 0, function, [&] {
     return "num_kv_heads is " + std::to_string(s.num_kv_heads) +
            ", expected a divisor of num_heads " + std::to_string(s.num_heads);

@@ -19,6 +19,8 @@ struct FlopCount {
   std::int64_t q_projection = 0;  // step 2, 2 N D H d
   std::int64_t k_projection = 0;  // step 2
   std::int64_t v_projection = 0;  // step 2
+  std::int64_t qk_norm = 0;       // step 3a
+  std::int64_t rotary = 0;        // step 3b, 3 an element that turns
   std::int64_t scores = 0;        // step 4a
   std::int64_t softmax = 0;       // step 4c
   std::int64_t context = 0;       // step 4e
@@ -33,7 +35,9 @@ struct FlopCount {
   /// Matrix products alone.
   std::int64_t products() const { return projections() + scores + context; }
   /// All of them.
-  std::int64_t total() const { return products() + softmax + layer_norm + biases + dropout; }
+  std::int64_t total() const {
+    return products() + softmax + layer_norm + qk_norm + rotary + biases + dropout;
+  }
 
   /// One of them by its name.
   struct Step {
@@ -41,11 +45,13 @@ struct FlopCount {
     std::int64_t flops;     // a multiply-add is two
   };
   /// All of them by name, in the order above.
-  std::array<Step, 10> steps() const {
+  std::array<Step, 12> steps() const {
     return {{{"layer_norm", layer_norm},
              {"q projection", q_projection},
              {"k projection", k_projection},
              {"v projection", v_projection},
+             {"qk norm", qk_norm},
+             {"rotary", rotary},
              {"scores", scores},
              {"softmax", softmax},
              {"context", context},
@@ -65,6 +71,8 @@ inline FlopCount count_flops(const AttentionShape& s) {
   count.q_projection = 2 * N * D * s.q_width();
   count.k_projection = 2 * M * s.k_in() * s.k_width();
   count.v_projection = 2 * M * s.v_in() * s.v_width();
+  if (s.qk_norm) count.qk_norm = s.head_rows() * ((s.qk_norm_affine ? 4 : 3) * s.d() + 4);
+  count.rotary = 3 * s.head_rows() * s.rotary_width;
   count.scores = 2 * s.d() * pairs;
   count.softmax = 5 * pairs;
   count.context = 2 * s.dv() * pairs;
@@ -92,6 +100,11 @@ inline FlopCount count_backward_flops(const AttentionShape& s, Path path) {
   count.k_projection = 2 * forward.k_projection;
   count.v_projection = 2 * forward.v_projection;
   count.o_projection = 2 * forward.o_projection;
+  if (s.qk_norm) {
+    count.qk_norm = s.head_rows() * ((s.qk_norm_affine ? 12 : 7) * s.d() + 1) +
+                    (s.qk_norm_affine ? 2 * s.d() : 0);
+  }
+  count.rotary = forward.rotary;
   count.scores = (flash ? 6 : 4) * s.d() * pairs;
   count.context = 4 * s.dv() * pairs;
   count.softmax = flash ? 7 * pairs + 2 * s.dv() * s.num_heads * s.query_rows() : 5 * pairs;

@@ -62,6 +62,13 @@ std::int64_t workspace_bytes(Index workers, Index elements) {
   return workers * padded<T>(elements) * static_cast<std::int64_t>(sizeof(T));
 }
 
+/// Cosines and sines of as many positions as queries or keys have.
+template <class T>
+std::int64_t turns_bytes(const AttentionShape& s) {
+  const std::int64_t longest = std::max<Index>(s.seq_len, s.S());
+  return 2 * longest * (s.rotary_width / 2) * static_cast<std::int64_t>(sizeof(T));
+}
+
 inline namespace HEADWISE_CODE {  // tiles depend on flags
 
 /// A product [M, K] [K, N], as linear_forward asks for its scratch.
@@ -113,6 +120,10 @@ MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Inde
                            detail::gemm_workspace_bytes<T>(workers, M, s.k_width(), s.k_in()),
                            detail::gemm_workspace_bytes<T>(workers, M, s.v_width(), s.v_in())}));
   }
+  if (s.qk_norm) {
+    stage("qk norm", training ? N * s.q_width() + M * s.k_width() + s.head_rows() : 0, 0);
+  }
+  if (s.rotary_width != 0) stage("rotary", 0, detail::turns_bytes<T>(s));
   const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? 2 * s.num_heads * N : 0;
   const Index scratch =
       flash ? run.flash_forward_scratch(s.d(), s.dv())
@@ -155,6 +166,8 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
               : detail::workspace_bytes<T>(
                     workers, run.attention_backward_scratch(s.seq_len, s.S(), s.d(), s.dv(),
                                                             s.weight_dropout, false)));
+  if (s.rotary_width != 0) stage("rotary", 0, detail::turns_bytes<T>(s));
+  if (s.qk_norm) stage("qk norm", s.qk_norm_affine ? 2 * s.d() : 0, 0);
   if (s.self_attention()) {
     stage("projections", 0, product(N, D, width));
     stage("weights", 0, std::max<std::int64_t>(product(cw, D, N), product(D, width, N)));

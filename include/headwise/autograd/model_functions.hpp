@@ -8,7 +8,7 @@
 #include "headwise/ops/activation.hpp"
 #include "headwise/ops/cross_entropy.hpp"
 #include "headwise/ops/embedding.hpp"
-#include "headwise/ops/rms_norm.hpp"
+#include "headwise/ops/rms_norm_heads.hpp"
 #include "headwise/ops/rotary.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -77,6 +77,33 @@ Variable<T, R> rms_norm(const Variable<T, R>& x, const Variable<T, 1>& gamma = {
     pass.assign(into, to_x, to_gamma);
   };
   return like_rows_of(x.shape(), call.finish(y, backward));
+}
+
+/// The same of queries or keys as heads, in whatever strides they come.
+///
+/// x       [B, H, L, d]
+/// gamma   [d]        or {} for 1
+///
+/// Keeps x, gamma and a number a row. Throws as rms_norm_forward.
+template <Scalar T>
+Variable<T, 4> rms_norm(const Variable<T, 4>& x, const Variable<T, 1>& gamma = {},
+                        const std::type_identity_t<T>& epsilon = T(1e-5)) {
+  Recording<T> call({"rms_norm"}, x, gamma);
+  const Out<T, 4> y = call.output(x.shape());
+  const auto rstd = call.kept(Shape{x.extent(0), x.extent(1), x.extent(2)});
+  rms_norm_forward(x.value(), gamma.value(), epsilon, y, rstd, call.context());
+  const auto to_x = call.target(x);
+  const auto to_gamma = call.added_target(gamma);
+  const In<T, 4> kept_x = call.save(x);
+  const In<T, 1> kept_gamma = call.save(gamma);
+  const In<T, 3> kept_rstd = rstd;
+  const auto backward = [=](BackwardPass<T>& pass, In<T, 4> dy) {
+    const auto into = [&](Out<T, 4> dx, InOut<T, 1> dgamma) {
+      rms_norm_backward(dy, kept_x, kept_gamma, kept_rstd, dx, dgamma, pass.context());
+    };
+    pass.assign(into, to_x, to_gamma);
+  };
+  return call.finish(In<T, 4>(y), backward);
 }
 
 /// Rows of a table, by number.

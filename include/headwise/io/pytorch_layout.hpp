@@ -25,6 +25,8 @@ inline void require_pytorch_module(std::string_view function, const MultiHeadAtt
           "d_value is " + std::to_string(o.d_value) + ", expected d_head " +
               std::to_string(o.d_head) + " (PyTorch's module)");
   require(!o.layer_norm, function, "layer_norm is set, which PyTorch's module has not");
+  require(!o.qk_norm, function, "qk_norm is set, which PyTorch's module has not");
+  require(!o.rotary, function, "rotary is set, which PyTorch's module has not");
 }
 
 /// Throws ShapeError unless the parameters are those of a module of these options, which

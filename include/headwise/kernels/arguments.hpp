@@ -141,6 +141,15 @@ struct LayerNormBackwardRows {
   Row<T> dgamma, dbeta;     // [D], added to
 };
 
+/// How rows of d elements are rotated, each by a row of the tables.
+template <class T>
+struct RotaryRows {
+  Matrix<const T> cosines, sines;  // [rows, width / 2]
+  Index d, width;                  // elements of a row, and the first of them, which rotate
+  bool interleaved;                // pairs are neighbours; else one half of the width and the other
+  bool transposed;                 // the other way round
+};
+
 /// Whether a product with it is exact.
 template <class T>
 bool is_power_of_two(const T& x) {

@@ -15,6 +15,7 @@
 #include "headwise/kernels/column_sums.hpp"
 #include "headwise/kernels/layer_norm.hpp"
 #include "headwise/kernels/model_kernels.hpp"
+#include "headwise/kernels/rms_norm.hpp"
 #include "headwise/kernels/softmax.hpp"
 #include "headwise/runtime/instruction_set.hpp"
 #include "headwise/runtime/workspace.hpp"
@@ -54,12 +55,17 @@ struct Kernels {
                const Epilogue<T>& epilogue, T* scratch);
   std::int64_t (*executed_gemm_flops)(const Extents& size);
 
-  // column_sums.inc, layer_norm.inc, softmax.inc and dropout.inc, each over a part of the rows or,
-  // where sums run down them, of the columns
+  // column_sums.inc, layer_norm.inc, rms_norm.inc, rotary.inc, softmax.inc and dropout.inc, each
+  // over a part of the rows or, where sums run down them, of the columns
   void (*add_rows)(Matrix<const T> x, Index rows, Index begin, Index end, Row<T> to);
   void (*layer_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
   void (*layer_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
   void (*layer_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
+  void (*rms_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
+  void (*rms_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
+  void (*rms_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
+  void (*rotate_rows)(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin,
+                      Index end);
   void (*softmax_rows)(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end);
   void (*softmax_backward_rows)(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
                                 Index begin, Index end);

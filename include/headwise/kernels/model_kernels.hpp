@@ -1,13 +1,12 @@
-// The kernels of what a model has around attention: sums and products, activations, rms norm, what
-// stands at a language model's ends, optimisers. A table of their own, so that a program that calls
-// attention alone compiles none of them.
+// The kernels of what a model has around attention: sums and products, activations, what stands at
+// a language model's ends, optimisers. A table of their own, so that a program that calls attention
+// alone compiles none of them.
 #pragma once
 
 #include "headwise/kernels/activation.hpp"
 #include "headwise/kernels/arguments.hpp"
 #include "headwise/kernels/cross_entropy.hpp"
 #include "headwise/kernels/optimizer.hpp"
-#include "headwise/kernels/rms_norm.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
@@ -54,15 +53,6 @@ struct CrossEntropyBackwardRows {
   Matrix<T> d_logits;    // [N, V]
 };
 
-/// How rows of d elements are rotated, each by a row of the tables.
-template <class T>
-struct RotaryRows {
-  Matrix<const T> cosines, sines;  // [rows, width / 2]
-  Index d, width;                  // elements of a row, and the first of them, which rotate
-  bool interleaved;                // pairs are neighbours; else one half of the width and the other
-  bool transposed;                 // the other way round
-};
-
 /// An activation of rows, times `up` where that is not null.
 template <class T>
 struct ActivationRows {
@@ -90,20 +80,15 @@ struct ModelKernels {
   void (*combine_columns)(Combination how, const CombinedRows<T>& of, Index rows, Index begin,
                           Index end, Row<T> to);
 
-  // activation.inc and rms_norm.inc
+  // activation.inc
   void (*activation_rows)(const ActivationRows<T>& of, Index begin, Index end);
   void (*activation_backward_rows)(const ActivationBackwardRows<T>& of, Index begin, Index end);
-  void (*rms_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
-  void (*rms_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
-  void (*rms_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
 
-  // embedding.inc, cross_entropy.inc and rotary.inc
+  // embedding.inc and cross_entropy.inc
   void (*add_row)(Row<const T> x, Index N, Row<T> to);
   void (*cross_entropy_rows)(const CrossEntropyRows<T>& of, Index begin, Index end);
   void (*cross_entropy_backward_rows)(const CrossEntropyBackwardRows<T>& of, Index begin,
                                       Index end);
-  void (*rotate_rows)(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin,
-                      Index end);
 
   // optimizer.inc, over dense elements
   void (*adamw)(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n);

@@ -36,6 +36,9 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.o_bias = o.o_bias;
   shape.layer_norm = o.layer_norm;
   shape.layer_norm_affine = o.layer_norm_affine;
+  shape.qk_norm = o.qk_norm;
+  shape.qk_norm_affine = o.qk_norm_affine;
+  shape.rotary_width = o.rotary ? o.rotary->width_of(o.d_head) : 0;
   shape.weight_dropout = call.weight_dropout.active();
   shape.output_dropout = call.output_dropout.active();
   return shape;

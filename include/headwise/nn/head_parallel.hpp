@@ -46,6 +46,8 @@ MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first
   if (o.k_bias) copy(slice(from.b_k, 0, k0, to.k_width), to.b_k);
   if (o.v_bias) copy(slice(from.b_v, 0, v0, to.v_width), to.b_v);
   if (part.o_bias) copy(In<T, 1>(from.b_o), to.b_o);
+  copy(In<T, 1>(from.gamma_q), to.gamma_q);
+  copy(In<T, 1>(from.gamma_k), to.gamma_k);
   return shard;
 }
 

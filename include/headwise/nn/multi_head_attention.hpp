@@ -14,7 +14,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// A call that throws, std::bad_alloc included, leaves cache and gradients as they were; only an
 /// executor of the caller's that throws while it runs leaves gradients that are added to in part.
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.2.2; grouped: Ainslie et al., 2023,
-/// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745.
+/// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745; norms of queries and keys:
+/// Dehghani et al., 2023, arXiv 2302.05442; rotary positions: Su et al., 2021, arXiv 2104.09864.
 template <Scalar T>
 class MultiHeadAttention {
  public:
@@ -25,15 +26,17 @@ class MultiHeadAttention {
   /// What backward adds to.
   using Gradients = MultiHeadAttentionGradients<T>;
 
-  /// Weights by options.init and options.seed, biases 0, gamma 1, beta 0.
-  /// Throws ArgumentError for options that make no module.
+  /// Weights by options.init and options.seed, biases 0, every gamma 1, beta 0.
+  /// Throws ArgumentError or ShapeError for options that make no module.
   explicit MultiHeadAttention(const MultiHeadAttentionOptions& options)
       : options_(options.resolved()), parameters_(options_) {
     init_weights<T>(parameters_.W_Q(), options_.init, options_.seed, 0);
     init_weights<T>(parameters_.W_K(), options_.init, options_.seed, 1);
     init_weights<T>(parameters_.W_V(), options_.init, options_.seed, 2);
     init_weights<T>(parameters_.w_o, options_.init, options_.seed, 3);
-    fill(Out<T, 1>(parameters_.gamma), T(1));
+    for (Tensor<T, 1>* gamma : {&parameters_.gamma, &parameters_.gamma_q, &parameters_.gamma_k}) {
+      fill(Out<T, 1>(*gamma), T(1));
+    }
   }
   /// d_model wide, num_heads heads, everything else by default.
   explicit MultiHeadAttention(Index d_model, Index num_heads)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "headwise/nn/multi_head_attention_cache.hpp"
+#include "headwise/nn/multi_head_attention_positions.hpp"
 #include "headwise/nn/multi_head_attention_trace.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/dropout.hpp"
@@ -49,9 +50,11 @@ ProjectionGradients<T> projection_gradients(const MultiHeadAttentionCache<T>& ca
 
 /// Steps 5 to 3: from the gradient of the context to those of the projections.
 template <class T>
-void backward_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
-                    In<T, 3> dy, const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
-                    const Context& context) {
+GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
+                                const MultiHeadAttentionParameters<T>& p,
+                                const MultiHeadAttentionCache<T>& cache, In<T, 3> dy,
+                                const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
+                                const Context& context) {
   const auto [q, k, v] = heads_of(o, cache);
   const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
   const bool self = cache.self_attention;
@@ -66,9 +69,11 @@ void backward_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttention
     flash_attention_backward(d_heads, {q, k, v}, split_heads(cache.context, o.num_heads), cache.lse,
                              options, {dq, dk, dv}, context);
   }
+  GainGradients<T> gains = place_heads_backward<T>(o, p, cache, dq, dk, context);
   if (context.trace != nullptr) {
     trace_backward_heads<T>(dy, d_heads, dq, dk, dv, *context.trace);
   }
+  return gains;
 }
 
 /// Step 2: through the projections, to what they were of.
@@ -192,7 +197,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
                   {}, {}, context);
   // 5 merge_heads, 4 attention, 3 split_heads
   ProjectionGradients<T> d = projection_gradients(cache, context);
-  backward_heads(o, cache, dy_in, d_context, d, context);
+  const GainGradients<T> gains = backward_heads(o, p, cache, dy_in, d_context, d, context);
   // 2 linear
   backward_projections(p, cache, d, inputs, context);
   if (context.trace != nullptr) {
@@ -208,6 +213,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
                           {cache.mean, cache.rstd}, merge_rows(dx), {to.gamma, to.beta}, with);
     }
     of_weights.add_to(to, with);
+    gains.add_to(to, with);
   };
   if (context.trace != nullptr) {  // of this call alone, whatever `gradients` held
     Tensor<T, 3> dx = inputs.query;

@@ -27,16 +27,20 @@ struct MultiHeadAttentionCache {
   In<T, 3> value;                                 // [B, S, vdim]
   Tensor<T, 3> query_copy, key_copy, value_copy;  // where rows lie at no common distance
 
-  Tensor<T, 3> x_norm;   // [B, L, D]                 with layer_norm
-  Tensor<T, 1> mean;     // [B L]                     with layer_norm
-  Tensor<T, 1> rstd;     // [B L]                     with layer_norm
-  Tensor<T, 3> qkv;      // [B, L, H d + G d + G dv]  self-attention
-  Tensor<T, 3> q;        // [B, L, H d]               cross-attention
-  Tensor<T, 3> k;        // [B, S, G d]               cross-attention
-  Tensor<T, 3> v;        // [B, S, G dv]              cross-attention
-  Tensor<T, 3> context;  // [B, L, H dv]
-  Tensor<T, 4> weights;  // [B, H, L, S]              Path::materialized; before dropout
-  Tensor<T, 4> lse;      // [B, H, L, 2]              Path::flash
+  Tensor<T, 3> x_norm;    // [B, L, D]                 with layer_norm
+  Tensor<T, 1> mean;      // [B L]                     with layer_norm
+  Tensor<T, 1> rstd;      // [B L]                     with layer_norm
+  Tensor<T, 3> qkv;       // [B, L, H d + G d + G dv]  self-attention
+  Tensor<T, 3> q;         // [B, L, H d]               cross-attention
+  Tensor<T, 3> k;         // [B, S, G d]               cross-attention
+  Tensor<T, 3> v;         // [B, S, G dv]              cross-attention
+  Tensor<T, 3> q_normed;  // [B, L, H d]              qk_norm; what attention reads
+  Tensor<T, 3> k_normed;  // [B, S, G d]              qk_norm; what attention reads
+  Tensor<T, 3> q_rstd;    // [B, H, L]                qk_norm
+  Tensor<T, 3> k_rstd;    // [B, G, S]                qk_norm
+  Tensor<T, 3> context;   // [B, L, H dv]
+  Tensor<T, 4> weights;   // [B, H, L, S]              Path::materialized; before dropout
+  Tensor<T, 4> lse;       // [B, H, L, 2]              Path::flash
 
   /// What the projections read: the normalised input, or the input.
   In<T, 3> projected_query() const { return x_norm.absent() ? query : In<T, 3>(x_norm); }
@@ -83,7 +87,7 @@ In<T, 3> uniform_rows(In<T, 3> x, Tensor<T, 3>& storage, std::pmr::memory_resour
   return storage;
 }
 
-/// The projected queries, keys and values of a cache as heads: views, whichever way it was filled.
+/// Queries, keys and values of a cache as heads: views, whichever way it was filled.
 template <class T>
 struct Heads {
   In<T, 4> q;  // [B, H, L, d]
@@ -91,8 +95,10 @@ struct Heads {
   In<T, 4> v;  // [B, G, S, dv]
 };
 
+/// As they were projected; where nothing is normalised, turned by their positions already.
 template <class T>
-Heads<T> heads_of(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache) {
+Heads<T> projected_heads(const MultiHeadAttentionOptions& o,
+                         const MultiHeadAttentionCache<T>& cache) {
   const Index H = o.num_heads, G = o.num_kv_heads;
   if (!cache.self_attention) {
     return {split_heads(cache.q, H), split_heads(cache.k, G), split_heads(cache.v, G)};
@@ -100,6 +106,35 @@ Heads<T> heads_of(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCa
   const Index q = o.q_width(), k = o.k_width(), v = o.v_width();
   return {split_heads(slice(cache.qkv, 2, 0, q), H), split_heads(slice(cache.qkv, 2, q, k), G),
           split_heads(slice(cache.qkv, 2, q + k, v), G)};
+}
+
+/// As attention reads them.
+template <class T>
+Heads<T> heads_of(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache) {
+  Heads<T> heads = projected_heads(o, cache);
+  if (cache.q_normed.absent()) return heads;
+  heads.q = split_heads(cache.q_normed, o.num_heads);
+  heads.k = split_heads(cache.k_normed, o.num_kv_heads);
+  return heads;
+}
+
+/// Of those, what is written to before attention reads it.
+template <class T>
+struct WritableHeads {
+  Out<T, 4> q;  // [B, H, L, d]
+  Out<T, 4> k;  // [B, G, S, d]
+};
+
+template <class T>
+WritableHeads<T> writable_heads(const MultiHeadAttentionOptions& o,
+                                MultiHeadAttentionCache<T>& cache) {
+  const Index H = o.num_heads, G = o.num_kv_heads;
+  if (!cache.q_normed.absent()) {
+    return {split_heads(cache.q_normed, H), split_heads(cache.k_normed, G)};
+  }
+  if (!cache.self_attention) return {split_heads(cache.q, H), split_heads(cache.k, G)};
+  return {split_heads(slice(cache.qkv, 2, 0, o.q_width()), H),
+          split_heads(slice(cache.qkv, 2, o.q_width(), o.k_width()), G)};
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "headwise/nn/multi_head_attention_cache.hpp"
+#include "headwise/nn/multi_head_attention_positions.hpp"
 #include "headwise/nn/multi_head_attention_trace.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/dropout.hpp"
@@ -131,7 +132,9 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
 
   // 1 layer_norm, 2 linear
   project(o, p, cache, context);
+  if (context.trace != nullptr) trace_projections(o, p, cache, *context.trace);
   // 3 split_heads, 4 attention, 5 merge_heads
+  place_heads(o, p, cache, training, context);
   attend(o, cache, training, context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({cache.query.extent(0), cache.query.extent(1), o.d_model},

@@ -6,6 +6,7 @@
 
 #include "headwise/nn/init.hpp"
 #include "headwise/ops/attention_options.hpp"
+#include "headwise/ops/rotary_table.hpp"
 #include "headwise/runtime/path.hpp"
 
 namespace headwise::inline v0_1 {
@@ -26,10 +27,17 @@ struct MultiHeadAttentionOptions {
   bool layer_norm = false;  // of the query input, and with self-attention of keys and values too
   bool layer_norm_affine = true;     // gamma and beta [D]
   double layer_norm_epsilon = 1e-5;  // > 0
-  Init init = Init::xavier_normal;   // the scale of the weights at the start
-  std::uint64_t seed = 0;            // of the weights at the start
+  bool qk_norm = false;              // rms norm of each head's queries and keys, before rotary
+  bool qk_norm_affine = true;        // gamma_Q and gamma_K [d], each for all heads
+  double qk_norm_epsilon = 1e-6;     // > 0
+  /// How queries and keys are turned by their positions, from 0 and the offset on; {}: they are
+  /// not.
+  std::optional<RotaryOptions> rotary = {};
+  Init init = Init::xavier_normal;  // the scale of the weights at the start
+  std::uint64_t seed = 0;           // of the weights at the start
 
-  /// All of them with every default filled in. Throws ArgumentError for what makes no module.
+  /// All of them with every default filled in, rotary frequencies as numbers of their own. Throws
+  /// ArgumentError, or ShapeError for rotary.frequencies, for what makes no module; std::bad_alloc.
   MultiHeadAttentionOptions resolved() const {
     MultiHeadAttentionOptions full = *this;
     const auto name = "MultiHeadAttention";
@@ -60,12 +68,20 @@ struct MultiHeadAttentionOptions {
     if (d_value == 0) full.d_value = full.d_head;
     if (kdim == 0) full.kdim = d_model;
     if (vdim == 0) full.vdim = d_model;
-    require(is_finite_option(layer_norm_epsilon) && layer_norm_epsilon > 0, name, [&] {
-      return "layer_norm_epsilon is " + std::to_string(layer_norm_epsilon) +
-             ", expected a finite number above 0";
-    });
+    const auto require_epsilon = [&](const char* option, double epsilon) {
+      require(is_finite_option(epsilon) && epsilon > 0, name, [&] {
+        return std::string(option) + " is " + std::to_string(epsilon) +
+               ", expected a finite number above 0";
+      });
+    };
+    require_epsilon("layer_norm_epsilon", layer_norm_epsilon);
+    require_epsilon("qk_norm_epsilon", qk_norm_epsilon);
     require_width("num_heads times d_head", num_heads * full.d_head, 1);
     require_width("num_heads times d_value", num_heads * full.d_value, 1);
+    if (rotary) {
+      detail::require_rotary("MultiHeadAttention: rotary", *rotary, full.d_head);
+      full.rotary->frequencies = rotary->frequencies.owned();
+    }
     return full;
   }
 
@@ -79,7 +95,8 @@ struct MultiHeadAttentionOptions {
     return d_model == other.d_model && num_heads == other.num_heads &&
            num_kv_heads == other.num_kv_heads && d_head == other.d_head &&
            d_value == other.d_value && kdim == other.kdim && vdim == other.vdim &&
-           layer_norm == other.layer_norm;
+           layer_norm == other.layer_norm && qk_norm == other.qk_norm &&
+           rotary.has_value() == other.rotary.has_value();
   }
   /// Whether queries, keys and values are projected by one matrix.
   bool fused() const { return kdim == d_model && vdim == d_model; }

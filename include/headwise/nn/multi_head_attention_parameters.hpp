@@ -12,17 +12,19 @@ namespace headwise::inline v0_1 {
 /// inputs are equally wide, head i in its own d columns; and three matrices where they are not.
 template <Scalar T>
 struct MultiHeadAttentionParameters {
-  Tensor<T, 2> w_qkv;  // [D, H d + G d + G dv]; absent where kdim or vdim differ from D
-  Tensor<T, 2> w_q;    // [D, H d]       only where w_qkv is absent
-  Tensor<T, 2> w_k;    // [kdim, G d]    only where w_qkv is absent
-  Tensor<T, 2> w_v;    // [vdim, G dv]   only where w_qkv is absent
-  Tensor<T, 2> w_o;    // [H dv, D]
-  Tensor<T, 1> b_q;    // [H d]     each bias absent where it is not asked for
-  Tensor<T, 1> b_k;    // [G d]
-  Tensor<T, 1> b_v;    // [G dv]
-  Tensor<T, 1> b_o;    // [D]
-  Tensor<T, 1> gamma;  // [D]
-  Tensor<T, 1> beta;   // [D]
+  Tensor<T, 2> w_qkv;    // [D, H d + G d + G dv]; absent where kdim or vdim differ from D
+  Tensor<T, 2> w_q;      // [D, H d]       only where w_qkv is absent
+  Tensor<T, 2> w_k;      // [kdim, G d]    only where w_qkv is absent
+  Tensor<T, 2> w_v;      // [vdim, G dv]   only where w_qkv is absent
+  Tensor<T, 2> w_o;      // [H dv, D]
+  Tensor<T, 1> b_q;      // [H d]     each bias absent where it is not asked for
+  Tensor<T, 1> b_k;      // [G d]
+  Tensor<T, 1> b_v;      // [G dv]
+  Tensor<T, 1> b_o;      // [D]
+  Tensor<T, 1> gamma;    // [D]
+  Tensor<T, 1> beta;     // [D]
+  Tensor<T, 1> gamma_q;  // [d]     of qk_norm, each for all heads
+  Tensor<T, 1> gamma_k;  // [d]
   Index q_width = 0, k_width = 0, v_width = 0;  // columns of W_Q, W_K, W_V
 
   MultiHeadAttentionParameters() = default;
@@ -50,6 +52,10 @@ struct MultiHeadAttentionParameters {
       gamma = vector(o.d_model);
       beta = vector(o.d_model);
     }
+    if (o.qk_norm && o.qk_norm_affine) {
+      gamma_q = vector(o.d_head);
+      gamma_k = vector(o.d_head);
+    }
   }
 
   /// Whether W_Q, W_K and W_V are columns of w_qkv.
@@ -71,7 +77,7 @@ struct MultiHeadAttentionParameters {
   ///@}
 
   /// f(name, view) for each parameter that is there; names W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O,
-  /// gamma, beta behind `prefix`. Views are writable where this is not const.
+  /// gamma, beta, gamma_Q, gamma_K behind `prefix`. Views are writable where this is not const.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") {
     walk(*this, f, prefix);
@@ -95,6 +101,8 @@ struct MultiHeadAttentionParameters {
     if (!self.b_o.absent()) f(prefix + "b_O", as_view(self.b_o));
     if (!self.gamma.absent()) f(prefix + "gamma", as_view(self.gamma));
     if (!self.beta.absent()) f(prefix + "beta", as_view(self.beta));
+    if (!self.gamma_q.absent()) f(prefix + "gamma_Q", as_view(self.gamma_q));
+    if (!self.gamma_k.absent()) f(prefix + "gamma_K", as_view(self.gamma_k));
   }
 };
 
@@ -115,6 +123,8 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   In<T, 1> grad_b_O() const { return this->b_o; }
   In<T, 1> grad_gamma() const { return this->gamma; }
   In<T, 1> grad_beta() const { return this->beta; }
+  In<T, 1> grad_gamma_Q() const { return this->gamma_q; }
+  In<T, 1> grad_gamma_K() const { return this->gamma_k; }
   ///@}
 
   /// f("grad_W_Q", view) and so on.
@@ -168,6 +178,8 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     f("b_o", self.b_o, other.b_o);
     f("gamma", self.gamma, other.gamma);
     f("beta", self.beta, other.beta);
+    f("gamma_q", self.gamma_q, other.gamma_q);
+    f("gamma_k", self.gamma_k, other.gamma_k);
   }
 };
 

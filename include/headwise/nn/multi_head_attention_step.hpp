@@ -55,6 +55,13 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   step.query = uniform_rows(x, step.query_copy, context.memory);
   project(o, p, step, context);
   // 3 split_heads, 4 attention, 5 merge_heads
+  if (o.qk_norm) normalise_heads(o, p, step, false, context);
+  if (o.rotary) {
+    const WritableHeads<T> heads = writable_heads(o, step);
+    const Turns<T> turns(*o.rotary, o.d_head, cache.length(), n, context.memory);
+    turns.apply(heads.q, false, context);
+    turns.apply(heads.k, false, context);
+  }
   const auto [q, k, v] = heads_of(o, step);
   step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
   AppendedTokens<T> appended(cache);

@@ -31,11 +31,11 @@ Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<
   return scores;
 }
 
-/// Steps 1 to 6; `y` is the output before dropout.
+/// Steps 1 and 2, and the weights.
 template <class T>
-void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
-                   const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
-  const Heads<T> heads = heads_of(o, cache);
+void trace_projections(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+                       const MultiHeadAttentionCache<T>& cache, Trace& trace) {
+  const Heads<T> heads = projected_heads(o, cache);
   trace.record("X", cache.query);
   trace.record("X_norm", cache.projected_query());
   trace.record("W_Q", p.W_Q());
@@ -46,6 +46,13 @@ void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionP
   trace.record("Q", heads.q);
   trace.record("K", heads.k);
   trace.record("V", heads.v);
+}
+
+/// Steps 3 to 6; `y` is the output before dropout.
+template <class T>
+void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+                   const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
+  const Heads<T> heads = heads_of(o, cache);
   trace.record("A", traced_scores(cache, heads));
   if (cache.weights.absent()) {
     auto options = cache.call.attention();

@@ -27,7 +27,9 @@ struct TransformerBlockOptions {
   bool attention_bias = true;                // b_Q, b_K, b_V and b_O
   bool feed_forward_bias = true;             // of both its products
   bool norm_bias = true;                     // beta; rms_norm has none
-  double norm_epsilon = 1e-5;                // > 0
+  double norm_epsilon = 1e-5;                // > 0; of qk_norm too
+  bool qk_norm = false;                      // rms norm of each head's queries and keys
+  std::optional<RotaryOptions> rotary = {};  // positions of queries and keys; {}: none
   Init init = Init::xavier_normal;           // the scale of the weights at the start
   std::uint64_t seed = 0;                    // of the weights at the start
 
@@ -35,12 +37,14 @@ struct TransformerBlockOptions {
   /// within, for what makes no block.
   TransformerBlockOptions resolved() const {
     TransformerBlockOptions full = *this;
-    full.num_kv_heads = of_attention().resolved().num_kv_heads;
-    full.d_hidden = feed_forward().resolved().d_hidden;
     require(is_finite_option(norm_epsilon) && norm_epsilon > 0, "TransformerBlock", [&] {
       return "norm_epsilon is " + std::to_string(norm_epsilon) +
              ", expected a finite number above 0";
     });
+    const MultiHeadAttentionOptions within = of_attention().resolved();
+    full.num_kv_heads = within.num_kv_heads;
+    full.rotary = within.rotary;
+    full.d_hidden = feed_forward().resolved().d_hidden;
     return full;
   }
   /// Of the module within. Of resolved options.
@@ -76,6 +80,9 @@ struct TransformerBlockOptions {
     o.num_heads = num_heads;
     o.num_kv_heads = num_kv_heads;
     o.q_bias = o.k_bias = o.v_bias = o.o_bias = attention_bias;
+    o.qk_norm = qk_norm;
+    o.qk_norm_epsilon = norm_epsilon;
+    o.rotary = rotary;
     o.init = init;
     o.seed = seed;
     return o;

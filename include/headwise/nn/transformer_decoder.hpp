@@ -57,7 +57,8 @@ class TransformerDecoderState {
   std::vector<KeyValueCache<T>> caches_;
 };
 
-/// logits = norm(blocks(token_t + position_l)) token^T, causal.
+/// logits = norm(blocks(token_t + position_l)) token^T, causal. Where options.block.rotary turns
+/// queries and keys by their positions, options.position_vectors = false leaves position_l out.
 ///
 /// Parameters are plain data; forward, backward and step are const and keep what they need in a
 /// cache or a state of the caller's. A call that throws, std::bad_alloc included, leaves cache,

@@ -24,7 +24,8 @@ namespace headwise::inline v0_1 {
 /// The shape of a decoder.
 struct TransformerDecoderOptions {
   Index vocabulary = 0;               // V, tokens that there are
-  Index max_length = 0;               // most tokens of a sequence: each position has a vector
+  Index max_length = 0;               // most tokens of a sequence
+  bool position_vectors = true;       // one for each position; false: block.rotary tells them
   Index num_blocks = 1;               // one after the other
   TransformerBlockOptions block;      // each of them; its seed is the decoder's
   double embedding_deviation = 0.02;  // of the vectors of tokens and positions at the start
@@ -57,7 +58,8 @@ struct TransformerDecoderOptions {
   /// Whether what one of them left in a cache or a state fits the other. Of resolved options.
   bool same_shape(const TransformerDecoderOptions& other) const {
     return vocabulary == other.vocabulary && max_length == other.max_length &&
-           num_blocks == other.num_blocks && block.same_shape(other.block);
+           position_vectors == other.position_vectors && num_blocks == other.num_blocks &&
+           block.same_shape(other.block);
   }
 };
 
@@ -92,7 +94,7 @@ struct TransformerDecoderCall {
 template <Scalar T, class Block = TransformerBlockParameters<T>>
 struct TransformerDecoderParameters {
   Tensor<T, 2> token;           // [V, D]; its transpose is the head
-  Tensor<T, 2> position;        // [max_length, D]
+  Tensor<T, 2> position;        // [max_length, D]; absent without position_vectors
   std::vector<Block> blocks;    // num_blocks of them
   LayerNormParameters<T> norm;  // of the kind of the blocks' norms; absent with post-LN
 
@@ -101,8 +103,8 @@ struct TransformerDecoderParameters {
   explicit TransformerDecoderParameters(
       const TransformerDecoderOptions& o,
       std::pmr::memory_resource* memory = std::pmr::get_default_resource())
-      : token({o.vocabulary, o.block.d_model}, memory),
-        position({o.max_length, o.block.d_model}, memory) {
+      : token({o.vocabulary, o.block.d_model}, memory) {
+    if (o.position_vectors) position = Tensor<T, 2>({o.max_length, o.block.d_model}, memory);
     blocks.reserve(static_cast<std::size_t>(o.num_blocks));
     for (Index n = 0; n < o.num_blocks; ++n) blocks.emplace_back(o.block, memory);
     if (!o.block.norm_first) return;
@@ -134,7 +136,7 @@ struct TransformerDecoderParameters {
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
     f(prefix + "token", as_view(self.token));
-    f(prefix + "position", as_view(self.position));
+    if (!self.position.absent()) f(prefix + "position", as_view(self.position));
     for (std::size_t n = 0; n < self.blocks.size(); ++n) {
       self.blocks[n].for_each(f, prefix + "blocks." + std::to_string(n) + ".");
     }

@@ -1,6 +1,7 @@
 // The steps of a TransformerDecoder, forward and backward.
 //
 //   1 embedding   h = token_t + position_l, for token t at position l    [B, L, D]
+//                 (h = token_t without position_vectors)
 //   2 blocks      h = block(h) for each, causal                          [B, L, D]
 //   3 norm        n = norm(h); n = h with post-LN, whose blocks end in one
 //   4 tied head   logits = n token^T                                     [B L, V]
@@ -36,6 +37,7 @@ Tensor<T, 3> embed(const TransformerDecoderParameters<T>& p, const Tensor<std::i
   const Index B = tokens.extent(0), L = tokens.extent(1), D = p.token.extent(1);
   auto h = Tensor<T, 3>::uninitialized({B, L, D}, context.memory);
   embedding_forward(in_a_row(tokens), In<T, 2>(p.token), merge_rows(h), context);
+  if (p.position.absent()) return h;
   const In<T, 2> positions = slice(p.position, 0, begin, L);
   for (Index b = 0; b < B; ++b) {
     add_forward(In<T, 2>(select(h, b)), positions, select(h, b), context);
@@ -133,6 +135,16 @@ class RestoredGradients {
   std::vector<Part> parts_;
 };
 
+/// Step 1, of the positions.
+template <class T>
+void add_position_gradients(In<T, 3> dh, TransformerDecoderGradients<T>& gradients,
+                            const Context& context) {
+  const auto d_position = slice(gradients.position, 0, 0, dh.extent(1));
+  for (Index b = 0; b < dh.extent(0); ++b) {
+    add_forward(In<T, 2>(d_position), In<T, 2>(select(dh, b)), d_position, context);
+  }
+}
+
 /// d_logits [B L, V]. The shapes are its caller's to check.
 template <class T>
 void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecoderParameters<T>& p,
@@ -163,10 +175,7 @@ void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecod
   if (o.block.norm_first) norm.backward(d_normed, cache.norm, {}, &gradients.norm, context);
   // 1 embedding
   embedding_backward(In<T, 2>(merge_rows(dh)), in_a_row(cache.tokens), gradients.token, context);
-  const auto d_position = slice(gradients.position, 0, 0, dh.extent(1));
-  for (Index b = 0; b < dh.extent(0); ++b) {
-    add_forward(In<T, 2>(d_position), In<T, 2>(select(dh, b)), d_position, context);
-  }
+  if (!gradients.position.absent()) add_position_gradients(dh, gradients, context);
   of_blocks.keep();
 }
 

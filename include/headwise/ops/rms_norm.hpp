@@ -41,7 +41,7 @@ void rms_norm_forward(In<T, 2> x, In<std::type_identity_t<T>, 1> gamma,
   require_same_or_apart(function, {"y", y}, {"x", x});
   require_apart(function, {"rstd", rstd}, {{"x", x}, {"gamma", gamma}, {"y", y}});
   if (x.size() == 0 && rstd.absent()) return;
-  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   const kernels::LayerNormRows<T> rows{.x = kernels::matrix(x),
                                        .D = D,
                                        .gamma = kernels::row(gamma),
@@ -90,7 +90,7 @@ void rms_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   require_apart(function, {"dgamma", dgamma},
                 {{"dy", dy}, {"x", x}, {"gamma", gamma}, {"rstd", rstd}, {"dx", dx}});
   if (N == 0 || D == 0) return;
-  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   const kernels::LayerNormBackwardRows<T> rows{.dy = kernels::matrix(dy),
                                                .x = kernels::matrix(x),
                                                .N = N,

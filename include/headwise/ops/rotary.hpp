@@ -46,7 +46,7 @@ void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
             const Context& context) {
   if (x.size() == 0) return;
   const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
-  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
   const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
   const kernels::RotaryRows<T> all{kernels::matrix(cosines),

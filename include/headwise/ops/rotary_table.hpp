@@ -4,9 +4,11 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "headwise/runtime/context.hpp"
 #include "headwise/tensor/require.hpp"
@@ -21,13 +23,51 @@ enum class RotaryPairing {
   interleaved,  ///< (2 t, 2 t + 1): the paper, GPT-J
 };
 
+/// Radians a position of each pair: a view of the caller's numbers, or numbers of its own, which
+/// copies share.
+class RotaryFrequencies {
+ public:
+  /// None: theta tells them.
+  RotaryFrequencies() = default;
+  /// Viewed: what it sees must outlive the call.
+  RotaryFrequencies(In<double, 1> view) : view_(view) {}
+  /// Of its own.
+  RotaryFrequencies(std::vector<double> values)
+      : owned_(std::make_shared<const std::vector<double>>(std::move(values))),
+        view_(owned_->data(), Shape<1>(static_cast<Index>(owned_->size()))) {}
+
+  /// A copy sees the same numbers; what is moved from stays as it was.
+  ///@{
+  RotaryFrequencies(const RotaryFrequencies&) = default;
+  RotaryFrequencies& operator=(const RotaryFrequencies&) = default;
+  ///@}
+
+  /// Whether there are none.
+  bool absent() const { return view_.absent(); }
+  /// All of them, [width / 2].
+  const In<double, 1>& view() const { return view_; }
+  /// Of pair t.
+  double operator()(Index t) const { return view_(t); }
+  /// The same numbers, never viewed. Throws std::bad_alloc.
+  RotaryFrequencies owned() const {
+    if (absent() || owned_ != nullptr) return *this;
+    std::vector<double> values;
+    for (Index t = 0; t < view_.extent(0); ++t) values.push_back(view_(t));
+    return values;
+  }
+
+ private:
+  std::shared_ptr<const std::vector<double>> owned_;
+  In<double, 1> view_;
+};
+
 /// What rotary positions are. What it views must outlive the call.
 struct RotaryOptions {
   double theta = 10000;  // pair t turns by theta^(-2 t / width) a position
   Index width = 0;       // of a row's elements, the first ones, that are rotated; 0: all
   RotaryPairing pairing = RotaryPairing::halves;  // which of them turn together
   Index offset = 0;                               // position of the first row
-  In<double, 1> frequencies = {};  // [width / 2]; radians a position of each pair, instead of theta
+  RotaryFrequencies frequencies = {};             // [width / 2]; of each pair, instead of theta
 
   /// How many elements of a row of d are rotated.
   Index width_of(Index d) const { return width == 0 ? d : width; }
@@ -62,7 +102,7 @@ inline void require_rotary(std::string_view function, const RotaryOptions& optio
     });
     return;
   }
-  require_shape(function, "frequencies", options.frequencies, Shape{width / 2},
+  require_shape(function, "frequencies", options.frequencies.view(), Shape{width / 2},
                 "one for each pair of the width");
   for (Index t = 0; t < width / 2; ++t) {
     require(is_finite_option(options.frequencies(t)), function, [&] {
@@ -109,7 +149,7 @@ class RotaryTable {
       : options_(options), width_(options.width_of(d)), memory_(memory) {
     detail::require_rotary("RotaryTable", options, d);
     if (options.frequencies.absent()) return;
-    frequencies_ = Tensor<double, 1>(options.frequencies.shape(), memory);
+    frequencies_ = Tensor<double, 1>(options.frequencies.view().shape(), memory);
     for (Index t = 0; t < frequencies_.size(); ++t) frequencies_(t) = options.frequencies(t);
     options_.frequencies = {};
   }
@@ -123,7 +163,7 @@ class RotaryTable {
     auto cosines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
     auto sines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
     RotaryOptions options = options_;
-    options.frequencies = frequencies_;
+    options.frequencies = In<double, 1>(frequencies_);
     detail::fill_angles<T>(options, width_, 0, cosines, sines);
     cosines_ = std::move(cosines);
     sines_ = std::move(sines);

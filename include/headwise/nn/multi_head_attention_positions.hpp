@@ -1,0 +1,133 @@
+// Between projections and attention: queries and keys of each head normalised, and turned by where
+// they stand. Both in place where no backward follows; the norm's input is kept where one does,
+// and rotations, whose gradient is the same rotation back, never need theirs.
+//
+//   3a rms_norm   q = rms_norm(q) gamma_Q, k likewise, each row of each head by itself
+//   3b rotary     q = R_i q_i, k = R_j k_j
+//
+// Backward walks them up: dq = R_i^T dq_i, then through the norm.
+#pragma once
+
+#include "headwise/nn/multi_head_attention_cache.hpp"
+#include "headwise/ops/rms_norm_heads.hpp"
+#include "headwise/ops/rotary.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Cosines and sines of positions in a row, for queries and keys of all heads.
+template <class T>
+class Turns {
+ public:
+  /// Of positions first ... first + count - 1 behind the options' offset.
+  Turns(const RotaryOptions& options, Index d, Index first, Index count,
+        std::pmr::memory_resource* memory)
+      : options_(options), count_(count) {
+    const Index width = options.width_of(d);
+    cosines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
+    sines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
+    fill_angles<T>(options, width, options.offset + first, cosines_, sines_);
+  }
+
+  /// Turns x [B, H, L, d] in place, or back; row i is of the i-th of the positions.
+  void apply(const Out<T, 4>& x, bool back, const Context& context) const {
+    assert(x.extent(2) <= count_);
+    const Shape<2> shape{x.extent(2), cosines_.extent(1)};
+    rotate<T>(x, {cosines_.data(), shape}, {sines_.data(), shape}, options_, back, x, context);
+  }
+
+ private:
+  const RotaryOptions& options_;
+  Index count_;
+  Tensor<T, 2> cosines_, sines_;  // [count, width / 2]
+};
+
+/// Step 3a, forward. `training` keeps what was normalised, and a number a row.
+template <class T>
+void normalise_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+                     MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
+  const WritableHeads<T> x = writable_heads(o, cache);
+  const T epsilon = T(o.qk_norm_epsilon);
+  if (training) {
+    const Index B = x.q.extent(0), L = x.q.extent(2), S = x.k.extent(2);
+    cache.q_normed = Tensor<T, 3>::uninitialized({B, L, o.q_width()}, context.memory);
+    cache.k_normed = Tensor<T, 3>::uninitialized({B, S, o.k_width()}, context.memory);
+    cache.q_rstd = Tensor<T, 3>::uninitialized({B, o.num_heads, L}, context.memory);
+    cache.k_rstd = Tensor<T, 3>::uninitialized({B, o.num_kv_heads, S}, context.memory);
+  }
+  const WritableHeads<T> y = writable_heads(o, cache);
+  rms_norm_forward(In<T, 4>(x.q), p.gamma_q, epsilon, y.q, cache.q_rstd, context);
+  rms_norm_forward(In<T, 4>(x.k), p.gamma_k, epsilon, y.k, cache.k_rstd, context);
+}
+
+/// Steps 3a and 3b, forward.
+template <class T>
+void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+                 MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
+  const auto note = [&](const char* q_name, const char* k_name) {
+    if (context.trace == nullptr) return;
+    const Heads<T> heads = heads_of(o, cache);
+    context.trace->record(q_name, heads.q);
+    context.trace->record(k_name, heads.k);
+  };
+  if (o.qk_norm) {
+    normalise_heads(o, p, cache, training, context);
+    note("Q_norm", "K_norm");
+  }
+  if (!o.rotary) return;
+  const WritableHeads<T> heads = writable_heads(o, cache);
+  const Index L = heads.q.extent(2), S = heads.k.extent(2);
+  const Turns<T> turns(*o.rotary, o.d_head, 0, std::max<Index>(L, S), context.memory);
+  turns.apply(heads.q, false, context);
+  turns.apply(heads.k, false, context);
+  note("Q_rotary", "K_rotary");
+}
+
+/// The gradients of gamma_Q and gamma_K of one call; absent where there are none.
+template <class T>
+struct GainGradients {
+  Tensor<T, 1> q, k;  // [d]
+
+  void add_to(MultiHeadAttentionGradients<T>& to, const Context& context) const {
+    add(q, to.gamma_q);
+    add(k, to.gamma_k);
+    context.count_flops(q.size() + k.size(), q.size() + k.size());
+  }
+
+ private:
+  static void add(const Tensor<T, 1>& from, Tensor<T, 1>& to) {
+    for (Index n = 0; n < from.size(); ++n) to(n) = to(n) + from(n);
+  }
+};
+
+/// Steps 3b and 3a, backward: dq [B, H, L, d] and dk [B, G, S, d] in place.
+template <class T>
+GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
+                                      const MultiHeadAttentionParameters<T>& p,
+                                      const MultiHeadAttentionCache<T>& cache, const Out<T, 4>& dq,
+                                      const Out<T, 4>& dk, const Context& context) {
+  const auto note = [&](const char* q_name, const char* k_name) {
+    if (context.trace == nullptr) return;
+    context.trace->record(q_name, In<T, 4>(dq));
+    context.trace->record(k_name, In<T, 4>(dk));
+  };
+  GainGradients<T> gains;
+  if (o.rotary) {
+    note("dQ_rotary", "dK_rotary");
+    const Index longest = std::max<Index>(dq.extent(2), dk.extent(2));
+    const Turns<T> turns(*o.rotary, o.d_head, 0, longest, context.memory);
+    turns.apply(dq, true, context);
+    turns.apply(dk, true, context);
+  }
+  if (!o.qk_norm) return gains;
+  note("dQ_norm", "dK_norm");
+  if (!p.gamma_q.absent()) {
+    gains.q = Tensor<T, 1>({o.d_head}, context.memory);
+    gains.k = Tensor<T, 1>({o.d_head}, context.memory);
+  }
+  const Heads<T> x = projected_heads(o, cache);
+  rms_norm_backward(In<T, 4>(dq), x.q, p.gamma_q, cache.q_rstd, dq, gains.q, context);
+  rms_norm_backward(In<T, 4>(dk), x.k, p.gamma_k, cache.k_rstd, dk, gains.k, context);
+  return gains;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
