@@ -92,7 +92,9 @@ std::vector<Rule> options() {
     return [given](Call& c) { c.options.dropout.rate = given; };
   };
   const auto scale = [](double given) { return [given](Call& c) { c.options.scale = given; }; };
-  const auto softcap = [](double given) { return [given](Call& c) { c.options.softcap = given; }; };
+  const auto softcap = [](double given) {
+    return [given](Call& c) { c.options.score.softcap = given; };
+  };
   const std::string no_softcap =
       "softcap is not a finite number above 0, expected one, or none for no cap";
   const double infinity = std::numeric_limits<double>::infinity();

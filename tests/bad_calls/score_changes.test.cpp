@@ -7,35 +7,36 @@ using namespace headwise_tests::attention_calls;
 
 namespace {
 
-using Options = AttentionOptions<double>;
+using Options = ScoreOptions<double>;
 using Learned = ScoreGradients<double>;
 
 std::vector<Rule> of_options() {
   const auto table = [](Index heads, Index width) {
-    return [=](Call& c) { c.options.relative_bias = {c.memory.tensor(heads, width)}; };
+    return [=](Call& c) { c.options.score.relative_bias = {c.memory.tensor(heads, width)}; };
   };
   const auto is_table = [](const char* got) {
     return std::string("relative_bias is ") + got +
            ", expected [4 or 1, 2 R + 1] (a number for each distance from -R to R)";
   };
   const auto vector = [](In<double, 1> Options::*member, Index n) {
-    return [=](Call& c) { c.options.*member = c.memory.tensor(n); };
+    return [=](Call& c) { c.options.score.*member = c.memory.tensor(n); };
   };
   const auto null = [](In<double, 1> Options::*member) {
-    return [=](Call& c) { c.options.*member = In<double, 1>(nullptr, Shape{4}); };
+    return [=](Call& c) { c.options.score.*member = In<double, 1>(nullptr, Shape{4}); };
   };
   return {
-      {"alibi_slopes is [3], expected [4] (the heads of q)", vector(&Options::alibi_slopes, 3)},
+      {"alibi_slopes is [3], expected [4] (the number of heads)",
+       vector(&Options::alibi_slopes, 3)},
       {"alibi_slopes is [4] at a null address, expected its elements",
        null(&Options::alibi_slopes)},
-      {"sinks is [5], expected [4] (the heads of q)", vector(&Options::sinks, 5)},
+      {"sinks is [5], expected [4] (the number of heads)", vector(&Options::sinks, 5)},
       {"sinks is [4] at a null address, expected its elements", null(&Options::sinks)},
       {is_table("[3, 5]"), table(3, 5)},
       {is_table("[4, 6]"), table(4, 6)},
       {is_table("[1, 0]"), table(1, 0)},
       {"relative_bias is [4, 5] at a null address, expected its elements",
        [](Call& c) {
-         c.options.relative_bias = {In<double, 2>(nullptr, Shape{4, 5})};
+         c.options.score.relative_bias = {In<double, 2>(nullptr, Shape{4, 5})};
        }},
   };
 }
@@ -47,22 +48,22 @@ std::vector<Rule> of_outputs(const std::string& name, View4<double> Call::*membe
   };
   return {{overlaps("alibi_slopes"),
            [=](Call& c) {
-             c.options.alibi_slopes = {(c.*member).data() + 1, Shape{4}};
+             c.options.score.alibi_slopes = {(c.*member).data() + 1, Shape{4}};
            }},
           {overlaps("relative_bias"),
            [=](Call& c) {
-             c.options.relative_bias = {In<double, 2>((c.*member).data() + 1, Shape{4, 3})};
+             c.options.score.relative_bias = {In<double, 2>((c.*member).data() + 1, Shape{4, 3})};
            }},
           {overlaps("sinks"), [=](Call& c) {
-             c.options.sinks = {(c.*member).data() + 1, Shape{4}};
+             c.options.score.sinks = {(c.*member).data() + 1, Shape{4}};
            }}};
 }
 
 /// All that has gradients, given.
 void learn(Call& c) {
-  c.options.alibi_slopes = c.memory.tensor(4);
-  c.options.relative_bias = {c.memory.tensor(1, 5)};
-  c.options.sinks = c.memory.tensor(4);
+  c.options.score.alibi_slopes = c.memory.tensor(4);
+  c.options.score.relative_bias = {c.memory.tensor(1, 5)};
+  c.options.score.sinks = c.memory.tensor(4);
   c.options.mask.add(Mask::bias(c.memory.tensor(1, 4, 5, 7)));
 }
 
@@ -79,15 +80,15 @@ std::vector<std::pair<std::string, Lay>> views() {
        }},
       {"alibi_slopes",
        [](Call& c, double* at) {
-         c.options.alibi_slopes = {at, Shape{4}};
+         c.options.score.alibi_slopes = {at, Shape{4}};
        }},
       {"relative_bias",
        [](Call& c, double* at) {
-         c.options.relative_bias = {In<double, 2>(at, Shape{1, 5})};
+         c.options.score.relative_bias = {In<double, 2>(at, Shape{1, 5})};
        }},
       {"sinks",
        [](Call& c, double* at) {
-         c.options.sinks = {at, Shape{4}};
+         c.options.score.sinks = {at, Shape{4}};
        }},
       {"Mask::bias",
        [](Call& c, double* at) {

@@ -69,9 +69,10 @@ struct Learned {
   std::vector<Tensor4<T>> biases;
 
   explicit Learned(const AttentionOptions<T>& options) {
-    if (!options.alibi_slopes.absent()) slopes = Tensor<T, 1>(options.alibi_slopes.shape());
-    if (!options.sinks.absent()) sinks = Tensor<T, 1>(options.sinks.shape());
-    const auto& values = options.relative_bias.values;
+    if (!options.score.alibi_slopes.absent())
+      slopes = Tensor<T, 1>(options.score.alibi_slopes.shape());
+    if (!options.score.sinks.absent()) sinks = Tensor<T, 1>(options.score.sinks.shape());
+    const auto& values = options.score.relative_bias.values;
     if (!values.absent()) table = Tensor<T, 2>(values.shape());
     for (const auto& bias : options.mask.biases()) biases.emplace_back(bias.values.shape());
     each([](auto& x) { std::fill(x.begin(), x.end(), T(1)); });
@@ -101,7 +102,7 @@ struct ExpectedLearned {
   template <class T>
   ExpectedLearned(const Case<T>& x, const OracleResult& y) : slopes(x.sizes.H), sinks(x.sizes.H) {
     const auto [B, H, G, L, S, d, dv] = x.sizes;
-    const auto& values = x.options.relative_bias.values;
+    const auto& values = x.options.score.relative_bias.values;
     const Index width = values.extent(1), reach = (width - 1) / 2;
     table = Field(values.size());
     for (const auto& bias : x.options.mask.biases()) biases.emplace_back(bias.values.size());

@@ -137,12 +137,12 @@ struct Case {
     });
   }
   void softcap(double most) {
-    options.softcap = static_cast<T>(most);
+    options.score.softcap = static_cast<T>(most);
     caps.push_back(static_cast<Real>(static_cast<T>(most)));
   }
   void alibi() {
     const auto slopes = std::make_shared<Tensor<T, 1>>(numbers.tensor<T>(Shape{sizes.H}));
-    options.alibi_slopes = *slopes;
+    options.score.alibi_slopes = *slopes;
     biases.push_back([slopes, past = sizes.S - sizes.L](Index, Index h, Index i, Index j) {
       return -Real{(*slopes)(h)} * static_cast<Real>(std::abs(j - i - past));
     });
@@ -150,7 +150,7 @@ struct Case {
   void relative(Index reach, bool shared) {
     const auto table = std::make_shared<Tensor<T, 2>>(
         numbers.tensor<T>(Shape{shared ? Index{1} : sizes.H, 2 * reach + 1}));
-    options.relative_bias = {*table};
+    options.score.relative_bias = {*table};
     biases.push_back(
         [table, reach, shared, past = sizes.S - sizes.L](Index, Index h, Index i, Index j) {
           const Index distance = std::max(-reach, std::min(reach, j - i - past));
@@ -159,7 +159,7 @@ struct Case {
   }
   void sinks() {
     logits = std::make_shared<Tensor<T, 1>>(numbers.tensor<T>(Shape{sizes.H}));
-    options.sinks = *logits;
+    options.score.sinks = *logits;
   }
   void scale(double factor) { options.scale = static_cast<T>(factor); }
   void dropout(double rate) { options.dropout = {.rate = rate, .seed = 11, .step = 3}; }

@@ -30,44 +30,108 @@ struct AttentionNode {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
+/// What changes the scores of an attention and is learned; {} for what is not there. What is not
+/// learned stands in the options.
+template <Scalar T>
+struct LearnedScores {
+  Variable<T, 1> scale = {};          // [1], instead of 1 / sqrt(d)
+  Variable<T, 1> alibi_slopes = {};   // [H]
+  Variable<T, 2> relative_bias = {};  // [H or 1, 2 R + 1]
+  Variable<T, 1> sinks = {};          // [H]
+  Variable<T, 4> bias = {};           // [B or 1, H or 1, L or 1, S or 1]
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The options with what is learned, of which backward reads the values, too.
+template <class T>
+AttentionOptions<T> with_learned(AttentionOptions<T> options, const LearnedScores<T>& learned,
+                                 Recording<T>& call) {
+  const auto take = [&](std::string_view name, auto& option, bool given, const auto& variable) {
+    if (variable.absent()) return;
+    require(!given, "attention", [&] {
+      return std::string(name) + " is in the options and learned, expected one of them";
+    });
+    option = call.save(variable);
+  };
+  ScoreOptions<T>& score = options.score;
+  take("alibi_slopes", score.alibi_slopes, !score.alibi_slopes.absent(), learned.alibi_slopes);
+  take("sinks", score.sinks, !score.sinks.absent(), learned.sinks);
+  take("relative_bias", score.relative_bias.values, !score.relative_bias.values.absent(),
+       learned.relative_bias);
+  if (!learned.bias.absent()) options.mask.add(BiasMask<T>{call.save(learned.bias)});
+  if (learned.scale.absent()) return options;
+  require(!options.scale, "attention", "scale is in the options and learned, expected one of them");
+  require_shape("attention", "scale", learned.scale.value(), Shape{1}, "one for all heads");
+  options.scale = call.save(learned.scale)(0);
+  return options;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
 /// o = softmax(scale q k^T + bias over visible keys) v.
 ///
 /// q         [B, H, L, d]
 /// k         [B, G, S, d]    G divides H
 /// v         [B, G, S, dv]
-/// options                   masks, scale, dropout; what they view has to outlive backward
+/// options                   masks, scale, dropout and what changes scores; what they view has to
+///                           outlive backward
+/// learned                   what changes scores and has a gradient: added to the options'
 /// returns   [B, H, L, dv]   laid out as [B, L, H dv], so that merge_heads of it is a view
 ///
 /// Path::flash keeps q, k, v, o and two numbers a query, Path::materialized q, k, v and the
 /// weights. Where q, k and v are slices of one projection, their gradients are written side by side
-/// into its gradient. Throws as flash_attention_forward or attention_forward.
+/// into its gradient. Throws as flash_attention_forward or attention_forward, ArgumentError where
+/// the options have what is learned, too.
 template <Scalar T>
 Variable<T, 4> attention(const Variable<T, 4>& q, const Variable<T, 4>& k, const Variable<T, 4>& v,
-                         const AttentionOptions<std::type_identity_t<T>>& options = {},
+                         const AttentionOptions<std::type_identity_t<T>>& options,
+                         const LearnedScores<std::type_identity_t<T>>& learned,
                          Path path = Path::flash) {
-  Recording<T> call({"attention"}, q, k, v);
+  Recording<T> call({"attention"}, q, k, v, learned.scale, learned.alibi_slopes,
+                    learned.relative_bias, learned.sinks, learned.bias);
   const Index B = q.extent(0), H = q.extent(1), L = q.extent(2);
+  const AttentionOptions<T> all = detail::with_learned(options, learned, call);
   const Out<T, 4> heads = call.output(Shape{B, L, H, v.extent(3)});
   const Out<T, 4> o = transpose(heads, 1, 2);
   Out<T, 4> kept;
   if (path == Path::flash) {
     kept = call.kept(Shape{B, H, L, 2});
-    flash_attention_forward(q.value(), k.value(), v.value(), options, o, kept, call.context());
+    flash_attention_forward(q.value(), k.value(), v.value(), all, o, kept, call.context());
     call.save_output();
   } else {
     kept = call.scratch(Shape{B, H, L, k.extent(2)});
-    attention_forward(q.value(), k.value(), v.value(), options, kept, o, call.context());
+    attention_forward(q.value(), k.value(), v.value(), all, kept, o, call.context());
   }
-  detail::AttentionNode<T> node{{call.save(q), call.save(k), call.save(v)}, o, kept, options, path};
+  detail::AttentionNode<T> node{{call.save(q), call.save(k), call.save(v)}, o, kept, all, path};
   const auto to_q = call.target(q), to_k = call.target(k), to_v = call.target(v);
-  return call.finish(In<T, 4>(o),
-                     [node, to_q, to_k, to_v](BackwardPass<T>& pass, In<T, 4> d_o) mutable {
-                       pass.assign(
-                           [&](Out<T, 4> dq, Out<T, 4> dk, Out<T, 4> dv) {
-                             node.backward(d_o, {dq, dk, dv}, pass.context());
-                           },
-                           to_q, to_k, to_v);
-                     });
+  const auto to_scale = call.added_target(learned.scale),
+             to_slopes = call.added_target(learned.alibi_slopes),
+             to_sinks = call.added_target(learned.sinks);
+  const auto to_table = call.added_target(learned.relative_bias);
+  const auto to_bias = call.added_target(learned.bias);
+  const auto backward = [=](BackwardPass<T>& pass, In<T, 4> d_o) mutable {
+    const auto into = [&](Out<T, 4> dq, Out<T, 4> dk, Out<T, 4> dv, InOut<T, 1> d_scale,
+                          InOut<T, 1> d_slopes, InOut<T, 1> d_sinks, InOut<T, 2> d_table,
+                          InOut<T, 4> d_bias) {
+      AttentionGradients<T> to{dq, dk, dv, {d_scale, d_slopes, d_table, d_sinks, {}}};
+      if (!d_bias.absent()) to.score.d_biases[node.options.mask.biases().size() - 1] = d_bias;
+      node.backward(d_o, to, pass.context());
+    };
+    pass.assign(into, to_q, to_k, to_v, to_scale, to_slopes, to_sinks, to_table, to_bias);
+  };
+  return call.finish(In<T, 4>(o), backward);
+}
+/// The same, nothing learned but q, k and v.
+template <Scalar T>
+Variable<T, 4> attention(const Variable<T, 4>& q, const Variable<T, 4>& k, const Variable<T, 4>& v,
+                         const AttentionOptions<std::type_identity_t<T>>& options = {},
+                         Path path = Path::flash) {
+  return attention(q, k, v, options, LearnedScores<T>{}, path);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -4,6 +4,7 @@
 #include "headwise/nn/multi_head_attention_cache.hpp"
 #include "headwise/nn/multi_head_attention_positions.hpp"
 #include "headwise/nn/multi_head_attention_trace.hpp"
+#include "headwise/nn/score_gradient_tensors.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/dropout.hpp"
 #include "headwise/ops/flash_attention.hpp"
@@ -54,7 +55,7 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
                                 const MultiHeadAttentionParameters<T>& p,
                                 const MultiHeadAttentionCache<T>& cache, In<T, 3> dy,
                                 const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
-                                const Context& context) {
+                                const ScoreGradients<T>& score, const Context& context) {
   const auto [q, k, v] = heads_of(o, cache);
   const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
   const bool self = cache.self_attention;
@@ -64,10 +65,10 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
   const In<T, 4> d_heads = split_heads(d_context, o.num_heads);
   const auto options = cache.call.attention();
   if (cache.call.path == Path::materialized) {
-    attention_backward(d_heads, {q, k, v}, cache.weights, options, {dq, dk, dv}, context);
+    attention_backward(d_heads, {q, k, v}, cache.weights, options, {dq, dk, dv, score}, context);
   } else {
     flash_attention_backward(d_heads, {q, k, v}, split_heads(cache.context, o.num_heads), cache.lse,
-                             options, {dq, dk, dv}, context);
+                             options, {dq, dk, dv, score}, context);
   }
   GainGradients<T> gains = place_heads_backward<T>(o, p, cache, dq, dk, context);
   if (context.trace != nullptr) {
@@ -197,7 +198,9 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
                   {}, {}, context);
   // 5 merge_heads, 4 attention, 3 split_heads
   ProjectionGradients<T> d = projection_gradients(cache, context);
-  const GainGradients<T> gains = backward_heads(o, p, cache, dy_in, d_context, d, context);
+  ScoreGradientTensors<T> of_scores(gradients.score, context.memory);
+  const GainGradients<T> gains =
+      backward_heads(o, p, cache, dy_in, d_context, d, of_scores.views(), context);
   // 2 linear
   backward_projections(p, cache, d, inputs, context);
   if (context.trace != nullptr) {
@@ -224,6 +227,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
         [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
   }
   finish(inputs.query, gradients, context);
+  of_scores.add_to(gradients.score);
   return inputs;
 }
 

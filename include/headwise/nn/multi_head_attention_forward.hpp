@@ -39,6 +39,7 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
   }
   call.mask.require_fits(function, B, o.num_heads, L, S);
   call.attention().require_in_range(function);
+  call.score.require_heads(function, o.num_heads);
   call.output_dropout.require_valid(function);
 }
 

@@ -102,7 +102,8 @@ struct MultiHeadAttentionOptions {
   bool fused() const { return kdim == d_model && vdim == d_model; }
 };
 
-/// One call. Masks are viewed: they must outlive the call, and its backward too.
+/// One call. Masks and what changes scores are viewed: they must outlive the call, and its backward
+/// too.
 template <Scalar T>
 struct MultiHeadAttentionCall {
   AttentionMask<T> mask = {};   // none: every query sees every key
@@ -110,9 +111,10 @@ struct MultiHeadAttentionCall {
   std::optional<T> scale = {};  // 1 / sqrt(d_head)
   Dropout weight_dropout = {};  // of the attention weights; none: inference
   Dropout output_dropout = {};  // of the output, after its bias
+  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks
 
   /// The part of it that concerns attention alone.
-  AttentionOptions<T> attention() const { return {mask, scale, weight_dropout}; }
+  AttentionOptions<T> attention() const { return {mask, scale, weight_dropout, score}; }
 };
 
 }  // namespace headwise::inline v0_1

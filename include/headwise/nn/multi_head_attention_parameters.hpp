@@ -111,6 +111,9 @@ template <Scalar T>
 struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   using MultiHeadAttentionParameters<T>::MultiHeadAttentionParameters;
 
+  /// Of what changes scores, where a call's is learned: views of tensors of the caller's, added to.
+  ScoreGradients<T> score = {};
+
   /// Each gradient by its textbook name, in the shape of its parameter; absent where that is.
   ///@{
   In<T, 2> grad_W_Q() const { return this->W_Q(); }

@@ -113,7 +113,7 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   Workspace<T> workspace(
       context.executor.concurrency(),
       run.attention_backward_scratch(L, S, d, width_v, options.dropout.active(),
-                                     options.softcap.has_value() || gradients.score.any()),
+                                     options.score.softcap.has_value() || gradients.score.any()),
       context.memory);
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / sizes.G, g = t % sizes.G;

@@ -12,31 +12,24 @@
 
 namespace headwise::inline v0_1 {
 
-/// How attention is computed. What it views (masks) must outlive the call.
+/// What is done to scaled scores, in this order; then come the mask's biases and the mask. Viewed,
+/// not copied: what it views must outlive the call, and for training the backward call too.
 template <Scalar T>
-struct AttentionOptions {
-  AttentionMask<T> mask = {};   // none: every query sees every key
-  std::optional<T> scale = {};  // what q k^T is multiplied by; 1 / sqrt(d) if not given
-  Dropout dropout = {};         // of the weights
-
-  // What is done to scaled scores, in this order; then come the mask's biases and the mask.
+struct ScoreOptions {
   std::optional<T> softcap = {};       // c > 0: a score becomes c tanh(score / c)
   In<T, 1> alibi_slopes = {};          // [H]: less slope |j - i - (S - L)|
   RelativeBias<T> relative_bias = {};  // [H or 1, 2 R + 1]: plus a number for each distance
   In<T, 1> sinks = {};                 // [H]: a logit that takes weight and has no value
 
-  /// Throws ArgumentError unless scale, softcap and dropout are in range.
+  /// Throws ArgumentError unless the softcap is in range.
   void require_in_range(std::string_view function) const {
-    require(!scale || is_finite_option(*scale), function,
-            "scale is not finite, expected a number, or none for 1 / sqrt(d)");
     require(!softcap || (is_finite_option(*softcap) && T(0) < *softcap), function,
             "softcap is not a finite number above 0, expected one, or none for no cap");
-    dropout.require_valid(function);
   }
   /// Throws ShapeError unless what a head has of its own is given for each of H heads.
   void require_heads(std::string_view function, Index H) const {
     const auto require_each = [&](std::string_view name, const In<T, 1>& x) {
-      if (!x.absent()) require_shape(function, name, x, Shape{H}, "the heads of q");
+      if (!x.absent()) require_shape(function, name, x, Shape{H}, "the number of heads");
     };
     require_each("alibi_slopes", alibi_slopes);
     require_each("sinks", sinks);
@@ -48,6 +41,23 @@ struct AttentionOptions {
                         ", expected [" + std::to_string(H) +
                         " or 1, 2 R + 1] (a number for each distance from -R to R)");
     }
+  }
+};
+
+/// How attention is computed. What it views must outlive the call.
+template <Scalar T>
+struct AttentionOptions {
+  AttentionMask<T> mask = {};   // none: every query sees every key
+  std::optional<T> scale = {};  // what q k^T is multiplied by; 1 / sqrt(d) if not given
+  Dropout dropout = {};         // of the weights
+  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks
+
+  /// Throws ArgumentError unless scale, softcap and dropout are in range.
+  void require_in_range(std::string_view function) const {
+    require(!scale || is_finite_option(*scale), function,
+            "scale is not finite, expected a number, or none for 1 / sqrt(d)");
+    score.require_in_range(function);
+    dropout.require_valid(function);
   }
 };
 
@@ -116,7 +126,7 @@ AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, c
   }
   options.mask.require_fits(function, B, H, L, S);
   options.require_in_range(function);
-  options.require_heads(function, H);
+  options.score.require_heads(function, H);
   return sizes;
 }
 
@@ -125,9 +135,9 @@ template <class T>
 void require_apart_from_options(std::string_view function, const Footprint& out,
                                 const AttentionOptions<T>& options) {
   require_apart(function, out,
-                {{"alibi_slopes", options.alibi_slopes},
-                 {"relative_bias", options.relative_bias.values},
-                 {"sinks", options.sinks}});
+                {{"alibi_slopes", options.score.alibi_slopes},
+                 {"relative_bias", options.score.relative_bias.values},
+                 {"sinks", options.score.sinks}});
   const AttentionMask<T>& mask = options.mask;
   for (const BiasMask<T>& bias : mask.biases()) {
     require_apart(function, out, {{"Mask::bias", bias.values}});
@@ -149,7 +159,7 @@ HEADWISE_STRICT_MATH_BEGIN
 
 /// What the options do to the scores of head h.
 template <class T>
-HeadScore<T> head_score(const AttentionOptions<T>& options, Index h, Index L, Index S) {
+HeadScore<T> head_score(const ScoreOptions<T>& options, Index h, Index L, Index S) {
   HeadScore<T> score{.offset = S - L};
   if (options.softcap) score.softcap = *options.softcap;
   if (!options.alibi_slopes.absent()) {
@@ -189,7 +199,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           DropoutMask(options.dropout, DropoutStream::weights),
           b,
           h,
-          head_score(options, h, L, S)};
+          head_score(options.score, h, L, S)};
 }
 
 HEADWISE_STRICT_MATH_END

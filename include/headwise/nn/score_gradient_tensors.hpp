@@ -1,0 +1,62 @@
+// What a module's backward gathers of the gradients of what changes scores, before it adds to the
+// caller's: a call that fails on its way leaves those as they were.
+#pragma once
+
+#include "headwise/ops/attention_options.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// A tensor of 0 for each gradient that is asked for.
+template <class T>
+class ScoreGradientTensors {
+ public:
+  /// Throws std::bad_alloc.
+  ScoreGradientTensors(const ScoreGradients<T>& asked, std::pmr::memory_resource* memory) {
+    const auto make = [&](auto& tensor, const auto& like) {
+      if (!like.absent()) tensor = std::decay_t<decltype(tensor)>(like.shape(), memory);
+    };
+    make(scale_, asked.d_scale);
+    make(slopes_, asked.d_alibi_slopes);
+    make(table_, asked.d_relative_bias);
+    make(sinks_, asked.d_sinks);
+    for (std::size_t n = 0; n < biases_.size(); ++n) make(biases_[n], asked.d_biases[n]);
+  }
+
+  /// Views of them.
+  ScoreGradients<T> views() {
+    ScoreGradients<T> to;
+    const auto see = [](auto& view, auto& tensor) {
+      if (!tensor.absent()) view = tensor;
+    };
+    see(to.d_scale, scale_);
+    see(to.d_alibi_slopes, slopes_);
+    see(to.d_relative_bias, table_);
+    see(to.d_sinks, sinks_);
+    for (std::size_t n = 0; n < biases_.size(); ++n) see(to.d_biases[n], biases_[n]);
+    return to;
+  }
+
+  /// Adds all of them.
+  void add_to(const ScoreGradients<T>& to) const {
+    const auto add = [](const auto& tensor, const auto& sum) {
+      if (tensor.absent()) return;
+      for_each_index(tensor.shape(), [&](const auto& at) { sum(at) = sum(at) + tensor(at); });
+    };
+    add(scale_, to.d_scale);
+    add(slopes_, to.d_alibi_slopes);
+    add(table_, to.d_relative_bias);
+    add(sinks_, to.d_sinks);
+    for (std::size_t n = 0; n < biases_.size(); ++n) add(biases_[n], to.d_biases[n]);
+  }
+
+ private:
+  Tensor<T, 1> scale_, slopes_, sinks_;
+  Tensor<T, 2> table_;
+  std::array<Tensor<T, 4>, AttentionMask<T>::most> biases_;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
