@@ -1,6 +1,7 @@
 // The four attention functions: what changes scores, and its gradients, of wrong shapes or in
 // memory of something else.
 #include "bad_calls/attention_calls.hpp"
+#include "headwise/kernels/score_function.hpp"
 
 using namespace headwise_tests;
 using namespace headwise_tests::attention_calls;
@@ -61,6 +62,9 @@ std::vector<Rule> of_outputs(const std::string& name, View4<double> Call::*membe
 
 /// All that has gradients, given.
 void learn(Call& c) {
+  static const auto function = score_function(
+      std::array{1.0, 2.0}, [](auto s, const Position&, const auto& w) { return w[0] * s + w[1]; });
+  c.options.score.function = function;
   c.options.score.alibi_slopes = c.memory.tensor(4);
   c.options.score.relative_bias = {c.memory.tensor(1, 5)};
   c.options.score.sinks = c.memory.tensor(4);
@@ -152,6 +156,8 @@ std::vector<Rule> of_gradients() {
                   [=](Call& c, bool wrong, double* at) {
                     c.learned.d_biases[0] = {place(c, at, 140), Shape{1, wrong ? 1 : 4, 5, 7}};
                   }));
+  add(of_gradient("d_function", "[2]", "[3]", "the function's parameters",
+                  vector(&Learned::d_function, 2)));
   const auto folded = [](const std::string& name, auto fold) {
     return Rule{name + " holds one element at two indices, expected elements of their own",
                 [=](Call& c) {
@@ -163,6 +169,9 @@ std::vector<Rule> of_gradients() {
     return [=](Call& c) { c.learned.*member = {place(c, nullptr, 4), Shape{4}, Shape{0}}; };
   };
   all.push_back(folded("d_sinks", fold(&Learned::d_sinks)));
+  all.push_back(folded("d_function", [=](Call& c) {
+    c.learned.d_function = {place(c, nullptr, 1), Shape{2}, Shape{0}};
+  }));
   all.push_back(folded("d_alibi_slopes", fold(&Learned::d_alibi_slopes)));
   all.push_back(folded("d_relative_bias", [=](Call& c) {
     c.learned.d_relative_bias = {place(c, nullptr, 5), Shape{1, 5}, Shape{5, 0}};
@@ -206,11 +215,9 @@ TEST_CASE("gradients of all that changes scores are taken where they fit", "[bad
     Witness memory;
     Call call(memory);
     learn(call);
-    call.learned = {memory.tensor(1),
-                    memory.tensor(4),
-                    memory.tensor(1, 5),
-                    memory.tensor(4),
-                    {memory.tensor(1, 4, 5, 7)}};
+    call.learned = {
+        memory.tensor(1),           memory.tensor(4), memory.tensor(1, 5), memory.tensor(4), {},
+        {memory.tensor(1, 4, 5, 7)}};
     CAPTURE(function.name);
     CHECK_NOTHROW(function.call(call));
   }

@@ -117,13 +117,15 @@ struct Verdict {
 struct ModuleGradients {
   CrossAttentionGradients<double> inputs;
   MultiHeadAttentionGradients<double> parameters;
+  ScoreTensors<double> scores;
 };
 
 ModuleGradients module_gradients(const MultiHeadAttention<double>& module,
                                  const RandomConfiguration& c, Path path, In<double, 3> query,
                                  In<double, 3> key, In<double, 3> value, In<double, 3> dy) {
   MultiHeadAttentionCache<double> cache;
-  ModuleGradients d{{}, module.zero_gradients()};
+  ModuleGradients d{{}, module.zero_gradients(), c.score.tensors.zeros()};
+  d.parameters.score = d.scores.gradients();
   if (c.self) {
     (void)module.forward(query, c.call<double>(path), cache);
     d.inputs.query = module.backward(dy, cache, d.parameters);
@@ -132,6 +134,16 @@ ModuleGradients module_gradients(const MultiHeadAttention<double>& module,
     d.inputs = module.backward_cross(dy, cache, d.parameters);
   }
   return d;
+}
+
+/// The readable call in long double, of other values for what changes scores.
+MultiHeadAttentionCall<long double> wide_call(const RandomConfiguration& c,
+                                              const ScoreTensors<long double>& scores) {
+  auto call = c.call<long double>(Path::materialized);
+  call.score = scores.options(call.score.softcap);
+  if (call.scale) call.scale = scores.scale(0);
+  if (c.score.learned_biases) call.mask = c.mask.view<long double>(&scores.biases);
+  return call;
 }
 
 Verdict check_module(const RandomConfiguration& c) {
@@ -151,7 +163,7 @@ Verdict check_module(const RandomConfiguration& c) {
   const auto analytic = [&](Path path) {
     return module_gradients(module, c, path, q.view, k.view, v.view, d_out.view);
   };
-  const ModuleGradients flash = analytic(Path::flash), kept = analytic(Path::materialized);
+  ModuleGradients flash = analytic(Path::flash), kept = analytic(Path::materialized);
 
   MultiHeadAttention<long double> reference(o);
   auto wide_query = convert<long double>(In<double, 3>(query));
@@ -188,8 +200,15 @@ Verdict check_module(const RandomConfiguration& c) {
                                           [&](const auto& at) { wide(at) = narrow(at); });
                            compare(name, wide, named(flash.parameters), named(kept.parameters));
                          });
-  const auto call = c.call<long double>(Path::materialized);
+  ScoreTensors<long double> scores = c.score.tensors.converted<long double>();
+  scores.for_each(
+      [&](const char* name, auto& x, auto& a, auto& b) {
+        constexpr int rank = std::decay_t<decltype(x)>::rank;
+        compare(name, as_view(x), In<double, rank>(a), In<double, rank>(b));
+      },
+      flash.scores, kept.scores);
   const auto loss = [&] {
+    const auto call = wide_call(c, scores);
     return weighted_sum(dy, c.self ? reference.forward(wide_query, call)
                                    : reference.forward(wide_query, wide_key, wide_value, call));
   };
@@ -222,11 +241,13 @@ Verdict check_attention(const RandomConfiguration& c) {
   const LaidOut<double, 4> weights(Shape{c.B, H, c.L, c.S}, c.layouts[1]);
   const LaidOut<double, 4> lse(Shape{c.B, H, c.L, 2}, c.layouts[0]);
   flash_attention_forward<double>(q.view, k.view, v.view, options, flash.y.view, lse.view);
-  flash_attention_backward<double>(d_out.view, {q.view, k.view, v.view}, flash.y.view, lse.view,
-                                   options, {flash.dq.view, flash.dk.view, flash.dv.view});
+  ScoreTensors<double> flash_scores = c.score.tensors.zeros(), kept_scores = flash_scores;
+  flash_attention_backward<double>(
+      d_out.view, {q.view, k.view, v.view}, flash.y.view, lse.view, options,
+      {flash.dq.view, flash.dk.view, flash.dv.view, flash_scores.gradients()});
   attention_forward<double>(q.view, k.view, v.view, options, weights.view, kept.y.view);
   attention_backward<double>(d_out.view, {q.view, k.view, v.view}, weights.view, options,
-                             {kept.dq.view, kept.dk.view, kept.dv.view});
+                             {kept.dq.view, kept.dk.view, kept.dv.view, kept_scores.gradients()});
 
   auto wide_q = convert<long double>(In<double, 4>(query));
   auto wide_k = convert<long double>(In<double, 4>(key));
@@ -240,9 +261,17 @@ Verdict check_attention(const RandomConfiguration& c) {
   verdict.paths = std::max({error_of<4>(flash.dq.view, kept.dq.view, max_dy),
                             error_of<4>(flash.dk.view, kept.dk.view, max_dy),
                             error_of<4>(flash.dv.view, kept.dv.view, max_dy)});
-  const auto wide_options = c.call<long double>(Path::materialized).attention();
+  ScoreTensors<long double> scores = c.score.tensors.converted<long double>();
+  scores.for_each(
+      [&](const char* name, auto& x, auto& a, auto& b) {
+        constexpr int rank = std::decay_t<decltype(x)>::rank;
+        check.input(name, as_view(x), In<double, rank>(a));
+        verdict.paths = std::max(verdict.paths, error_of<rank>(b, a, max_dy));
+      },
+      flash_scores, kept_scores);
   Tensor4<long double> wide_weights(Shape{c.B, H, c.L, c.S}), wide_y(dy.shape());
   verdict.report = check.run([&] {
+    const auto wide_options = wide_call(c, scores).attention();
     attention_forward<long double>(wide_q, wide_k, wide_v, wide_options, wide_weights, wide_y);
     return weighted_sum(dy, wide_y);
   });

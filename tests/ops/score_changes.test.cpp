@@ -6,6 +6,7 @@
 #include "support/attention_case.hpp"
 #include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
+#include "support/score_tensors.hpp"
 
 using namespace headwise_tests;
 
@@ -62,34 +63,16 @@ std::vector<Recipe<T>> score_recipes() {
 
 /// The gradients of all that a case has, each beginning with 1: they are added to.
 template <class T>
-struct Learned {
-  Tensor<T, 1> scale{Shape{1}};
-  Tensor<T, 1> slopes, sinks;
-  Tensor<T, 2> table;
-  std::vector<Tensor4<T>> biases;
-
+struct Learned : ScoreTensors<T> {
   explicit Learned(const AttentionOptions<T>& options) {
-    if (!options.score.alibi_slopes.absent())
-      slopes = Tensor<T, 1>(options.score.alibi_slopes.shape());
-    if (!options.score.sinks.absent()) sinks = Tensor<T, 1>(options.score.sinks.shape());
-    const auto& values = options.score.relative_bias.values;
-    if (!values.absent()) table = Tensor<T, 2>(values.shape());
-    for (const auto& bias : options.mask.biases()) biases.emplace_back(bias.values.shape());
-    each([](auto& x) { std::fill(x.begin(), x.end(), T(1)); });
-  }
-  template <class F>
-  void each(F f) {
-    f(scale), f(slopes), f(sinks), f(table);
-    for (auto& bias : biases) f(bias);
-  }
-  ScoreGradients<T> gradients() {
-    ScoreGradients<T> to;
-    to.d_scale = scale;
-    if (!slopes.absent()) to.d_alibi_slopes = slopes;
-    if (!sinks.absent()) to.d_sinks = sinks;
-    if (!table.absent()) to.d_relative_bias = table;
-    for (std::size_t n = 0; n < biases.size(); ++n) to.d_biases[n] = biases[n];
-    return to;
+    const ScoreOptions<T>& score = options.score;
+    this->scale = Tensor<T, 1>(Shape{1});
+    if (!score.alibi_slopes.absent()) this->slopes = Tensor<T, 1>(score.alibi_slopes.shape());
+    if (!score.sinks.absent()) this->sinks = Tensor<T, 1>(score.sinks.shape());
+    const auto& values = score.relative_bias.values;
+    if (!values.absent()) this->table = Tensor<T, 2>(values.shape());
+    for (const auto& bias : options.mask.biases()) this->biases.emplace_back(bias.values.shape());
+    this->for_each([](const char*, auto& x) { std::fill(x.begin(), x.end(), T(1)); });
   }
 };
 

@@ -67,6 +67,11 @@ inline std::vector<std::string> features(const RandomConfiguration& c) {
     note(holds(-std::numeric_limits<double>::infinity()), "bias -inf");
   }
   note(m.biases.size() == 2, "two biases");
+  const RandomScores& s = c.score;
+  note(s.softcap.has_value(), "softcap"), note(s.learned_biases, "learned biases");
+  note(!s.tensors.slopes.absent(), "alibi"), note(!s.tensors.sinks.absent(), "sinks");
+  note(!s.tensors.table.absent(), "relative bias");
+  note(s.softcap && !s.tensors.sinks.absent(), "softcap and sinks");
   note(c.dead_rows > 0, "dead rows"), note(c.scale.has_value(), "given scale");
   note(c.weight_dropout.active(), "weight dropout");
   note(c.output_dropout.active(), "output dropout");

@@ -13,6 +13,7 @@
 
 #include "headwise/nn/multi_head_attention.hpp"
 #include "headwise/tensor/dual.hpp"
+#include "support/score_tensors.hpp"
 #include "support/tile_sizes.hpp"
 
 namespace headwise_tests {
@@ -109,8 +110,9 @@ struct RandomMask {
            static_cast<int>(pairs.size() + biases.size());
   }
 
+  /// Of its own biases, or of others of the same shapes.
   template <class T>
-  AttentionMask<T> view() const {
+  AttentionMask<T> view(const std::vector<Tensor<T, 4>>* others = nullptr) const {
     AttentionMask<T> mask;
     if (causal) mask.add(headwise::causal);
     if (window != 0) mask.add(Mask::window(window));
@@ -123,8 +125,9 @@ struct RandomMask {
       if (p.form == Form::square) mask.add(p.keep ? Mask::keep(square) : Mask::drop(square));
       if (p.form == Form::keys) mask.add(p.keep ? Mask::keep_keys(keys) : Mask::drop_keys(keys));
     }
-    for (const Bias& bias : biases) {
-      const In<T, 4> values = values_of<T>(bias);
+    for (std::size_t n = 0; n < biases.size(); ++n) {
+      const Bias& bias = biases[n];
+      const In<T, 4> values = others != nullptr ? In<T, 4>((*others)[n]) : values_of<T>(bias);
       const Shape<4>& s = values.shape();
       mask.add(bias.square ? Mask::bias(In<T, 2>(values.data(), Shape{s[2], s[3]}))
                            : Mask::bias(values));
@@ -143,6 +146,26 @@ struct RandomMask {
   }
 };
 
+/// What is done to scores, in double and, the same values, for calls of other types.
+struct RandomScores {
+  std::optional<double> softcap = {};
+  bool learned_biases = false;  // gradients of the mask's, where all are numbers like others
+  ScoreTensors<double> tensors = {};
+  std::tuple<ScoreTensors<long double>, ScoreTensors<Dual<double>>, ScoreTensors<Dual<long double>>>
+      others = {};
+
+  template <class T>
+  ScoreOptions<T> view() const {
+    std::optional<T> cap;
+    if (softcap) cap = T(*softcap);
+    if constexpr (std::is_same_v<T, double>) {
+      return tensors.options(cap);
+    } else {
+      return std::get<ScoreTensors<T>>(others).options(cap);
+    }
+  }
+};
+
 /// One call, with everything that may vary from one to the next.
 struct RandomConfiguration {
   std::uint64_t seed = 0;
@@ -153,6 +176,7 @@ struct RandomConfiguration {
   std::optional<double> scale = {};
   Dropout weight_dropout = {}, output_dropout = {};
   RandomMask mask = {};
+  RandomScores score = {};
   std::array<Layout, 4> layouts = {};  // of query, key, value and dy
   Index dead_rows = 0;                 // queries of all heads that see no key
 
@@ -160,6 +184,7 @@ struct RandomConfiguration {
   MultiHeadAttentionCall<T> call(Path path) const {
     MultiHeadAttentionCall<T> call;
     call.mask = mask.view<T>();
+    call.score = score.view<T>();
     call.path = path;
     if (scale) call.scale = static_cast<T>(*scale);
     call.weight_dropout = weight_dropout;
@@ -303,6 +328,30 @@ inline void draw_positions(RandomConfiguration& c) {
   o.rotary = rotary;
 }
 
+/// What is done to scores, likewise. Caps are near the scores, where they bend.
+inline void draw_scores(RandomConfiguration& c) {
+  Draw draw(c.seed + 4000000);
+  RandomScores& s = c.score;
+  const Index H = c.options.num_heads;
+  if (draw.coin(0.4)) s.softcap = 0.5 + 3 * draw.unit();
+  if (draw.coin(0.3)) s.tensors.slopes = draw.tensor<double>(Shape{H});
+  if (draw.coin(0.3)) s.tensors.sinks = draw.tensor<double>(Shape{H});
+  if (draw.coin(0.3)) {
+    const Index reach = draw.between(0, draw.coin(0.8) ? 5 : 100);
+    s.tensors.table = draw.tensor<double>(Shape{draw.coin(0.7) ? H : 1, 2 * reach + 1});
+  }
+  if (c.scale) s.tensors.scale = Tensor<double, 1>(Shape{1}), s.tensors.scale(0) = *c.scale;
+  s.learned_biases = !c.mask.biases.empty();
+  for (const auto& bias : c.mask.biases) {
+    for (const double value : bias.values) s.learned_biases = s.learned_biases && value > -1e8;
+  }
+  for (const auto& bias : c.mask.biases) {
+    if (s.learned_biases) s.tensors.biases.push_back(bias.values);
+  }
+  s.others = {s.tensors.converted<long double>(), s.tensors.converted<Dual<double>>(),
+              s.tensors.converted<Dual<long double>>()};
+}
+
 /// The configuration of this number.
 inline RandomConfiguration random_configuration(std::uint64_t seed) {
   Draw draw(seed);
@@ -319,6 +368,7 @@ inline RandomConfiguration random_configuration(std::uint64_t seed) {
   for (Layout& layout : c.layouts) layout = static_cast<Layout>(draw.between(0, 4));
   c.dead_rows = count_dead_rows(c, -1e9);
   draw_positions(c);
+  draw_scores(c);
   for (auto& bias : c.mask.biases) {
     const In<double, 4> values = bias.values;
     bias.others = {convert<long double>(values), convert<Dual<double>>(values),

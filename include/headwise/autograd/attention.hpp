@@ -118,7 +118,7 @@ Variable<T, 4> attention(const Variable<T, 4>& q, const Variable<T, 4>& k, const
     const auto into = [&](Out<T, 4> dq, Out<T, 4> dk, Out<T, 4> dv, InOut<T, 1> d_scale,
                           InOut<T, 1> d_slopes, InOut<T, 1> d_sinks, InOut<T, 2> d_table,
                           InOut<T, 4> d_bias) {
-      AttentionGradients<T> to{dq, dk, dv, {d_scale, d_slopes, d_table, d_sinks, {}}};
+      AttentionGradients<T> to{dq, dk, dv, {d_scale, d_slopes, d_table, d_sinks, {}, {}}};
       if (!d_bias.absent()) to.score.d_biases[node.options.mask.biases().size() - 1] = d_bias;
       node.backward(d_o, to, pass.context());
     };

@@ -45,16 +45,18 @@ struct AttentionHead {
 /// Where what flows into the scores of a head is added; null for what nobody asks.
 template <class T>
 struct ScoreFlows {
-  T* scale = nullptr;  // one number: what flows into the scale
-  T* slope = nullptr;  // one number: into the slope of ALiBi
-  Row<T> table = {};   // [2 reach + 1]: into the biases by distance
-  Row<T> sink = {};    // one number: into the sink's logit
+  T* scale = nullptr;    // one number: what flows into the scale
+  T* slope = nullptr;    // one number: into the slope of ALiBi
+  Row<T> table = {};     // [2 reach + 1]: into the biases by distance
+  Row<T> sink = {};      // one number: into the sink's logit
+  Row<T> function = {};  // [P]: into the parameters of the user's function
   Matrix<T> biases[std::size_t{AttentionMask<T>::most}] = {};  // [L, S] each, steps 0 where shared
 
   bool by_distance() const { return slope != nullptr || table.data != nullptr; }
   /// Whether anybody asks.
   bool any() const {
-    bool asked = by_distance() || scale != nullptr || sink.data != nullptr;
+    bool asked =
+        by_distance() || scale != nullptr || sink.data != nullptr || function.data != nullptr;
     for (const Matrix<T>& bias : biases) asked = asked || bias.data != nullptr;
     return asked;
   }
@@ -104,7 +106,7 @@ template <class T>
 constexpr std::int64_t readable_backward_extras(const AttentionHead<T>& head,
                                                 const ScoreFlows<T>& flows) {
   std::int64_t extra = head.dropout.active() ? 2 : 0;
-  if (head.score.caps() || flows.any()) extra += 2 * head.d;
+  if (head.score.returns() || flows.any()) extra += 2 * head.d;
   if (head.score.caps()) extra += 8;
   for (const Matrix<T>& bias : flows.biases) extra += bias.data != nullptr ? 1 : 0;
   return extra + (flows.slope != nullptr ? 2 : 0) + (flows.table.data != nullptr ? 1 : 0) +

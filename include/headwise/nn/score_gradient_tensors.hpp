@@ -21,6 +21,7 @@ class ScoreGradientTensors {
     make(slopes_, asked.d_alibi_slopes);
     make(table_, asked.d_relative_bias);
     make(sinks_, asked.d_sinks);
+    make(function_, asked.d_function);
     for (std::size_t n = 0; n < biases_.size(); ++n) make(biases_[n], asked.d_biases[n]);
   }
 
@@ -34,6 +35,7 @@ class ScoreGradientTensors {
     see(to.d_alibi_slopes, slopes_);
     see(to.d_relative_bias, table_);
     see(to.d_sinks, sinks_);
+    see(to.d_function, function_);
     for (std::size_t n = 0; n < biases_.size(); ++n) see(to.d_biases[n], biases_[n]);
     return to;
   }
@@ -48,11 +50,12 @@ class ScoreGradientTensors {
     add(slopes_, to.d_alibi_slopes);
     add(table_, to.d_relative_bias);
     add(sinks_, to.d_sinks);
+    add(function_, to.d_function);
     for (std::size_t n = 0; n < biases_.size(); ++n) add(biases_[n], to.d_biases[n]);
   }
 
  private:
-  Tensor<T, 1> scale_, slopes_, sinks_;
+  Tensor<T, 1> scale_, slopes_, sinks_, function_;
   Tensor<T, 2> table_;
   std::array<Tensor<T, 4>, AttentionMask<T>::most> biases_;
 };

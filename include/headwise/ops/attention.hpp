@@ -112,8 +112,9 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   Workspace<T> workspace(
       context.executor.concurrency(),
-      run.attention_backward_scratch(L, S, d, width_v, options.dropout.active(),
-                                     options.score.softcap.has_value() || gradients.score.any()),
+      run.attention_backward_scratch(
+          L, S, d, width_v, options.dropout.active(),
+          options.score.softcap || !options.score.function.absent() || gradients.score.any()),
       context.memory);
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / sizes.G, g = t % sizes.G;

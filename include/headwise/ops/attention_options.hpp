@@ -19,25 +19,28 @@ struct ScoreOptions {
   std::optional<T> softcap = {};       // c > 0: a score becomes c tanh(score / c)
   In<T, 1> alibi_slopes = {};          // [H]: less slope |j - i - (S - L)|
   RelativeBias<T> relative_bias = {};  // [H or 1, 2 R + 1]: plus a number for each distance
-  In<T, 1> sinks = {};                 // [H]: a logit that takes weight and has no value
+  // Then, behind the mask's biases, a function of one's own, of which this is a view
+  // (kernels/score_function.hpp); what hides pairs is asked apart from it.
+  ScoreFunctionRef<T> function = {};
+  In<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value
 
   /// Throws ArgumentError unless the softcap is in range.
-  void require_in_range(std::string_view function) const {
-    require(!softcap || (is_finite_option(*softcap) && T(0) < *softcap), function,
+  void require_in_range(std::string_view caller) const {
+    require(!softcap || (is_finite_option(*softcap) && T(0) < *softcap), caller,
             "softcap is not a finite number above 0, expected one, or none for no cap");
   }
   /// Throws ShapeError unless what a head has of its own is given for each of H heads.
-  void require_heads(std::string_view function, Index H) const {
+  void require_heads(std::string_view caller, Index H) const {
     const auto require_each = [&](std::string_view name, const In<T, 1>& x) {
-      if (!x.absent()) require_shape(function, name, x, Shape{H}, "the number of heads");
+      if (!x.absent()) require_shape(caller, name, x, Shape{H}, "the number of heads");
     };
     require_each("alibi_slopes", alibi_slopes);
     require_each("sinks", sinks);
     const In<T, 2>& table = relative_bias.values;
     if (table.absent()) return;
-    require_countable(function, "relative_bias", table);
+    require_countable(caller, "relative_bias", table);
     if ((table.extent(0) != H && table.extent(0) != 1) || table.extent(1) % 2 == 0) {
-      raise<ShapeError>(std::string(function) + ": relative_bias is " + table.shape().format() +
+      raise<ShapeError>(std::string(caller) + ": relative_bias is " + table.shape().format() +
                         ", expected [" + std::to_string(H) +
                         " or 1, 2 R + 1] (a number for each distance from -R to R)");
     }
@@ -74,13 +77,14 @@ struct ScoreGradients {
   InOut<T, 1> d_alibi_slopes = {};   // [H]
   InOut<T, 2> d_relative_bias = {};  // [H or 1, 2 R + 1], as its values
   InOut<T, 1> d_sinks = {};          // [H]
+  InOut<T, 1> d_function = {};       // [P], of the parameters of a function of one's own
   // Of the mask's biases in the order in which they were listed, each of its bias's shape.
   std::array<InOut<T, 4>, AttentionMask<T>::most> d_biases = {};
 
   /// Whether one is asked for.
   bool any() const {
     bool asked = !d_scale.absent() || !d_alibi_slopes.absent() || !d_relative_bias.absent() ||
-                 !d_sinks.absent();
+                 !d_sinks.absent() || !d_function.absent();
     for (const InOut<T, 4>& d_bias : d_biases) asked = asked || !d_bias.absent();
     return asked;
   }
@@ -159,8 +163,10 @@ HEADWISE_STRICT_MATH_BEGIN
 
 /// What the options do to the scores of head h.
 template <class T>
-HeadScore<T> head_score(const ScoreOptions<T>& options, Index h, Index L, Index S) {
+HeadScore<T> head_score(const ScoreOptions<T>& options, Index b, Index h, Index L, Index S) {
   HeadScore<T> score{.offset = S - L};
+  score.function = options.function;
+  score.first = {b, h, 0, 0};
   if (options.softcap) score.softcap = *options.softcap;
   if (!options.alibi_slopes.absent()) {
     score.alibi = true;
@@ -199,7 +205,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           DropoutMask(options.dropout, DropoutStream::weights),
           b,
           h,
-          head_score(options.score, h, L, S)};
+          head_score(options.score, b, h, L, S)};
 }
 
 HEADWISE_STRICT_MATH_END

@@ -24,6 +24,12 @@ void require_score_gradients(std::string_view function, const ScoreGradients<T>&
     require_apart(function, {"d_scale", gradients.d_scale}, others);
     require_apart_from_options<T>(function, {"d_scale", gradients.d_scale}, options);
   }
+  if (!gradients.d_function.absent()) {
+    require_shape(function, "d_function", gradients.d_function,
+                  Shape{options.score.function.parameters}, "the function's parameters");
+    require_apart(function, {"d_function", gradients.d_function}, others);
+    require_apart_from_options<T>(function, {"d_function", gradients.d_function}, options);
+  }
   require_like("d_alibi_slopes", gradients.d_alibi_slopes, options.score.alibi_slopes);
   require_like("d_relative_bias", gradients.d_relative_bias, options.score.relative_bias.values);
   require_like("d_sinks", gradients.d_sinks, options.score.sinks);
@@ -56,6 +62,9 @@ kernels::ScoreFlows<T> flows_into(const ScoreGradients<T>& to, Index b, Index h)
   if (const auto& table = to.d_relative_bias; !table.absent()) {
     flows.table = {&table(table.extent(0) == 1 ? 0 : h, 0), table.stride(1)};
   }
+  if (const auto& parameters = to.d_function; parameters.size() > 0) {
+    flows.function = {&parameters(0), parameters.stride(0)};
+  }
   for (std::size_t n = 0; n < to.d_biases.size(); ++n) {
     flows.biases[n] = bias_gradient(to.d_biases[n], b, h);
   }
@@ -76,7 +85,7 @@ class ScoreGradientSums {
         key_blocks_(key_blocks),
         query_blocks_(query_blocks),
         width_((to.d_scale.absent() ? 0 : 1) + (to.d_alibi_slopes.absent() ? 0 : 1) +
-               to.d_relative_bias.extent(1)),
+               to.d_relative_bias.extent(1) + to.d_function.extent(0)),
         by_keys_(1, sizes.B * sizes.H * key_blocks * width_, memory),
         by_queries_(1, to.d_sinks.absent() ? 0 : sizes.B * sizes.H * query_blocks, memory) {
     std::fill_n(sums(0, 0, 0), sizes.B * sizes.H * key_blocks * width_, T(0));
@@ -107,6 +116,9 @@ class ScoreGradientSums {
     if (into.scale != nullptr) into.scale = next++;
     if (into.slope != nullptr) into.slope = next++;
     if (into.table.data != nullptr) into.table = {next, 1};
+    if (into.function.data != nullptr) {
+      into.function = {next + to_.d_relative_bias.extent(1), 1};
+    }
     return into;
   }
   /// What queries i0 ... i0 + rows - 1 of a head return to its sink: less weight times delta each.
@@ -147,7 +159,10 @@ class ScoreGradientSums {
     if (into.scale != nullptr) *into.scale = *into.scale + *part++;
     if (into.slope != nullptr) *into.slope = *into.slope + *part++;
     for (Index n = 0; n < to_.d_relative_bias.extent(1); ++n) {
-      into.table[n] = into.table[n] + part[n];
+      into.table[n] = into.table[n] + *part++;
+    }
+    for (Index p = 0; p < to_.d_function.extent(0); ++p) {
+      into.function[p] = into.function[p] + *part++;
     }
   }
 

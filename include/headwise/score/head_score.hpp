@@ -2,6 +2,7 @@
 // Kernels run them over their tiles; the readable attention calls them pair by pair.
 #pragma once
 
+#include "headwise/score/score_function.hpp"
 #include "headwise/score/visibility.hpp"
 
 namespace headwise::inline v0_1 {
@@ -24,8 +25,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// Softcap, biases by distance and the sink of head h, of L queries and S keys. Distances are
-/// j - i - (S - L): 0 where a query meets its own key.
+/// Softcap, biases by distance, the user's function and the sink of head h, of L queries and S
+/// keys. Distances are j - i - (S - L): 0 where a query meets its own key.
 template <Scalar T>
 struct HeadScore {
   T softcap = T(0);          // 0 for none
@@ -38,8 +39,14 @@ struct HeadScore {
   T sink = T(0);     // the sink's logit
   Index offset = 0;  // S - L
 
+  ScoreFunctionRef<T> function = {};
+  Position first = {};  // of the head: its batch element and number
+
   /// Whether a score is more than scale q k^T + the biases of its mask.
-  bool changes() const { return caps() || by_distance(); }
+  bool changes() const { return caps() || by_distance() || calls(); }
+  /// Whether what flows into a score is not what flows into scale q k^T.
+  bool returns() const { return caps() || calls(); }
+  bool calls() const { return !function.absent(); }
   bool caps() const { return softcap != T(0); }
   bool by_distance() const { return alibi || table != nullptr; }
   /// Whether the sink takes weight: one that is as low as a bias that hides does not.
@@ -69,11 +76,20 @@ struct HeadScore {
   static T magnitude(Index distance) {
     return T(static_cast<double>(distance < 0 ? -distance : distance));
   }
-  /// The changed score of a pair, from scale q k^T.
+  /// The changed score of a pair, from scale q k^T, before biases of pairs and the user's function.
   T operator()(const T& s, Index i, Index j) const {
     T changed = caps() ? cap(s) : s;
     if (by_distance()) changed = changed + distance_bias(distance(i, j));
     return changed;
+  }
+  /// Pairs from (i, j) on.
+  PairRun run(Index i, Index j, Index query_step, Index key_step, Index count) const {
+    return {{first.batch, first.head, i, j}, query_step, key_step, count};
+  }
+  /// What the user's function makes of a score.
+  T call(T s, Index i, Index j) const {
+    if (calls()) function.change(function.function, run(i, j, 0, 1, 1), &s);
+    return s;
   }
   /// Operations that this costs a pair, forward: quotient, tanh and product; product and
   /// difference; sum.

@@ -129,6 +129,29 @@ class HeadVisibility {
     return true;
   }
 
+  /// The same of all of a run of keys, a byte each.
+  void kept(Index i, KeyRange keys, std::uint8_t* bytes) const {
+    const KeyRange hidden = gap(i);
+    for (Index n = 0; n < keys.size(); ++n) {
+      const Index j = keys.begin + n;
+      bytes[n] = static_cast<std::uint8_t>(j < hidden.begin || j >= hidden.end);
+    }
+    for (int t = 0; t < pair_count_; ++t) {
+      const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
+      const bool* from = &pairs.at(i, keys.begin);
+      Index n = 0;
+      constexpr Index together = 16;  // a loop of constant count becomes vectors
+      for (; pairs.column == 1 && n + together <= keys.size(); n += together) {
+        for (Index m = 0; m < together; ++m) {
+          bytes[n + m] = static_cast<std::uint8_t>(bytes[n + m] & (from[n + m] == keep));
+        }
+      }
+      for (; n < keys.size(); ++n) {
+        bytes[n] = static_cast<std::uint8_t>(bytes[n] & (from[n * pairs.column] == keep));
+      }
+    }
+  }
+
   /// For a pair within the range: whether no mask hides it.
   bool pair_visible(Index i, Index j) const {
     if (!kept(i, j)) return false;

@@ -1,0 +1,45 @@
+// A score function of the user's own, without its type: what kernels call, a run of pairs at a
+// time.
+#pragma once
+
+#include "headwise/tensor/scalar.hpp"
+#include "headwise/tensor/shape.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// Where a pair stands.
+struct Position {
+  Index batch = 0, head = 0;  // b and h
+  Index query = 0, key = 0;   // i and j, from 0
+};
+
+/// Pairs in a row: the first, and how far the next stands from each.
+struct PairRun {
+  Position first;
+  Index query_step, key_step, count;
+  /// The n-th of them.
+  HEADWISE_INLINE constexpr Position operator()(Index n) const {
+    return {first.batch, first.head, first.query + n * query_step, first.key + n * key_step};
+  }
+};
+
+/// A view of a score function: kernels/score_function.hpp makes them. What it views must outlive
+/// the call, and for training the backward call too.
+template <Scalar T>
+struct ScoreFunctionRef {
+  const void* function = nullptr;  // null for none
+  Index parameters = 0;            // P, of which it has gradients
+  /// scores[n] becomes f(scores[n]).
+  void (*change)(const void* function, const PairRun& run, T* scores) = nullptr;
+  /// The same, and slopes[n] becomes df / d scores[n].
+  void (*change_with_slopes)(const void* function, const PairRun& run, T* scores,
+                             T* slopes) = nullptr;
+  /// sums[p step] += flow[n] df / d parameter p at scores[n], where flow[n] is not 0.
+  void (*add_flows)(const void* function, const PairRun& run, const T* scores, const T* flow,
+                    T* sums, Index step) = nullptr;
+
+  /// Whether there is none.
+  bool absent() const { return function == nullptr; }
+};
+
+}  // namespace headwise::inline v0_1
