@@ -66,11 +66,10 @@ template <template <class> class Module, Scalar T>
 Module<Dual<T>> along(const Module<T>& module, const typename Module<T>::Gradients& u) {
   Module<Dual<T>> result(module.options());
   auto& parameters = result.parameters();
-  detail::for_each_of_both<T>("along", "", parameters, module.parameters(),
-                              [](auto to, auto from) {
-                                copy(from, values(to));
-                                fill(derivatives(to), 0);
-                              });
+  detail::for_each_of_both<T>("along", "", parameters, module.parameters(), [](auto to, auto from) {
+    copy(from, values(to));
+    fill(derivatives(to), 0);
+  });
   detail::for_each_of_both<T>("along", "u.", parameters, u,
                               [](auto to, auto from) { copy(from, derivatives(to)); });
   return result;
