@@ -21,6 +21,8 @@ void everything() {
   const Tensor2<double> x({1, 3});
   const auto same = [](const Tensor2<double>& at) { return at; };
   std::cout << check_op(same, same, x) << close_to(x, x, 0) << eigen_map(x).sum();
+  const auto moving = [](const Tensor2<Dual<double>>& at) { return at; };
+  std::cout << jvp(moving, x, x).derivative << hessian_vector_product(moving, x, x);
   GradientCheck<double> check;
   std::cout << check.run([] { return 0.0; });
 }

@@ -30,10 +30,12 @@ HEADWISE_STRICT_MATH_BEGIN
 /// Source  Griewank and Walther, Evaluating Derivatives (2008), chapter 3.
 template <class T>
 struct Dual {
-  T value{};
-  T derivative{};
+  T value{};       // what a plain number would be
+  T derivative{};  // along the one direction
 
+  /// The constant 0.
   constexpr Dual() = default;
+  /// A number that moves: a + b e.
   HEADWISE_INLINE constexpr Dual(const T& a, const T& b) : value(a), derivative(b) {}
   /// A constant.
   template <class U>
@@ -81,10 +83,13 @@ struct Dual {
     return {a.value / divisor, a.derivative / divisor};
   }
 
+  /// What the operator says, stored.
+  ///@{
   HEADWISE_INLINE constexpr Dual& operator+=(const Dual& b) { return *this = *this + b; }
   HEADWISE_INLINE constexpr Dual& operator-=(const Dual& b) { return *this = *this - b; }
   HEADWISE_INLINE constexpr Dual& operator*=(const Dual& b) { return *this = *this * b; }
   HEADWISE_INLINE constexpr Dual& operator/=(const Dual& b) { return *this = *this / b; }
+  ///@}
 
   HEADWISE_INLINE friend constexpr bool operator==(const Dual& a, const Dual& b) {
     return a.value == b.value && a.derivative == b.derivative;
@@ -184,6 +189,7 @@ HEADWISE_STRICT_MATH_END
 /// Whether T is a Dual.
 template <class T>
 inline constexpr bool is_dual = false;
+/// It is one.
 template <class T>
 inline constexpr bool is_dual<Dual<T>> = true;
 
@@ -196,6 +202,8 @@ class std::numeric_limits<headwise::Dual<T>> : public std::numeric_limits<T> {
   using Base = std::numeric_limits<T>;
 
  public:
+  /// What T has under that name, as a constant.
+  ///@{
   static constexpr Number min() { return Number((Base::min)()); }
   static constexpr Number max() { return Number((Base::max)()); }
   static constexpr Number lowest() { return Number(Base::lowest()); }
@@ -205,4 +213,5 @@ class std::numeric_limits<headwise::Dual<T>> : public std::numeric_limits<T> {
   static constexpr Number quiet_NaN() { return Number(Base::quiet_NaN()); }
   static constexpr Number signaling_NaN() { return Number(Base::signaling_NaN()); }
   static constexpr Number denorm_min() { return Number(Base::denorm_min()); }
+  ///@}
 };
