@@ -15,7 +15,7 @@ TEST_CASE("a document is found from each of its keys, however long it is", "[sco
     for (Index j = 0; j < S; ++j) ids(1, 2 * j) = static_cast<std::int32_t>(9 - of(j));
     const In<std::int32_t, 2> every_second(&ids(0, 0), Shape{2, S}, Shape{2 * S, 2});
     const DocumentRow row(Mask::documents(every_second), 1);
-    bool right = row.given();
+    bool right = row.present();
     for (Index j = 0; j < S; ++j) {
       const KeyRange keys = row.around(j);
       right = right && keys.begin == (of(j) == 0 ? 0 : 5 + (of(j) - 1) * length) &&
