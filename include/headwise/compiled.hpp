@@ -7,6 +7,7 @@
 
 #include "headwise/nn/multi_head_attention.hpp"
 #include "headwise/nn/transformer_block.hpp"
+#include "headwise/ops/packed_attention.hpp"
 #include "headwise/ops/softmax.hpp"
 
 #if !defined(HEADWISE_INSTANCE)
@@ -50,7 +51,13 @@
                                                     Out<T, 4>, const Context&);                    \
   HEADWISE_INSTANCE void flash_attention_backward<T>(                                              \
       In<T, 4>, const AttentionInputs<T>&, In<T, 4>, In<T, 4>, const AttentionOptions<T>&,         \
-      const AttentionGradients<T>&, const Context&);
+      const AttentionGradients<T>&, const Context&);                                               \
+  HEADWISE_INSTANCE void packed_attention_forward<T>(const PackedSequences<T>&,                    \
+                                                     const AttentionOptions<T>&, Out<T, 3>,        \
+                                                     Out<T, 3>, const Context&);                   \
+  HEADWISE_INSTANCE void packed_attention_backward<T>(                                             \
+      In<T, 3>, const PackedSequences<T>&, In<T, 3>, In<T, 3>, const AttentionOptions<T>&,         \
+      const PackedGradients<T>&, const Context&);
 
 #define HEADWISE_INSTANCES_OF_MODULE(T)                                                            \
   HEADWISE_INSTANCE Tensor<T, 3> multi_head_attention_forward<T>(                                  \

@@ -26,6 +26,8 @@ std::vector<Exception> exceptions() {
       {"MultiHeadAttention::backward_cross: the cache is of a call with separate keys and values: "
        "use backward_cross",
        "that cache is the right one"},
+      {"packed_attention_forward: * overlaps Mask::documents, *", "it takes none of these"},
+      {"packed_attention_backward: * overlaps Mask::documents, *", "it takes none of these"},
       {"SafetensorsWriter::merge: name __metadata__ is the format's own",
        "no writer holds such a tensor"},
   };

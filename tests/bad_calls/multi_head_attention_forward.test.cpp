@@ -10,6 +10,7 @@ const double infinity = std::numeric_limits<double>::infinity(),
              nan = std::numeric_limits<double>::quiet_NaN();
 const Index far = (Index{1} << 30) + 1;
 const std::vector<Index> lengths{1, 2, 3}, outside{1, 9}, below{-1, 1};
+const Tensor2<Index> short_ids(Shape{2, 2}), parts(Shape{1, 3}, {1, 2, 1});
 
 Refusal options(const std::string& message, const Options& o) {
   return argument_error("MultiHeadAttention: " + message, [o](Witness&) { Module module(o); });
@@ -150,6 +151,26 @@ const Refusals bad_options(of_forward({
     {true, shape_of,
      "Mask::bias is [1, 1, 1, 562949953421312], expected extents whose product is at most 2^48",
      [](Attention& a) { a.call.mask.add(Mask::bias(a.m.unfounded(1, Index{1} << 49))); }},
+    {true, shape_of, "Mask::documents is [2, 2], expected [2, 3] or [1, 3] (an id for each key)",
+     [](Attention& a) { a.call.mask.add(Mask::documents(short_ids)); }},
+    {true, shape_of, "Mask::documents is [1, -3], expected extents of 0 or more",
+     [](Attention& a) {
+       a.call.mask.add(Mask::documents(In<Index, 2>(nullptr, Shape{1, -3})));
+     }},
+    {true, shape_of, "Mask::documents is [1, 3] at a null address, expected its elements",
+     [](Attention& a) {
+       a.call.mask.add(Mask::documents(In<Index, 2>(nullptr, Shape{1, 3})));
+     }},
+    {true, shape_of,
+     "Mask::documents is [1, 562949953421312], expected extents whose product is at most 2^48",
+     [](Attention& a) {
+       a.call.mask.add(
+           Mask::documents(In<Index, 2>(short_ids.data(), Shape{Index{1}, Index{1} << 49})));
+     }},
+    {true, argument_of,
+     "Mask::documents has document 1 at [0, 0] and, behind another, at [0, 2], expected the keys "
+     "of a document side by side (Mask::keep takes any pairs)",
+     [](Attention& a) { a.call.mask.add(Mask::documents(parts)); }},
     {true, argument_of, "Mask::key_lengths has 3 lengths, expected 2 (the batch size)",
      [](Attention& a) { a.call.mask.add(Mask::key_lengths(lengths)); }},
     {false, argument_of, "Mask::key_lengths holds 9, expected 0 to 5 (the number of keys)",

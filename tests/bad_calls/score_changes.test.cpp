@@ -215,9 +215,8 @@ TEST_CASE("gradients of all that changes scores are taken where they fit", "[bad
     Witness memory;
     Call call(memory);
     learn(call);
-    call.learned = {
-        memory.tensor(1),           memory.tensor(4), memory.tensor(1, 5), memory.tensor(4), {},
-        {memory.tensor(1, 4, 5, 7)}};
+    call.learned = {memory.tensor(1), memory.tensor(4), memory.tensor(1, 5),
+                    memory.tensor(4), memory.tensor(2), {memory.tensor(1, 4, 5, 7)}};
     CAPTURE(function.name);
     CHECK_NOTHROW(function.call(call));
   }

@@ -79,9 +79,9 @@ TEST_CASE("documents fit where each is one run of neighbours, under any ids", "[
   const Tensor<std::int32_t, 2> narrow(Shape{1, 5}, {5, 4, 3, 2, 1});
   for (const Documents& documents : {Mask::documents(ids), Mask::documents(narrow)}) {
     CHECK_NOTHROW(AttentionMask<float>(documents).require_fits("f", 2, 4, 3, 5));
-    CHECK(AttentionMask<float>(AttentionMask<float>(documents), causal).documents().given());
+    CHECK(AttentionMask<float>(AttentionMask<float>(documents), causal).documents().present());
   }
-  CHECK_FALSE(AttentionMask<float>(causal).documents().given());
+  CHECK_FALSE(AttentionMask<float>(causal).documents().present());
 }
 
 TEST_CASE("masks that broadcast and lengths from 0 to the number of keys fit", "[score]") {

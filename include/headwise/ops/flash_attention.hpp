@@ -14,15 +14,46 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 /// Queries of a task of forward: as many as share a copy of their keys, in parts of one size, and
 /// fewer where there are workers without a task. No result depends on it.
 template <class T>
-Index queries_of_task(const kernels::Kernels<T>& run, Index heads, Index L, Index workers) {
+Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, Index heads,
+                      Index workers) {
   constexpr Index tasks_a_worker = 4;
   const auto parts = [](Index n, Index part) { return (n + part - 1) / part; };
   Index most = run.forward_queries;
   while (workers > 1 && most / 2 >= run.columns &&
-         heads * parts(L, most) < tasks_a_worker * workers) {
+         heads * rows.count_blocks(most) < tasks_a_worker * workers) {
     most /= 2;
   }
+  if (rows.packed()) return most;
+  const Index L = rows.length(0);
   return kernels::round_up(parts(L, parts(L, most)), run.columns);
+}
+
+/// A call of flash attention forward whose arguments fit. A task is some queries of a head.
+template <class T>
+void flash_forward(const FlashSequences& sequences, const AttentionInputs<T>& inputs,
+                   const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
+                   const Context& context) {
+  const AttentionSizes& sizes = sequences.sizes;
+  const SequenceRows& rows = sequences.queries;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  Workspace<T> workspace(context.executor.concurrency(),
+                         run.flash_forward_scratch(sizes.d, sizes.dv), context.memory);
+  const Index queries = queries_of_task(run, rows, sizes.H, context.executor.concurrency());
+  const auto task = [&](Index t, Index worker) {
+    const auto [b, number] = rows.task(t, sizes.H, queries);
+    const Index blocks = rows.block_numbers(queries, b), h = number / blocks;
+    const Index i0 = number % blocks * queries;
+    if (i0 >= rows.length(b)) return;
+    const auto head = attention_head<T>(sequences, inputs, options, b, h);
+    const auto head_lse =
+        lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(rows.of(lse, b), b, h);
+    const auto work =
+        run.flash_forward(head, i0, std::min<Index>(queries, head.L - i0),
+                          kernels::matrix(rows.of(o, b), b, h), head_lse, workspace.of(worker));
+    const std::int64_t extra = kernels::forward_extras(head);
+    context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
+  };
+  context.executor.run(sizes.H * rows.block_numbers(queries), task);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -66,23 +97,7 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   detail::require_apart_from_options<T>("flash_attention_forward", {"o", o}, options);
   detail::require_apart_from_options<T>("flash_attention_forward", {"lse", lse}, options);
   if (o.size() == 0 && lse.size() == 0) return;
-
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  Workspace<T> workspace(context.executor.concurrency(), run.flash_forward_scratch(d, dv),
-                         context.memory);
-  const Index queries = detail::queries_of_task(run, B * H, L, context.executor.concurrency());
-  const Index blocks = (L + queries - 1) / queries;
-  const auto task = [&, &sizes = sizes](Index t, Index worker) {
-    const Index b = t / blocks / sizes.H, h = t / blocks % sizes.H, i0 = t % blocks * queries;
-    const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-    const auto head_lse =
-        lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse, b, h);
-    const auto work = run.flash_forward(head, i0, std::min<Index>(queries, sizes.L - i0),
-                                        kernels::matrix(o, b, h), head_lse, workspace.of(worker));
-    const std::int64_t extra = kernels::forward_extras(head);
-    context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
-  };
-  context.executor.run(B * H * blocks, task);
+  detail::flash_forward<T>(detail::sequences_of(sizes), {q, k, v}, options, o, lse, context);
 }
 
 /// The gradients of flash_attention_forward.
@@ -141,9 +156,8 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
                                       {"dv", dv}});
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
-  detail::FlashBackwardCall<T> call(d_o, inputs, o, lse, options, gradients, sizes, context);
-  call.prepare_queries();
-  call.run_key_blocks();
+  detail::flash_backward<T>(detail::sequences_of(sizes), d_o, inputs, {o, lse}, options, gradients,
+                            context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

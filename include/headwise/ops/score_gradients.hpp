@@ -2,7 +2,7 @@
 // many tasks add to and whose bits do not depend on who comes first.
 #pragma once
 
-#include "headwise/ops/attention_options.hpp"
+#include "headwise/ops/sequence_rows.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -72,23 +72,32 @@ kernels::ScoreFlows<T> flows_into(const ScoreGradients<T>& to, Index b, Index h)
 }
 
 /// Sums of gradients that all pairs of a head flow into, one set for each part of the head that a
-/// task has to itself: scale, slope and table by blocks of keys, the sink by blocks of queries. In
-/// the end they are added up in one order.
+/// task has to itself: scale, slope, table and function by blocks of keys, the sink by blocks of
+/// queries. In the end they are added up in one order.
 template <class T>
 class ScoreGradientSums {
  public:
+  /// How many queries and keys a block has.
+  struct BlockSizes {
+    Index queries, keys;
+  };
+
   /// Throws std::bad_alloc.
-  ScoreGradientSums(const ScoreGradients<T>& to, const AttentionSizes& sizes, Index key_blocks,
-                    Index query_blocks, std::pmr::memory_resource* memory)
+  ScoreGradientSums(const ScoreGradients<T>& to, const FlashSequences& sequences,
+                    const BlockSizes& blocks, std::pmr::memory_resource* memory)
       : to_(to),
-        sizes_(sizes),
-        key_blocks_(key_blocks),
-        query_blocks_(query_blocks),
+        sequences_(sequences),
+        blocks_(blocks),
         width_((to.d_scale.absent() ? 0 : 1) + (to.d_alibi_slopes.absent() ? 0 : 1) +
                to.d_relative_bias.extent(1) + to.d_function.extent(0)),
-        by_keys_(1, sizes.B * sizes.H * key_blocks * width_, memory),
-        by_queries_(1, to.d_sinks.absent() ? 0 : sizes.B * sizes.H * query_blocks, memory) {
-    std::fill_n(sums(0, 0, 0), sizes.B * sizes.H * key_blocks * width_, T(0));
+        count_(sequences.sizes.H * sequences.keys.block_numbers(blocks.keys) * width_),
+        by_keys_(1, count_, memory),
+        by_queries_(1,
+                    to.d_sinks.absent()
+                        ? 0
+                        : sequences.sizes.H * sequences.queries.block_numbers(blocks.queries),
+                    memory) {
+    std::fill_n(by_keys_.of(0).take(0), count_, T(0));
   }
 
   /// Whether heads share elements of a bias's gradient, so that they have to come one after the
@@ -96,17 +105,18 @@ class ScoreGradientSums {
   bool heads_in_order() const {
     bool shared = false;
     for (const InOut<T, 4>& bias : to_.d_biases) {
-      shared =
-          shared || (!bias.absent() && (bias.extent(0) < sizes_.B || bias.extent(1) < sizes_.H));
+      shared = shared || (!bias.absent() && (bias.extent(0) < sequences_.sizes.B ||
+                                             bias.extent(1) < sequences_.sizes.H));
     }
     return shared;
   }
   bool blocks_in_order() const {
     bool shared = false;
     for (const InOut<T, 4>& bias : to_.d_biases) {
-      shared = shared || (!bias.absent() && bias.extent(1) < sizes_.H && bias.extent(3) < sizes_.S);
+      shared = shared || (!bias.absent() && bias.extent(1) < sequences_.sizes.H &&
+                          bias.extent(3) < sequences_.sizes.S);
     }
-    return shared && sizes_.group() > 1;
+    return shared && sequences_.sizes.group() > 1;
   }
 
   /// Where a block of keys of a head adds.
@@ -122,8 +132,7 @@ class ScoreGradientSums {
     return into;
   }
   /// What queries i0 ... i0 + rows - 1 of a head return to its sink: less weight times delta each.
-  void add_sink(const kernels::FlashHead<T>& head, Index b, Index h, Index i0, Index rows,
-                Index block) {
+  void add_sink(const kernels::FlashHead<T>& head, Index b, Index h, Index i0, Index rows) {
     using std::exp;
     if (to_.d_sinks.absent()) return;
     T sum = T(0);
@@ -132,16 +141,18 @@ class ScoreGradientSums {
       const T weight = T(exp((head.forward.score.sink - head.lse(i, 0)) - head.lse(i, 1)));
       sum = sum - weight * head.delta[i];
     }
-    sink_of(b, h, block) = sum;
+    sink_of(b, h, i0 / blocks_.queries) = sum;
   }
 
   /// Adds all of them to the gradients.
   void finish() {
-    for (Index b = 0; b < sizes_.B; ++b) {
-      for (Index h = 0; h < sizes_.H; ++h) {
+    for (Index b = 0; b < sequences_.sizes.B; ++b) {
+      for (Index h = 0; h < sequences_.sizes.H; ++h) {
         const kernels::ScoreFlows<T> into = flows_into(to_, b, h);
-        for (Index block = 0; block < key_blocks_; ++block) add_part(sums(b, h, block), into);
-        for (Index block = 0; into.sink.data != nullptr && block < query_blocks_; ++block) {
+        const Index key_blocks = sequences_.keys.count_blocks(blocks_.keys, b);
+        for (Index block = 0; block < key_blocks; ++block) add_part(sums(b, h, block), into);
+        const Index query_blocks = sequences_.queries.count_blocks(blocks_.queries, b);
+        for (Index block = 0; into.sink.data != nullptr && block < query_blocks; ++block) {
           into.sink[0] = into.sink[0] + sink_of(b, h, block);
         }
       }
@@ -149,11 +160,15 @@ class ScoreGradientSums {
   }
 
  private:
+  /// The number of a block of head h of sequence b, among all.
+  Index number(const SequenceRows& rows, Index size, Index b, Index h, Index block) const {
+    return sequences_.sizes.H * rows.first_block(b, size) + h * rows.block_numbers(size, b) + block;
+  }
   T* sums(Index b, Index h, Index block) {
-    return by_keys_.of(0).take(0) + ((b * sizes_.H + h) * key_blocks_ + block) * width_;
+    return by_keys_.of(0).take(0) + number(sequences_.keys, blocks_.keys, b, h, block) * width_;
   }
   T& sink_of(Index b, Index h, Index block) {
-    return by_queries_.of(0).take(0)[(b * sizes_.H + h) * query_blocks_ + block];
+    return by_queries_.of(0).take(0)[number(sequences_.queries, blocks_.queries, b, h, block)];
   }
   void add_part(const T* part, const kernels::ScoreFlows<T>& into) const {
     if (into.scale != nullptr) *into.scale = *into.scale + *part++;
@@ -167,8 +182,9 @@ class ScoreGradientSums {
   }
 
   const ScoreGradients<T>& to_;
-  const AttentionSizes sizes_;
-  const Index key_blocks_, query_blocks_, width_;
+  const FlashSequences& sequences_;
+  const BlockSizes blocks_;
+  const Index width_, count_;
   Workspace<T> by_keys_, by_queries_;
 };
 

@@ -17,7 +17,7 @@ struct Documents {
   In<std::int32_t, 2> narrow_ids;  // [B or 1, S]
 
   /// Whether there are any.
-  bool given() const { return !ids.absent() || !narrow_ids.absent(); }
+  bool present() const { return !ids.absent() || !narrow_ids.absent(); }
 
   /// Throws ShapeError or ArgumentError unless there is an id for each of S keys, and each document
   /// is one run of neighbours.
@@ -35,7 +35,9 @@ struct Documents {
                         ", expected " + Shape{B, S}.format() + " or " +
                         Shape{Index{1}, S}.format() + " (an id for each key)");
     }
-    for (Index b = 0; b < ids.extent(0); ++b) require_runs(function, ids, b);
+    for (Index b = 0; b < ids.extent(0); ++b) {
+      require_runs(function, ids, b);
+    }
   }
 
   /// Ids that rise begin runs that are new; any other is looked for among those before.
@@ -44,7 +46,7 @@ struct Documents {
     Index greatest = 0;
     for (Index j = 1; j < ids.extent(1); ++j) {
       if (ids(b, j) == ids(b, j - 1)) continue;
-      if (ids(b, j) > ids(b, greatest)) {
+      if (ids(b, greatest) < ids(b, j)) {
         greatest = j;
         continue;
       }
@@ -71,7 +73,7 @@ class DocumentRow {
   }
 
   /// Whether there are any.
-  bool given() const { return wide_ != nullptr || narrow_ != nullptr; }
+  bool present() const { return wide_ != nullptr || narrow_ != nullptr; }
 
   /// The keys of the document of key j. Both ends grow with j; in time as the logarithm of their
   /// number, for each document is one run.

@@ -163,7 +163,7 @@ class AttentionMask {
   }
   /// Throws ArgumentError where there are documents already.
   void add(const Documents& documents) {
-    require(!documents_.given(), "AttentionMask", "documents are given twice, expected once");
+    require(!documents_.present(), "AttentionMask", "documents are given twice, expected once");
     documents_ = documents;
   }
   /// Throws ArgumentError for more than 4 keep and drop masks.
@@ -184,7 +184,7 @@ class AttentionMask {
     sum.causal_ = causal_ || other.causal_;
     if (other.window_ != 0) sum.add(Window{other.window_, other.first_keys_});
     if (other.has_key_lengths_) sum.add(KeyLengths{other.key_lengths_});
-    if (other.documents_.given()) sum.add(other.documents_);
+    if (other.documents_.present()) sum.add(other.documents_);
     for (const PairMask& mask : other.pair_masks()) sum.add(mask);
     for (const BiasMask<T>& mask : other.biases()) sum.add(mask);
     *this = sum;

@@ -40,7 +40,7 @@ class HeadVisibility {
   KeyRange range(Index i) const {
     KeyRange keys = reach(i);
     if (first_keys_ != 0) keys = {0, std::max<Index>(keys.end, first_end(i))};
-    return documents_.given() ? in_document(i, keys) : keys;
+    return documents_.present() ? in_document(i, keys) : keys;
   }
 
   /// The keys that query i does not see between the first ones, which its window keeps, and the
@@ -116,7 +116,7 @@ class HeadVisibility {
   /// Whether every query sees every key.
   bool sees_all() const {
     return !causal_ && window_ == 0 && keys_ == all_keys_ && !has_pair_masks() &&
-           !documents_.given();
+           !documents_.present();
   }
 
   /// For a pair within the range: whether neither its gap nor a keep or drop mask hides it.

@@ -1,0 +1,234 @@
+// Attention over sequences of different lengths that lie one behind the other, without padding: the
+// tasks of all of them in one launch of flash attention.
+#pragma once
+
+#include <span>
+#include <type_traits>
+
+#include "headwise/ops/flash_attention.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// Queries [N, H, d], keys [M, G, d] and values [M, G, dv] of B sequences. Sequence b has queries
+/// query_starts[b] ... query_starts[b + 1] - 1 and keys key_starts[b] ... key_starts[b + 1] - 1:
+/// cumulative lengths, from 0 to N and M. Sequences may be empty.
+template <Scalar T>
+struct PackedSequences {
+  In<T, 3> q, k, v;                                 // [N, H, d], [M, G, d], [M, G, dv]
+  std::span<const Index> query_starts, key_starts;  // [B + 1]
+};
+
+/// The gradients of queries, keys and values, of their shapes; overwritten.
+template <Scalar T>
+struct PackedGradients {
+  Out<T, 3> dq, dk, dv;  // [N, H, d], [M, G, d], [M, G, dv]
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Throws ArgumentError unless starts are cumulative lengths of `rows` rows.
+inline void require_starts(std::string_view function, std::string_view argument,
+                           std::span<const Index> starts, Index rows, std::string_view whence) {
+  require(!starts.empty(), function, [&] {
+    return std::string(argument) + " has 0 numbers, expected one more than sequences";
+  });
+  require(starts.front() == 0, function, [&] {
+    return std::string(argument) + " begins with " + std::to_string(starts.front()) +
+           ", expected 0";
+  });
+  for (std::size_t b = 1; b < starts.size(); ++b) {
+    require(starts[b - 1] <= starts[b], function, [&] {
+      return std::string(argument) + " falls from " + std::to_string(starts[b - 1]) + " to " +
+             std::to_string(starts[b]) + " at " + std::to_string(b) +
+             ", expected cumulative lengths";
+    });
+  }
+  require(starts.back() == rows, function, [&] {
+    return std::string(argument) + " ends with " + std::to_string(starts.back()) + ", expected " +
+           std::to_string(rows) + " (" + std::string(whence) + ")";
+  });
+}
+
+/// Throws unless the mask's terms are such as sequences of different lengths can have.
+template <class T>
+void require_packed_mask(std::string_view function, const AttentionMask<T>& mask, Index B, Index H,
+                         std::span<const Index> key_starts) {
+  const auto by_head = [&](std::string_view argument, const auto& pairs) {
+    require_countable(function, argument, pairs);
+    const Shape<4>& got = pairs.shape();
+    if ((got[0] == B || got[0] == 1) && (got[1] == H || got[1] == 1) && got[2] == 1 && got[3] == 1)
+      return;
+    raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " + got.format() +
+                      ", expected " + Shape{B, H, Index{1}, Index{1}}.format() +
+                      " or 1 on an axis (packed sequences have no [L, S] in common)");
+  };
+  for (const PairMask& term : mask.pair_masks()) {
+    by_head(term.keep ? "Mask::keep" : "Mask::drop", term.pairs);
+  }
+  for (const BiasMask<T>& term : mask.biases()) {
+    by_head("Mask::bias", term.values);
+  }
+  require(!mask.documents().present(), function,
+          "Mask::documents is given, expected none (each packed sequence is one)");
+  if (!mask.has_key_lengths()) return;
+  const std::span<const Index> lengths = mask.key_lengths();
+  require(static_cast<Index>(lengths.size()) == B, function, [&] {
+    return "Mask::key_lengths has " + std::to_string(lengths.size()) + " lengths, expected " +
+           std::to_string(B) + " (one a sequence)";
+  });
+  for (std::size_t b = 0; b < lengths.size(); ++b) {
+    const Index most = key_starts[b + 1] - key_starts[b];
+    require(lengths[b] >= 0 && lengths[b] <= most, function, [&] {
+      return "Mask::key_lengths holds " + std::to_string(lengths[b]) + " at " + std::to_string(b) +
+             ", expected 0 to " + std::to_string(most) + " (the keys of that sequence)";
+    });
+  }
+}
+
+/// Checks inputs and options, and names what the call goes over.
+template <class T>
+FlashSequences require_packed(std::string_view function, const PackedSequences<T>& x,
+                              const AttentionOptions<T>& options) {
+  const Index N = x.q.extent(0), H = x.q.extent(1), d = x.q.extent(2), M = x.k.extent(0),
+              G = x.k.extent(1), dv = x.v.extent(2);
+  require_countable(function, "q", x.q);
+  require_shape(function, "k", x.k, Shape{M, G, d},
+                [&] { return "head width of q " + x.q.shape().format(); });
+  require_shape(function, "v", x.v, Shape{M, G, dv},
+                [&] { return "rows and heads of k " + x.k.shape().format(); });
+  if (G == 0 ? H != 0 : H % G != 0) {
+    raise<ShapeError>(std::string(function) + ": q has " + std::to_string(H) + " heads, k has " +
+                      std::to_string(G) + ", expected a divisor of the former");
+  }
+  require_starts(function, "query_starts", x.query_starts, N, "the rows of q");
+  require_starts(function, "key_starts", x.key_starts, M, "the rows of k");
+  require(x.query_starts.size() == x.key_starts.size(), function, [&] {
+    return "key_starts has " + std::to_string(x.key_starts.size()) + " numbers, expected " +
+           std::to_string(x.query_starts.size()) + " (as many as query_starts)";
+  });
+  const Index B = static_cast<Index>(x.query_starts.size()) - 1;
+  require_packed_mask<T>(function, options.mask, B, H, x.key_starts);
+  options.require_in_range(function);
+  options.score.require_heads(function, H);
+  return {{B, H, G, N, M, d, dv}, SequenceRows(x.query_starts), SequenceRows(x.key_starts)};
+}
+
+/// Throws ShapeError where an output shares memory with what a packed call reads besides.
+template <class T>
+void require_apart_from_starts(std::string_view function, const Footprint& out,
+                               const PackedSequences<T>& x, const AttentionOptions<T>& options) {
+  const auto numbers = [](std::span<const Index> starts) {
+    return In<Index, 1>(starts.data(), Shape{static_cast<Index>(starts.size())});
+  };
+  require_apart(function, out,
+                {{"query_starts", numbers(x.query_starts)}, {"key_starts", numbers(x.key_starts)}});
+  require_apart_from_options<T>(function, out, options);
+}
+
+/// The same elements as [B, heads, rows, width], every sequence over all rows: SequenceRows cuts
+/// them.
+template <class T>
+In<T, 4> by_sequence(const In<T, 3>& x, Index B) {
+  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
+          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
+}
+template <class T>
+Out<T, 4> by_sequence(const Out<T, 3>& x, Index B) {
+  if (x.absent()) return {};
+  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
+          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// flash_attention_forward of every packed sequence, in one launch.
+///
+/// inputs   q [N, H, d], k [M, G, d], v [M, G, dv], cumulative lengths [B + 1]
+/// options  masks, scale, dropout of the weights, what changes scores; masks and biases of pairs
+///          [B or 1, H or 1, 1, 1]
+/// o        [N, H, dv]   out
+/// lse      [N, H, 2]    out; as flash_attention_forward leaves it; {} for inference
+///
+/// Causality, windows and their first keys count within a sequence; its last query is beside its
+/// last key. The bits of a sequence are those of a call for it alone, or in a padded batch with
+/// Mask::key_lengths; dropout is drawn for sequence b as for element b of a batch. Any strides.
+///
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout. Scratch
+///         constant for each thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
+template <Scalar T>
+void packed_attention_forward(const PackedSequences<T>& inputs,
+                              const AttentionOptions<std::type_identity_t<T>>& options,
+                              Out<std::type_identity_t<T>, 3> o,
+                              Out<std::type_identity_t<T>, 3> lse, const Context& context = {}) {
+  constexpr std::string_view function = "packed_attention_forward";
+  const auto sequences = detail::require_packed<T>(function, inputs, options);
+  const auto& [q, k, v, query_starts, key_starts] = inputs;
+  const auto [B, H, G, N, M, d, dv] = sequences.sizes;
+  require_shape(function, "o", o, Shape{N, H, dv}, "q, head width of v");
+  if (!lse.absent()) {
+    require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
+  }
+  require_apart(function, {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
+  require_apart(function, {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
+  detail::require_apart_from_starts<T>(function, {"o", o}, inputs, options);
+  detail::require_apart_from_starts<T>(function, {"lse", lse}, inputs, options);
+  if (o.size() == 0 && lse.size() == 0) return;
+
+  const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
+  detail::flash_forward<T>(sequences, {of(q), of(k), of(v)}, options, of(o), of(lse), context);
+}
+
+/// The gradients of packed_attention_forward.
+///
+/// d_o        [N, H, dv]   in
+/// inputs, options         as in forward
+/// o          [N, H, dv]   in; what forward returned
+/// lse        [N, H, 2]    in; what forward returned
+/// gradients               out; dq [N, H, d], dk [M, G, d], dv [M, G, dv]
+///
+/// The bits of a sequence are those of a call for it alone. What changes scores is as in forward;
+/// gradients of it are flash_attention_backward's.
+/// Work    6 d + 4 dv + 7 FLOPs a visible pair, one more a bias and two for dropout, 2 dv a query.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
+template <Scalar T>
+void packed_attention_backward(In<T, 3> d_o, const PackedSequences<std::type_identity_t<T>>& inputs,
+                               In<std::type_identity_t<T>, 3> o, In<std::type_identity_t<T>, 3> lse,
+                               const AttentionOptions<std::type_identity_t<T>>& options,
+                               const PackedGradients<std::type_identity_t<T>>& gradients,
+                               const Context& context = {}) {
+  constexpr std::string_view function = "packed_attention_backward";
+  const auto sequences = detail::require_packed<T>(function, inputs, options);
+  const auto& [q, k, v, query_starts, key_starts] = inputs;
+  const auto& [dq, dk, dv] = gradients;
+  const auto [B, H, G, N, M, d, width_v] = sequences.sizes;
+  require_shape(function, "d_o", d_o, Shape{N, H, width_v}, "q, head width of v");
+  require_shape(function, "o", o, Shape{N, H, width_v}, "q, head width of v");
+  require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
+  require_shape(function, "dq", dq, q.shape(), "the shape of q");
+  require_shape(function, "dk", dk, k.shape(), "the shape of k");
+  require_shape(function, "dv", dv, v.shape(), "the shape of v");
+  require_apart(function, {"dq", dq},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}});
+  require_apart(function, {"dk", dk},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}});
+  require_apart(
+      function, {"dv", dv},
+      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
+  detail::require_apart_from_starts<T>(function, {"dq", dq}, inputs, options);
+  detail::require_apart_from_starts<T>(function, {"dk", dk}, inputs, options);
+  detail::require_apart_from_starts<T>(function, {"dv", dv}, inputs, options);
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
+
+  const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
+  detail::flash_backward<T>(sequences, of(d_o), {of(q), of(k), of(v)}, {of(o), of(lse)}, options,
+                            {of(dq), of(dk), of(dv)}, context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -1,0 +1,113 @@
+// The rows of a call's sequences, queries or keys, and how they are cut into blocks: of one length
+// in each element of a batch, or of any, one sequence behind the other.
+#pragma once
+
+#include <algorithm>
+#include <span>
+
+#include "headwise/ops/attention_options.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Nothing is stored but what the call gave: packed sequences are found by bisection.
+class SequenceRows {
+ public:
+  /// Every element of the batch has as many.
+  SequenceRows(Index sequences, Index length) : sequences_(sequences), length_(length) {}
+  /// Sequence b has rows starts[b] ... starts[b + 1] - 1 of every tensor. starts [B + 1], viewed.
+  explicit SequenceRows(std::span<const Index> starts)
+      : sequences_(static_cast<Index>(starts.size()) - 1), starts_(starts.data()) {}
+
+  bool packed() const { return starts_ != nullptr; }
+  /// The rows of sequence b.
+  Index length(Index b) const { return packed() ? starts_[b + 1] - starts_[b] : length_; }
+  /// The rows of all sequences before b.
+  Index before(Index b) const { return packed() ? starts_[b] : b * length_; }
+  Index total() const { return before(sequences_); }
+
+  /// Blocks of `size` rows are numbered, those of a sequence one behind the other. Packed, there is
+  /// a number more, at most, for each sequence than it has blocks.
+  Index first_block(Index b, Index size) const {
+    return packed() ? starts_[b] / size + b : b * blocks(length_, size);
+  }
+  Index block_numbers(Index size) const { return first_block(sequences_, size); }
+  /// How many numbers sequence b has.
+  Index block_numbers(Index size, Index b) const {
+    return first_block(b + 1, size) - first_block(b, size);
+  }
+  /// How many blocks there are.
+  Index count_blocks(Index size) const {
+    if (!packed()) return block_numbers(size);
+    Index count = 0;
+    for (Index b = 0; b < sequences_; ++b) count += blocks(length(b), size);
+    return count;
+  }
+
+  /// How many of them sequence b has.
+  Index count_blocks(Index size, Index b) const { return blocks(length(b), size); }
+
+  /// One of `heads` tasks for each number of a block: the sequence, and which task of it.
+  struct Task {
+    Index b, number;
+  };
+  Task task(Index t, Index heads, Index size) const {
+    if (!packed()) {
+      const Index each = heads * blocks(length_, size);
+      return {t / each, t % each};
+    }
+    Index b = 0, end = sequences_;  // the last sequence whose first task is not behind t
+    while (end - b > 1) {
+      const Index middle = b + (end - b) / 2;
+      (heads * first_block(middle, size) <= t ? b : end) = middle;
+    }
+    return {b, t - heads * first_block(b, size)};
+  }
+
+  /// The rows of sequence b in a tensor [B, H, rows, N], in which it stands at index b as well.
+  template <class View>
+  View of(const View& x, Index b) const {
+    if (!packed() || x.absent()) return x;
+    Shape<4> shape = x.shape();
+    shape[2] = length(b);
+    if (x.extent(1) == 0 || x.extent(2) == 0 || x.extent(3) == 0) return {x.data(), shape};
+    return {x.data() + starts_[b] * x.stride(2), shape, x.strides()};
+  }
+
+ private:
+  static Index blocks(Index rows, Index size) { return (rows + size - 1) / size; }
+
+  Index sequences_;
+  Index length_ = 0;
+  const Index* starts_ = nullptr;
+};
+
+/// What a call of flash attention goes over.
+struct FlashSequences {
+  AttentionSizes sizes;  // L and S of a batch; of packed sequences the rows of all
+  SequenceRows queries, keys;
+
+  /// The sizes of sequence b.
+  AttentionSizes of(Index b) const {
+    AttentionSizes own = sizes;
+    own.L = queries.length(b);
+    own.S = keys.length(b);
+    return own;
+  }
+};
+
+/// Those of a batch.
+inline FlashSequences sequences_of(const AttentionSizes& sizes) {
+  return {sizes, SequenceRows(sizes.B, sizes.L), SequenceRows(sizes.B, sizes.S)};
+}
+
+/// Head h of sequence b.
+template <class T>
+kernels::AttentionHead<T> attention_head(const FlashSequences& sequences,
+                                         const AttentionInputs<T>& inputs,
+                                         const AttentionOptions<T>& options, Index b, Index h) {
+  return attention_head<T>(sequences.of(b), sequences.queries.of(inputs.q, b),
+                           sequences.keys.of(inputs.k, b), sequences.keys.of(inputs.v, b), options,
+                           b, h);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
