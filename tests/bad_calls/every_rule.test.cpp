@@ -26,6 +26,9 @@ std::vector<Exception> exceptions() {
       {"MultiHeadAttention::backward_cross: the cache is of a call with separate keys and values: "
        "use backward_cross",
        "that cache is the right one"},
+      {"TransformerDecoder::step: * tokens behind * are more than the * that fit beside the "
+       "window*",
+       "the caches of a decoder's state have no window"},
       {"SafetensorsWriter::merge: name __metadata__ is the format's own",
        "no writer holds such a tensor"},
   };
