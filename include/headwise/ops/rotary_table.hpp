@@ -30,7 +30,10 @@ class RotaryFrequencies {
   /// None: theta tells them.
   RotaryFrequencies() = default;
   /// Viewed: what it sees must outlive the call.
+  ///@{
   RotaryFrequencies(In<double, 1> view) : view_(view) {}
+  RotaryFrequencies(const double* data, const Shape<1>& shape) : view_(data, shape) {}
+  ///@}
   /// Of its own.
   RotaryFrequencies(std::vector<double> values)
       : owned_(std::make_shared<const std::vector<double>>(std::move(values))),

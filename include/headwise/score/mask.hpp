@@ -125,7 +125,7 @@ class AttentionMask {
   /// Of several windows the smallest holds. Throws ArgumentError for a size below 1.
   void add(Window window) {
     require(window.size >= 1, "Mask::window",
-            "size is " + std::to_string(window.size) + ", expected >= 1");
+            [&] { return "size is " + std::to_string(window.size) + ", expected >= 1"; });
     constexpr Index widest = (std::numeric_limits<Index>::max)() / 4;  // wider than any sequence
     window_ = std::min<Index>(window_ == 0 ? widest : window_, window.size);
   }
