@@ -108,6 +108,10 @@ const Refusals decoding(all_of({
               const KeyValueCache<double> taken = std::move(cache);
               cache.append(m.tensor(1, 1, 1, 0), m.tensor(1, 1, 1, 0));
             }),
+        made("window is -1, expected >= 0", {.window = -1}),
+        made("first_keys is -1, expected >= 0", {.window = 4, .first_keys = -1}),
+        made("first_keys is 281474976710657, expected at most 2^48 beside a window",
+             {.window = 1, .first_keys = (Index{1} << 48) + 1}),
         made("first_keys is 2 and window 0, expected a window beside which they are kept",
              {.first_keys = 2}),
         made("capacity is 281474976710657, expected at most 2^48 beside a window",
@@ -130,12 +134,12 @@ const Refusals decoding(all_of({
                            std::to_string(Windowed{}.cache.room()) +
                            " that fit beside the window: take fewer at a time",
                        [](Witness&) { Windowed{}.take(1000000); }),
-        argument_error("KeyValueCache::rollback: n is " + std::to_string(4 * Windowed{}.block) +
-                           ", expected fewer: keys that token " + std::to_string(Windowed{}.block) +
-                           " sees are no longer held",
+        argument_error("KeyValueCache::rollback: n is " + std::to_string(3 * Windowed{}.block) +
+                           ", expected fewer: keys that token " +
+                           std::to_string(2 * Windowed{}.block) + " sees are no longer held",
                        [](Witness&) {
                          Windowed c;
-                         c.cache.rollback(4 * c.block);
+                         c.cache.rollback(3 * c.block);
                        }),
         argument_error("KeyValueCache::rollback: b is 1, expected 0 to 0, a sequence of the batch",
                        [](Witness&) { Windowed{}.cache.rollback(1, 0); }),

@@ -32,8 +32,8 @@ std::vector<Exception> exceptions() {
       {"SafetensorsWriter::merge: name __metadata__ is the format's own",
        "no writer holds such a tensor"},
   };
-  for (const std::string field :
-       {"key_len", "num_kv_heads", "d_head", "d_value", "kdim", "vdim", "window", "mask_biases"}) {
+  for (const std::string field : {"key_len", "num_kv_heads", "d_head", "d_value", "kdim", "vdim",
+                                  "window", "mask_biases", "rotary_width"}) {
     all.push_back({"count_memory_bytes: " + field + " is *", "it takes none of these"});
   }
   all.push_back({"count_memory_bytes: key_lengths *", "it takes none of these"});

@@ -57,14 +57,9 @@ class KeyValueCache {
   explicit KeyValueCache(const KeyValueCacheOptions& options,
                          std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : options_(options) {
-    const auto require_extent = [&](const char* name, Index extent) {
+    const auto require_extent = [](const char* name, Index extent) {
       require(extent >= 0, "KeyValueCache", [&] {
         return std::string(name) + " is " + std::to_string(extent) + ", expected >= 0";
-      });
-      constexpr Index most = Index{1} << 48;
-      require(options.window == 0 || extent <= most, "KeyValueCache", [&] {
-        return std::string(name) + " is " + std::to_string(extent) +
-               ", expected at most 2^48 beside a window";
       });
     };
     require_extent("batch_size", options.batch_size);
@@ -74,6 +69,16 @@ class KeyValueCache {
     require_extent("d_value", options.d_value);
     require_extent("window", options.window);
     require_extent("first_keys", options.first_keys);
+    const auto require_countable_slots = [&](const char* name, Index slots) {
+      constexpr Index most = Index{1} << 48;
+      require(options.window == 0 || slots <= most, "KeyValueCache", [&] {
+        return std::string(name) + " is " + std::to_string(slots) +
+               ", expected at most 2^48 beside a window";
+      });
+    };
+    require_countable_slots("capacity", options.capacity);
+    require_countable_slots("window", options.window);
+    require_countable_slots("first_keys", options.first_keys);
     require(options.window != 0 || options.first_keys == 0, "KeyValueCache", [&] {
       return "first_keys is " + std::to_string(options.first_keys) +
              " and window 0, expected a window beside which they are kept";
