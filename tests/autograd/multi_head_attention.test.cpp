@@ -139,6 +139,7 @@ TEST_CASE("norms and rotary positions of heads composed on the tape have the bit
         MultiHeadAttentionOptions options{.d_model = 24,
                                           .num_heads = 4,
                                           .num_kv_heads = 2,
+                                          .o_bias = false,
                                           .layer_norm = true,
                                           .qk_norm = true,
                                           .qk_norm_affine = affine};

@@ -46,6 +46,7 @@ const Spoilt rules[] = {
     {"window is -1, expected 0 to 2^30", [](auto& s) { s.window = -1; }},
     {"first_keys is -1, expected 0 to 2^30", [](auto& s) { s.first_keys = -1; }},
     {"mask_biases is -1, expected 0 to 2^30", [](auto& s) { s.mask_biases = -1; }},
+    {"rotary_width is -1, expected 0 to 2^30", [](auto& s) { s.rotary_width = -1; }},
     {"key_lengths has 3 lengths, expected 2 (the batch size) or none",
      [](auto& s) { s.key_lengths = three; }},
     {"key_lengths holds -1, expected 0 to 7 (the number of keys)",

@@ -11,11 +11,12 @@ struct Append {
   KeyValueCache<double> cache{
       {.batch_size = 2, .num_kv_heads = 2, .capacity = 5, .d_head = 3, .d_value = 4}};
   View<4> k = m.tensor(2, 2, 2, 3), v = m.tensor(2, 2, 2, 4);
+  std::vector<Index> counts = {};
   void call() {
     const Tensor4<double> k0(Shape{2, 2, 3, 3}), v0(Shape{2, 2, 3, 4});
     cache.append(k0, v0);
     try {
-      cache.append(k, v);
+      cache.append(k, v, counts);
     } catch (...) {
       CHECK(cache.length() == 3);
       throw;
@@ -34,14 +35,30 @@ Refusal rolled_back(const std::string& message, Index n) {
   });
 }
 
+/// A cache of one sequence, 1 wide, with a window: it has taken 5 blocks of tokens.
+struct Windowed {
+  Index block = kernels::kernels_here<double>().forward_keys;
+  KeyValueCache<double> cache{{.d_head = 1, .window = 3, .first_keys = 1}};
+  void take(Index n) {
+    const Tensor4<double> tokens(Shape{Index{1}, Index{1}, n, Index{1}});
+    cache.append(tokens, tokens);
+  }
+  Windowed() {
+    for (int n = 0; n < 5; ++n) take(block);
+  }
+};
+const std::vector<Index> three_counts = {1, 1, 1}, too_great = {1, 3}, below = {-1, 1},
+                         greater = {2, 4};
+
 struct Step {
   Witness& m;
   MultiHeadAttention<double> attention{{.d_model = 6, .num_heads = 2}};
   KeyValueCache<double> cache = key_value_cache(attention, 2, 3);
   View<3> x = m.tensor(2, 2, 6);
+  std::vector<Index> counts = {};
   void call() {
     try {
-      (void)multi_head_attention_step(attention, x, cache, m.context());
+      (void)multi_head_attention_step(attention, x, counts, cache, m.context());
     } catch (...) {
       CHECK(cache.length() == 0);
       throw;
@@ -91,6 +108,43 @@ const Refusals decoding(all_of({
               const KeyValueCache<double> taken = std::move(cache);
               cache.append(m.tensor(1, 1, 1, 0), m.tensor(1, 1, 1, 0));
             }),
+        made("window is -1, expected >= 0", {.window = -1}),
+        made("first_keys is -1, expected >= 0", {.window = 4, .first_keys = -1}),
+        made("first_keys is 281474976710657, expected at most 2^48 beside a window",
+             {.window = 1, .first_keys = (Index{1} << 48) + 1}),
+        made("first_keys is 2 and window 0, expected a window beside which they are kept",
+             {.first_keys = 2}),
+        made("capacity is 281474976710657, expected at most 2^48 beside a window",
+             {.capacity = (Index{1} << 48) + 1, .window = 1}),
+        made("window is 281474976710657, expected at most 2^48 beside a window",
+             {.window = (Index{1} << 48) + 1}),
+        argument<Append>(
+            "KeyValueCache::append: counts are 3, expected 2 (the batch size), or none "
+            "for all",
+            [](auto& c) { c.counts = three_counts; }),
+        argument<Append>(
+            "KeyValueCache::append: counts holds 3, expected 0 to 2 (the tokens of the "
+            "step)",
+            [](auto& c) { c.counts = too_great; }),
+        argument<Append>("KeyValueCache::append: counts holds -1, expected 0 to 2 (the tokens of "
+                         "the step)",
+                         [](auto& c) { c.counts = below; }),
+        argument_error("KeyValueCache::append: 1000000 tokens behind " +
+                           std::to_string(5 * Windowed{}.block) + " are more than the " +
+                           std::to_string(Windowed{}.cache.room()) +
+                           " that fit beside the window: take fewer at a time",
+                       [](Witness&) { Windowed{}.take(1000000); }),
+        argument_error("KeyValueCache::rollback: n is " + std::to_string(3 * Windowed{}.block) +
+                           ", expected fewer: keys that token " +
+                           std::to_string(2 * Windowed{}.block) + " sees are no longer held",
+                       [](Witness&) {
+                         Windowed c;
+                         c.cache.rollback(3 * c.block);
+                       }),
+        argument_error("KeyValueCache::rollback: b is 1, expected 0 to 0, a sequence of the batch",
+                       [](Witness&) { Windowed{}.cache.rollback(1, 0); }),
+        argument_error("KeyValueCache::clear: b is -1, expected 0 to 0, a sequence of the batch",
+                       [](Witness&) { Windowed{}.cache.clear(-1); }),
         rolled_back("n is 6, expected 0 to 5, the length", 6),
         rolled_back("n is -1, expected 0 to 5, the length", -1),
         argument<Step>("multi_head_attention_step: kdim or vdim differ from d_model, expected a "
@@ -117,6 +171,27 @@ const Refusals decoding(all_of({
         argument<Step>("multi_head_attention_step: 4 tokens behind 0 are more than the capacity 3 "
                        "of the cache: roll it back, clear it or make a larger one",
                        [](auto& c) { c.x = c.m.tensor(2, 4, 6); }),
+        argument<Step>("multi_head_attention_step: counts are 3, expected 2 (the batch size), or "
+                       "none for all",
+                       [](auto& c) { c.counts = three_counts; }),
+        argument<Step>("multi_head_attention_step: counts holds 3, expected 0 to 2 (the tokens of "
+                       "the step)",
+                       [](auto& c) { c.counts = too_great; }),
+        argument<Step>("multi_head_attention_step: 4 tokens behind 0 are more than the capacity 3 "
+                       "of the cache: roll it back, clear it or make a larger one",
+                       [](auto& c) {
+                         c.x = c.m.tensor(2, 4, 6);
+                         c.counts = greater;
+                       }),
+        argument_error("multi_head_attention_step: 9999 tokens behind 0 are more than the " +
+                           std::to_string(KeyValueCache<double>({.window = 2}).room()) +
+                           " that fit beside the window: take fewer at a time",
+                       [](Witness& m) {
+                         Step c{m};
+                         c.cache = key_value_cache(c.attention, {.batch_size = 2, .window = 2});
+                         c.x = m.tensor(2, 9999, 6);
+                         c.call();
+                       }),
         argument_error("KeyValueCache: capacity is -1, expected >= 0",
                        [](Witness& m) { (void)key_value_cache(Step{m}.attention, 1, -1); }),
     },
@@ -130,9 +205,10 @@ struct BlockStep {
   KeyValueCache<double>& cache =
       m.make<KeyValueCache<double>>(key_value_cache<double>(block.options().attention(), 2, 3));
   View<3> x = m.tensor(2, 2, 4);
+  std::vector<Index> counts = {};
   void call() {
     m.keep(block.parameters()), m.keep(cache);
-    (void)transformer_block_step(block, x, cache, m.context());
+    (void)transformer_block_step(block, x, counts, cache, m.context());
   }
 };
 
@@ -152,6 +228,24 @@ const Refusals block_steps({
                           c.cache =
                               KeyValueCache<double>({.batch_size = 2, .capacity = 3, .d_head = 4});
                         }),
+    argument<BlockStep>(
+        "transformer_block_step: counts are 3, expected 2 (the batch size), or none "
+        "for all",
+        [](auto& c) { c.counts = three_counts; }),
+    argument<BlockStep>(
+        "transformer_block_step: counts holds 3, expected 0 to 2 (the tokens of the "
+        "step)",
+        [](auto& c) { c.counts = too_great; }),
+    argument_error("transformer_block_step: 9999 tokens behind 0 are more than the " +
+                       std::to_string(KeyValueCache<double>({.window = 2}).room()) +
+                       " that fit beside the window: take fewer at a time",
+                   [](Witness& m) {
+                     BlockStep c{m};
+                     c.cache = key_value_cache<double>(c.block.options().attention(),
+                                                       {.batch_size = 2, .window = 2});
+                     c.x = m.tensor(2, 9999, 4);
+                     c.call();
+                   }),
     argument<BlockStep>("transformer_block_step: 4 tokens behind 0 are more than the capacity 3 of "
                         "the cache: roll it back, clear it or make a larger one",
                         [](auto& c) { c.x = c.m.tensor(2, 4, 4); }),

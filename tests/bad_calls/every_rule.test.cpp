@@ -26,6 +26,9 @@ std::vector<Exception> exceptions() {
       {"MultiHeadAttention::backward_cross: the cache is of a call with separate keys and values: "
        "use backward_cross",
        "that cache is the right one"},
+      {"TransformerDecoder::step: * tokens behind * are more than the * that fit beside the "
+       "window*",
+       "the caches of a decoder's state have no window"},
       {"packed_attention_forward: * overlaps Mask::documents, *", "it takes none of these"},
       {"packed_attention_backward: * overlaps Mask::documents, *", "it takes none of these"},
       {"SafetensorsWriter::merge: name __metadata__ is the format's own",
@@ -35,7 +38,7 @@ std::vector<Exception> exceptions() {
     all.push_back({function + ": d_scale holds one element*", "it is of one element"});
   }
   for (const std::string field : {"key_len", "num_kv_heads", "d_head", "d_value", "kdim", "vdim",
-                                  "window", "first_keys", "mask_biases"}) {
+                                  "window", "first_keys", "mask_biases", "rotary_width"}) {
     all.push_back({"count_memory_bytes: " + field + " is *", "it takes none of these"});
   }
   all.push_back({"count_memory_bytes: key_lengths *", "it takes none of these"});

@@ -27,6 +27,7 @@ struct Decoder {
       m.make<TransformerDecoderGradients<double>>(decoder.zero_gradients());
   TransformerDecoderState<double>& state =
       m.make<TransformerDecoderState<double>>(decoder.state(2));
+  std::vector<Index> counts = {};
   Method method = Method::backward;
 
   Decoder& pending() {
@@ -40,7 +41,7 @@ struct Decoder {
     if (method == Method::forward) {
       (void)decoder.forward(tokens, with, cache, m.context());
     } else if (method == Method::step) {
-      (void)decoder.step(tokens, state, m.context());
+      (void)decoder.step(tokens, counts, state, m.context());
     } else {
       decoder.backward(d_logits, cache, gradients, m.context());
     }
@@ -216,6 +217,15 @@ const Refusals steps({
         },
         argument_error),
     step(
+        "TransformerDecoder::step: counts are 1, expected 2 (the batch size), or none for all",
+        [](Decoder& c) { c.counts = {1}; }, argument_error),
+    step(
+        "TransformerDecoder::step: counts holds 4, expected 0 to 3 (the tokens of the step)",
+        [](Decoder& c) {
+          c.counts = {1, 4};
+        },
+        argument_error),
+    step(
         "TransformerDecoder::step: 5 tokens behind 2 are more than the capacity 6 of the cache: "
         "roll it back, clear it or make a larger one",
         [](Decoder& c) {
@@ -225,7 +235,7 @@ const Refusals steps({
     step(
         "embedding_forward: tokens(0) is -1, expected 0 or more and below 5 (rows of table [5, 4])",
         [](Decoder& c) { c.storage(0, 0) = -1; }, argument_error),
-    argument_error("TransformerDecoderState::rollback: n is 3, expected 0 to 2, the length",
+    argument_error("KeyValueCache::rollback: n is 3, expected 0 to 2, the length",
                    [](Witness& m) { Decoder{m}.pending().state.rollback(3); }),
 });
 

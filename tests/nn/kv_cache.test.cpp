@@ -1,9 +1,6 @@
 // Decoding from a cache, whose memory holds NaN wherever nothing was written.
 #include "headwise/nn/kv_cache.hpp"
 
-#include <cstring>
-#include <memory_resource>
-#include <new>
 #include <vector>
 
 #include "headwise/nn/multi_head_attention_step.hpp"
@@ -12,29 +9,12 @@
 #include "headwise/tensor/philox.hpp"
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
+#include "support/poisoned_memory.hpp"
 
 using namespace headwise;
+using headwise_tests::PoisonedMemory;
 
 namespace {
-
-/// Memory whose every bit is set: NaN in all types. It runs out after some allocations.
-class PoisonedMemory : public std::pmr::memory_resource {
- public:
-  int left = 1 << 30;
-
- private:
-  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-    if (left-- <= 0) throw std::bad_alloc();
-    void* block = std::pmr::new_delete_resource()->allocate(bytes, alignment);
-    return std::memset(block, 0xFF, bytes);
-  }
-  void do_deallocate(void* block, std::size_t bytes, std::size_t alignment) override {
-    std::pmr::new_delete_resource()->deallocate(block, bytes, alignment);
-  }
-  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
-    return this == &other;
-  }
-};
 
 template <class T, int R>
 Tensor<T, R> normal(const Shape<R>& shape, std::uint64_t seed) {

@@ -137,6 +137,8 @@ void visit_cross_attention(const std::string& type, Path path, const Context& co
                                     .d_value = 4,
                                     .kdim = 7,
                                     .vdim = 6,
+                                    .qk_norm = true,
+                                    .rotary = RotaryOptions{.width = 4},
                                     .init = Init::he_normal,
                                     .seed = 2});
   const auto query = noise<T>(Shape{2, 5, 10}, 23), dy = noise<T>(Shape{2, 5, 10}, 24);

@@ -80,14 +80,26 @@ void visit_rotary(const std::string& type, const Context& context, std::vector<N
 
 template <class T>
 void visit_decoding(const std::string& type, const Context& context, std::vector<Named>& results) {
-  const MultiHeadAttention<T> attention(
-      {.d_model = 24, .num_heads = 4, .num_kv_heads = 2, .layer_norm = true, .seed = 6});
+  const MultiHeadAttention<T> attention({.d_model = 24,
+                                         .num_heads = 4,
+                                         .num_kv_heads = 2,
+                                         .layer_norm = true,
+                                         .qk_norm = true,
+                                         .rotary = RotaryOptions{.theta = 100},
+                                         .seed = 6});
   const auto x = noise<T>(Shape{2, 9, 24}, 34);
   auto cache = key_value_cache(attention, 2, 9);
   for (const Index n : {5, 1, 3}) {
     const Index begin = cache.length();
     keep(results, type + "decoding, y from " + std::to_string(begin),
          multi_head_attention_step(attention, slice(x, 1, begin, n), cache, context));
+  }
+  auto sliding = key_value_cache(attention, {.batch_size = 2, .window = 3, .first_keys = 1});
+  const std::vector<std::vector<Index>> all_counts = {{3, 1}, {0, 2}, {2, 2}};
+  for (const auto& counts : all_counts) {
+    keep(results,
+         type + "decoding of different lengths, y from " + std::to_string(sliding.length()),
+         multi_head_attention_step(attention, slice(x, 1, 2, 3), counts, sliding, context));
   }
   auto logits = noise<T>(Shape{100}, 35);
   logits(3) = from_bits<T>(minus_infinity_bits);

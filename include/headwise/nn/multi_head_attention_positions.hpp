@@ -14,30 +14,37 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// Cosines and sines of positions in a row, for queries and keys of all heads.
+/// Cosines and sines of positions, for queries and keys of all heads.
 template <class T>
 class Turns {
  public:
-  /// Of positions first ... first + count - 1 behind the options' offset.
-  Turns(const RotaryOptions& options, Index d, Index first, Index count,
+  /// Row i of `count` is of position(i), counted behind the options' offset.
+  template <class Position>
+  Turns(const RotaryOptions& options, Index d, Index count, const Position& position,
         std::pmr::memory_resource* memory)
-      : options_(options), count_(count) {
+      : options_(options) {
     const Index width = options.width_of(d);
     cosines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
     sines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
-    fill_angles<T>(options, width, options.offset + first, cosines_, sines_);
+    const auto absolute = [&](Index i) { return options.offset + position(i); };
+    fill_angles<T>(options, width, absolute, cosines_, sines_);
   }
+  /// Of positions 0 to count - 1.
+  Turns(const RotaryOptions& options, Index d, Index count, std::pmr::memory_resource* memory)
+      : Turns(
+            options, d, count, [](Index i) { return i; }, memory) {}
 
-  /// Turns x [B, H, L, d] in place, or back; row i is of the i-th of the positions.
-  void apply(const Out<T, 4>& x, bool back, const Context& context) const {
-    assert(x.extent(2) <= count_);
+  /// Turns x [B, H, L, d] in place, or back: row i by row first + i of these.
+  void apply(const Out<T, 4>& x, Index first, bool back, const Context& context) const {
+    if (x.size() == 0) return;
     const Shape<2> shape{x.extent(2), cosines_.extent(1)};
-    rotate<T>(x, {cosines_.data(), shape}, {sines_.data(), shape}, options_, back, x, context);
+    const Index begin = first * shape[1];
+    rotate<T>(x, {cosines_.data() + begin, shape}, {sines_.data() + begin, shape}, options_, back,
+              x, context);
   }
 
  private:
   const RotaryOptions& options_;
-  Index count_;
   Tensor<T, 2> cosines_, sines_;  // [count, width / 2]
 };
 
@@ -76,9 +83,9 @@ void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionPar
   if (!o.rotary) return;
   const WritableHeads<T> heads = writable_heads(o, cache);
   const Index L = heads.q.extent(2), S = heads.k.extent(2);
-  const Turns<T> turns(*o.rotary, o.d_head, 0, std::max<Index>(L, S), context.memory);
-  turns.apply(heads.q, false, context);
-  turns.apply(heads.k, false, context);
+  const Turns<T> turns(*o.rotary, o.d_head, std::max<Index>(L, S), context.memory);
+  turns.apply(heads.q, 0, false, context);
+  turns.apply(heads.k, 0, false, context);
   note("Q_rotary", "K_rotary");
 }
 
@@ -114,15 +121,15 @@ GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
   if (o.rotary) {
     note("dQ_rotary", "dK_rotary");
     const Index longest = std::max<Index>(dq.extent(2), dk.extent(2));
-    const Turns<T> turns(*o.rotary, o.d_head, 0, longest, context.memory);
-    turns.apply(dq, true, context);
-    turns.apply(dk, true, context);
+    const Turns<T> turns(*o.rotary, o.d_head, longest, context.memory);
+    turns.apply(dq, 0, true, context);
+    turns.apply(dk, 0, true, context);
   }
   if (!o.qk_norm) return gains;
   note("dQ_norm", "dK_norm");
   if (!p.gamma_q.absent()) {
-    gains.q = Tensor<T, 1>({o.d_head}, context.memory);
-    gains.k = Tensor<T, 1>({o.d_head}, context.memory);
+    gains.q = Tensor<T, 1>(Shape{o.d_head}, context.memory);
+    gains.k = Tensor<T, 1>(Shape{o.d_head}, context.memory);
   }
   const Heads<T> x = projected_heads(o, cache);
   rms_norm_backward(In<T, 4>(dq), x.q, p.gamma_q, cache.q_rstd, dq, gains.q, context);

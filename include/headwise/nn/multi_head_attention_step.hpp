@@ -1,5 +1,5 @@
 // Causal self-attention of new tokens over a cache of those before: decoding with the bits of the
-// whole sequence.
+// whole sequence, for sequences of any lengths beside each other.
 #pragma once
 
 #include "headwise/nn/kv_cache.hpp"
@@ -7,26 +7,71 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// A cache that is as long as before unless the call that makes it longer comes to its end.
+/// n tokens of each sequence, or counts[b] of sequence b, on their way into a cache. They are
+/// written behind its length, and it is longer once a call has come to its end and keeps them.
 template <class T>
-class AppendedTokens {
+class NewTokens {
  public:
-  explicit AppendedTokens(KeyValueCache<T>& cache) : cache_(cache), length_(cache.length()) {}
-  AppendedTokens(const AppendedTokens&) = delete;
-  AppendedTokens& operator=(const AppendedTokens&) = delete;
-  ~AppendedTokens() { cache_.forget_last(cache_.length() - length_); }
-  void keep() { length_ = cache_.length(); }
+  /// Written to the cache. They fit, and the counts are right.
+  NewTokens(KeyValueCache<T>& cache, In<T, 4> k, In<T, 4> v, std::span<const Index> counts)
+      : cache_(cache), n_(k.extent(2)), counts_(counts) {
+    cache_.write(k, v, counts);
+  }
+
+  /// Makes a cache longer by what was written behind it.
+  static void keep(KeyValueCache<T>& cache, Index n, std::span<const Index> counts) noexcept {
+    cache.keep(n, counts);
+  }
+
+  Index batch() const { return cache_.options_.batch_size; }
+  Index count(Index b) const { return count_of(counts_, b, n_); }
+  /// Whether all sequences are alike: one call attends for all of them.
+  bool uniform() const {
+    bool same = true;
+    for (Index b = 1; b < batch(); ++b) {
+      same = same && cache_.at(b) == cache_.at(0) && count(b) == count(0);
+    }
+    return same;
+  }
+  /// The keys or values of sequences b ... b + batch - 1 with the new ones, [batch, G, held, d].
+  ///@{
+  In<T, 4> k(Index b, Index batch) const { return with_new(cache_.k_, b, batch); }
+  In<T, 4> v(Index b, Index batch) const { return with_new(cache_.v_, b, batch); }
+  ///@}
+
+  /// What the new queries of sequence b see: pairs in `keep` where first keys stand apart from the
+  /// window. (As many as there are slots: a size that does not change is memory that is there.)
+  AttentionMask<T> mask(Index b, Tensor<bool, 2>& keep, std::pmr::memory_resource* memory) const {
+    const Index n = count(b), window = cache_.options_.window, first = cache_.options_.first_keys;
+    const KeyValueSequence sequence = cache_.at(b);
+    if (window == 0 || sequence.length + n - window <= first) return {causal};  // sees all
+    if (first == 0) return {causal, Mask::window(window)};
+    const Index held = sequence.held() + n;
+    keep = Tensor<bool, 2>::uninitialized({n, cache_.slots_.capacity}, memory);
+    for (Index i = 0; i < n; ++i) {
+      const Index begin = sequence.length + i - window + 1;  // of the window, as a position
+      for (Index slot = 0; slot < held; ++slot) {
+        keep(i, slot) = slot < first || sequence.position(cache_.slots_, slot) >= begin;
+      }
+    }
+    return {causal, Mask::keep(In<bool, 2>(slice(keep, 1, 0, held)))};
+  }
 
  private:
+  In<T, 4> with_new(const Tensor<T, 4>& all, Index b, Index batch) const {
+    return KeyValueCache<T>::filled(all, b, batch, cache_.at(b).held() + count(b));
+  }
+
   KeyValueCache<T>& cache_;
-  Index length_;
+  Index n_;
+  std::span<const Index> counts_;
 };
 
 /// All rules of a step of self-attention, before anything is computed. Of resolved options.
 template <class T>
 void require_new_tokens(std::string_view function, const MultiHeadAttentionOptions& o,
                         const MultiHeadAttentionParameters<T>& p, const In<T, 3>& x,
-                        const KeyValueCache<T>& cache) {
+                        std::span<const Index> counts, const KeyValueCache<T>& cache) {
   const KeyValueCacheOptions& c = cache.options();
   require_shape(function, "W_O", In<T, 2>(p.w_o), Shape{o.context_width(), o.d_model},
                 "the options: a module that was moved from has none");
@@ -40,14 +85,58 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
            std::to_string(o.num_kv_heads) + " of " + std::to_string(o.d_head) + " and " +
            std::to_string(o.d_value) + " (the module)";
   });
-  cache.require_room(function, x.extent(1));
+  require_counts(function, counts, c.batch_size, x.extent(1));
+  cache.require_room(function, x.extent(1), counts);
 }
 
-/// y [B, n, D] of new tokens, whose keys and values are appended.
+/// Step 3b of new tokens, each at the position that it has in its sequence.
+template <class T>
+void turn_new_tokens(const RotaryOptions& options, const WritableHeads<T>& heads,
+                     const KeyValueCache<T>& cache, const Context& context) {
+  const Index B = heads.q.extent(0), n = heads.q.extent(2), d = heads.q.extent(3);
+  if (B == 0) return;
+  bool same = true;
+  for (Index b = 1; b < B; ++b) same = same && cache.length(b) == cache.length(0);
+  const auto position = [&](Index row) { return cache.length(row / n) + row % n; };
+  const Turns<T> turns(options, d, same ? n : B * n, position, context.memory);
+  if (same) {
+    turns.apply(heads.q, 0, false, context);
+    turns.apply(heads.k, 0, false, context);
+    return;
+  }
+  for (Index b = 0; b < B; ++b) {
+    turns.apply(slice(heads.q, 0, b, 1), b * n, false, context);
+    turns.apply(slice(heads.k, 0, b, 1), b * n, false, context);
+  }
+}
+
+/// Steps 3 to 5: the context of the new queries. Rows behind their counts are 0.
+template <class T>
+void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens, const Out<T, 4>& o,
+                       const Context& context) {
+  Tensor<bool, 2> keep;
+  if (tokens.batch() == 0) return;
+  if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
+    flash_attention_forward(q, tokens.k(0, tokens.batch()), tokens.v(0, tokens.batch()),
+                            {.mask = tokens.mask(0, keep, context.memory)}, o, {}, context);
+    return;
+  }
+  for (Index b = 0; b < tokens.batch(); ++b) {
+    const Index n = tokens.count(b), rest = q.extent(2) - n;
+    fill(Out<T, 4>(slice(slice(o, 0, b, 1), 2, n, rest)), T(0));
+    if (n == 0) continue;
+    flash_attention_forward(In<T, 4>(slice(slice(q, 0, b, 1), 2, 0, n)), tokens.k(b, 1),
+                            tokens.v(b, 1), {.mask = tokens.mask(b, keep, context.memory)},
+                            slice(slice(o, 0, b, 1), 2, 0, n), {}, context);
+  }
+}
+
+/// y [B, n, D] of new tokens, whose keys and values lie behind those of the cache then, to be kept.
 template <class T>
 Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
                                   const MultiHeadAttentionParameters<T>& p, In<T, 3> x,
-                                  KeyValueCache<T>& cache, const Context& context) {
+                                  std::span<const Index> counts, KeyValueCache<T>& cache,
+                                  const Context& context) {
   const Index B = x.extent(0), n = x.extent(1);
   // 1 layer_norm, 2 linear
   MultiHeadAttentionCache<T> step;
@@ -56,22 +145,14 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   project(o, p, step, context);
   // 3 split_heads, 4 attention, 5 merge_heads
   if (o.qk_norm) normalise_heads(o, p, step, false, context);
-  if (o.rotary) {
-    const WritableHeads<T> heads = writable_heads(o, step);
-    const Turns<T> turns(*o.rotary, o.d_head, cache.length(), n, context.memory);
-    turns.apply(heads.q, false, context);
-    turns.apply(heads.k, false, context);
-  }
+  if (o.rotary) turn_new_tokens(*o.rotary, writable_heads(o, step), cache, context);
   const auto [q, k, v] = heads_of(o, step);
   step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
-  AppendedTokens<T> appended(cache);
-  cache.append(k, v);
-  flash_attention_forward(q, cache.k(), cache.v(), {.mask = causal},
-                          split_heads(step.context, o.num_heads), {}, context);
+  const NewTokens<T> tokens(cache, k, v, counts);
+  attend_over_cache<T>(q, tokens, split_heads(step.context, o.num_heads), context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
   linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
-  appended.keep();
   return y;
 }
 
@@ -79,18 +160,24 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// An empty cache for self-attention of these options, resolved ones. Throws ShapeError or
-/// ArgumentError for extents that are none, std::bad_alloc.
+/// An empty cache for self-attention of these options, resolved ones: of `cache` what is not the
+/// module's, its batch, capacity, window and first keys. Throws ShapeError or ArgumentError for
+/// extents that are none, std::bad_alloc.
+template <Scalar T>
+KeyValueCache<T> key_value_cache(
+    const MultiHeadAttentionOptions& options, KeyValueCacheOptions cache,
+    std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+  cache.num_kv_heads = options.num_kv_heads;
+  cache.d_head = options.d_head;
+  cache.d_value = options.d_value;
+  return KeyValueCache<T>(cache, memory);
+}
+/// The same of a capacity alone.
 template <Scalar T>
 KeyValueCache<T> key_value_cache(
     const MultiHeadAttentionOptions& options, Index batch_size, Index capacity,
     std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
-  return KeyValueCache<T>({.batch_size = batch_size,
-                           .num_kv_heads = options.num_kv_heads,
-                           .capacity = capacity,
-                           .d_head = options.d_head,
-                           .d_value = options.d_value},
-                          memory);
+  return key_value_cache<T>(options, {.batch_size = batch_size, .capacity = capacity}, memory);
 }
 /// The same for a module.
 template <Scalar T>
@@ -99,30 +186,50 @@ KeyValueCache<T> key_value_cache(
     std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
   return key_value_cache<T>(attention.options(), batch_size, capacity, memory);
 }
+/// The same for a module.
+template <Scalar T>
+KeyValueCache<T> key_value_cache(
+    const MultiHeadAttention<T>& attention, const KeyValueCacheOptions& cache,
+    std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+  return key_value_cache<T>(attention.options(), cache, memory);
+}
 
-/// y [B, n, D] of n new tokens x [B, n, D] which see each other causally and all that is in the
-/// cache: inference.
+/// y [B, n, D] of new tokens x [B, n, D] which see each other causally and what is in the cache:
+/// inference.
 ///
 /// attention   a module of self-attention
 /// x           [B, n, D]   in; the tokens behind those of the cache
+/// counts      [B]         how many of the n are tokens of sequence b, its first; the rest may hold
+///                         anything, and y of it is b_O. {}: all
 /// cache                   keys and values of the tokens before; those of x are appended
 ///
-/// The bits are those of attention.forward of the whole sequence with {.mask = causal}, for any cut
-/// into steps.
+/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal}, for
+/// any cut into steps and any lengths beside it; of a cache with a window, those of a mask that
+/// also hides keys before the window, but for the first ones.
 ///
-/// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs.
+/// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
-/// then.
+/// then, but that keys which no later query sees may be dropped.
 template <Scalar T>
 Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
-                                       In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
+                                       In<std::type_identity_t<T>, 3> x,
+                                       std::span<const Index> counts, KeyValueCache<T>& cache,
                                        const Context& context = {}) {
   constexpr std::string_view function = "multi_head_attention_step";
   const MultiHeadAttentionOptions& o = attention.options();
   require(o.fused(), function,
           "kdim or vdim differ from d_model, expected a module of self-attention");
-  detail::require_new_tokens<T>(function, o, attention.parameters(), x, cache);
-  return detail::attend_to_new_tokens<T>(o, attention.parameters(), x, cache, context);
+  detail::require_new_tokens<T>(function, o, attention.parameters(), x, counts, cache);
+  auto y = detail::attend_to_new_tokens<T>(o, attention.parameters(), x, counts, cache, context);
+  detail::NewTokens<T>::keep(cache, x.extent(1), counts);
+  return y;
+}
+/// The same of n new tokens of each sequence.
+template <Scalar T>
+Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
+                                       In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
+                                       const Context& context = {}) {
+  return multi_head_attention_step<T>(attention, x, {}, cache, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -2,7 +2,7 @@
 // table of tokens once more as head; and decoding from the keys and values of the tokens so far.
 #pragma once
 
-#include <deque>
+#include <span>
 
 #include "headwise/nn/transformer_block_step.hpp"
 #include "headwise/nn/transformer_decoder_steps.hpp"
@@ -27,21 +27,27 @@ class TransformerDecoderState {
     return *this;
   }
 
-  /// Tokens of each sequence that are there.
+  /// Tokens that were taken, of the longest sequence.
   Index length() const { return caches_.empty() ? 0 : caches_[0].length(); }
-  /// Tokens that still fit.
+  /// The same of sequence b.
+  Index length(Index b) const { return caches_.empty() ? 0 : caches_[0].length(b); }
+  /// Tokens of each sequence that still fit.
   Index room() const { return caches_.empty() ? 0 : caches_[0].room(); }
-  /// Forgets the last n tokens. Throws ArgumentError unless there are so many.
+  /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many.
   void rollback(Index n) {
-    require(n >= 0 && n <= length(), "TransformerDecoderState::rollback", [&] {
-      return "n is " + std::to_string(n) + ", expected 0 to " + std::to_string(length()) +
-             ", the length";
-    });
     for (KeyValueCache<T>& cache : caches_) cache.rollback(n);
+  }
+  /// Forgets the last n tokens of sequence b. Throws ArgumentError unless there are so many.
+  void rollback(Index b, Index n) {
+    for (KeyValueCache<T>& cache : caches_) cache.rollback(b, n);
   }
   /// Forgets all.
   void clear() {
     for (KeyValueCache<T>& cache : caches_) cache.clear();
+  }
+  /// Forgets all of sequence b: another may begin there. Throws ArgumentError unless there is one.
+  void clear(Index b) {
+    for (KeyValueCache<T>& cache : caches_) cache.clear(b);
   }
 
  private:
@@ -144,43 +150,48 @@ class TransformerDecoder {
   }
 
   /// Logits [B, V] of the token behind the last of tokens [B, n], n at least 1, which come behind
-  /// those that the state has seen: inference.
+  /// those that the state has seen: inference. Of sequence b the first counts[b] of the n count,
+  /// or all where no counts are given; what is behind them is not looked at, and where they are 0
+  /// the sequence stays as it is and its logits are 0.
   ///
-  /// The bits are those of forward of the whole sequence, for any cut into steps. Of the n - 1
+  /// The bits are those of forward of each whole sequence alone, for any cut into steps. Of the
   /// tokens before the last no logits are computed.
   /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the state is as it
   /// was then.
   template <TokenId Id>
-  Tensor<T, 2> step(In<Id, 2> tokens, State& state, const Context& context = {}) const {
-    constexpr std::string_view function = "TransformerDecoder::step";
-    require_filled(function);
-    const bool fits =
-        state.caches_.size() == parameters_.blocks.size() && state.module_.same_shape(options_);
-    require(fits, function,
-            "the state is of a decoder of another shape, or was moved from, expected one that "
-            "state() of this decoder made");
-    const Index n = tokens.extent(1);
-    require_shape(function, "tokens", tokens, Shape{state.caches_[0].options().batch_size, n},
-                  "batch of the state");
-    require(n >= 1, function, "tokens are none, expected at least one of each sequence");
-    state.caches_[0].require_room(function, n);
+  Tensor<T, 2> step(In<Id, 2> tokens, std::span<const Index> counts, State& state,
+                    const Context& context = {}) const {
+    const Index B = tokens.extent(0), n = tokens.extent(1);
+    require_step(tokens, counts, state);
+    const auto count = [&](Index b) { return detail::count_of(counts, b, n); };
 
     // 1 embedding
-    const auto kept = detail::kept_tokens(tokens, context.memory);
-    Tensor<T, 3> h = detail::embed<T>(parameters_, kept, state.length(), context);
+    const auto kept = detail::kept_tokens(tokens, counts, context.memory);
+    Tensor<T, 3> h = detail::embed<T>(
+        parameters_, kept, [&](Index b) { return state.length(b); }, count, context);
     // 2 blocks
-    std::deque<detail::AppendedTokens<T>> appended;
-    for (KeyValueCache<T>& cache : state.caches_) appended.emplace_back(cache);
     for (std::size_t b = 0; b < parameters_.blocks.size(); ++b) {
-      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, state.caches_[b],
-                                         context);
+      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, counts,
+                                         state.caches_[b], context);
     }
     // 3 norm, 4 tied head
+    auto last = Tensor<T, 3>::uninitialized({B, 1, options_.block.d_model}, context.memory);
+    for (Index b = 0; b < B; ++b) {
+      const Index at = std::max<Index>(count(b) - 1, 0);
+      copy(In<T, 2>(slice(select(h, b), 0, at, 1)), select(last, b));
+    }
     Cache unused;
-    Tensor<T, 2> logits =
-        detail::logits_of<T>(options_, parameters_, slice(h, 1, n - 1, 1), unused, context);
-    for (detail::AppendedTokens<T>& tokens_of_block : appended) tokens_of_block.keep();
+    Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, last, unused, context);
+    for (Index b = 0; b < B; ++b) {
+      if (count(b) == 0) fill(Out<T, 1>(select(logits, b)), T(0));
+    }
+    for (KeyValueCache<T>& cache : state.caches_) detail::NewTokens<T>::keep(cache, n, counts);
     return logits;
+  }
+  /// The same of n tokens of each sequence.
+  template <TokenId Id>
+  Tensor<T, 2> step(In<Id, 2> tokens, State& state, const Context& context = {}) const {
+    return step(tokens, {}, state, context);
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
@@ -201,6 +212,22 @@ class TransformerDecoder {
     require_shape(function, "token", In<T, 2>(parameters_.token),
                   Shape{options_.vocabulary, options_.block.d_model},
                   "the options: a decoder that was moved from has none");
+  }
+  template <class Id>
+  void require_step(const In<Id, 2>& tokens, std::span<const Index> counts,
+                    const State& state) const {
+    constexpr std::string_view function = "TransformerDecoder::step";
+    require_filled(function);
+    const bool fits =
+        state.caches_.size() == parameters_.blocks.size() && state.module_.same_shape(options_);
+    require(fits, function,
+            "the state is of a decoder of another shape, or was moved from, expected one that "
+            "state() of this decoder made");
+    const Index B = state.caches_[0].options().batch_size, n = tokens.extent(1);
+    require_shape(function, "tokens", tokens, Shape{B, n}, "batch of the state");
+    require(n >= 1, function, "tokens are none, expected at least one of each sequence");
+    detail::require_counts(function, counts, B, n);
+    state.caches_[0].require_room(function, n, counts);
   }
   void require_gradients(std::string_view function, const Gradients& gradients) const {
     const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
@@ -233,7 +260,7 @@ class TransformerDecoder {
     call.attention_dropout.require_valid(function);
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
-    cache.tokens = detail::kept_tokens(tokens, context.memory);
+    cache.tokens = detail::kept_tokens(tokens, {}, context.memory);
     return detail::decoder_forward<T>(options_, parameters_, call, cache, training, context);
   }
 

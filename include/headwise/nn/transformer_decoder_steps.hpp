@@ -13,16 +13,20 @@
 #include <vector>
 
 #include "headwise/nn/embedding.hpp"
+#include "headwise/nn/token_counts.hpp"
 #include "headwise/nn/transformer_block_steps.hpp"
 #include "headwise/nn/transformer_decoder_parameters.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// A copy that is dense, in the wider type.
+/// A copy that is dense, in the wider type; 0 for what is behind its sequence's count.
 template <class Id>
-Tensor<std::int64_t, 2> kept_tokens(const In<Id, 2>& tokens, std::pmr::memory_resource* memory) {
+Tensor<std::int64_t, 2> kept_tokens(const In<Id, 2>& tokens, std::span<const Index> counts,
+                                    std::pmr::memory_resource* memory) {
   auto kept = Tensor<std::int64_t, 2>::uninitialized(tokens.shape(), memory);
-  for_each_index(tokens.shape(), [&](const Shape<2>& at) { kept(at) = tokens(at); });
+  for_each_index(tokens.shape(), [&](const Shape<2>& at) {
+    kept(at) = at[1] < count_of(counts, at[0], tokens.extent(1)) ? std::int64_t{tokens(at)} : 0;
+  });
   return kept;
 }
 /// Tokens [B, L] as [B L].
@@ -30,17 +34,18 @@ inline In<std::int64_t, 1> in_a_row(const Tensor<std::int64_t, 2>& tokens) {
   return {tokens.data(), Shape{tokens.size()}};
 }
 
-/// Step 1 of tokens [B, L] of which the first of each sequence is at position `begin`.
-template <class T>
+/// Step 1 of tokens [B, L], of which token i of sequence b is at position begin(b) + i; of those
+/// behind count(b) the position is not looked at.
+template <class T, class Begin, class Count>
 Tensor<T, 3> embed(const TransformerDecoderParameters<T>& p, const Tensor<std::int64_t, 2>& tokens,
-                   Index begin, const Context& context) {
+                   const Begin& begin, const Count& count, const Context& context) {
   const Index B = tokens.extent(0), L = tokens.extent(1), D = p.token.extent(1);
   auto h = Tensor<T, 3>::uninitialized({B, L, D}, context.memory);
   embedding_forward(in_a_row(tokens), In<T, 2>(p.token), merge_rows(h), context);
   if (p.position.absent()) return h;
-  const In<T, 2> positions = slice(p.position, 0, begin, L);
   for (Index b = 0; b < B; ++b) {
-    add_forward(In<T, 2>(select(h, b)), positions, select(h, b), context);
+    const auto rows = slice(select(h, b), 0, 0, count(b));
+    add_forward(In<T, 2>(rows), In<T, 2>(slice(p.position, 0, begin(b), count(b))), rows, context);
   }
   return h;
 }
@@ -70,7 +75,9 @@ Tensor<T, 2> decoder_forward(const TransformerDecoderOptions& o,
                              bool training, const Context& context) {
   cache.module = o;
   // 1 embedding
-  Tensor<T, 3> h = embed(p, cache.tokens, 0, context);
+  const Index L = cache.tokens.extent(1);
+  Tensor<T, 3> h = embed(
+      p, cache.tokens, [](Index) { return Index{0}; }, [L](Index) { return L; }, context);
   // 2 blocks
   for (Index n = 0; n < o.num_blocks; ++n) {
     TransformerBlockCache<T> kept;

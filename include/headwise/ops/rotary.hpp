@@ -88,7 +88,8 @@ void rotate_by_options(const In<T, 4>& x, const RotaryOptions& options, bool tra
   const Shape<2> shape{x.size() == 0 ? 0 : x.extent(2), width / 2};
   auto cosines = Tensor<T, 2>::uninitialized(shape, context.memory);
   auto sines = Tensor<T, 2>::uninitialized(shape, context.memory);
-  fill_angles<T>(options, width, options.offset, cosines, sines);
+  const auto position = [&](Index i) { return options.offset + i; };
+  fill_angles<T>(options, width, position, cosines, sines);
   rotate<T>(x, cosines, sines, options, transposed, y, context);
 }
 /// Rotates by tables whose rows are positions from 0 on.

@@ -30,7 +30,10 @@ class RotaryFrequencies {
   /// None: theta tells them.
   RotaryFrequencies() = default;
   /// Viewed: what it sees must outlive the call.
+  ///@{
   RotaryFrequencies(In<double, 1> view) : view_(view) {}
+  RotaryFrequencies(const double* data, const Shape<1>& shape) : view_(data, shape) {}
+  ///@}
   /// Of its own.
   RotaryFrequencies(std::vector<double> values)
       : owned_(std::make_shared<const std::vector<double>>(std::move(values))),
@@ -111,10 +114,10 @@ inline void require_rotary(std::string_view function, const RotaryOptions& optio
   }
 }
 
-/// Rows [first, first + rows) of the tables.
-template <class T>
-void fill_angles(const RotaryOptions& options, Index width, Index first, Out<T, 2> cosines,
-                 Out<T, 2> sines) {
+/// Rows of the tables: row i is of position(i).
+template <class T, class Position>
+void fill_angles(const RotaryOptions& options, Index width, const Position& position,
+                 Out<T, 2> cosines, Out<T, 2> sines) {
   constexpr bool wider = std::numeric_limits<T>::digits > std::numeric_limits<double>::digits;
   using Wide = std::conditional_t<wider, long double, double>;
   const Wide theta = static_cast<Wide>(options.theta);
@@ -124,7 +127,7 @@ void fill_angles(const RotaryOptions& options, Index width, Index first, Out<T, 
             ? std::pow(theta, static_cast<Wide>(-2 * t) / static_cast<Wide>(width))
             : static_cast<Wide>(options.frequencies(t));
     for (Index i = 0; i < cosines.extent(0); ++i) {
-      const Wide angle = static_cast<Wide>(first + i) * frequency;
+      const Wide angle = static_cast<Wide>(position(i)) * frequency;
       cosines(i, t) = nearest<T>(std::cos(angle));
       sines(i, t) = nearest<T>(std::sin(angle));
     }
@@ -164,7 +167,8 @@ class RotaryTable {
     auto sines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
     RotaryOptions options = options_;
     options.frequencies = In<double, 1>(frequencies_);
-    detail::fill_angles<T>(options, width_, 0, cosines, sines);
+    detail::fill_angles<T>(
+        options, width_, [](Index i) { return i; }, cosines, sines);
     cosines_ = std::move(cosines);
     sines_ = std::move(sines);
   }

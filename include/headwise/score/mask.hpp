@@ -146,9 +146,10 @@ class AttentionMask {
   /// window keeps more first keys than a wider one: what both leave is no window then.
   void add(Window window) {
     require(window.size >= 1, "Mask::window",
-            "size is " + std::to_string(window.size) + ", expected >= 1");
-    require(window.first_keys >= 0, "Mask::window",
-            "first_keys is " + std::to_string(window.first_keys) + ", expected >= 0");
+            [&] { return "size is " + std::to_string(window.size) + ", expected >= 1"; });
+    require(window.first_keys >= 0, "Mask::window", [&] {
+      return "first_keys is " + std::to_string(window.first_keys) + ", expected >= 0";
+    });
     constexpr Index widest = (std::numeric_limits<Index>::max)() / 4;  // wider than any sequence
     window.size = std::min<Index>(widest, window.size);
     if (window_ != 0) window = both({window_, first_keys_}, window);
