@@ -13,6 +13,7 @@
 
 #include "headwise/kernels/arguments.hpp"
 #include "headwise/kernels/column_sums.hpp"
+#include "headwise/kernels/decode.hpp"
 #include "headwise/kernels/layer_norm.hpp"
 #include "headwise/kernels/model_kernels.hpp"
 #include "headwise/kernels/softmax.hpp"
@@ -87,6 +88,9 @@ struct Kernels {
                                   Scratch<T> memory);
   void (*flash_backward_end)(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk,
                              Matrix<T> dv, Scratch<T> memory);
+
+  // decode.inc
+  DecodeKernels<T> decode;
 
   // simd/exp.inc
   void (*weights_of)(const T* x, Index n, T* y);

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "headwise/ops/attention_options.hpp"
+#include "headwise/ops/decode_call.hpp"
 #include "headwise/ops/flash_backward_call.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
@@ -68,8 +69,10 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   if (o.size() == 0 && lse.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  Workspace<T> workspace(context.executor.concurrency(), run.flash_forward_scratch(d, dv),
-                         context.memory);
+  detail::ForwardScratch<T> scratch(run, sizes, context);
+  if (scratch.few() && detail::decodes<T>(k, v, options)) {
+    return detail::DecodeCall<T>(scratch, sizes, {q, k, v}, options, o, lse, context).compute();
+  }
   const Index queries = detail::queries_of_task(run, B * H, L, context.executor.concurrency());
   const Index blocks = (L + queries - 1) / queries;
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
@@ -78,7 +81,7 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
     const auto head_lse =
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse, b, h);
     const auto work = run.flash_forward(head, i0, std::min<Index>(queries, sizes.L - i0),
-                                        kernels::matrix(o, b, h), head_lse, workspace.of(worker));
+                                        kernels::matrix(o, b, h), head_lse, scratch.of(worker));
     const std::int64_t extra = kernels::score_extras(head, 1);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
