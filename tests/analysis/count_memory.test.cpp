@@ -83,6 +83,10 @@ TEST_CASE("bytes asked of the memory resource equal the formula to the byte", "[
   check_bytes<float>({.d_model = 30, .num_heads = 3, .d_head = 7, .d_value = 11, .v_bias = true},
                      {}, 1, 100, std::nullopt, 3);
   check_bytes<float>({.d_model = 8, .num_heads = 2}, {}, 2, 17, 0, 1);
+  // Few queries, whose keys threads share.
+  check_bytes<float>({.d_model = 64, .num_heads = 2, .num_kv_heads = 1}, {.mask = {causal}}, 1, 1,
+                     2100, 3);
+  check_bytes<double>({.d_model = 8, .num_heads = 2}, {}, 1, 2, 1300, 3);
   check_bytes<long double>({.d_model = 8, .num_heads = 2}, {.mask = {causal}}, 1, 17, std::nullopt,
                            2);
 }

@@ -1,5 +1,6 @@
 // Few queries over many keys have kernels of their own: their results have the bits that the same
 // queries have among many, which go the general way.
+#include "headwise/ops/flash_attention.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "support/attention_case.hpp"
 #include "support/attention_outputs.hpp"
@@ -106,4 +107,83 @@ TEMPLATE_TEST_CASE("few queries have the bits that they have among many", "[ops]
       CHECK(same_bits<TestType, 4>(shared.second, few.second));
     }
   }
+}
+
+TEMPLATE_TEST_CASE("what few queries may not see reaches them not even as NaN", "[ops]", float,
+                   double) {
+  for (std::uint64_t seed = 201; seed <= 280; ++seed) {
+    DecodeCase<TestType> one(seed);
+    CAPTURE(one.what);
+    const auto before = one.last(one.L);
+    for (Index b = 0; b < one.B; ++b) {
+      const HeadVisibility<TestType> visible(one.options.mask, b, 0, one.L, one.S);
+      const KeyRange range = visible.range(0, one.L);
+      for (Index j = 0; j < one.S; ++j) {
+        if (j >= range.begin && j < range.end) continue;
+        for (Index g = 0; g < one.G; ++g) {
+          for (Index n = 0; n < one.d; ++n) one.k(b, g, j, n) = std::nan("");
+          for (Index n = 0; n < one.dv; ++n) one.v(b, g, j, n) = std::nan("");
+        }
+      }
+    }
+    const auto after = one.last(one.L);
+    CHECK(same_bits<TestType, 4>(before.first, after.first));
+    CHECK(same_bits<TestType, 4>(before.second, after.second));
+  }
+}
+
+TEMPLATE_TEST_CASE("FLOPs of few queries are counted exactly, for any number of threads", "[ops]",
+                   float, double) {
+  for (std::uint64_t seed = 301; seed <= 360; ++seed) {
+    DecodeCase<TestType> one(seed);
+    std::int64_t pairs = 0;
+    for (Index b = 0; b < one.B; ++b) {
+      const HeadVisibility<TestType> visible(one.options.mask, b, 0, one.L, one.S);
+      for (Index i = 0; i < one.L; ++i) pairs += one.H * visible.range(i).size();
+    }
+    FlopTally serial;
+    (void)one.last(one.L, {.flops = &serial});
+    CAPTURE(one.what);
+    CHECK(serial.useful == pairs * (2 * (one.d + one.dv) + 5));
+    CHECK(serial.executed >= serial.useful);
+    for (const Index threads : {2, 3}) {
+      ThreadPool pool(threads);
+      FlopTally shared;
+      (void)one.last(one.L, {.executor = pool, .flops = &shared});
+      CHECK(shared.useful == serial.useful);
+      CHECK(shared.executed == serial.executed);
+    }
+  }
+}
+
+TEST_CASE("decoding asks the system for no memory after the first call of a shape", "[ops]") {
+  for (const Index threads : {1, 3}) {
+    ThreadPool pool(threads);
+    RecycledMemory memory;
+    const Context context{.executor = pool, .memory = &memory};
+    Numbers numbers(7);
+    const auto q = numbers.tensor<float>(Shape{1, 2, 1, 64});
+    const auto k = numbers.tensor<float>(Shape{1, 1, 2100, 64}), v = k;
+    Tensor4<float> o(q.shape());
+    flash_attention_forward<float>(q, k, v, {}, o, {}, context);
+    const std::size_t kept = memory.kept_bytes();
+    CHECK(kept > 0);
+    for (int n = 0; n < 3; ++n) flash_attention_forward<float>(q, k, v, {}, o, {}, context);
+    CHECK(memory.kept_bytes() == kept);
+  }
+}
+
+TEST_CASE("threads share the keys where there are fewer heads than threads, and parts of them only",
+          "[ops]") {
+  const auto& run = kernels::kernels_here<float>().decode;
+  const auto parts = [&](Index groups, Index S, Index workers) {
+    return kernels::DecodePlan(run, {groups, 1, 1, S, 64, 64, workers}).key_parts;
+  };
+  CHECK(parts(1, 16384, 1) == 1);
+  CHECK(parts(12, 16384, 2) == 1);  // six heads each
+  CHECK(parts(1, 16384, 2) == 8);
+  CHECK(parts(3, 16384, 2) == 3);
+  CHECK(parts(1, 1024, 2) == 2);  // no part is below four blocks
+  CHECK(parts(1, 500, 2) == 1);
+  CHECK(parts(0, 16384, 2) == 1);
 }

@@ -114,7 +114,10 @@ struct ForwardMemory {
   Index shared;       // those of all
 
   ForwardMemory(const DecodeKernels<T>& kernels, Index general_scratch, const ForwardExtents& of)
-      : few(of.L <= kernels.queries), each_worker(general_scratch), each_task(0), shared(0) {
+      : few(kernels.queries != 0 && of.L <= kernels.queries),
+        each_worker(general_scratch),
+        each_task(0),
+        shared(0) {
     if (!few) return;
     plan = DecodePlan(kernels, of);
     each_worker = std::max<Index>(each_worker, kernels.scratch(of.d, of.dv));

@@ -75,9 +75,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// An empty cache for self-attention of these options, resolved ones. Throws ShapeError or
 /// ArgumentError for extents that are none, std::bad_alloc.
 template <Scalar T>
-KeyValueCache<T> key_value_cache(
-    const MultiHeadAttentionOptions& options, Index batch_size, Index capacity,
-    std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+KeyValueCache<T> key_value_cache(const MultiHeadAttentionOptions& options, Index batch_size,
+                                 Index capacity,
+                                 std::pmr::memory_resource* memory = default_memory()) {
   return KeyValueCache<T>({.batch_size = batch_size,
                            .num_kv_heads = options.num_kv_heads,
                            .capacity = capacity,
@@ -87,9 +87,9 @@ KeyValueCache<T> key_value_cache(
 }
 /// The same for a module.
 template <Scalar T>
-KeyValueCache<T> key_value_cache(
-    const MultiHeadAttention<T>& attention, Index batch_size, Index capacity,
-    std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+KeyValueCache<T> key_value_cache(const MultiHeadAttention<T>& attention, Index batch_size,
+                                 Index capacity,
+                                 std::pmr::memory_resource* memory = default_memory()) {
   return key_value_cache<T>(attention.options(), batch_size, capacity, memory);
 }
 
