@@ -46,7 +46,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// overlap inputs, masks or each other.
 ///
 /// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout; tiles without
-///         a visible pair are skipped. Scratch constant for each thread.
+///         a visible pair are skipped. Scratch constant for each thread; where threads share the
+///         keys of few queries, 1 + dv / 128 numbers a pair more.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
 template <Scalar T>
