@@ -25,8 +25,16 @@ struct Problem {
         by_head(heads_apart),
         q(random_tensor<T>(Shape{B, H, Index{1}, d}, 1)),
         o(q.shape()),
-        keys(random_tensor<T>(Shape{B, S, G * d}, 2)),
-        values(random_tensor<T>(Shape{B, S, G * d}, 3)) {}
+        keys(cache_tensor(2)),
+        values(cache_tensor(3)) {}
+
+  /// In memory as KeyValueCache takes it.
+  Tensor<T, 3> cache_tensor(std::uint64_t seed) const {
+    const auto numbers = random_tensor<T>(Shape{B, S, G * d}, seed);
+    auto cache = Tensor<T, 3>::uninitialized(numbers.shape(), default_memory());
+    copy(In<T, 3>(numbers), Out<T, 3>(cache));
+    return cache;
+  }
 
   In<T, 4> heads(const Tensor<T, 3>& x) const {
     if (by_head) return {x.data(), Shape{B, G, S, d}};

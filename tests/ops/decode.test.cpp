@@ -111,6 +111,7 @@ TEMPLATE_TEST_CASE("few queries have the bits that they have among many", "[ops]
 
 TEMPLATE_TEST_CASE("what few queries may not see reaches them not even as NaN", "[ops]", float,
                    double) {
+  constexpr TestType nan = std::numeric_limits<TestType>::quiet_NaN();
   for (std::uint64_t seed = 201; seed <= 280; ++seed) {
     DecodeCase<TestType> one(seed);
     CAPTURE(one.what);
@@ -121,8 +122,8 @@ TEMPLATE_TEST_CASE("what few queries may not see reaches them not even as NaN", 
       for (Index j = 0; j < one.S; ++j) {
         if (j >= range.begin && j < range.end) continue;
         for (Index g = 0; g < one.G; ++g) {
-          for (Index n = 0; n < one.d; ++n) one.k(b, g, j, n) = std::nan("");
-          for (Index n = 0; n < one.dv; ++n) one.v(b, g, j, n) = std::nan("");
+          for (Index n = 0; n < one.d; ++n) one.k(b, g, j, n) = nan;
+          for (Index n = 0; n < one.dv; ++n) one.v(b, g, j, n) = nan;
         }
       }
     }
