@@ -121,7 +121,7 @@ int check_families() {
   int wrong = 0;
   for (const Family& family : families()) {
     const std::vector<std::vector<Index>> odd_sizes = {
-        {17}, {5, 19}, {33, 17, 29}, {2, 19, 3, 10}, {2, 37, 48, 4, 2, 1}};
+        {17}, {5, 19}, {33, 17, 29}, {2, 19, 3, 10}, {2, 157, 52, 4, 2}, {2, 37, 48, 4, 2, 1}};
     for (const std::vector<Index>& values : odd_sizes) {
       if (values.size() != family.arguments.size()) continue;
       const bool right = prepare(family, values).one.right();

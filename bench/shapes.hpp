@@ -36,6 +36,16 @@ inline const std::vector<BenchShape>& shapes() {
   return list;
 }
 
+/// A query of each head against a cache of S keys.
+struct DecodeShape {
+  Index B, S, D, H, G;
+};
+inline const std::vector<DecodeShape>& decode_shapes() {
+  static const std::vector<DecodeShape> list = {
+      {1, 2048, 768, 12, 12}, {1, 16384, 768, 12, 12}, {1, 16384, 1024, 16, 4}};
+  return list;
+}
+
 /// A product of the linear layer y = x w, x [N, I], w [I, O].
 struct GemmShape {
   std::string form;  // nn: x w, forward;  nt: dy w^T, dx;  tn: x^T dy, dw

@@ -87,6 +87,12 @@ void about(std::ostream& out) {
         << ", " << s.I << ", " << s.O << "], \"large\": " << (s.large ? "true" : "false") << '}';
     between = ", ";
   }
+  out << "], \"decode\": [";
+  between = "";
+  for (const DecodeShape& s : decode_shapes()) {
+    out << between << '[' << s.B << ", " << s.S << ", " << s.D << ", " << s.H << ", " << s.G << ']';
+    between = ", ";
+  }
   out << "], \"rows\": [";
   between = "";
   for (const auto& [N, D] : row_shapes()) {

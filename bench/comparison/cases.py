@@ -1,6 +1,6 @@
 """What the comparison runs, and who runs it: a list of cases made from headwise_bench's shapes."""
 
-PARTS = ("mha", "sdpa", "gemm", "rows", "layout", "memory")
+PARTS = ("mha", "sdpa", "decode", "gemm", "rows", "layout", "memory")
 INSIDE = ("headwise", "eigen", "openblas")  # whom headwise_bench itself plays
 LENGTHS = (512, 1024, 2048, 4096, 8192)     # of the memory curve: (1, L, 512, 8)
 EIGEN_LENGTH = 4096                         # the longest whose weights of L x L are worth the memory
@@ -68,6 +68,11 @@ def make(about, options, has_torch, against):
                 cases.append(case("heads/" + layout, values + [0], "layout"))
             for projection in ("fused", "three", "by_head"):
                 cases.append(case("projection/" + projection, values + [0], "layout"))
+    if "decode" in options.parts:
+        for values in about["decode"]:
+            for family in ("decode/by_head", "decode/by_token"):
+                rivals = {"torch": family + "/f32"} if has_torch else {}
+                cases.append(case(family, values, "decode", rivals))
     if "gemm" in options.parts:
         for product in about["products"]:
             rivals = {}

@@ -97,6 +97,22 @@ def attention_part(results):
         ["shape", "causal", "forward, ms", "of peak", "backward, ms", "of peak", "scratch"], rows)
 
 
+def decode_part(results):
+    rows = []
+    for case in results["cases"]:
+        if case["purpose"] != "decode":
+            continue
+        rate = case["bytes"] / seconds_of(case)
+        rows.append([shape_name(case["values"]), case["family"].split("/")[1].replace("_", " "),
+                     milliseconds(seconds_of(case)), f"{rate / 1e9:.1f}",
+                     percent(rate / case["read_bandwidth"]), milliseconds(seconds_of(case, "torch")),
+                     times(times_as_fast(case, "torch"))])
+    return ["## Decoding", "", "One query a head against a cache of S keys and values, (B, S, D, H): "
+            "GB/s of them, and its share of what reading as many bytes reaches.", ""] + grid(
+                ["shape", "cache", "ms", "GB/s", "of reading", "PyTorch", "ratio"],
+                rows) if rows else []
+
+
 def grouped_part(results):
     rows = []
     for family in ("mha/forward", "mha/forward_backward"):
@@ -220,7 +236,7 @@ def entry_bytes(results, values):
 def write_table(results):
     """The whole page."""
     lines = heading(results)
-    for part in (module_part, attention_part, grouped_part, product_part, layout_part, row_part,
-                 memory_part, against_part):
+    for part in (module_part, attention_part, decode_part, grouped_part, product_part, layout_part,
+                 row_part, memory_part, against_part):
         lines += part(results)
     return "\n".join(lines).rstrip() + "\n"

@@ -5,6 +5,7 @@
 Reads a request a line and answers each with a line of JSON, as headwise_bench --turns does:
 
     FAMILY B L D H G CAUSAL    {"seconds": median, "best": .., "runs": ..}
+    FAMILY B S D H G           likewise, for decode/by_head/f32 and decode/by_token/f32
     about                      {"version": .., "threads": .., "processor": ..}
 
 FAMILY is mha/forward/f32, without autograd, or mha/forward_backward/f32, with the gradients of the
@@ -37,8 +38,31 @@ class Attention(torch.nn.Module):
         return self.out(y.transpose(1, 2).reshape(batch, length, d_model))
 
 
+def make_decoding(family, values):
+    """One query a head against a cache that lies head by head, or token by token."""
+    batch, length, d_model, heads, kv_heads = values
+    width = d_model // heads
+    q = torch.randn(batch, heads, 1, width)
+
+    def cache():
+        if family == "decode/by_head/f32":
+            return torch.randn(batch, kv_heads, length, width)
+        return torch.randn(batch, length, kv_heads, width).transpose(1, 2)
+
+    k, v = cache(), cache()
+    grouped = {"enable_gqa": True} if kv_heads != heads else {}
+
+    def forward():
+        with torch.no_grad():
+            F.scaled_dot_product_attention(q, k, v, **grouped)
+
+    return forward
+
+
 def make_case(family, values):
     """A function without arguments: one run of what is timed."""
+    if family in ("decode/by_head/f32", "decode/by_token/f32"):
+        return make_decoding(family, values)
     batch, length, d_model, heads, kv_heads, causal = values
     torch.manual_seed(0)
     module = Attention(d_model, heads, kv_heads, causal != 0)

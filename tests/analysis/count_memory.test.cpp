@@ -99,6 +99,10 @@ TEST_CASE("bytes asked of the memory resource equal the formula to the byte", "[
                       {}, 2, 9, 33, 1);
   check_bytes<float>({.d_model = 4096, .num_heads = 64, .rotary = RotaryOptions{}}, {}, 1, 3, 20,
                      1);
+  // Few queries, whose keys threads share.
+  check_bytes<float>({.d_model = 64, .num_heads = 2, .num_kv_heads = 1}, {.mask = {causal}}, 1, 1,
+                     2100, 3);
+  check_bytes<double>({.d_model = 8, .num_heads = 2}, {}, 1, 2, 1300, 3);
   check_bytes<long double>({.d_model = 8, .num_heads = 2}, {.mask = {causal}}, 1, 17, std::nullopt,
                            2);
 }

@@ -93,6 +93,10 @@ class Tables(unittest.TestCase):
         two["settings"]["threads"] = 2
         self.assertIn("| (1, 65536, 64, 1) | yes | 50 | 80.0 % |  |  | 64 |", table.write_table(two))
 
+    def test_decoding_is_held_against_reading_and_pytorch(self):
+        self.assertIn("| (1, 2048, 768, 12) | by head | 0.5 | 24.0 | 80.0 % | 1 | 2.00 |",
+                      table.write_table(RECORDED))
+
     def test_layouts_are_held_against_the_first(self):
         self.assertIn("| (4, 512, 768, 12) | no | 10 (1.00) | 12 (1.20) | 9 (0.90) |",
                       table.write_table(RECORDED))

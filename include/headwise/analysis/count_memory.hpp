@@ -77,6 +77,17 @@ std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N, Index K) {
   const Index scratch = kernels::kernels_here<T>().gemm_scratch({M, N, K});
   return M == 0 || N == 0 ? 0 : workspace_bytes<T>(workers, scratch);
 }
+/// What flash_attention_forward asks for: scratch for each worker, and what those share who compute
+/// few queries together.
+template <class T>
+std::int64_t flash_forward_bytes(Index workers, const AttentionShape& s) {
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const Index heads = s.G() == 0 ? 0 : s.num_heads / s.G();
+  const kernels::ForwardMemory<T> memory(
+      run.decode, run.flash_forward_scratch(s.d(), s.dv()),
+      {s.batch_size * s.G(), heads, s.seq_len, s.S(), s.d(), s.dv(), workers});
+  return workspace_bytes<T>(workers, memory.each_worker) + workspace_bytes<T>(1, memory.shared);
+}
 /// What flash_attention_backward asks for: scratch for each worker, a delta for each query, and a
 /// count for each block of queries.
 template <class T>
@@ -125,11 +136,11 @@ MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Inde
   }
   if (s.rotary_width != 0) stage("rotary", 0, detail::turns_bytes<T>(s));
   const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? 2 * s.num_heads * N : 0;
-  const Index scratch =
-      flash ? run.flash_forward_scratch(s.d(), s.dv())
-            : run.attention_forward_scratch(s.seq_len, s.S(), s.d(), s.dv(), s.weight_dropout);
-  stage("attention", N * s.context_width() + (flash ? lse : weights),
-        detail::workspace_bytes<T>(workers, scratch));
+  const auto scratch = flash ? detail::flash_forward_bytes<T>(workers, s)
+                             : detail::workspace_bytes<T>(
+                                   workers, run.attention_forward_scratch(
+                                                s.seq_len, s.S(), s.d(), s.dv(), s.weight_dropout));
+  stage("attention", N * s.context_width() + (flash ? lse : weights), scratch);
   count.cache = live;
   stage("o projection", N * D, detail::gemm_workspace_bytes<T>(workers, N, D, s.context_width()));
   count.result = N * D * bytes;

@@ -13,6 +13,7 @@
 
 #include "headwise/kernels/arguments.hpp"
 #include "headwise/kernels/column_sums.hpp"
+#include "headwise/kernels/decode.hpp"
 #include "headwise/kernels/layer_norm.hpp"
 #include "headwise/kernels/model_kernels.hpp"
 #include "headwise/kernels/rms_norm.hpp"
@@ -96,6 +97,9 @@ struct Kernels {
                              Matrix<T> dv, T* to_scale, Scratch<T> memory);
   // simd/tanh.inc
   void (*tanhs_of)(const T* x, Index n, T* y);
+
+  // decode.inc
+  DecodeKernels<T> decode;
 
   // simd/exp.inc
   void (*weights_of)(const T* x, Index n, T* y);

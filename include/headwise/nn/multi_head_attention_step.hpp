@@ -164,9 +164,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// module's, its batch, capacity, window and first keys. Throws ShapeError or ArgumentError for
 /// extents that are none, std::bad_alloc.
 template <Scalar T>
-KeyValueCache<T> key_value_cache(
-    const MultiHeadAttentionOptions& options, KeyValueCacheOptions cache,
-    std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+KeyValueCache<T> key_value_cache(const MultiHeadAttentionOptions& options,
+                                 KeyValueCacheOptions cache,
+                                 std::pmr::memory_resource* memory = default_memory()) {
   cache.num_kv_heads = options.num_kv_heads;
   cache.d_head = options.d_head;
   cache.d_value = options.d_value;
@@ -174,23 +174,23 @@ KeyValueCache<T> key_value_cache(
 }
 /// The same of a capacity alone.
 template <Scalar T>
-KeyValueCache<T> key_value_cache(
-    const MultiHeadAttentionOptions& options, Index batch_size, Index capacity,
-    std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+KeyValueCache<T> key_value_cache(const MultiHeadAttentionOptions& options, Index batch_size,
+                                 Index capacity,
+                                 std::pmr::memory_resource* memory = default_memory()) {
   return key_value_cache<T>(options, {.batch_size = batch_size, .capacity = capacity}, memory);
 }
 /// The same for a module.
 template <Scalar T>
-KeyValueCache<T> key_value_cache(
-    const MultiHeadAttention<T>& attention, Index batch_size, Index capacity,
-    std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+KeyValueCache<T> key_value_cache(const MultiHeadAttention<T>& attention, Index batch_size,
+                                 Index capacity,
+                                 std::pmr::memory_resource* memory = default_memory()) {
   return key_value_cache<T>(attention.options(), batch_size, capacity, memory);
 }
 /// The same for a module.
 template <Scalar T>
-KeyValueCache<T> key_value_cache(
-    const MultiHeadAttention<T>& attention, const KeyValueCacheOptions& cache,
-    std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+KeyValueCache<T> key_value_cache(const MultiHeadAttention<T>& attention,
+                                 const KeyValueCacheOptions& cache,
+                                 std::pmr::memory_resource* memory = default_memory()) {
   return key_value_cache<T>(attention.options(), cache, memory);
 }
 

@@ -24,6 +24,11 @@ struct ScoreOptions {
   ScoreFunctionRef<T> function = {};
   In<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value
 
+  /// Whether nothing is done.
+  bool plain() const {
+    return !softcap && alibi_slopes.absent() && relative_bias.values.absent() &&
+           function.absent() && sinks.absent();
+  }
   /// Throws ArgumentError unless the softcap is in range.
   void require_in_range(std::string_view caller) const {
     require(!softcap || (is_finite_option(*softcap) && T(0) < *softcap), caller,

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "headwise/ops/attention_options.hpp"
+#include "headwise/ops/decode_call.hpp"
 #include "headwise/ops/flash_backward_call.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
@@ -28,16 +29,15 @@ Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, 
   return kernels::round_up(parts(L, parts(L, most)), run.columns);
 }
 
-/// A call of flash attention forward whose arguments fit. A task is some queries of a head.
-template <class T>
+/// A call of flash attention forward whose arguments fit. A task is some queries of a head. The
+/// scratch has room for run.flash_forward_scratch of each worker.
+template <class T, class Scratches>
 void flash_forward(const FlashSequences& sequences, const AttentionInputs<T>& inputs,
                    const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
-                   const Context& context) {
+                   Scratches& scratch, const Context& context) {
   const AttentionSizes& sizes = sequences.sizes;
   const SequenceRows& rows = sequences.queries;
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  Workspace<T> workspace(context.executor.concurrency(),
-                         run.flash_forward_scratch(sizes.d, sizes.dv), context.memory);
   const Index queries = queries_of_task(run, rows, sizes.H, context.executor.concurrency());
   const auto task = [&](Index t, Index worker) {
     const auto [b, number] = rows.task(t, sizes.H, queries);
@@ -49,7 +49,7 @@ void flash_forward(const FlashSequences& sequences, const AttentionInputs<T>& in
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(rows.of(lse, b), b, h);
     const auto work =
         run.flash_forward(head, i0, std::min<Index>(queries, head.L - i0),
-                          kernels::matrix(rows.of(o, b), b, h), head_lse, workspace.of(worker));
+                          kernels::matrix(rows.of(o, b), b, h), head_lse, scratch.of(worker));
     const std::int64_t extra = kernels::forward_extras(head);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
@@ -76,7 +76,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// overlap inputs, masks or each other.
 ///
 /// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout; tiles without
-///         a visible pair are skipped. Scratch constant for each thread.
+///         a visible pair are skipped. Scratch constant for each thread; where threads share the
+///         keys of few queries, 1 + dv / 128 numbers a pair more.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
 template <Scalar T>
@@ -97,7 +98,13 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   detail::require_apart_from_options<T>("flash_attention_forward", {"o", o}, options);
   detail::require_apart_from_options<T>("flash_attention_forward", {"lse", lse}, options);
   if (o.size() == 0 && lse.size() == 0) return;
-  detail::flash_forward<T>(detail::sequences_of(sizes), {q, k, v}, options, o, lse, context);
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  detail::ForwardScratch<T> scratch(run, sizes, context);
+  if (scratch.few() && detail::decodes<T>(k, v, options)) {
+    return detail::DecodeCall<T>(scratch, sizes, {q, k, v}, options, o, lse, context).compute();
+  }
+  detail::flash_forward<T>(detail::sequences_of(sizes), {q, k, v}, options, o, lse, scratch,
+                           context);
 }
 
 /// The gradients of flash_attention_forward.

@@ -181,7 +181,10 @@ void packed_attention_forward(const PackedSequences<T>& inputs,
   if (o.size() == 0 && lse.size() == 0) return;
 
   const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
-  detail::flash_forward<T>(sequences, {of(q), of(k), of(v)}, options, of(o), of(lse), context);
+  Workspace<T> scratch(context.executor.concurrency(),
+                       kernels::kernels_here<T>().flash_forward_scratch(d, dv), context.memory);
+  detail::flash_forward<T>(sequences, {of(q), of(k), of(v)}, options, of(o), of(lse), scratch,
+                           context);
 }
 
 /// The gradients of packed_attention_forward.

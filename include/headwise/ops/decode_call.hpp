@@ -1,0 +1,133 @@
+// flash_attention_forward of few queries over many keys, as when tokens are decoded one by one from
+// a cache: the same function and the same bits by kernels that read keys and values once, at the
+// speed of memory.
+#pragma once
+
+#include <algorithm>
+
+#include "headwise/ops/attention_options.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Whether the kernels of decoding take a call of few queries: nothing about a pair has to be asked
+/// for by itself, and rows of keys and values are dense. Every other call goes the general way.
+template <class T>
+bool decodes(const In<T, 4>& k, const In<T, 4>& v, const AttentionOptions<T>& options) {
+  return k.stride(3) == 1 && v.stride(3) == 1 && options.mask.pair_masks().empty() &&
+         options.mask.biases().empty() && options.mask.first_keys() == 0 &&
+         !options.mask.documents().present() && !options.dropout.active() && options.score.plain();
+}
+
+/// What a forward call asks the memory resource for.
+template <class T>
+class ForwardScratch {
+ public:
+  /// Throws std::bad_alloc.
+  ForwardScratch(const kernels::Kernels<T>& run, const AttentionSizes& s, const Context& context)
+      : sizes_(run.decode, run.flash_forward_scratch(s.d, s.dv),
+               {s.B * s.G, s.group(), s.L, s.S, s.d, s.dv, context.executor.concurrency()}),
+        workers_(context.executor.concurrency(), sizes_.each_worker, context.memory),
+        shared_(1, sizes_.shared, context.memory) {}
+
+  /// Whether there are kernels for so few queries.
+  bool few() const { return sizes_.few; }
+  const kernels::DecodePlan& plan() const { return sizes_.plan; }
+  Scratch<T> of(Index worker) { return workers_.of(worker); }
+  /// What the tasks of the same rows share.
+  Scratch<T> shared_by(Index n) {
+    Scratch<T> memory = shared_.of(0);
+    memory.take(n * sizes_.each_task);
+    return memory;
+  }
+
+ private:
+  kernels::ForwardMemory<T> sizes_;
+  Workspace<T> workers_;
+  Workspace<T> shared_;
+};
+
+/// The call of few queries: o and lse are as flash_attention_forward leaves them.
+template <class T>
+class DecodeCall {
+ public:
+  DecodeCall(ForwardScratch<T>& scratch, const AttentionSizes& sizes, const AttentionInputs<T>& in,
+             const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
+             const Context& context)
+      : scratch_(scratch),
+        sizes_(sizes),
+        in_(in),
+        options_(options),
+        o_(o),
+        lse_(lse),
+        context_(context) {}
+
+  /// A task is some rows of the heads that share keys; where there are fewer of them than threads,
+  /// a part of the keys.
+  void compute() {
+    if (scratch_.plan().key_parts == 1) {
+      for_each_task(1, [&](const auto& group, const auto& task, Index, Index worker) {
+        count(run_.run(group, task, scratch_.of(worker)));
+      });
+      return;
+    }
+    for_each_task(scratch_.plan().key_parts,
+                  [&](const auto& group, const auto& task, Index n, Index worker) {
+                    count(run_.score(group, task, parts(n, task), scratch_.of(worker)));
+                  });
+    for_each_task(scratch_.plan().key_parts,
+                  [&](const auto& group, const auto& task, Index n, Index worker) {
+                    count(run_.weigh(group, task, parts(n, task), scratch_.of(worker)));
+                  });
+    for_each_task(1, [&](const auto& group, const auto& task, Index n, Index worker) {
+      run_.join(group, task, parts(n, task), scratch_.of(worker));
+    });
+  }
+
+ private:
+  /// f(group, task, number of the task's rows among all, worker), the keys in so many parts.
+  template <class F>
+  void for_each_task(Index key_parts, const F& f) {
+    const auto task = [&](Index t, Index worker) {
+      const Index n = t / key_parts, part = n % scratch_.plan().row_parts, first = part * run_.rows;
+      const Index b = n / scratch_.plan().row_parts / sizes_.G,
+                  g = n / scratch_.plan().row_parts % sizes_.G;
+      const Index rows = std::min<Index>(run_.rows, scratch_.plan().rows - first);
+      f(group(b, g), kernels::DecodeTask{first, rows, t % key_parts, key_parts}, n, worker);
+    };
+    context_.executor.run(sizes_.B * sizes_.G * scratch_.plan().row_parts * key_parts, task);
+  }
+
+  /// The query heads of batch element b that share key head g.
+  kernels::DecodeGroup<T> group(Index b, Index g) const {
+    const Index heads = sizes_.group(), h = g * heads;
+    const bool absent = lse_.absent();
+    return {.first = attention_head(sizes_, in_.q, in_.k, in_.v, options_, b, h),
+            .heads = heads,
+            .q_head = in_.q.stride(1),
+            .o = kernels::matrix(o_, b, h),
+            .o_head = o_.stride(1),
+            .lse = absent ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse_, b, h),
+            .lse_head = absent ? 0 : lse_.stride(1)};
+  }
+
+  /// What rows keep of each block.
+  kernels::DecodeParts<T> parts(Index n, const kernels::DecodeTask& task) {
+    Scratch<T> memory = scratch_.shared_by(n);
+    return {memory, run_, task.rows, scratch_.plan().blocks, sizes_.dv};
+  }
+
+  void count(const kernels::TileWork& work) const {
+    context_.count_flops(work.pairs * (2 * (sizes_.d + sizes_.dv) + 5), work.executed_flops);
+  }
+
+  ForwardScratch<T>& scratch_;
+  const AttentionSizes& sizes_;
+  const AttentionInputs<T>& in_;
+  const AttentionOptions<T>& options_;
+  const Out<T, 4>& o_;
+  const Out<T, 4>& lse_;
+  const Context& context_;
+  const kernels::DecodeKernels<T>& run_ = kernels::kernels_here<T>().decode;
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
