@@ -13,6 +13,7 @@
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/flash_attention.hpp"
 #include "headwise/ops/rotary.hpp"
+#include "headwise/score/alibi.hpp"
 #include "headwise/testing/close_to.hpp"
 
 namespace headwise::examples {
@@ -22,8 +23,6 @@ inline void require_supported(const ReferenceCase& c) {
   const auto refuse = [&](const char* what) {
     detail::refuse_case(c.name, std::string(what) + " is not supported yet");
   };
-  if (c.softcap != 0) refuse("softcap");
-  if (c.alibi) refuse("alibi");
   if (c.rope_theta != 0 && c.kind != CaseKind::sdpa) {
     refuse("rope_theta in kinds mha and encoder_layer");
   }
@@ -71,6 +70,15 @@ class CaseMasks {
   AttentionMask<T> mask_;
 };
 
+/// What is done to a case's scores; it views the slopes.
+template <class T>
+ScoreOptions<T> case_scores(const ReferenceCase& c, const Tensor<T, 1>& slopes) {
+  ScoreOptions<T> score;
+  if (c.softcap != 0) score.softcap = T(c.softcap);
+  if (c.alibi) score.alibi_slopes = slopes;
+  return score;
+}
+
 template <class T>
 void run_mha(const ReferenceCase& c, Path path, const Context& context,
              SafetensorsWriter& results) {
@@ -81,7 +89,9 @@ void run_mha(const ReferenceCase& c, Path path, const Context& context,
   const auto value = self ? Tensor<T, 3>() : c.file.get<T, 3>("value");
   const auto dy = c.file.get<T, 3>("grad_output");  // [B, L, D]
   const CaseMasks<T> masks(c);
-  MultiHeadAttentionCall<T> call{.mask = masks.mask(), .path = path};
+  const auto slopes = alibi_slopes<T>(c.num_heads);
+  MultiHeadAttentionCall<T> call{
+      .mask = masks.mask(), .path = path, .score = case_scores(c, slopes)};
   if (c.scale) call.scale = T(*c.scale);
 
   MultiHeadAttentionCache<T> cache;
@@ -114,7 +124,8 @@ void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
                                     std::to_string(c.num_kv_heads) + " on axis 1");
   }
   const CaseMasks<T> masks(c);
-  AttentionOptions<T> options{.mask = masks.mask()};
+  const auto slopes = alibi_slopes<T>(c.num_heads);
+  AttentionOptions<T> options{.mask = masks.mask(), .score = case_scores(c, slopes)};
   if (c.scale) options.scale = T(*c.scale);
   const RotaryOptions rotary{.theta = c.rope_theta};
   if (c.rope_theta != 0) {

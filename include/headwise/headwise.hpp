@@ -50,6 +50,7 @@
 #include "headwise/print_config.hpp"
 #include "headwise/runtime/num_threads.hpp"
 #include "headwise/runtime/thread_pool.hpp"
+#include "headwise/score/alibi.hpp"
 #include "headwise/tensor/dual_view.hpp"
 #include "headwise/tensor/eigen.hpp"
 #include "headwise/tensor/print.hpp"

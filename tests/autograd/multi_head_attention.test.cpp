@@ -154,6 +154,34 @@ TEST_CASE("norms and rotary positions of heads composed on the tape have the bit
   }
 }
 
+TEST_CASE("changed scores composed on the tape have the bits of the module, and change it",
+          "[autograd]") {
+  const auto slopes = normal<float>(Shape{4}, 6), sinks = normal<float>(Shape{4}, 7);
+  const auto table = normal<float>(Shape{4, 9}, 8);
+  const MultiHeadAttentionOptions options{.d_model = 24, .num_heads = 4, .layer_norm = true};
+  for (const Path path : {Path::flash, Path::materialized}) {
+    CAPTURE(path == Path::flash);
+    MultiHeadAttentionCall<float> call{.mask = {causal}, .path = path};
+    const Comparison<float> plain(options, call);
+    call.score = {
+        .softcap = 2.0f, .alibi_slopes = slopes, .relative_bias = {table}, .sinks = sinks};
+    const Comparison<float> changed(options, call);
+    changed.check();
+    CHECK_FALSE(close_to(changed.by_module({}).y, plain.by_module({}).y, 1e-2).ok);
+    for (const int left_out : {0, 1, 2, 3}) {  // each of them reaches attention
+      MultiHeadAttentionCall<float> less = call;
+      if (left_out == 0) less.score.softcap = {};
+      if (left_out == 1) less.score.alibi_slopes = {};
+      if (left_out == 2) less.score.relative_bias = {};
+      if (left_out == 3) less.score.sinks = {};
+      CAPTURE(left_out);
+      CHECK_FALSE(
+          bitwise_equal(Comparison<float>(options, less).by_module({}).y, changed.by_module({}).y)
+              .ok);
+    }
+  }
+}
+
 TEST_CASE("multi-head attention on the tape has the module's bits on any number of threads",
           "[autograd]") {
   for (const Index threads : {2, 3}) {

@@ -2,6 +2,7 @@
 // memory of something else.
 #include "bad_calls/attention_calls.hpp"
 #include "headwise/kernels/score_function.hpp"
+#include "headwise/score/alibi.hpp"
 
 using namespace headwise_tests;
 using namespace headwise_tests::attention_calls;
@@ -208,6 +209,12 @@ const std::vector<Refusals> refused = {
 TEST_CASE("attentions refuse what changes scores, and its gradients, where they do not fit",
           "[bad_calls]") {
   for (const Refusals& refusals : refused) refusals.check();
+}
+
+TEST_CASE("slopes of no head are refused", "[bad_calls]") {
+  const Refusals refusals({{"alibi_slopes: heads is 0, expected >= 1", "ArgumentError",
+                            [](Witness&) { (void)alibi_slopes<double>(0); }}});
+  refusals.check();
 }
 
 TEST_CASE("gradients of all that changes scores are taken where they fit", "[bad_calls]") {

@@ -47,6 +47,7 @@ const std::vector<std::string> case_names = {"block_post_ln_causal",
                                              "mha_self_no_bias",
                                              "mha_single_head",
                                              "mha_single_token",
+                                             "sdpa_alibi",
                                              "sdpa_causal_rect",
                                              "sdpa_dead_rows",
                                              "sdpa_dv",
@@ -56,6 +57,7 @@ const std::vector<std::string> case_names = {"block_post_ln_causal",
                                              "sdpa_plain",
                                              "sdpa_rope",
                                              "sdpa_scale",
+                                             "sdpa_softcap",
                                              "sdpa_window"};
 
 /// Every expected tensor is there and within the tolerance; weights are the materialized path's.
@@ -204,12 +206,23 @@ TEST_CASE("a run's file reads back with PyTorch's names and the run's type", "[i
 }
 
 TEST_CASE("what is not supported yet is refused by name", "[io]") {
-  CHECK_NOTHROW(run_reference_case<double>(small_case("softcap", "0.0"), Path::flash));
-  for (const char* key : {"softcap", "alibi"}) {
-    const auto c = small_case(key, std::string(key) == "alibi" ? "1" : "5.0");
-    CHECK_THROWS_WITH(
-        run_reference_case<double>(c, Path::flash),
-        ContainsSubstring("small.safetensors: " + std::string(key) + " is not supported yet"));
+  ReferenceCase c = data_case("mha_self");
+  CHECK_NOTHROW(run_reference_case<double>(c, Path::flash));
+  c.rope_theta = 100;
+  CHECK_THROWS_WITH(
+      run_reference_case<double>(c, Path::flash),
+      ContainsSubstring("rope_theta in kinds mha and encoder_layer is not supported"));
+}
+
+TEST_CASE("softcap and ALiBi of a case are part of its scores and of its gradients", "[io]") {
+  for (const char* name : {"sdpa_softcap", "sdpa_alibi"}) {
+    ReferenceCase c = data_case(name);
+    c.softcap = 0, c.alibi = false;
+    const auto without = reread(run_reference_case<double>(c, Path::flash));
+    for (const CaseComparison& row : compare_with_expected(c, without, 1e-2)) {
+      CAPTURE(name, row.name);
+      if (row.name == "output" || row.name == "grad.query") CHECK_FALSE(*row.closeness);
+    }
   }
 }
 
