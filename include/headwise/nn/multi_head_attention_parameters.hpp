@@ -149,14 +149,13 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   void require_shapes_of(const MultiHeadAttentionParameters<T>& expected,
                          std::string_view function) const {
     const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
-      require_shape(function, std::string("gradients.") + name, mine, theirs.shape(),
-                    "zero_gradients()");
+      require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
     };
     for_each_storage(*this, expected, check);
     // Of modules whose projections differ, what is fused may be alike.
-    check("W_Q", this->W_Q(), expected.W_Q());
-    check("W_K", this->W_K(), expected.W_K());
-    check("W_V", this->W_V(), expected.W_V());
+    check("gradients.W_Q", this->W_Q(), expected.W_Q());
+    check("gradients.W_K", this->W_K(), expected.W_K());
+    check("gradients.W_V", this->W_V(), expected.W_V());
   }
   /// this += other. Throws ShapeError, before anything is added, unless all shapes agree.
   void add(const MultiHeadAttentionGradients& other) {
@@ -170,19 +169,19 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
  private:
   template <class Self, class F>
   static void for_each_storage(Self& self, const MultiHeadAttentionParameters<T>& other, F&& f) {
-    f("w_qkv", self.w_qkv, other.w_qkv);
-    f("w_q", self.w_q, other.w_q);
-    f("w_k", self.w_k, other.w_k);
-    f("w_v", self.w_v, other.w_v);
-    f("w_o", self.w_o, other.w_o);
-    f("b_q", self.b_q, other.b_q);
-    f("b_k", self.b_k, other.b_k);
-    f("b_v", self.b_v, other.b_v);
-    f("b_o", self.b_o, other.b_o);
-    f("gamma", self.gamma, other.gamma);
-    f("beta", self.beta, other.beta);
-    f("gamma_q", self.gamma_q, other.gamma_q);
-    f("gamma_k", self.gamma_k, other.gamma_k);
+    f("gradients.w_qkv", self.w_qkv, other.w_qkv);
+    f("gradients.w_q", self.w_q, other.w_q);
+    f("gradients.w_k", self.w_k, other.w_k);
+    f("gradients.w_v", self.w_v, other.w_v);
+    f("gradients.w_o", self.w_o, other.w_o);
+    f("gradients.b_q", self.b_q, other.b_q);
+    f("gradients.b_k", self.b_k, other.b_k);
+    f("gradients.b_v", self.b_v, other.b_v);
+    f("gradients.b_o", self.b_o, other.b_o);
+    f("gradients.gamma", self.gamma, other.gamma);
+    f("gradients.beta", self.beta, other.beta);
+    f("gradients.gamma_q", self.gamma_q, other.gamma_q);
+    f("gradients.gamma_k", self.gamma_k, other.gamma_k);
   }
 };
 
