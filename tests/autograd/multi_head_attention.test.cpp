@@ -163,8 +163,7 @@ TEST_CASE("changed scores composed on the tape have the bits of the module, and 
     CAPTURE(path == Path::flash);
     MultiHeadAttentionCall<float> call{.mask = {causal}, .path = path};
     const Comparison<float> plain(options, call);
-    call.score = {
-        .softcap = 2.0f, .alibi_slopes = slopes, .relative_bias = {table}, .sinks = sinks};
+    call.score = {.softcap = 2.0f, .alibi_slopes = slopes, .relative_bias = table, .sinks = sinks};
     const Comparison<float> changed(options, call);
     changed.check();
     CHECK_FALSE(close_to(changed.by_module({}).y, plain.by_module({}).y, 1e-2).ok);

@@ -14,7 +14,7 @@ using Learned = ScoreGradients<double>;
 
 std::vector<Rule> of_options() {
   const auto table = [](Index heads, Index width) {
-    return [=](Call& c) { c.options.score.relative_bias = {c.memory.tensor(heads, width)}; };
+    return [=](Call& c) { c.options.score.relative_bias = c.memory.tensor(heads, width); };
   };
   const auto is_table = [](const char* got) {
     return std::string("relative_bias is ") + got +
@@ -38,7 +38,7 @@ std::vector<Rule> of_options() {
       {is_table("[1, 0]"), table(1, 0)},
       {"relative_bias is [4, 5] at a null address, expected its elements",
        [](Call& c) {
-         c.options.score.relative_bias = {In<double, 2>(nullptr, Shape{4, 5})};
+         c.options.score.relative_bias = In<double, 2>(nullptr, Shape{4, 5});
        }},
   };
 }
@@ -54,7 +54,7 @@ std::vector<Rule> of_outputs(const std::string& name, View4<double> Call::*membe
            }},
           {overlaps("relative_bias"),
            [=](Call& c) {
-             c.options.score.relative_bias = {In<double, 2>((c.*member).data() + 1, Shape{4, 3})};
+             c.options.score.relative_bias = In<double, 2>((c.*member).data() + 1, Shape{4, 3});
            }},
           {overlaps("sinks"), [=](Call& c) {
              c.options.score.sinks = {(c.*member).data() + 1, Shape{4}};
@@ -67,7 +67,7 @@ void learn(Call& c) {
       std::array{1.0, 2.0}, [](auto s, const Position&, const auto& w) { return w[0] * s + w[1]; });
   c.options.score.function = function;
   c.options.score.alibi_slopes = c.memory.tensor(4);
-  c.options.score.relative_bias = {c.memory.tensor(1, 5)};
+  c.options.score.relative_bias = c.memory.tensor(1, 5);
   c.options.score.sinks = c.memory.tensor(4);
   c.options.mask.add(Mask::bias(c.memory.tensor(1, 4, 5, 7)));
 }
@@ -89,7 +89,7 @@ std::vector<std::pair<std::string, Lay>> views() {
        }},
       {"relative_bias",
        [](Call& c, double* at) {
-         c.options.score.relative_bias = {In<double, 2>(at, Shape{1, 5})};
+         c.options.score.relative_bias = In<double, 2>(at, Shape{1, 5});
        }},
       {"sinks",
        [](Call& c, double* at) {

@@ -69,7 +69,7 @@ struct Learned : ScoreTensors<T> {
     this->scale = Tensor<T, 1>(Shape{1});
     if (!score.alibi_slopes.absent()) this->slopes = Tensor<T, 1>(score.alibi_slopes.shape());
     if (!score.sinks.absent()) this->sinks = Tensor<T, 1>(score.sinks.shape());
-    const auto& values = score.relative_bias.values;
+    const auto& values = score.relative_bias;
     if (!values.absent()) this->table = Tensor<T, 2>(values.shape());
     for (const auto& bias : options.mask.biases()) this->biases.emplace_back(bias.values.shape());
     this->for_each([](const char*, auto& x) { std::fill(x.begin(), x.end(), T(1)); });
@@ -85,7 +85,7 @@ struct ExpectedLearned {
   template <class T>
   ExpectedLearned(const Case<T>& x, const OracleResult& y) : slopes(x.sizes.H), sinks(x.sizes.H) {
     const auto [B, H, G, L, S, d, dv] = x.sizes;
-    const auto& values = x.options.score.relative_bias.values;
+    const auto& values = x.options.score.relative_bias;
     const Index width = values.extent(1), reach = (width - 1) / 2;
     table = Field(values.size());
     for (const auto& bias : x.options.mask.biases()) biases.emplace_back(bias.values.size());

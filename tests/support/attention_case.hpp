@@ -150,7 +150,7 @@ struct Case {
   void relative(Index reach, bool shared) {
     const auto table = std::make_shared<Tensor<T, 2>>(
         numbers.tensor<T>(Shape{shared ? Index{1} : sizes.H, 2 * reach + 1}));
-    options.score.relative_bias = {*table};
+    options.score.relative_bias = *table;
     biases.push_back(
         [table, reach, shared, past = sizes.S - sizes.L](Index, Index h, Index i, Index j) {
           const Index distance = std::max(-reach, std::min(reach, j - i - past));

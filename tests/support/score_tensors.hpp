@@ -55,7 +55,7 @@ struct ScoreTensors {
   ScoreOptions<T> options(std::optional<T> softcap) const {
     ScoreOptions<T> o{.softcap = softcap};
     if (!slopes.absent()) o.alibi_slopes = slopes;
-    if (!table.absent()) o.relative_bias = {table};
+    if (!table.absent()) o.relative_bias = table;
     if (!sinks.absent()) o.sinks = sinks;
     return o;
   }

@@ -59,8 +59,7 @@ AttentionOptions<T> with_learned(AttentionOptions<T> options, const LearnedScore
   ScoreOptions<T>& score = options.score;
   take("alibi_slopes", score.alibi_slopes, !score.alibi_slopes.absent(), learned.alibi_slopes);
   take("sinks", score.sinks, !score.sinks.absent(), learned.sinks);
-  take("relative_bias", score.relative_bias.values, !score.relative_bias.values.absent(),
-       learned.relative_bias);
+  take("relative_bias", score.relative_bias, !score.relative_bias.absent(), learned.relative_bias);
   if (!learned.bias.absent()) options.mask.add(BiasMask<T>{call.save(learned.bias)});
   if (learned.scale.absent()) return options;
   require(!options.scale, "attention", "scale is in the options and learned, expected one of them");

@@ -16,9 +16,12 @@ namespace headwise::inline v0_1 {
 /// not copied: what it views must outlive the call, and for training the backward call too.
 template <Scalar T>
 struct ScoreOptions {
-  std::optional<T> softcap = {};       // c > 0: a score becomes c tanh(score / c)
-  In<T, 1> alibi_slopes = {};          // [H]: less slope |j - i - (S - L)|
-  RelativeBias<T> relative_bias = {};  // [H or 1, 2 R + 1]: plus a number for each distance
+  std::optional<T> softcap = {};  // c > 0: a score becomes c tanh(score / c)
+  In<T, 1> alibi_slopes = {};     // [H]: less slope |j - i - (S - L)|
+  // [H or 1, 2 R + 1]: plus the number at clamp(j - i - (S - L), -R, R) + R. Source: Shaw,
+  // Uszkoreit and Vaswani, 2018, arXiv 1803.02155; Raffel et al., 2020, arXiv 1910.10683,
+  // section 2.1.
+  In<T, 2> relative_bias = {};
   // Then, behind the mask's biases, a function of one's own, of which this is a view
   // (kernels/score_function.hpp); what hides pairs is asked apart from it.
   ScoreFunctionRef<T> function = {};
@@ -26,8 +29,8 @@ struct ScoreOptions {
 
   /// Whether nothing is done.
   bool plain() const {
-    return !softcap && alibi_slopes.absent() && relative_bias.values.absent() &&
-           function.absent() && sinks.absent();
+    return !softcap && alibi_slopes.absent() && relative_bias.absent() && function.absent() &&
+           sinks.absent();
   }
   /// Throws ArgumentError unless the softcap is in range.
   void require_in_range(std::string_view caller) const {
@@ -41,7 +44,7 @@ struct ScoreOptions {
     };
     require_each("alibi_slopes", alibi_slopes);
     require_each("sinks", sinks);
-    const In<T, 2>& table = relative_bias.values;
+    const In<T, 2>& table = relative_bias;
     if (table.absent()) return;
     require_countable(caller, "relative_bias", table);
     if ((table.extent(0) != H && table.extent(0) != 1) || table.extent(1) % 2 == 0) {
@@ -145,7 +148,7 @@ void require_apart_from_options(std::string_view function, const Footprint& out,
                                 const AttentionOptions<T>& options) {
   require_apart(function, out,
                 {{"alibi_slopes", options.score.alibi_slopes},
-                 {"relative_bias", options.score.relative_bias.values},
+                 {"relative_bias", options.score.relative_bias},
                  {"sinks", options.score.sinks}});
   const AttentionMask<T>& mask = options.mask;
   for (const BiasMask<T>& bias : mask.biases()) {
@@ -177,10 +180,10 @@ HeadScore<T> head_score(const ScoreOptions<T>& options, Index b, Index h, Index 
     score.alibi = true;
     score.slope = options.alibi_slopes(h);
   }
-  if (const In<T, 2>& table = options.relative_bias.values; !table.absent()) {
+  if (const In<T, 2>& table = options.relative_bias; !table.absent()) {
     score.table = &table(table.extent(0) == 1 ? 0 : h, 0);
     score.table_step = table.stride(1);
-    score.reach = options.relative_bias.reach();
+    score.reach = (table.extent(1) - 1) / 2;
   }
   if (!options.sinks.absent()) {
     score.has_sink = true;

@@ -31,7 +31,7 @@ void require_score_gradients(std::string_view function, const ScoreGradients<T>&
     require_apart_from_options<T>(function, {"d_function", gradients.d_function}, options);
   }
   require_like("d_alibi_slopes", gradients.d_alibi_slopes, options.score.alibi_slopes);
-  require_like("d_relative_bias", gradients.d_relative_bias, options.score.relative_bias.values);
+  require_like("d_relative_bias", gradients.d_relative_bias, options.score.relative_bias);
   require_like("d_sinks", gradients.d_sinks, options.score.sinks);
   const auto biases = options.mask.biases();
   for (std::size_t n = 0; n < gradients.d_biases.size(); ++n) {

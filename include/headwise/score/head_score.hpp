@@ -5,22 +5,6 @@
 #include "headwise/score/score_function.hpp"
 #include "headwise/score/visibility.hpp"
 
-namespace headwise::inline v0_1 {
-
-/// A bias by distance, learnable: what is added to the score of query i and key j is
-/// values(h, clamp(j - i - (S - L), -R, R) + R), R = reach(). Viewed, not copied. Source: Shaw,
-/// Uszkoreit and Vaswani, 2018, arXiv 1803.02155, section 3.2; Raffel et al., 2020, arXiv
-/// 1910.10683, section 2.1.
-template <Scalar T>
-struct RelativeBias {
-  In<T, 2> values = {};  // [H or 1, 2 R + 1]; {} for none
-
-  /// Distances beyond it count as it.
-  Index reach() const { return (values.extent(1) - 1) / 2; }
-};
-
-}  // namespace headwise::inline v0_1
-
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
