@@ -33,7 +33,7 @@ class In {
   using with_rank = In<T, Q>;
 
   /// An absent tensor.
-  constexpr In() = default;
+  constexpr In() noexcept {}  // not defaulted: g++ 12 fails at its exception specification
 
   /// Dense row-major storage of this shape.
   constexpr In(const T* data, const Shape<R>& shape) : In(data, shape, shape.row_major_strides()) {}
@@ -101,7 +101,7 @@ class Out : public In<T, R> {
   using with_rank = Out<T, Q>;
 
   /// An absent tensor.
-  constexpr Out() = default;
+  constexpr Out() noexcept {}
   /// Dense row-major storage of this shape.
   constexpr Out(T* data, const Shape<R>& shape) : In<T, R>(data, shape), data_(data) {}
   /// Element (i, j, ...) is data[i strides[0] + j strides[1] + ...].
@@ -140,7 +140,7 @@ class InOut : public Out<T, R> {
   using with_rank = InOut<T, Q>;
   using Out<T, R>::Out;
   /// An absent tensor.
-  constexpr InOut() = default;
+  constexpr InOut() noexcept {}
   /// Adds to what could be overwritten.
   explicit constexpr InOut(const Out<T, R>& out) : Out<T, R>(out) {}
 };
@@ -153,7 +153,7 @@ class TensorView : public InOut<T, R> {
   template <int Q>
   using with_rank = TensorView<T, Q>;
   using InOut<T, R>::InOut;
-  constexpr TensorView() = default;
+  constexpr TensorView() noexcept {}
 };
 
 /// A view for keeping that only reads.
@@ -164,7 +164,7 @@ class TensorView<const T, R> : public In<T, R> {
   template <int Q>
   using with_rank = TensorView<const T, Q>;
   using In<T, R>::In;
-  constexpr TensorView() = default;
+  constexpr TensorView() noexcept {}
   /// Keeps what was passed in.
   constexpr TensorView(const In<T, R>& view) : In<T, R>(view) {}
 };
