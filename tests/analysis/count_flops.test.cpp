@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "headwise/kernels/score_function.hpp"
 #include "headwise/nn/cost.hpp"
 #include "headwise/nn/multi_head_attention.hpp"
 #include "support/catch.hpp"
@@ -117,7 +118,9 @@ TEST_CASE("projections and the core cost the same where the sequence is twice th
 
 TEST_CASE("useful FLOPs counted while running equal the formulas to the last one", "[analysis]") {
   const std::vector<Index> lengths = {7, 0, 3};
-  const Tensor<double, 2> bias({21, 21}), square_bias({48, 48});
+  const Tensor<double, 2> bias({21, 21}), square_bias({48, 48}), table({2, 9});
+  const Tensor<double, 1> slopes({2}), sinks({2});
+  const auto bent = score_function<double>([](auto s, const Position&) { return s * s; });
   struct Case {
     MultiHeadAttentionOptions options;
     MultiHeadAttentionCall<double> call;
@@ -149,6 +152,17 @@ TEST_CASE("useful FLOPs counted while running equal the formulas to the last one
        1,
        700},
       {{.d_model = 4, .num_heads = 1}, {.mask = {Mask::window(20).keeping_first(300)}}, 1, 600},
+      {{.d_model = 6, .num_heads = 2}, {.mask = {causal}, .score = {.softcap = 3.0}}, 2, 70},
+      {{.d_model = 6, .num_heads = 2},
+       {.mask = {causal, Mask::bias(square_bias)},
+        .score = {.softcap = 2.0,
+                  .alibi_slopes = slopes,
+                  .relative_bias = table,
+                  .function = bent,
+                  .sinks = sinks}},
+       1,
+       48},
+      {{.d_model = 6, .num_heads = 2}, {.score = {.alibi_slopes = slopes, .function = bent}}, 1, 9},
       {{.d_model = 6, .num_heads = 2}, {}, 0, 5},
       {{.d_model = 6, .num_heads = 2}, {}, 2, 5, 0},
       {{.d_model = 16, .num_heads = 2},

@@ -179,6 +179,20 @@ const Refusals bad_options(of_forward({
      [](Attention& a) { a.call.mask.add(Mask::key_lengths(below)); }},
     {true, argument_of, "scale is not finite, expected a number, or none for 1 / sqrt(d)",
      [](Attention& a) { a.call.scale = nan; }},
+    {true, argument_of, "softcap is not a finite number above 0, expected one, or none for no cap",
+     [](Attention& a) { a.call.score.softcap = 0; }},
+    {true, shape_of, "alibi_slopes is [3], expected [4] (the number of heads)",
+     [](Attention& a) { a.call.score.alibi_slopes = a.m.tensor(3); }},
+    {true, shape_of, "sinks is [5], expected [4] (the number of heads)",
+     [](Attention& a) { a.call.score.sinks = a.m.tensor(5); }},
+    {true, shape_of,
+     "relative_bias is [2, 5], expected [4 or 1, 2 R + 1] (a number for each distance from -R to "
+     "R)",
+     [](Attention& a) { a.call.score.relative_bias = a.m.tensor(2, 5); }},
+    {true, shape_of, "relative_bias is [-4, 5], expected extents of 0 or more",
+     [](Attention& a) {
+       a.call.score.relative_bias = In<double, 2>(nullptr, Shape{-4, 5});
+     }},
     {true, argument_of, "dropout rate is 1.500000, expected 0 to 1",
      [](Attention& a) { a.call.weight_dropout.rate = 1.5; }},
     {true, argument_of, "dropout rate is -0.500000, expected 0 to 1",

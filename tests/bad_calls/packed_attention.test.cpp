@@ -181,6 +181,19 @@ std::vector<Rule> options() {
   add("dropout rate is 1.500000, expected 0 to 1", [](Call& c) { c.options.dropout.rate = 1.5; });
   add("scale is not finite, expected a number, or none for 1 / sqrt(d)",
       [](Call& c) { c.options.scale = std::numeric_limits<double>::infinity(); });
+  add("softcap is not a finite number above 0, expected one, or none for no cap",
+      [](Call& c) { c.options.score.softcap = -1; });
+  rules.push_back({"alibi_slopes is [3], expected [4] (the number of heads)",
+                   [](Call& c) { c.options.score.alibi_slopes = c.memory.tensor(3); }});
+  rules.push_back({"sinks is [5], expected [4] (the number of heads)",
+                   [](Call& c) { c.options.score.sinks = c.memory.tensor(5); }});
+  rules.push_back(
+      {"relative_bias is [3, 5], expected [4 or 1, 2 R + 1] (a number for each distance "
+       "from -R to R)",
+       [](Call& c) { c.options.score.relative_bias = c.memory.tensor(3, 5); }});
+  rules.push_back({"relative_bias is [-4, 5], expected extents of 0 or more", [](Call& c) {
+                     c.options.score.relative_bias = In<double, 2>(nullptr, Shape{-4, 5});
+                   }});
   return rules;
 }
 
@@ -230,6 +243,16 @@ std::vector<Rule> own_memory(const std::string& name, Member member,
       {name + " overlaps key_starts" + own, [=](Call& c) {
          c.*member = {reinterpret_cast<double*>(c.key_starts.data() + 3), (c.*member).shape()};
        }});
+  rules.push_back({name + " overlaps alibi_slopes" + own, [=](Call& c) {
+                     c.options.score.alibi_slopes = {(c.*member).data() + 1, Shape{4}};
+                   }});
+  rules.push_back({name + " overlaps sinks" + own, [=](Call& c) {
+                     c.options.score.sinks = {(c.*member).data() + 1, Shape{4}};
+                   }});
+  rules.push_back({name + " overlaps relative_bias" + own, [=](Call& c) {
+                     double* at = (c.*member).data() + 1;
+                     c.options.score.relative_bias = In<double, 2>(at, Shape{1, 5});
+                   }});
   rules.push_back(
       {name + " overlaps Mask::bias" + own, [=](Call& c) {
          const View3<double> out = c.*member;

@@ -1,6 +1,8 @@
 // The four attention functions: what changes scores, and its gradients, of wrong shapes or in
 // memory of something else.
 #include "bad_calls/attention_calls.hpp"
+#include "headwise/autograd/attention.hpp"
+#include "headwise/autograd/tape.hpp"
 #include "headwise/kernels/score_function.hpp"
 #include "headwise/score/alibi.hpp"
 
@@ -101,6 +103,11 @@ std::vector<std::pair<std::string, Lay>> views() {
        }},
       {"Mask::keep", [=](Call& c, double* at) { c.options.mask.add(Mask::keep(bools(at))); }},
       {"Mask::drop", [=](Call& c, double* at) { c.options.mask.add(Mask::drop(bools(at))); }},
+      {"Mask::documents",
+       [](Call& c, double* at) {
+         const auto* ids = reinterpret_cast<const Index*>(at);
+         c.options.mask.add(Mask::documents(In<Index, 2>(ids, Shape{1, 7})));
+       }},
       {"Mask::key_lengths",
        [](Call& c, double* at) {
          const auto* lengths = reinterpret_cast<const Index*>(at);
@@ -193,6 +200,54 @@ std::vector<Rule> of_gradients() {
   return all;
 }
 
+/// On the tape: what is in the options and learned, or no scale; and slopes of no head.
+std::vector<Refusal> of_tape() {
+  using Learn = std::function<void(Witness&, Tape<double>&, Options&, std::optional<double> & scale,
+                                   LearnedScores<double>&)>;
+  const auto refusal = [](const std::string& message, bool of_shape, Learn learn) {
+    return Refusal{"attention: " + message, of_shape ? "ShapeError" : "ArgumentError",
+                   [learn](Witness& m) {
+                     Tape<double> tape;
+                     AttentionOptions<double> options;
+                     LearnedScores<double> learned;
+                     learn(m, tape, options.score, options.scale, learned);
+                     const auto q = tape.constant(m.tensor(2, 4, 5, 3));
+                     (void)attention(q, q, q, options, learned);
+                   }};
+  };
+  const auto twice = [](const std::string& name) {
+    return name + " is in the options and learned, expected one of them";
+  };
+  return {refusal(twice("alibi_slopes"), false,
+                  [](auto& m, auto& tape, auto& options, auto&, auto& learned) {
+                    options.alibi_slopes = m.tensor(4);
+                    learned.alibi_slopes = tape.input(m.tensor(4));
+                  }),
+          refusal(twice("sinks"), false,
+                  [](auto& m, auto& tape, auto& options, auto&, auto& learned) {
+                    options.sinks = m.tensor(4);
+                    learned.sinks = tape.input(m.tensor(4));
+                  }),
+          refusal(twice("relative_bias"), false,
+                  [](auto& m, auto& tape, auto& options, auto&, auto& learned) {
+                    options.relative_bias = m.tensor(4, 5);
+                    learned.relative_bias = tape.input(m.tensor(4, 5));
+                  }),
+          refusal(twice("scale"), false,
+                  [](auto& m, auto& tape, auto&, auto& scale, auto& learned) {
+                    scale = 0.5;
+                    learned.scale = tape.input(m.tensor(1));
+                  }),
+          refusal("scale is [2], expected [1] (one for all heads)", true,
+                  [](auto& m, auto& tape, auto&, auto&, auto& learned) {
+                    learned.scale = tape.input(m.tensor(2));
+                  })};
+}
+
+const Refusals on_tape(of_tape());
+const Refusals of_slopes({{"alibi_slopes: heads is 0, expected >= 1", "ArgumentError",
+                           [](Witness&) { (void)alibi_slopes<double>(0); }}});
+
 const std::vector<Refusals> refused = {
     table(all, of_options()),
     table({forward, flash_forward}, of_outputs("o", &Call::o)),
@@ -211,11 +266,12 @@ TEST_CASE("attentions refuse what changes scores, and its gradients, where they 
   for (const Refusals& refusals : refused) refusals.check();
 }
 
-TEST_CASE("slopes of no head are refused", "[bad_calls]") {
-  const Refusals refusals({{"alibi_slopes: heads is 0, expected >= 1", "ArgumentError",
-                            [](Witness&) { (void)alibi_slopes<double>(0); }}});
-  refusals.check();
+TEST_CASE("what is in the options and learned, or no scale, is refused by the tape",
+          "[bad_calls]") {
+  on_tape.check();
 }
+
+TEST_CASE("slopes of no head are refused", "[bad_calls]") { of_slopes.check(); }
 
 TEST_CASE("gradients of all that changes scores are taken where they fit", "[bad_calls]") {
   for (const Function& function : {backward, flash_backward}) {

@@ -31,6 +31,8 @@ struct AttentionShape {
   Index first_keys = 0;                     // how many first keys the window keeps
   std::span<const Index> key_lengths = {};  // [B]; empty: all S
   Index mask_biases = 0;                    // how many Mask::bias are added to the scores
+  bool softcap = false, alibi = false, relative_bias = false;  // what is done to scores
+  bool score_function = false;  // a function of the user's own, which is not counted
   bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;  // of the projections
   bool layer_norm = false, layer_norm_affine = false;  // before them; with gamma and beta
   bool qk_norm = false, qk_norm_affine = false;  // of queries and keys; with gamma_Q and gamma_K

@@ -25,7 +25,7 @@ struct FlopCount {
   std::int64_t softmax = 0;       // step 4c
   std::int64_t context = 0;       // step 4e
   std::int64_t o_projection = 0;  // step 6
-  std::int64_t biases = 0;        // of the projections, and of masks
+  std::int64_t biases = 0;        // of the projections and of masks, and what is done to scores
   std::int64_t dropout = 0;       // steps 4d and 7
 
   /// Steps 2 and 6, without their biases.
@@ -61,6 +61,16 @@ struct FlopCount {
   }
 };
 
+namespace detail::inline HEADWISE_CODE {
+
+/// What is done to the score of a pair: a quotient, a tanh and a product; a product and a
+/// difference; a sum. A mask's bias is a sum.
+inline std::int64_t score_operations(const AttentionShape& s) {
+  return (s.softcap ? 3 : 0) + (s.alibi ? 2 : 0) + (s.relative_bias ? 1 : 0) + s.mask_biases;
+}
+
+}  // namespace detail::inline HEADWISE_CODE
+
 /// Forward, either path.
 inline FlopCount count_flops(const AttentionShape& s) {
   detail::require_shape_of_call("count_flops", s);
@@ -78,7 +88,8 @@ inline FlopCount count_flops(const AttentionShape& s) {
   count.context = 2 * s.dv() * pairs;
   count.o_projection = 2 * N * s.context_width() * D;
   count.biases = (s.q_bias ? N * s.q_width() : 0) + (s.k_bias ? M * s.k_width() : 0) +
-                 (s.v_bias ? M * s.v_width() : 0) + (s.o_bias ? N * D : 0) + s.mask_biases * pairs;
+                 (s.v_bias ? M * s.v_width() : 0) + (s.o_bias ? N * D : 0) +
+                 detail::score_operations(s) * pairs;
   count.dropout = (s.weight_dropout ? pairs : 0) + (s.output_dropout ? N * D : 0);
   return count;
 }
@@ -88,7 +99,9 @@ inline FlopCount count_flops(const AttentionShape& s) {
 ///
 /// softmax, a pair: dp p summed (2), subtract, multiply, scale; flash: scale, subtract both parts
 /// of the logsumexp (2), e^x again, then subtract, multiply, scale, and 2 dv a query for
-/// rowsum(d_o o).
+/// rowsum(d_o o). Flash does to scores again what forward did; kept weights need them again, 2 d a
+/// pair, for a softcap or a function of the user's own. A softcap's slope: 4, with its scores 8.
+/// What is learned of what changes scores is not counted.
 inline FlopCount count_backward_flops(const AttentionShape& s, Path path) {
   detail::require_shape_of_call("count_backward_flops", s);
   const bool flash = path == Path::flash;
@@ -108,7 +121,9 @@ inline FlopCount count_backward_flops(const AttentionShape& s, Path path) {
   count.scores = (flash ? 6 : 4) * s.d() * pairs;
   count.context = 4 * s.dv() * pairs;
   count.softmax = flash ? 7 * pairs + 2 * s.dv() * s.num_heads * s.query_rows() : 5 * pairs;
-  count.biases = forward.biases - (flash ? 0 : s.mask_biases * pairs);
+  count.biases = forward.biases - (flash ? 0 : detail::score_operations(s) * pairs);
+  if (s.softcap) count.biases += (flash ? 4 : 8) * pairs;
+  if (!flash && (s.softcap || s.score_function)) count.scores += 2 * s.d() * pairs;
   count.dropout = (s.weight_dropout ? 2 * pairs : 0) + (s.output_dropout ? N * D : 0);
   return count;
 }

@@ -176,7 +176,8 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
         flash ? detail::flash_backward_bytes<T>(workers, s)
               : detail::workspace_bytes<T>(
                     workers, run.attention_backward_scratch(s.seq_len, s.S(), s.d(), s.dv(),
-                                                            s.weight_dropout, false)));
+                                                            s.weight_dropout,
+                                                            s.softcap || s.score_function)));
   if (s.rotary_width != 0) stage("rotary", 0, detail::turns_bytes<T>(s));
   if (s.qk_norm) stage("qk norm", s.qk_norm_affine ? 2 * s.d() : 0, 0);
   if (s.self_attention()) {

@@ -93,24 +93,16 @@ struct FlashHead {
 /// The same of flash attention backward, which forms scores again: two for dropout, and the way
 /// back through what changed the scores.
 template <class T>
-constexpr std::int64_t backward_extras(const FlashHead<T>& head) {
-  std::int64_t flows = head.flows.by_distance() ? 1 : 0;
-  for (const Matrix<T>& bias : head.flows.biases) flows += bias.data != nullptr ? 1 : 0;
-  return forward_extras(head.forward) + (head.forward.dropout.active() ? 1 : 0) +
-         (head.forward.score.caps() ? 4 : 0) + flows;
+constexpr std::int64_t backward_extras(const AttentionHead<T>& head) {
+  return forward_extras(head) + (head.dropout.active() ? 1 : 0) + (head.score.caps() ? 4 : 0);
 }
 
 /// And of the readable backward: where scores are needed again they are formed without their scale,
 /// capped with it, and the cap's slope taken.
 template <class T>
-constexpr std::int64_t readable_backward_extras(const AttentionHead<T>& head,
-                                                const ScoreFlows<T>& flows) {
-  std::int64_t extra = head.dropout.active() ? 2 : 0;
-  if (head.score.returns() || flows.any()) extra += 2 * head.d;
-  if (head.score.caps()) extra += 8;
-  for (const Matrix<T>& bias : flows.biases) extra += bias.data != nullptr ? 1 : 0;
-  return extra + (flows.slope != nullptr ? 2 : 0) + (flows.table.data != nullptr ? 1 : 0) +
-         (flows.sink.data != nullptr ? 3 : 0) + (flows.scale != nullptr ? 2 : 0);
+constexpr std::int64_t readable_backward_extras(const AttentionHead<T>& head) {
+  return (head.dropout.active() ? 2 : 0) + (head.score.returns() ? 2 * head.d : 0) +
+         (head.score.caps() ? 8 : 0);
 }
 
 /// What a task of attention has done: the pairs that causality, window and lengths leave to its

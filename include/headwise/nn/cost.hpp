@@ -30,6 +30,10 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.first_keys = call.mask.first_keys();
   shape.key_lengths = call.mask.key_lengths();
   shape.mask_biases = static_cast<Index>(call.mask.biases().size());
+  shape.softcap = call.score.softcap.has_value();
+  shape.alibi = !call.score.alibi_slopes.absent();
+  shape.relative_bias = !call.score.relative_bias.absent();
+  shape.score_function = !call.score.function.absent();
   shape.q_bias = o.q_bias;
   shape.k_bias = o.k_bias;
   shape.v_bias = o.v_bias;

@@ -39,22 +39,12 @@ class NewTokens {
   In<T, 4> v(Index b, Index batch) const { return with_new(cache_.v_, b, batch); }
   ///@}
 
-  /// What the new queries of sequence b see: pairs in `keep` where first keys stand apart from the
-  /// window. (As many as there are slots: a size that does not change is memory that is there.)
-  AttentionMask<T> mask(Index b, Tensor<bool, 2>& keep, std::pmr::memory_resource* memory) const {
+  /// What the new queries of sequence b see: slots behind the first keys' are in the order of their
+  /// positions, and the last are the queries' own.
+  AttentionMask<T> mask(Index b) const {
     const Index n = count(b), window = cache_.options_.window, first = cache_.options_.first_keys;
-    const KeyValueSequence sequence = cache_.at(b);
-    if (window == 0 || sequence.length + n - window <= first) return {causal};  // sees all
-    if (first == 0) return {causal, Mask::window(window)};
-    const Index held = sequence.held() + n;
-    keep = Tensor<bool, 2>::uninitialized({n, cache_.slots_.capacity}, memory);
-    for (Index i = 0; i < n; ++i) {
-      const Index begin = sequence.length + i - window + 1;  // of the window, as a position
-      for (Index slot = 0; slot < held; ++slot) {
-        keep(i, slot) = slot < first || sequence.position(cache_.slots_, slot) >= begin;
-      }
-    }
-    return {causal, Mask::keep(In<bool, 2>(slice(keep, 1, 0, held)))};
+    if (window == 0 || cache_.at(b).length + n - window <= first) return {causal};  // sees all
+    return {causal, Mask::window(window).keeping_first(first)};
   }
 
  private:
@@ -114,11 +104,10 @@ void turn_new_tokens(const RotaryOptions& options, const WritableHeads<T>& heads
 template <class T>
 void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens, const Out<T, 4>& o,
                        const Context& context) {
-  Tensor<bool, 2> keep;
   if (tokens.batch() == 0) return;
   if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
     flash_attention_forward(q, tokens.k(0, tokens.batch()), tokens.v(0, tokens.batch()),
-                            {.mask = tokens.mask(0, keep, context.memory)}, o, {}, context);
+                            {.mask = tokens.mask(0)}, o, {}, context);
     return;
   }
   for (Index b = 0; b < tokens.batch(); ++b) {
@@ -126,7 +115,7 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens, const Out<
     fill(Out<T, 4>(slice(slice(o, 0, b, 1), 2, n, rest)), T(0));
     if (n == 0) continue;
     flash_attention_forward(In<T, 4>(slice(slice(q, 0, b, 1), 2, 0, n)), tokens.k(b, 1),
-                            tokens.v(b, 1), {.mask = tokens.mask(b, keep, context.memory)},
+                            tokens.v(b, 1), {.mask = tokens.mask(b)},
                             slice(slice(o, 0, b, 1), 2, 0, n), {}, context);
   }
 }

@@ -131,7 +131,7 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
                                    kernels::matrix(dv, b, g), n != 0, flows},
                                   workspace.of(worker));
       const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
-      const std::int64_t extra = kernels::readable_backward_extras(head, flows);
+      const std::int64_t extra = kernels::readable_backward_extras(head);
       context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
                           run.executed_gemm_flops({head.L, head.S, head.dv}) +
                               run.executed_gemm_flops({head.S, head.dv, head.L}) +

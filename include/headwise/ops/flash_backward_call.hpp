@@ -129,11 +129,9 @@ class FlashBackwardCall {
     const auto first_head = head_at(b, first);
     run_.flash_backward_begin(first_head.forward, j0, n, workspace_.of(worker));
     kernels::TileWork work;
-    std::int64_t extra = 0;
     for (Index h = first; h < first + sizes_.group(); ++h) {
       auto head = head_at(b, h);
       head.flows = score_.flows(b, h, block);
-      extra = kernels::backward_extras(head);
       for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
         const Index rows = std::min<Index>(queries, head.forward.L - i0);
         const KeyBlocks blocks = head.forward.visibility.blocks(i0, rows, keys);
@@ -150,6 +148,7 @@ class FlashBackwardCall {
                             kernels::matrix(sequences_.keys.of(to_.dk, b), b, g),
                             kernels::matrix(sequences_.keys.of(to_.dv, b), b, g),
                             score_.flows(b, first, block).scale, workspace_.of(worker));
+    const std::int64_t extra = kernels::backward_extras(first_head.forward);
     context_.count_flops(work.pairs * (6 * sizes_.d + 4 * sizes_.dv + 7 + extra),
                          work.executed_flops);
   }

@@ -63,7 +63,8 @@ struct HeadScore {
   /// The changed score of a pair, from scale q k^T, before biases of pairs and the user's function.
   T operator()(const T& s, Index i, Index j) const {
     T changed = caps() ? cap(s) : s;
-    if (by_distance()) changed = changed + distance_bias(distance(i, j));
+    if (alibi) changed = changed - slope * magnitude(distance(i, j));
+    if (table != nullptr) changed = changed + table[entry(distance(i, j)) * table_step];
     return changed;
   }
   /// Pairs from (i, j) on.
