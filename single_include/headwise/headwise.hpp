@@ -45,7 +45,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <deque>
 #include <functional>
 #include <initializer_list>
 #include <iomanip>
@@ -412,10 +411,15 @@ struct AttentionShape {
   Index vdim = 0;                           // D
   bool causal = false;                      // query i sees key j only where j <= i + (S - L)
   Index window = 0;                         // 0: none
+  Index first_keys = 0;                     // how many first keys the window keeps
   std::span<const Index> key_lengths = {};  // [B]; empty: all S
   Index mask_biases = 0;                    // how many Mask::bias are added to the scores
+  bool softcap = false, alibi = false, relative_bias = false;  // what is done to scores
+  bool score_function = false;  // a function of the user's own, which is not counted
   bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;  // of the projections
-  bool layer_norm = false, layer_norm_affine = false;   // before them; with gamma and beta
+  bool layer_norm = false, layer_norm_affine = false;  // before them; with gamma and beta
+  bool qk_norm = false, qk_norm_affine = false;  // of queries and keys; with gamma_Q and gamma_K
+  Index rotary_width = 0;  // elements of a query and key that are turned by positions; 0: none
   bool weight_dropout = false, output_dropout = false;  // whether each is active
 
   /// Whether keys and values come from the query input.
@@ -444,6 +448,8 @@ struct AttentionShape {
   Index query_rows() const { return batch_size * seq_len; }
   /// B S.
   Index key_rows() const { return batch_size * S(); }
+  /// B (H L + G S), rows of queries and keys of all heads.
+  Index head_rows() const { return num_heads * query_rows() + G() * key_rows(); }
 };
 
 namespace detail::inline HEADWISE_CODE {
@@ -497,7 +503,9 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
   require_size(function, "kdim", s.kdim, 0);
   require_size(function, "vdim", s.vdim, 0);
   require_size(function, "window", s.window, 0);
+  require_size(function, "first_keys", s.first_keys, 0);
   require_size(function, "mask_biases", s.mask_biases, 0);
+  require_size(function, "rotary_width", s.rotary_width, 0);
   require(s.num_heads % s.G() == 0, function, [&] {
     return "num_kv_heads is " + std::to_string(s.num_kv_heads) +
            ", expected a divisor of num_heads " + std::to_string(s.num_heads);
@@ -519,19 +527,26 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
 }  // namespace detail::inline HEADWISE_CODE
 
 /// The pairs (i, j) of one head that causality, window and `keys` keys leave, in closed form:
-/// j - i between S - L - (window - 1) and S - L, or S - L + (window - 1) where not causal.
-constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causal, Index window) {
+/// j - i between S - L - (window - 1) and S - L, or S - L + (window - 1) where not causal; and of
+/// the first keys that a window keeps those that it does not hold.
+constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causal, Index window,
+                                     Index first_keys = 0) {
   detail::require_size("visible_pairs", "L", L, 0);
   detail::require_size("visible_pairs", "S", S, 0);
   detail::require_size("visible_pairs", "keys", keys, 0);
   detail::require_size("visible_pairs", "window", window, 0);
+  detail::require_size("visible_pairs", "first_keys", first_keys, 0);
   const std::int64_t offset = S - L;
   std::int64_t highest = keys;  // j - i is below the number of keys
   if (is_causal) highest = offset;
   if (window != 0) highest = std::min<Index>(highest, offset + window - 1);
   std::int64_t pairs = detail::pairs_up_to(L, keys, highest);
   if (window != 0) pairs -= detail::pairs_up_to(L, keys, offset - window);
-  return std::max<std::int64_t>(pairs, 0);
+  pairs = std::max<std::int64_t>(pairs, 0);
+  if (window == 0 || first_keys == 0) return pairs;
+  const Index first = std::min<Index>(first_keys, keys);
+  return pairs + visible_pairs(L, S, first, is_causal, 0) -
+         visible_pairs(L, S, first, is_causal, window);
 }
 
 /// The same for all heads and the whole batch.
@@ -539,11 +554,12 @@ inline std::int64_t visible_pairs(const AttentionShape& shape) {
   detail::require_shape_of_call("visible_pairs", shape);
   std::int64_t pairs = 0;
   if (shape.key_lengths.empty()) {
-    pairs = shape.batch_size *
-            visible_pairs(shape.seq_len, shape.S(), shape.S(), shape.causal, shape.window);
+    pairs = shape.batch_size * visible_pairs(shape.seq_len, shape.S(), shape.S(), shape.causal,
+                                             shape.window, shape.first_keys);
   }
   for (const Index keys : shape.key_lengths) {
-    pairs += visible_pairs(shape.seq_len, shape.S(), keys, shape.causal, shape.window);
+    pairs +=
+        visible_pairs(shape.seq_len, shape.S(), keys, shape.causal, shape.window, shape.first_keys);
   }
   return shape.num_heads * pairs;
 }
@@ -578,11 +594,13 @@ struct FlopCount {
   std::int64_t q_projection = 0;  // step 2, 2 N D H d
   std::int64_t k_projection = 0;  // step 2
   std::int64_t v_projection = 0;  // step 2
+  std::int64_t qk_norm = 0;       // step 3a
+  std::int64_t rotary = 0;        // step 3b, 3 an element that turns
   std::int64_t scores = 0;        // step 4a
   std::int64_t softmax = 0;       // step 4c
   std::int64_t context = 0;       // step 4e
   std::int64_t o_projection = 0;  // step 6
-  std::int64_t biases = 0;        // of the projections, and of masks
+  std::int64_t biases = 0;        // of the projections and of masks, and what is done to scores
   std::int64_t dropout = 0;       // steps 4d and 7
 
   /// Steps 2 and 6, without their biases.
@@ -592,7 +610,9 @@ struct FlopCount {
   /// Matrix products alone.
   std::int64_t products() const { return projections() + scores + context; }
   /// All of them.
-  std::int64_t total() const { return products() + softmax + layer_norm + biases + dropout; }
+  std::int64_t total() const {
+    return products() + softmax + layer_norm + qk_norm + rotary + biases + dropout;
+  }
 
   /// One of them by its name.
   struct Step {
@@ -600,11 +620,13 @@ struct FlopCount {
     std::int64_t flops;     // a multiply-add is two
   };
   /// All of them by name, in the order above.
-  std::array<Step, 10> steps() const {
+  std::array<Step, 12> steps() const {
     return {{{"layer_norm", layer_norm},
              {"q projection", q_projection},
              {"k projection", k_projection},
              {"v projection", v_projection},
+             {"qk norm", qk_norm},
+             {"rotary", rotary},
              {"scores", scores},
              {"softmax", softmax},
              {"context", context},
@@ -613,6 +635,16 @@ struct FlopCount {
              {"dropout", dropout}}};
   }
 };
+
+namespace detail::inline HEADWISE_CODE {
+
+/// What is done to the score of a pair: a quotient, a tanh and a product; a product and a
+/// difference; a sum. A mask's bias is a sum.
+inline std::int64_t score_operations(const AttentionShape& s) {
+  return (s.softcap ? 3 : 0) + (s.alibi ? 2 : 0) + (s.relative_bias ? 1 : 0) + s.mask_biases;
+}
+
+}  // namespace detail::inline HEADWISE_CODE
 
 /// Forward, either path.
 inline FlopCount count_flops(const AttentionShape& s) {
@@ -624,12 +656,15 @@ inline FlopCount count_flops(const AttentionShape& s) {
   count.q_projection = 2 * N * D * s.q_width();
   count.k_projection = 2 * M * s.k_in() * s.k_width();
   count.v_projection = 2 * M * s.v_in() * s.v_width();
+  if (s.qk_norm) count.qk_norm = s.head_rows() * ((s.qk_norm_affine ? 4 : 3) * s.d() + 4);
+  count.rotary = 3 * s.head_rows() * s.rotary_width;
   count.scores = 2 * s.d() * pairs;
   count.softmax = 5 * pairs;
   count.context = 2 * s.dv() * pairs;
   count.o_projection = 2 * N * s.context_width() * D;
   count.biases = (s.q_bias ? N * s.q_width() : 0) + (s.k_bias ? M * s.k_width() : 0) +
-                 (s.v_bias ? M * s.v_width() : 0) + (s.o_bias ? N * D : 0) + s.mask_biases * pairs;
+                 (s.v_bias ? M * s.v_width() : 0) + (s.o_bias ? N * D : 0) +
+                 detail::score_operations(s) * pairs;
   count.dropout = (s.weight_dropout ? pairs : 0) + (s.output_dropout ? N * D : 0);
   return count;
 }
@@ -639,7 +674,9 @@ inline FlopCount count_flops(const AttentionShape& s) {
 ///
 /// softmax, a pair: dp p summed (2), subtract, multiply, scale; flash: scale, subtract both parts
 /// of the logsumexp (2), e^x again, then subtract, multiply, scale, and 2 dv a query for
-/// rowsum(d_o o).
+/// rowsum(d_o o). Flash does to scores again what forward did; kept weights need them again, 2 d a
+/// pair, for a softcap or a function of the user's own. A softcap's slope: 4, with its scores 8.
+/// What is learned of what changes scores is not counted.
 inline FlopCount count_backward_flops(const AttentionShape& s, Path path) {
   detail::require_shape_of_call("count_backward_flops", s);
   const bool flash = path == Path::flash;
@@ -651,10 +688,17 @@ inline FlopCount count_backward_flops(const AttentionShape& s, Path path) {
   count.k_projection = 2 * forward.k_projection;
   count.v_projection = 2 * forward.v_projection;
   count.o_projection = 2 * forward.o_projection;
+  if (s.qk_norm) {
+    count.qk_norm = s.head_rows() * ((s.qk_norm_affine ? 12 : 7) * s.d() + 1) +
+                    (s.qk_norm_affine ? 2 * s.d() : 0);
+  }
+  count.rotary = forward.rotary;
   count.scores = (flash ? 6 : 4) * s.d() * pairs;
   count.context = 4 * s.dv() * pairs;
   count.softmax = flash ? 7 * pairs + 2 * s.dv() * s.num_heads * s.query_rows() : 5 * pairs;
-  count.biases = forward.biases - (flash ? 0 : s.mask_biases * pairs);
+  count.biases = forward.biases - (flash ? 0 : detail::score_operations(s) * pairs);
+  if (s.softcap) count.biases += (flash ? 4 : 8) * pairs;
+  if (!flash && (s.softcap || s.score_function)) count.scores += 2 * s.d() * pairs;
   count.dropout = (s.weight_dropout ? 2 * pairs : 0) + (s.output_dropout ? N * D : 0);
   return count;
 }
@@ -818,9 +862,45 @@ bool is_finite_option(const T& value) {
   return !(value < least) && !(most < value) && (value < most || least < value);
 }
 
+/// tanh(x); of a type that has none, by its exp.
+template <Scalar T>
+T hyperbolic_tangent(const T& x) {
+  using std::exp;
+  using std::tanh;
+  if constexpr (requires { tanh(x); }) {
+    return T(tanh(x));
+  } else {
+    const bool negative = x < T(0);
+    const T power = T(exp(negative ? x + x : T(0) - x - x));  // e^(-2 |x|)
+    const T most = (T(1) - power) / (T(1) + power);
+    return negative ? T(0) - most : most;
+  }
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace HEADWISE_CODE
+
+namespace detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// x as near as T comes: a long double, or what holds one, keeps its digits.
+template <class T>
+T nearest(long double x) {
+  if constexpr (std::floating_point<T>) {
+    return static_cast<T>(x);
+  } else if constexpr (std::numeric_limits<T>::digits > std::numeric_limits<double>::digits) {
+    const auto high = static_cast<double>(x);
+    return T(high) + T(static_cast<double>(x - high));
+  } else {
+    return T(static_cast<double>(x));
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace detail::inline HEADWISE_CODE
 }  // namespace headwise::inline v0_1
 
 // headwise/tensor/view.hpp
@@ -852,7 +932,7 @@ class In {
   using with_rank = In<T, Q>;
 
   /// An absent tensor.
-  constexpr In() = default;
+  constexpr In() noexcept {}  // not defaulted: g++ 12 fails at its exception specification
 
   /// Dense row-major storage of this shape.
   constexpr In(const T* data, const Shape<R>& shape) : In(data, shape, shape.row_major_strides()) {}
@@ -920,7 +1000,7 @@ class Out : public In<T, R> {
   using with_rank = Out<T, Q>;
 
   /// An absent tensor.
-  constexpr Out() = default;
+  constexpr Out() noexcept {}
   /// Dense row-major storage of this shape.
   constexpr Out(T* data, const Shape<R>& shape) : In<T, R>(data, shape), data_(data) {}
   /// Element (i, j, ...) is data[i strides[0] + j strides[1] + ...].
@@ -959,7 +1039,7 @@ class InOut : public Out<T, R> {
   using with_rank = InOut<T, Q>;
   using Out<T, R>::Out;
   /// An absent tensor.
-  constexpr InOut() = default;
+  constexpr InOut() noexcept {}
   /// Adds to what could be overwritten.
   explicit constexpr InOut(const Out<T, R>& out) : Out<T, R>(out) {}
 };
@@ -972,7 +1052,7 @@ class TensorView : public InOut<T, R> {
   template <int Q>
   using with_rank = TensorView<T, Q>;
   using InOut<T, R>::InOut;
-  constexpr TensorView() = default;
+  constexpr TensorView() noexcept {}
 };
 
 /// A view for keeping that only reads.
@@ -983,7 +1063,7 @@ class TensorView<const T, R> : public In<T, R> {
   template <int Q>
   using with_rank = TensorView<const T, Q>;
   using In<T, R>::In;
-  constexpr TensorView() = default;
+  constexpr TensorView() noexcept {}
   /// Keeps what was passed in.
   constexpr TensorView(const In<T, R>& view) : In<T, R>(view) {}
 };
@@ -1241,6 +1321,273 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/score/score_function.hpp
+// A score function of the user's own, without its type: what kernels call, a run of pairs at a
+// time.
+
+namespace headwise::inline v0_1 {
+
+/// Where a pair stands.
+struct Position {
+  Index batch = 0, head = 0;  // b and h
+  Index query = 0, key = 0;   // i and j, from 0
+};
+
+/// Pairs in a row: the first, and how far the next stands from each.
+struct PairRun {
+  Position first;
+  Index query_step, key_step, count;
+  /// The n-th of them.
+  HEADWISE_INLINE constexpr Position operator()(Index n) const {
+    return {first.batch, first.head, first.query + n * query_step, first.key + n * key_step};
+  }
+};
+
+/// A view of a score function: kernels/score_function.hpp makes them. What it views must outlive
+/// the call, and for training the backward call too.
+template <Scalar T>
+struct ScoreFunctionRef {
+  const void* function = nullptr;  // null for none
+  Index parameters = 0;            // P, of which it has gradients
+  /// scores[n] becomes f(scores[n]).
+  void (*change)(const void* function, const PairRun& run, T* scores) = nullptr;
+  /// The same, and slopes[n] becomes df / d scores[n].
+  void (*change_with_slopes)(const void* function, const PairRun& run, T* scores,
+                             T* slopes) = nullptr;
+  /// sums[p step] += flow[n] df / d parameter p at scores[n], where flow[n] is not 0.
+  void (*add_flows)(const void* function, const PairRun& run, const T* scores, const T* flow,
+                    T* sums, Index step) = nullptr;
+
+  /// Whether there is none.
+  bool absent() const { return function == nullptr; }
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/score/key_range.hpp
+// Ranges of keys, and the blocks that tiles walk over.
+
+namespace headwise::inline v0_1 {
+
+/// Keys begin ... end - 1.
+struct KeyRange {
+  Index begin;  // the first
+  Index end;    // one behind the last
+  /// How many they are.
+  Index size() const { return end - begin; }
+  /// Those that are in another range as well.
+  KeyRange in(const KeyRange& other) const {
+    const Index low = std::max<Index>(begin, other.begin);
+    return {low, std::max<Index>(low, std::min<Index>(end, other.end))};
+  }
+};
+
+/// The blocks of `size` keys, counted from key 0, that some queries look at; each by its first key.
+struct KeyBlocks {
+  KeyRange keys;    // from the first that one of them sees to the last
+  Index size;       // of a block
+  KeyRange hidden;  // whole blocks between, of which none of them sees a key
+
+  /// The first block.
+  Index first() const { return keys.begin / size * size; }
+  /// The block after another. They end with keys.end.
+  Index next(Index j0) const {
+    const Index j = j0 + size;
+    return j >= hidden.begin && j < hidden.end ? hidden.end : j;
+  }
+  /// Whether a block is one of them.
+  bool holds(Index j0) const {
+    return keys.end > j0 && keys.begin < j0 + size && (j0 < hidden.begin || j0 >= hidden.end);
+  }
+  /// How many of them are before one of them.
+  Index before(Index j0) const {
+    return (j0 - first() - (j0 >= hidden.end ? hidden.size() : 0)) / size;
+  }
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/tensor/require.hpp
+// The shape rules of a call, a line each:
+//   require_shape("linear_forward", "w", w, Shape{I, O}, "I from x " + ...)
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+// Without types and ranks, so that a program holds them once and not for each view that it checks.
+
+[[gnu::noinline]] inline void require_countable(std::string_view function,
+                                                std::string_view argument,
+                                                std::span<const Index> extents, const void* data) {
+  const auto subject = [&] {
+    return std::string(function) + ": " + std::string(argument) + " is " + format_extents(extents);
+  };
+  constexpr Index most = Index{1} << 48;
+  Index count = 1;
+  bool some = true;
+  for (const Index extent : extents) {
+    if (extent < 0) raise<ShapeError>(subject() + ", expected extents of 0 or more");
+    if (extent > 0 && count > most / extent) {
+      raise<ShapeError>(subject() + ", expected extents whose product is at most 2^48");
+    }
+    some = some && extent > 0;
+    if (extent > 0) count *= extent;
+  }
+  if (some && data == nullptr) {
+    raise<ShapeError>(subject() + " at a null address, expected its elements");
+  }
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_shape(std::string_view function,
+                                                               std::string_view argument,
+                                                               std::span<const Index> extents,
+                                                               std::span<const Index> expected,
+                                                               std::string_view whence) {
+  raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
+                    format_extents(extents) + ", expected " + format_extents(expected) + " (" +
+                    std::string(whence) + ")");
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Throws ShapeError for a view with an extent below 0, with more elements than any memory holds
+/// (an extent of 0 counts as 1, so that no product of extents overflows), or with elements and
+/// no address.
+template <class T, int R>
+void require_countable(std::string_view function, std::string_view argument,
+                       const In<T, R>& tensor) {
+  detail::require_countable(function, argument, tensor.shape().extents, tensor.data());
+}
+
+/// Throws ShapeError `function: argument is [got], expected [wanted] (whence)` unless they agree,
+/// and for a view that is not countable. `whence` is called only then, so that a call that is right
+/// builds no text.
+template <class T, int R, class Whence>
+void require_shape(std::string_view function, std::string_view argument, const In<T, R>& tensor,
+                   const Shape<R>& expected, Whence&& whence) {
+  if (tensor.shape() == expected) [[likely]]
+    return require_countable(function, argument, tensor);
+  const auto& got = tensor.shape().extents;
+  if constexpr (std::is_invocable_v<Whence>) {
+    detail::raise_shape(function, argument, got, expected.extents, whence());
+  } else {
+    detail::raise_shape(function, argument, got, expected.extents, whence);
+  }
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/score/documents.hpp
+// Documents that lie one after the other in a sequence: which keys are a query's own.
+
+namespace headwise::inline v0_1 {
+
+/// A sequence holds documents: query i sees key j only where both are of one, that of the query
+/// being ids(b, i + S - L). One of the two views is given.
+struct Documents {
+  In<Index, 2> ids;                // [B or 1, S]
+  In<std::int32_t, 2> narrow_ids;  // [B or 1, S]
+
+  /// Whether there are any.
+  bool present() const { return !ids.absent() || !narrow_ids.absent(); }
+
+  /// Throws ShapeError or ArgumentError unless there is an id for each of S keys, and each document
+  /// is one run of neighbours.
+  void require_fits(std::string_view function, Index B, Index S) const {
+    if (!ids.absent()) require_runs(function, ids, B, S);
+    if (!narrow_ids.absent()) require_runs(function, narrow_ids, B, S);
+  }
+
+ private:
+  template <class Id>
+  static void require_runs(std::string_view function, const In<Id, 2>& ids, Index B, Index S) {
+    require_countable(function, "Mask::documents", ids);
+    if ((ids.extent(0) != B && ids.extent(0) != 1) || ids.extent(1) != S) {
+      raise<ShapeError>(std::string(function) + ": Mask::documents is " + ids.shape().format() +
+                        ", expected " + Shape{B, S}.format() + " or " +
+                        Shape{Index{1}, S}.format() + " (an id for each key)");
+    }
+    for (Index b = 0; b < ids.extent(0); ++b) {
+      require_runs(function, ids, b);
+    }
+  }
+
+  /// Ids that rise begin runs that are new; any other is looked for among those before.
+  template <class Id>
+  static void require_runs(std::string_view function, const In<Id, 2>& ids, Index b) {
+    Index greatest = 0;
+    for (Index j = 1; j < ids.extent(1); ++j) {
+      if (ids(b, j) == ids(b, j - 1)) continue;
+      if (ids(b, greatest) < ids(b, j)) {
+        greatest = j;
+        continue;
+      }
+      for (Index before = 0; before < j; ++before) {
+        require(ids(b, before) != ids(b, j), function, [&] {
+          return "Mask::documents has document " + std::to_string(ids(b, j)) + " at " +
+                 Shape{b, before}.format() + " and, behind another, at " + Shape{b, j}.format() +
+                 ", expected the keys of a document side by side (Mask::keep takes any pairs)";
+        });
+      }
+    }
+  }
+};
+
+/// The documents of one element of the batch.
+class DocumentRow {
+ public:
+  /// None: every key is of one document.
+  DocumentRow() = default;
+  /// Of documents that fit.
+  DocumentRow(const Documents& documents, Index b) {
+    if (!documents.ids.absent()) view(documents.ids, b, wide_);
+    if (!documents.narrow_ids.absent()) view(documents.narrow_ids, b, narrow_);
+  }
+
+  /// Whether there are any.
+  bool present() const { return wide_ != nullptr || narrow_ != nullptr; }
+
+  /// The keys of the document of key j. Both ends grow with j; in time as the logarithm of their
+  /// number, for each document is one run.
+  KeyRange around(Index j) const {
+    return wide_ != nullptr ? run_around(wide_, j) : run_around(narrow_, j);
+  }
+
+ private:
+  template <class Id>
+  void view(const In<Id, 2>& ids, Index b, const Id*& row) {
+    count_ = ids.extent(1);
+    step_ = ids.stride(1);
+    if (count_ != 0) row = &ids(ids.extent(0) == 1 ? 0 : b, 0);
+  }
+
+  template <class Id>
+  KeyRange run_around(const Id* row, Index j) const {
+    return {j - reach(row, j, -1), j + reach(row, j, 1) + 1};
+  }
+
+  /// How far from key j, towards `direction`, its document goes: by steps that double, then halve.
+  template <class Id>
+  Index reach(const Id* row, Index j, Index direction) const {
+    const Id id = row[j * step_];
+    const auto holds = [&](Index distance) {
+      const Index key = j + direction * distance;
+      return key >= 0 && key < count_ && row[key * step_] == id;
+    };
+    Index far = 0, step = 1;
+    for (; holds(far + step); step *= 2) far += step;
+    for (step /= 2; step > 0; step /= 2) far += holds(far + step) ? step : 0;
+    return far;
+  }
+
+  const Index* wide_ = nullptr;
+  const std::int32_t* narrow_ = nullptr;
+  Index step_ = 0, count_ = 0;
+};
+
+}  // namespace headwise::inline v0_1
+
 // headwise/tensor/overlap.hpp
 // Whether two views share memory, decided from addresses, extents and strides alone: heads that
 // lie between each other in one row are apart, though their ranges of memory are not.
@@ -1440,77 +1787,6 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
   raise<ShapeError>(std::string(function) + ": " + std::string(out.name) + " overlaps " +
                     std::string(in.name) + " shifted, expected " + std::string(in.name) +
                     " itself or memory of its own");
-}
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/tensor/require.hpp
-// The shape rules of a call, a line each:
-//   require_shape("linear_forward", "w", w, Shape{I, O}, "I from x " + ...)
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-// Without types and ranks, so that a program holds them once and not for each view that it checks.
-
-[[gnu::noinline]] inline void require_countable(std::string_view function,
-                                                std::string_view argument,
-                                                std::span<const Index> extents, const void* data) {
-  const auto subject = [&] {
-    return std::string(function) + ": " + std::string(argument) + " is " + format_extents(extents);
-  };
-  constexpr Index most = Index{1} << 48;
-  Index count = 1;
-  bool some = true;
-  for (const Index extent : extents) {
-    if (extent < 0) raise<ShapeError>(subject() + ", expected extents of 0 or more");
-    if (extent > 0 && count > most / extent) {
-      raise<ShapeError>(subject() + ", expected extents whose product is at most 2^48");
-    }
-    some = some && extent > 0;
-    if (extent > 0) count *= extent;
-  }
-  if (some && data == nullptr) {
-    raise<ShapeError>(subject() + " at a null address, expected its elements");
-  }
-}
-
-[[noreturn, gnu::cold, gnu::noinline]] inline void raise_shape(std::string_view function,
-                                                               std::string_view argument,
-                                                               std::span<const Index> extents,
-                                                               std::span<const Index> expected,
-                                                               std::string_view whence) {
-  raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                    format_extents(extents) + ", expected " + format_extents(expected) + " (" +
-                    std::string(whence) + ")");
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// Throws ShapeError for a view with an extent below 0, with more elements than any memory holds
-/// (an extent of 0 counts as 1, so that no product of extents overflows), or with elements and
-/// no address.
-template <class T, int R>
-void require_countable(std::string_view function, std::string_view argument,
-                       const In<T, R>& tensor) {
-  detail::require_countable(function, argument, tensor.shape().extents, tensor.data());
-}
-
-/// Throws ShapeError `function: argument is [got], expected [wanted] (whence)` unless they agree,
-/// and for a view that is not countable. `whence` is called only then, so that a call that is right
-/// builds no text.
-template <class T, int R, class Whence>
-void require_shape(std::string_view function, std::string_view argument, const In<T, R>& tensor,
-                   const Shape<R>& expected, Whence&& whence) {
-  if (tensor.shape() == expected) [[likely]]
-    return require_countable(function, argument, tensor);
-  const auto& got = tensor.shape().extents;
-  if constexpr (std::is_invocable_v<Whence>) {
-    detail::raise_shape(function, argument, got, expected.extents, whence());
-  } else {
-    detail::raise_shape(function, argument, got, expected.extents, whence);
-  }
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -1865,9 +2141,13 @@ struct Causal {};
 /// The causal mask, as calls name it: `{.mask = causal}`.
 inline constexpr Causal causal{};
 
-/// Query i sees key j only where |i + (S - L) - j| < size.
+/// Query i sees key j only where |i + (S - L) - j| < size, or where j < first_keys.
 struct Window {
-  Index size;  // 1: itself alone
+  Index size;            // 1: itself alone
+  Index first_keys = 0;  // attention sinks: keys that no window leaves behind
+
+  /// The same window, and keys 0 ... n - 1 besides; n >= 0.
+  Window keeping_first(Index n) const { return {size, n}; }
 };
 
 /// Element b of the batch has keys 0 ... lengths[b] - 1.
@@ -1923,12 +2203,23 @@ struct Mask {
   static void drop_keys(const Tensor<T, R>&& temporary) = delete;
   template <class T, int R>
   static void bias(const Tensor<T, R>&& temporary) = delete;
+  template <class T, int R>
+  static void documents(const Tensor<T, R>&& temporary) = delete;
+
+  /// A query sees the keys of its own document alone: ids [B or 1, S] name the document of each
+  /// key, query i is where key i + (S - L) is. The keys of a document stand side by side, under any
+  /// id. Tiles without a pair of one document are skipped.
+  static Documents documents(In<Index, 2> ids) { return {ids, {}}; }
+  static Documents documents(In<std::int32_t, 2> ids) { return {{}, ids}; }
 
   /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed.
   static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
   static void key_lengths(const std::vector<Index>&& temporary) = delete;
-  /// Query i sees key j only where |i + (S - L) - j| < size; size >= 1.
-  static Window window(Index size) { return {size}; }
+  /// Query i sees key j only where |i + (S - L) - j| < size; size >= 1. With .keeping_first(n) it
+  /// sees keys 0 ... n - 1 besides, as attention sinks.
+  /// Source  Beltagy et al., 2020, arXiv 2004.05150; the sinks: Xiao et al., "Efficient Streaming
+  ///         Language Models with Attention Sinks", 2023, arXiv 2309.17453.
+  static Window window(Index size) { return {size, 0}; }
 
  private:
   template <class T>
@@ -1947,8 +2238,9 @@ class AttentionMask;
 
 /// What an AttentionMask<T> is put together from.
 template <class Term, class T>
-concept MaskTerm = std::same_as<Term, Causal> || std::same_as<Term, Window> ||
-    std::same_as<Term, KeyLengths> || std::same_as<Term, PairMask> ||
+concept MaskTerm =
+    std::same_as<Term, Causal> || std::same_as<Term, Window> || std::same_as<Term, KeyLengths> ||
+    std::same_as<Term, Documents> || std::same_as<Term, PairMask> ||
     std::same_as<Term, BiasMask<T>> || std::same_as<Term, AttentionMask<T>>;
 
 /// All masks of a call together: a pair is visible where every one of them lets it be.
@@ -1969,18 +2261,30 @@ class AttentionMask {
 
   /// Adds a term; throws ArgumentError where it does not go together with those before it.
   void add(Causal) { causal_ = true; }
-  /// Of several windows the smallest holds. Throws ArgumentError for a size below 1.
+  /// Of several windows the smallest holds. Throws ArgumentError for a size below 1, and where a
+  /// window keeps more first keys than a wider one: what both leave is no window then.
   void add(Window window) {
     require(window.size >= 1, "Mask::window",
-            "size is " + std::to_string(window.size) + ", expected >= 1");
+            [&] { return "size is " + std::to_string(window.size) + ", expected >= 1"; });
+    require(window.first_keys >= 0, "Mask::window", [&] {
+      return "first_keys is " + std::to_string(window.first_keys) + ", expected >= 0";
+    });
     constexpr Index widest = (std::numeric_limits<Index>::max)() / 4;  // wider than any sequence
-    window_ = std::min<Index>(window_ == 0 ? widest : window_, window.size);
+    window.size = std::min<Index>(widest, window.size);
+    if (window_ != 0) window = both({window_, first_keys_}, window);
+    window_ = window.size;
+    first_keys_ = window.first_keys;
   }
   /// Throws ArgumentError where there are key lengths already.
   void add(KeyLengths keys) {
     require(!has_key_lengths_, "AttentionMask", "key lengths are given twice, expected once");
     key_lengths_ = keys.lengths;
     has_key_lengths_ = true;
+  }
+  /// Throws ArgumentError where there are documents already.
+  void add(const Documents& documents) {
+    require(!documents_.present(), "AttentionMask", "documents are given twice, expected once");
+    documents_ = documents;
   }
   /// Throws ArgumentError for more than 4 keep and drop masks.
   void add(const PairMask& mask) {
@@ -1998,8 +2302,9 @@ class AttentionMask {
   void add(const AttentionMask& other) {
     AttentionMask sum = *this;
     sum.causal_ = causal_ || other.causal_;
-    if (other.window_ != 0) sum.add(Window{other.window_});
+    if (other.window_ != 0) sum.add(Window{other.window_, other.first_keys_});
     if (other.has_key_lengths_) sum.add(KeyLengths{other.key_lengths_});
+    if (other.documents_.present()) sum.add(other.documents_);
     for (const PairMask& mask : other.pair_masks()) sum.add(mask);
     for (const BiasMask<T>& mask : other.biases()) sum.add(mask);
     *this = sum;
@@ -2009,10 +2314,14 @@ class AttentionMask {
   bool is_causal() const { return causal_; }
   /// The smallest window, or 0 for none.
   Index window() const { return window_; }  // 0: none
+  /// How many first keys the window keeps.
+  Index first_keys() const { return first_keys_; }
   /// Whether key lengths are among the terms.
   bool has_key_lengths() const { return has_key_lengths_; }
   /// They, [B], or empty.
   std::span<const Index> key_lengths() const { return key_lengths_; }
+  /// The documents among the terms, or none given.
+  const Documents& documents() const { return documents_; }
   /// The keep and drop masks among the terms.
   std::span<const PairMask> pair_masks() const {
     return {pairs_.data(), static_cast<std::size_t>(pair_count_)};
@@ -2031,6 +2340,7 @@ class AttentionMask {
     for (const BiasMask<T>& mask : biases()) {
       require_broadcast(function, "Mask::bias", mask.values, Shape{B, H, L, S});
     }
+    documents_.require_fits(function, B, S);
     if (!has_key_lengths_) return;
     require(static_cast<Index>(key_lengths_.size()) == B, function, [&] {
       return "Mask::key_lengths has " + std::to_string(key_lengths_.size()) +
@@ -2045,6 +2355,21 @@ class AttentionMask {
   }
 
  private:
+  /// What two windows leave together.
+  static Window both(Window narrow, Window wide) {
+    if (wide.size < narrow.size) std::swap(narrow, wide);
+    if (wide.size == narrow.size) {
+      return {narrow.size, std::min<Index>(narrow.first_keys, wide.first_keys)};
+    }
+    require(narrow.first_keys <= wide.first_keys, "AttentionMask", [&] {
+      return "a window of " + std::to_string(narrow.size) + " keeps the first " +
+             std::to_string(narrow.first_keys) + " keys, one of " + std::to_string(wide.size) +
+             " the first " + std::to_string(wide.first_keys) +
+             ", expected no fewer (or one window)";
+    });
+    return narrow;
+  }
+
   template <class V>
   static void require_broadcast(std::string_view function, std::string_view argument,
                                 const In<V, 4>& mask, const Shape<4>& wanted) {
@@ -2063,7 +2388,9 @@ class AttentionMask {
   int pair_count_ = 0;
   int bias_count_ = 0;
   Index window_ = 0;
+  Index first_keys_ = 0;
   std::span<const Index> key_lengths_;
+  Documents documents_ = {};
   std::array<PairMask, most> pairs_{};
   std::array<BiasMask<T>, most> biases_{};
 };
@@ -2090,18 +2417,6 @@ Tensor<T, 2> causal_mask(Index n, T fill = T(-1e9)) {
 // The masks of one head as scalar functions of a pair (i, j), with the bounds of what a query can
 // see. Bounds let whole tiles be skipped; what is left is asked pair by pair.
 
-namespace headwise::inline v0_1 {
-
-/// Keys begin ... end - 1.
-struct KeyRange {
-  Index begin;  // the first
-  Index end;    // one behind the last
-  /// How many they are.
-  Index size() const { return end - begin; }
-};
-
-}  // namespace headwise::inline v0_1
-
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
@@ -2115,8 +2430,10 @@ class HeadVisibility {
       : offset_(S - L),
         causal_(mask.is_causal()),
         window_(mask.window()),
+        first_keys_(mask.first_keys()),
         keys_(mask.has_key_lengths() ? mask.key_lengths()[static_cast<std::size_t>(b)] : S),
         all_keys_(S),
+        documents_(mask.documents(), b),
         hidden_below_(std::numeric_limits<T>::lowest()) {
     if (!mask.biases().empty()) hidden_below_ = hidden_below_ / T(4);
     for (const PairMask& term : mask.pair_masks()) {
@@ -2127,18 +2444,26 @@ class HeadVisibility {
     }
   }
 
-  /// The keys that causality, window and length leave to query i. Both ends grow with i.
+  /// The keys from the first to the last that causality, window, length and documents leave to
+  /// query i. Both ends grow with i.
   KeyRange range(Index i) const {
-    const Index diagonal = i + offset_;
-    Index begin = 0;
-    Index end = keys_;
-    if (causal_) end = std::min<Index>(end, diagonal + 1);
-    if (window_ != 0) {
-      begin = diagonal - window_ + 1;
-      end = std::min<Index>(end, diagonal + window_);
-    }
-    begin = std::clamp(begin, Index{0}, keys_);
-    return {begin, std::max<Index>(end, begin)};
+    KeyRange keys = reach(i);
+    if (first_keys_ != 0) keys = {0, std::max<Index>(keys.end, first_end(i))};
+    return documents_.present() ? in_document(i, keys) : keys;
+  }
+
+  /// The keys that query i does not see between the first ones, which its window keeps, and the
+  /// window. Both ends grow with i.
+  KeyRange gap(Index i) const {
+    if (first_keys_ == 0) return {0, 0};
+    const Index begin = first_end(i);
+    return {begin, std::max<Index>(begin, reach(i).begin)};
+  }
+
+  /// How many keys causality, window, length and documents leave to query i.
+  Index count(Index i) const {
+    const KeyRange keys = range(i);
+    return keys.size() - gap(i).in(keys).size();
   }
 
   /// The keys that at least one of the queries first ... first + count - 1 has in its range.
@@ -2148,28 +2473,97 @@ class HeadVisibility {
     return {low.begin, std::max<Index>(high.end, low.begin)};
   }
 
+  /// The keys that are in the gap of each of the queries first ... first + count - 1.
+  KeyRange gap(Index first, Index count) const {
+    const Index begin = gap(first + count - 1).begin;
+    return {begin, std::max<Index>(begin, gap(first).end)};
+  }
+
+  /// The blocks of `size` keys that the queries first ... first + count - 1 look at.
+  KeyBlocks blocks(Index first, Index count, Index size) const {
+    KeyRange keys = range(first, count);
+    if (first_keys_ == 0) return {keys, size, {0, 0}};
+    const KeyRange hidden = gap(first, count);
+    if (hidden.end >= keys.end) keys.end = std::min<Index>(keys.end, hidden.begin);
+    if (hidden.begin <= keys.begin) {
+      return {{std::max<Index>(keys.begin, hidden.end), keys.end}, size, {0, 0}};
+    }
+    const Index begin = (hidden.begin + size - 1) / size * size;
+    const Index end = std::max<Index>(begin, hidden.end / size * size);
+    return {keys, size, {begin, end}};
+  }
+
   /// Whether each of the queries first ... first + count - 1 sees each of the keys.
   bool sees_all(Index first, Index count, KeyRange keys) const {
-    return !has_pair_masks() && range(first + count - 1).begin <= keys.begin &&
-           range(first).end >= keys.end;
+    const Index last = first + count - 1;
+    const KeyRange hidden{gap(first).begin, gap(last).end};
+    return !has_pair_masks() && range(last).begin <= keys.begin && range(first).end >= keys.end &&
+           hidden.in(keys).size() == 0;
   }
 
   /// Whether pairs within the range have to be asked for one by one.
   bool has_pair_masks() const { return pair_count_ != 0 || bias_count_ != 0; }
+  /// Whether there are keep and drop masks among them.
+  bool has_keep_masks() const { return pair_count_ != 0; }
+  /// Whether a query may have a gap in its range.
+  bool has_gaps() const { return first_keys_ != 0; }
   /// How many biases are added to a score.
-  Index bias_count() const { return bias_count_; }
+  int bias_count() const { return bias_count_; }
+  /// A bias of pairs as it lies in memory: element (i, j) is data[i row + j column].
+  template <class V>
+  struct Plane {
+    const V* data = nullptr;
+    Index row = 0;
+    Index column = 0;
+    const V& at(Index i, Index j) const { return data[i * row + j * column]; }
+  };
+  /// The n-th of them.
+  const Plane<T>& bias_plane(int n) const { return biases_[static_cast<std::size_t>(n)]; }
+  /// A bias below it hides its pair.
+  T hidden_below() const { return hidden_below_; }
 
   /// Whether every query sees every key.
   bool sees_all() const {
-    return !causal_ && window_ == 0 && keys_ == all_keys_ && !has_pair_masks();
+    return !causal_ && window_ == 0 && keys_ == all_keys_ && !has_pair_masks() &&
+           !documents_.present();
   }
 
-  /// For a pair within the range: whether no mask hides it.
-  bool pair_visible(Index i, Index j) const {
+  /// For a pair within the range: whether neither its gap nor a keep or drop mask hides it.
+  bool kept(Index i, Index j) const {
+    if (const KeyRange hidden = gap(i); j >= hidden.begin && j < hidden.end) return false;
     for (int t = 0; t < pair_count_; ++t) {
       const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
       if (pairs.at(i, j) != keep) return false;
     }
+    return true;
+  }
+
+  /// The same of all of a run of keys, a byte each.
+  void kept(Index i, KeyRange keys, std::uint8_t* bytes) const {
+    const KeyRange hidden = gap(i);
+    for (Index n = 0; n < keys.size(); ++n) {
+      const Index j = keys.begin + n;
+      bytes[n] = static_cast<std::uint8_t>(j < hidden.begin || j >= hidden.end);
+    }
+    for (int t = 0; t < pair_count_; ++t) {
+      const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
+      const bool* from = &pairs.at(i, keys.begin);
+      Index n = 0;
+      constexpr Index together = 16;  // a loop of constant count becomes vectors
+      for (; pairs.column == 1 && n + together <= keys.size(); n += together) {
+        for (Index m = 0; m < together; ++m) {
+          bytes[n + m] = static_cast<std::uint8_t>(bytes[n + m] & (from[n + m] == keep));
+        }
+      }
+      for (; n < keys.size(); ++n) {
+        bytes[n] = static_cast<std::uint8_t>(bytes[n] & (from[n * pairs.column] == keep));
+      }
+    }
+  }
+
+  /// For a pair within the range: whether no mask hides it.
+  bool pair_visible(Index i, Index j) const {
+    if (!kept(i, j)) return false;
     for (int t = 0; t < bias_count_; ++t) {
       if (biases_[static_cast<std::size_t>(t)].at(i, j) < hidden_below_) return false;
     }
@@ -2191,13 +2585,33 @@ class HeadVisibility {
   }
 
  private:
-  template <class V>
-  struct Plane {
-    const V* data = nullptr;
-    Index row = 0;
-    Index column = 0;
-    const V& at(Index i, Index j) const { return data[i * row + j * column]; }
-  };
+  /// The keys that causality, window and length leave to query i, but for the first ones that the
+  /// window keeps. Both ends grow with i.
+  KeyRange reach(Index i) const {
+    const Index diagonal = i + offset_;
+    Index begin = 0;
+    Index end = keys_;
+    if (causal_) end = std::min<Index>(end, diagonal + 1);
+    if (window_ != 0) {
+      begin = diagonal - window_ + 1;
+      end = std::min<Index>(end, diagonal + window_);
+    }
+    begin = std::clamp(begin, Index{0}, keys_);
+    return {begin, std::max<Index>(end, begin)};
+  }
+  /// What of keys is in the document of query i: ends that grow with i still do.
+  KeyRange in_document(Index i, KeyRange keys) const {
+    const Index place = i + offset_;
+    if (place < 0) return {0, 0};
+    const KeyRange own = documents_.around(place);
+    return {std::clamp(keys.begin, own.begin, own.end), std::clamp(keys.end, own.begin, own.end)};
+  }
+  /// Where the first keys end that query i sees.
+  Index first_end(Index i) const {
+    const Index most = std::min<Index>(first_keys_, keys_);
+    return causal_ ? std::clamp(i + offset_ + 1, Index{0}, most) : most;
+  }
+
   struct PairPlane {
     Plane<bool> pairs;
     bool keep = true;
@@ -2215,13 +2629,101 @@ class HeadVisibility {
   Index offset_;
   bool causal_;
   Index window_;
+  Index first_keys_;
   Index keys_;
   Index all_keys_;
+  DocumentRow documents_;
   T hidden_below_;
   int pair_count_ = 0;
   int bias_count_ = 0;
   std::array<PairPlane, AttentionMask<T>::most> pairs_{};
   std::array<Plane<T>, AttentionMask<T>::most> biases_{};
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/score/head_score.hpp
+// What is done to the scaled scores of one head before its mask, as scalar functions of a pair.
+// Kernels run them over their tiles; the readable attention calls them pair by pair.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Softcap, biases by distance, the user's function and the sink of head h, of L queries and S
+/// keys. Distances are j - i - (S - L): 0 where a query meets its own key.
+template <Scalar T>
+struct HeadScore {
+  T softcap = T(0);          // 0 for none
+  bool alibi = false;        // whether `slope` is asked for
+  T slope = T(0);            // of ALiBi
+  const T* table = nullptr;  // [2 reach + 1]; null for none
+  Index table_step = 1;
+  Index reach = 0;
+  bool has_sink = false;
+  T sink = T(0);     // the sink's logit
+  Index offset = 0;  // S - L
+
+  ScoreFunctionRef<T> function = {};
+  Position first = {};  // of the head: its batch element and number
+
+  /// Whether a score is more than scale q k^T + the biases of its mask.
+  bool changes() const { return caps() || by_distance() || calls(); }
+  /// Whether what flows into a score is not what flows into scale q k^T.
+  bool returns() const { return caps() || calls(); }
+  bool calls() const { return !function.absent(); }
+  bool caps() const { return softcap != T(0); }
+  bool by_distance() const { return alibi || table != nullptr; }
+  /// Whether the sink takes weight: one that is as low as a bias that hides does not.
+  bool sink_counts() const { return has_sink && !(sink < std::numeric_limits<T>::lowest() / T(4)); }
+  /// It, or null where there is none.
+  const T* counting_sink() const { return sink_counts() ? &sink : nullptr; }
+  /// The distance of a pair.
+  Index distance(Index i, Index j) const { return j - i - offset; }
+  /// The element of the table that a distance reads.
+  Index entry(Index distance) const { return std::clamp(distance, -reach, reach) + reach; }
+
+  /// c tanh(s / c).
+  T cap(const T& s) const { return softcap * hyperbolic_tangent(T(s / softcap)); }
+  /// The derivative of cap, from what it returned.
+  T cap_slope(const T& capped) const {
+    const T share = capped / softcap;
+    return T(1) - share * share;
+  }
+  /// What is added at a distance: -slope |distance| + table.
+  T distance_bias(Index distance) const {
+    T sum = T(0);
+    if (alibi) sum = T(0) - slope * magnitude(distance);
+    if (table != nullptr) sum = sum + table[entry(distance) * table_step];
+    return sum;
+  }
+  /// |distance| as a T.
+  static T magnitude(Index distance) {
+    return T(static_cast<double>(distance < 0 ? -distance : distance));
+  }
+  /// The changed score of a pair, from scale q k^T, before biases of pairs and the user's function.
+  T operator()(const T& s, Index i, Index j) const {
+    T changed = caps() ? cap(s) : s;
+    if (alibi) changed = changed - slope * magnitude(distance(i, j));
+    if (table != nullptr) changed = changed + table[entry(distance(i, j)) * table_step];
+    return changed;
+  }
+  /// Pairs from (i, j) on.
+  PairRun run(Index i, Index j, Index query_step, Index key_step, Index count) const {
+    return {{first.batch, first.head, i, j}, query_step, key_step, count};
+  }
+  /// What the user's function makes of a score.
+  T call(T s, Index i, Index j) const {
+    if (calls()) function.change(function.function, run(i, j, 0, 1, 1), &s);
+    return s;
+  }
+  /// Operations that this costs a pair, forward: quotient, tanh and product; product and
+  /// difference; sum.
+  std::int64_t operations() const {
+    return (caps() ? 3 : 0) + (alibi ? 2 : 0) + (table != nullptr ? 1 : 0);
+  }
 };
 
 HEADWISE_STRICT_MATH_END
@@ -2257,12 +2759,39 @@ struct AttentionHead {
   HeadVisibility<T> visibility;
   DropoutMask dropout;
   Index b, h;  // where the head stands: what its dropout mask is drawn from
+  HeadScore<T> score = {};
+
+  /// Whether scores are scale q k^T and nothing else stands beside them.
+  bool plain_scores() const {
+    return visibility.bias_count() == 0 && !score.changes() && !score.has_sink;
+  }
 };
 
-/// Operations that a pair costs on top of its softmax: one a bias, and `a_dropout` with dropout.
+/// Where what flows into the scores of a head is added; null for what nobody asks.
 template <class T>
-constexpr std::int64_t score_extras(const AttentionHead<T>& head, std::int64_t a_dropout) {
-  return head.visibility.bias_count() + (head.dropout.active() ? a_dropout : 0);
+struct ScoreFlows {
+  T* scale = nullptr;    // one number: what flows into the scale
+  T* slope = nullptr;    // one number: into the slope of ALiBi
+  Row<T> table = {};     // [2 reach + 1]: into the biases by distance
+  Row<T> sink = {};      // one number: into the sink's logit
+  Row<T> function = {};  // [P]: into the parameters of the user's function
+  Matrix<T> biases[std::size_t{AttentionMask<T>::most}] = {};  // [L, S] each, steps 0 where shared
+
+  bool by_distance() const { return slope != nullptr || table.data != nullptr; }
+  /// Whether anybody asks.
+  bool any() const {
+    bool asked =
+        by_distance() || scale != nullptr || sink.data != nullptr || function.data != nullptr;
+    for (const Matrix<T>& bias : biases) asked = asked || bias.data != nullptr;
+    return asked;
+  }
+};
+
+/// Operations that a pair costs forward on top of its softmax: one a bias, one for dropout, and
+/// what changes its score.
+template <class T>
+constexpr std::int64_t forward_extras(const AttentionHead<T>& head) {
+  return head.visibility.bias_count() + head.score.operations() + (head.dropout.active() ? 1 : 0);
 }
 
 /// Where the gradients of a head go: dq [L, d] is overwritten; dk [S, d] and dv [S, dv] too, or
@@ -2271,18 +2800,35 @@ template <class T>
 struct HeadGradients {
   Matrix<T> dq, dk, dv;
   bool accumulate;
+  ScoreFlows<T> flows = {};  // added to
 };
 
 /// A head, what its forward pass left, and where the gradient of its queries is summed up.
 template <class T>
 struct FlashHead {
   AttentionHead<T> forward;
-  Matrix<const T> o;    // [L, dv]
-  Matrix<const T> d_o;  // [L, dv]
-  Matrix<const T> lse;  // [L, 2]
-  const T* delta;       // [L], rowsum(d_o * o)
-  Matrix<T> dq;         // [L, d], added to: each block of keys adds its part
+  Matrix<const T> o;         // [L, dv]
+  Matrix<const T> d_o;       // [L, dv]
+  Matrix<const T> lse;       // [L, 2]
+  const T* delta;            // [L], rowsum(d_o * o)
+  Matrix<T> dq;              // [L, d], added to: each block of keys adds its part
+  ScoreFlows<T> flows = {};  // added to, but for the sink
 };
+
+/// The same of flash attention backward, which forms scores again: two for dropout, and the way
+/// back through what changed the scores.
+template <class T>
+constexpr std::int64_t backward_extras(const AttentionHead<T>& head) {
+  return forward_extras(head) + (head.dropout.active() ? 1 : 0) + (head.score.caps() ? 4 : 0);
+}
+
+/// And of the readable backward: where scores are needed again they are formed without their scale,
+/// capped with it, and the cap's slope taken.
+template <class T>
+constexpr std::int64_t readable_backward_extras(const AttentionHead<T>& head) {
+  return (head.dropout.active() ? 2 : 0) + (head.score.returns() ? 2 * head.d : 0) +
+         (head.score.caps() ? 8 : 0);
+}
 
 /// What a task of attention has done: the pairs that causality, window and lengths leave to its
 /// queries, and the multiply-adds and score operations that ran, padding and masked pairs too.
@@ -2312,6 +2858,15 @@ struct LayerNormBackwardRows {
   Row<const T> mean, rstd;  // [N]
   Matrix<T> dx;             // [N, D], overwritten
   Row<T> dgamma, dbeta;     // [D], added to
+};
+
+/// How rows of d elements are rotated, each by a row of the tables.
+template <class T>
+struct RotaryRows {
+  Matrix<const T> cosines, sines;  // [rows, width / 2]
+  Index d, width;                  // elements of a row, and the first of them, which rotate
+  bool interleaved;                // pairs are neighbours; else one half of the width and the other
+  bool transposed;                 // the other way round
 };
 
 /// Whether a product with it is exact.
@@ -2370,6 +2925,202 @@ void add_column_sums(Index rows, Index columns, Term term, T* out, Index step) {
 }
 
 HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/runtime/workspace.hpp
+// Scratch memory of a call: one block, an equal part for each worker, given back at the end.
+
+namespace headwise::inline v0_1 {
+
+/// Elements rounded up so that what follows starts on a 64-byte boundary.
+template <class T>
+constexpr Index padded(Index elements) {
+  constexpr Index step =
+      storage_alignment % sizeof(T) == 0 ? Index{storage_alignment / sizeof(T)} : Index{16};
+  return (elements + step - 1) / step * step;
+}
+
+/// Hands out parts of a block of scratch, one behind the other. Over null it only counts: so the
+/// buffers of a task are named once, and their size is what naming them takes.
+template <class T>
+class Scratch {
+ public:
+  /// Hands out from `begin` on; null to count only.
+  explicit constexpr Scratch(T* begin = nullptr) : begin_(begin) {}
+  /// The next part, on a 64-byte boundary.
+  constexpr T* take(Index elements) {
+    T* part = begin_ == nullptr ? nullptr : begin_ + taken_;
+    taken_ += padded<T>(elements);
+    return part;
+  }
+  /// Elements handed out so far, padding included.
+  constexpr Index taken() const { return taken_; }
+
+ private:
+  T* begin_;
+  Index taken_ = 0;
+};
+
+/// `elements` of T for each of `workers`, not initialised. Throws std::bad_alloc.
+///
+/// (Filling them with 0 took nine tenths of a call on few and short rows.)
+template <class T>
+class Workspace {
+ public:
+  /// Throws std::bad_alloc.
+  Workspace(Index workers, Index elements, std::pmr::memory_resource* memory)
+      : elements_(padded<T>(elements)), count_(workers * elements_), memory_(memory) {
+    if (count_ == 0) return;
+    require(memory_ != nullptr, "Workspace", "memory is null, expected a memory resource");
+    block_ = static_cast<T*>(memory_->allocate(storage_bytes<T>(count_), storage_alignment));
+    std::uninitialized_default_construct_n(block_, count_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace() {
+    if (count_ == 0) return;
+    std::destroy_n(block_, count_);
+    memory_->deallocate(block_, storage_bytes<T>(count_), storage_alignment);
+  }
+
+  /// The part of one worker, all of it to be handed out.
+  Scratch<T> of(Index worker) { return Scratch<T>(block_ + worker * elements_); }
+
+ private:
+  Index elements_;
+  Index count_;
+  std::pmr::memory_resource* memory_;
+  T* block_ = nullptr;
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/kernels/decode.hpp
+// What the kernels of decoding are called with: few queries, many keys.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+/// Query heads that share a key head, of one batch element. Their queries are rows: row r is query
+/// r % L of head r / L, so that all of them meet a key while it is in the caches.
+template <class T>
+struct DecodeGroup {
+  AttentionHead<T> first;  // the first of the heads; what it may see, all may
+  Index heads;             // that share the keys
+  Index q_head;            // from head to head of q
+  Matrix<T> o;             // [L, dv] of the first head, overwritten
+  Index o_head;
+  Matrix<T> lse;  // [L, 2] of the first head; null for none
+  Index lse_head;
+};
+
+/// Some rows of a group, and the blocks of keys that a task takes them through.
+struct DecodeTask {
+  Index first, rows;  // rows of the group
+  Index part, parts;  // of the blocks of keys that they see
+};
+
+template <class T>
+struct DecodeParts;
+
+/// The kernels of decoding in kernels/decode.inc. Types without vectors have none, and 0 queries.
+template <class T>
+struct DecodeKernels {
+  Index queries = 0;  // most of a head
+  Index rows = 0;     // most of a task
+  Index keys = 0;     // of a block
+  Index width = 0;    // contexts stand in rows of whole vectors
+  Index (*scratch)(Index d, Index dv) = nullptr;
+  /// All keys of some rows, from the first to the last.
+  TileWork (*run)(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> memory) = nullptr;
+  /// The same in three steps, of which each has to be done with all parts before the next begins.
+  TileWork (*score)(const DecodeGroup<T>& group, const DecodeTask& task,
+                    const DecodeParts<T>& parts, Scratch<T> memory) = nullptr;
+  TileWork (*weigh)(const DecodeGroup<T>& group, const DecodeTask& task,
+                    const DecodeParts<T>& parts, Scratch<T> memory) = nullptr;
+  void (*join)(const DecodeGroup<T>& group, const DecodeTask& task, const DecodeParts<T>& parts,
+               Scratch<T> memory) = nullptr;
+};
+
+/// What some rows keep of each block of keys where threads share these: each step of the softmax
+/// needs the greatest scores of all blocks before, each context all that were added before.
+template <class T>
+struct DecodeParts {
+  Index rows, blocks;
+  Index context_row;  // dv in whole vectors
+  T* scores;          // [rows, blocks of keys]; weights later
+  T* greatest;        // [blocks, rows], of the scores that the row sees there
+  T* sums;            // [blocks, rows], of weights
+  T* factors;         // [blocks, rows], what is multiplied by when the block is added
+  T* contexts;        // [blocks, rows, context_row]
+
+  DecodeParts(Scratch<T>& memory, const DecodeKernels<T>& kernels, Index some_rows,
+              Index some_blocks, Index dv)
+      : rows(some_rows),
+        blocks(some_blocks),
+        context_row(round_up(dv, kernels.width)),
+        scores(memory.take(rows * blocks * kernels.keys)),
+        greatest(memory.take(blocks * rows)),
+        sums(memory.take(blocks * rows)),
+        factors(memory.take(blocks * rows)),
+        contexts(memory.take(blocks * rows * context_row)) {}
+};
+
+/// The sizes of a forward call, from which its tasks and its memory follow.
+struct ForwardExtents {
+  Index groups;  // B G
+  Index heads;   // H / G
+  Index L, S, d, dv;
+  Index workers;
+};
+
+/// How a call of few queries is cut into tasks. No result depends on it.
+struct DecodePlan {
+  Index rows = 0;       // of a group
+  Index row_parts = 1;  // tasks of them
+  Index key_parts = 1;  // parts of the keys, each a task; 1: the steps are not taken apart
+  Index blocks = 0;     // of keys
+
+  DecodePlan() = default;
+  /// Threads share keys where there are too few groups for them, by parts of some hundred KiB.
+  template <class T>
+  DecodePlan(const DecodeKernels<T>& kernels, const ForwardExtents& of)
+      : rows(of.heads * of.L),
+        row_parts((rows + kernels.rows - 1) / kernels.rows),
+        blocks((of.S + kernels.keys - 1) / kernels.keys) {
+    constexpr Index tasks_a_worker = 4, least_blocks = 4;
+    const Index tasks = of.groups * row_parts;
+    if (tasks == 0 || tasks % of.workers == 0 || tasks >= tasks_a_worker * of.workers) return;
+    const Index wanted = (tasks_a_worker * of.workers + tasks - 1) / tasks;
+    key_parts = std::max<Index>(1, std::min<Index>(wanted, blocks / least_blocks));
+  }
+};
+
+/// What flash_attention_forward asks for, whatever its masks are. Few queries may have to go the
+/// general way, too.
+template <class T>
+struct ForwardMemory {
+  bool few;           // whether there are kernels for so few queries
+  DecodePlan plan;    // of those
+  Index each_worker;  // elements of scratch
+  Index each_task;    // elements that the tasks of the same rows share
+  Index shared;       // those of all
+
+  ForwardMemory(const DecodeKernels<T>& kernels, Index general_scratch, const ForwardExtents& of)
+      : few(kernels.queries != 0 && of.L <= kernels.queries),
+        each_worker(general_scratch),
+        each_task(0),
+        shared(0) {
+    if (!few) return;
+    plan = DecodePlan(kernels, of);
+    each_worker = std::max<Index>(each_worker, kernels.scratch(of.d, of.dv));
+    if (plan.key_parts == 1) return;
+    Scratch<T> count;
+    DecodeParts<T>(count, kernels, std::min<Index>(plan.rows, kernels.rows), plan.blocks, of.dv);
+    each_task = count.taken();
+    shared = of.groups * plan.row_parts * each_task;
+  }
+};
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
 
@@ -2531,14 +3282,11 @@ struct Logistic {
   }
 };
 
-/// As near as T comes: a long double keeps its digits.
+/// x <= 0, by the order that every scalar has; NaN is not. (A dual number of value 0 that moves
+/// does not equal 0.)
 template <class T>
-T number(long double x) {
-  if constexpr (std::floating_point<T>) {
-    return static_cast<T>(x);
-  } else {
-    return T(static_cast<double>(x));
-  }
+bool at_most_zero(const T& x) {
+  return x < T(1) && !(T(0) < x);
 }
 
 /// z = x (linear + cubic x^2) of gelu_tanh.
@@ -2557,9 +3305,11 @@ template <class T>
 T activation_share(Activation which, const T& x) {
   if (which == Activation::silu) return Logistic<T>(x).share();
   if (which == Activation::gelu) {
-    return T(0.5) * complementary_error<T>(x * number<T>(-0.70710678118654752440084436210484904L));
+    return T(0.5) *
+           complementary_error<T>(x * detail::nearest<T>(-0.70710678118654752440084436210484904L));
   }
-  const T linear = number<T>(GeluTanh::linear), cubic = number<T>(GeluTanh::cubic);
+  const T linear = detail::nearest<T>(GeluTanh::linear),
+          cubic = detail::nearest<T>(GeluTanh::cubic);
   return Logistic<T>(x * (linear + cubic * (x * x))).share();
 }
 
@@ -2569,25 +3319,33 @@ ShareAndDensity<T> share_and_density(Activation which, const T& x) {
   using std::exp;
   if (which == Activation::gelu) {
     return {activation_share<T>(which, x),
-            exp(T(-0.5) * (x * x)) * number<T>(0.39894228040143267793994605993438187L)};
+            exp(T(-0.5) * (x * x)) * detail::nearest<T>(0.39894228040143267793994605993438187L)};
   }
   if (which == Activation::silu) {
     const Logistic<T> of(x);
     const T share = of.share();
     return {share, share * of.rest()};
   }
-  const T linear = number<T>(GeluTanh::linear), cubic = number<T>(GeluTanh::cubic);
+  const T linear = detail::nearest<T>(GeluTanh::linear),
+          cubic = detail::nearest<T>(GeluTanh::cubic);
   const T square = x * x;
   const Logistic<T> of(x * (linear + cubic * square));
   const T share = of.share(), both = share * of.rest();
-  const T rise = linear + number<T>(3 * GeluTanh::cubic) * square;  // dz / dx
+  const T rise = linear + detail::nearest<T>(3 * GeluTanh::cubic) * square;  // dz / dx
   return {share, both == T(0) ? T(0) : T(rise * both)};
+}
+
+/// -infinity, of which all shares and slopes are 0: a product with it need not be.
+template <class T>
+bool below_all(const T& x) {
+  return x < std::numeric_limits<T>::lowest();
 }
 
 /// f(x). That of -infinity is 0.
 template <class T>
 T activation_value(Activation which, const T& x) {
-  if (which == Activation::relu) return x < T(0) ? T(0) : x;
+  if (below_all(x)) return T(0);
+  if (which == Activation::relu) return at_most_zero(x) ? T(0) : x;
   const T share = activation_share<T>(which, x);
   return share == T(0) ? T(0) : T(x * share);
 }
@@ -2598,11 +3356,8 @@ struct ValueAndSlope {
   T value, slope;
 
   ValueAndSlope(Activation which, const T& x, bool with_value) : value(x), slope(T(1)) {
-    if (which == Activation::relu) {
-      if (x < T(0)) value = T(0);
-      if (value == T(0)) slope = T(0);
-      return;
-    }
+    if (below_all(x) || (which == Activation::relu && at_most_zero(x))) value = slope = T(0);
+    if (below_all(x) || which == Activation::relu) return;
     const auto [share, density] = share_and_density<T>(which, x);
     if (with_value) value = share == T(0) ? T(0) : T(x * share);
     slope = density == T(0) ? share : T(share + x * density);
@@ -2657,17 +3412,19 @@ T sum_visible(Index n, Visible visible, Term term) {
 }
 
 /// In place over the elements j of a row with visible(j): x_j becomes e^(x_j - max) / sum, the
-/// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout.
+/// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout. A sink, if
+/// not null, takes part as one more element that is not written.
 template <class T, class Visible>
-void softmax_row(Row<T> x, Index n, Visible visible) {
+void softmax_row(Row<T> x, Index n, Visible visible, const T* sink = nullptr) {
   using std::exp;
-  T greatest = std::numeric_limits<T>::lowest();
+  T greatest = sink != nullptr ? *sink : std::numeric_limits<T>::lowest();
   for (Index j = 0; j < n; ++j) {
     if (!visible(j)) continue;
     if (greatest < x[j]) greatest = x[j];
   }
   for (Index j = 0; j < n; ++j) x[j] = visible(j) ? T(exp(x[j] - greatest)) : T(0);
-  const T sum = sum_visible<T>(n, visible, [&](Index j) { return x[j]; });
+  T sum = sum_visible<T>(n, visible, [&](Index j) { return x[j]; });
+  if (sink != nullptr) sum = sum + T(exp(*sink - greatest));
   for (Index j = 0; j < n; ++j) {
     if (visible(j)) x[j] = x[j] / sum;
   }
@@ -2709,8 +3466,11 @@ struct CrossEntropy {
 /// log(1 + x), x >= 0, to the last digits of a small x.
 template <class T>
 T log_of_one_plus(const T& x) {
-  if constexpr (std::floating_point<T>) {
-    return std::log1p(x);
+  using std::log1p;
+  if constexpr (requires {
+                  { log1p(x) } -> std::same_as<T>;
+                }) {
+    return log1p(x);
   } else {  // Kahan's: what rounding does to 1 + x happens to both, and cancels
     using std::log;
     const T sum = T(1) + x, rounded = sum - T(1);
@@ -2802,6 +3562,102 @@ using SumOf = std::conditional_t<std::is_same_v<T, float>, double, T>;
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
 
+// headwise/kernels/model_kernels.hpp
+// The kernels of what a model has around attention: sums and products, activations, what stands at
+// a language model's ends, optimisers. A table of their own, so that a program that calls attention
+// alone compiles none of them.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+/// What two elements become.
+enum class Combination {
+  first,                      // a
+  sum,                        // a + b
+  difference,                 // a - b
+  product,                    // a b
+  quotient,                   // a / b
+  scaled,                     // alpha a
+  gradient_product,           // a b, 0 where a is 0 whatever b holds
+  gradient_quotient,          // a / b, likewise
+  negative_gradient_product,  // -a b, likewise
+};
+
+/// Rows that are combined element by element. A row stride of 0 makes one row stand for all.
+template <class T>
+struct CombinedRows {
+  Matrix<const T> a, b;  // [rows, N]; where only a is combined, b is a
+  Matrix<T> y;           // [rows, N], overwritten; null where sums are taken
+  Index N;
+  T alpha = T(1);  // of Combination::scaled
+};
+
+/// Softmax cross-entropy of rows. lse may be null.
+template <class T>
+struct CrossEntropyRows {
+  Matrix<const T> logits;  // [N, V]
+  Index V;
+  const Index* targets;  // [N]; below 0: the row is left out
+  T* losses;             // [N]
+  Row<T> lse;            // [N]
+};
+
+/// Its gradients.
+template <class T>
+struct CrossEntropyBackwardRows {
+  Matrix<const T> logits;  // [N, V]
+  Index V;
+  const Index* targets;  // [N]; below 0: the row is left out
+  Row<const T> lse;      // [N]
+  T factor;              // of the loss of a row
+  Matrix<T> d_logits;    // [N, V]
+};
+
+/// An activation of rows, times `up` where that is not null.
+template <class T>
+struct ActivationRows {
+  Activation which;
+  Index F;
+  Matrix<const T> x, up;  // [N, F]
+  Matrix<T> y;            // [N, F]; may be x or up
+};
+
+/// Its gradients. up and d_up may be null, together.
+template <class T>
+struct ActivationBackwardRows {
+  Activation which;
+  Index F;
+  Matrix<const T> dy, x, up;  // [N, F]
+  Matrix<T> dx, d_up;         // [N, F], overwritten; dx may be dy
+};
+
+/// The kernels of one instruction set for T. What each does and takes is said where it is defined:
+/// kernels/<file>.inc. Rows are a part of all rows, or of the columns where sums run down them.
+template <Scalar T>
+struct ModelKernels {
+  // elementwise.inc
+  void (*combine_rows)(Combination how, const CombinedRows<T>& of, Index begin, Index end);
+  void (*combine_columns)(Combination how, const CombinedRows<T>& of, Index rows, Index begin,
+                          Index end, Row<T> to);
+
+  // activation.inc
+  void (*activation_rows)(const ActivationRows<T>& of, Index begin, Index end);
+  void (*activation_backward_rows)(const ActivationBackwardRows<T>& of, Index begin, Index end);
+
+  // embedding.inc and cross_entropy.inc
+  void (*add_row)(Row<const T> x, Index N, Row<T> to);
+  void (*cross_entropy_rows)(const CrossEntropyRows<T>& of, Index begin, Index end);
+  void (*cross_entropy_backward_rows)(const CrossEntropyBackwardRows<T>& of, Index begin,
+                                      Index end);
+
+  // optimizer.inc, over dense elements
+  void (*adamw)(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n);
+  void (*sgd)(const SgdStep<T>& step, T* p, const T* g, T* u, Index n);
+  void (*scale_elements)(T factor, T* x, Index n);
+  SumOf<T> (*sum_of_squares)(const T* x, Index n);
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
 // headwise/kernels/rms_norm.hpp
 // Root-mean-square normalisation of one row, forward and backward: layer norm without its mean.
 // Sums run in T, in a fixed order.
@@ -2850,116 +3706,6 @@ void rms_norm_backward_row(Row<const T> dy, Row<const T> x, Index D, T rstd, Row
 }
 
 HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
-
-// headwise/kernels/model_kernels.hpp
-// The kernels of what a model has around attention: sums and products, activations, rms norm, what
-// stands at a language model's ends, optimisers. A table of their own, so that a program that calls
-// attention alone compiles none of them.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
-
-/// What two elements become.
-enum class Combination {
-  first,                      // a
-  sum,                        // a + b
-  difference,                 // a - b
-  product,                    // a b
-  quotient,                   // a / b
-  scaled,                     // alpha a
-  gradient_product,           // a b, 0 where a is 0 whatever b holds
-  gradient_quotient,          // a / b, likewise
-  negative_gradient_product,  // -a b, likewise
-};
-
-/// Rows that are combined element by element. A row stride of 0 makes one row stand for all.
-template <class T>
-struct CombinedRows {
-  Matrix<const T> a, b;  // [rows, N]; where only a is combined, b is a
-  Matrix<T> y;           // [rows, N], overwritten; null where sums are taken
-  Index N;
-  T alpha = T(1);  // of Combination::scaled
-};
-
-/// Softmax cross-entropy of rows. lse may be null.
-template <class T>
-struct CrossEntropyRows {
-  Matrix<const T> logits;  // [N, V]
-  Index V;
-  const Index* targets;  // [N]; below 0: the row is left out
-  T* losses;             // [N]
-  Row<T> lse;            // [N]
-};
-
-/// Its gradients.
-template <class T>
-struct CrossEntropyBackwardRows {
-  Matrix<const T> logits;  // [N, V]
-  Index V;
-  const Index* targets;  // [N]; below 0: the row is left out
-  Row<const T> lse;      // [N]
-  T factor;              // of the loss of a row
-  Matrix<T> d_logits;    // [N, V]
-};
-
-/// How rows of d elements are rotated, each by a row of the tables.
-template <class T>
-struct RotaryRows {
-  Matrix<const T> cosines, sines;  // [rows, width / 2]
-  Index d, width;                  // elements of a row, and the first of them, which rotate
-  bool interleaved;                // pairs are neighbours; else one half of the width and the other
-  bool transposed;                 // the other way round
-};
-
-/// An activation of rows, times `up` where that is not null.
-template <class T>
-struct ActivationRows {
-  Activation which;
-  Index F;
-  Matrix<const T> x, up;  // [N, F]
-  Matrix<T> y;            // [N, F]; may be x or up
-};
-
-/// Its gradients. up and d_up may be null, together.
-template <class T>
-struct ActivationBackwardRows {
-  Activation which;
-  Index F;
-  Matrix<const T> dy, x, up;  // [N, F]
-  Matrix<T> dx, d_up;         // [N, F], overwritten; dx may be dy
-};
-
-/// The kernels of one instruction set for T. What each does and takes is said where it is defined:
-/// kernels/<file>.inc. Rows are a part of all rows, or of the columns where sums run down them.
-template <Scalar T>
-struct ModelKernels {
-  // elementwise.inc
-  void (*combine_rows)(Combination how, const CombinedRows<T>& of, Index begin, Index end);
-  void (*combine_columns)(Combination how, const CombinedRows<T>& of, Index rows, Index begin,
-                          Index end, Row<T> to);
-
-  // activation.inc and rms_norm.inc
-  void (*activation_rows)(const ActivationRows<T>& of, Index begin, Index end);
-  void (*activation_backward_rows)(const ActivationBackwardRows<T>& of, Index begin, Index end);
-  void (*rms_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
-  void (*rms_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
-  void (*rms_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
-
-  // embedding.inc, cross_entropy.inc and rotary.inc
-  void (*add_row)(Row<const T> x, Index N, Row<T> to);
-  void (*cross_entropy_rows)(const CrossEntropyRows<T>& of, Index begin, Index end);
-  void (*cross_entropy_backward_rows)(const CrossEntropyBackwardRows<T>& of, Index begin,
-                                      Index end);
-  void (*rotate_rows)(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin,
-                      Index end);
-
-  // optimizer.inc, over dense elements
-  void (*adamw)(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n);
-  void (*sgd)(const SgdStep<T>& step, T* p, const T* g, T* u, Index n);
-  void (*scale_elements)(T factor, T* x, Index n);
-  SumOf<T> (*sum_of_squares)(const T* x, Index n);
-};
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
 
@@ -3064,74 +3810,6 @@ inline InstructionSet instruction_set() {
 
 }  // namespace headwise::inline v0_1
 
-// headwise/runtime/workspace.hpp
-// Scratch memory of a call: one block, an equal part for each worker, given back at the end.
-
-namespace headwise::inline v0_1 {
-
-/// Elements rounded up so that what follows starts on a 64-byte boundary.
-template <class T>
-constexpr Index padded(Index elements) {
-  constexpr Index step =
-      storage_alignment % sizeof(T) == 0 ? Index{storage_alignment / sizeof(T)} : Index{16};
-  return (elements + step - 1) / step * step;
-}
-
-/// Hands out parts of a block of scratch, one behind the other. Over null it only counts: so the
-/// buffers of a task are named once, and their size is what naming them takes.
-template <class T>
-class Scratch {
- public:
-  /// Hands out from `begin` on; null to count only.
-  explicit constexpr Scratch(T* begin = nullptr) : begin_(begin) {}
-  /// The next part, on a 64-byte boundary.
-  constexpr T* take(Index elements) {
-    T* part = begin_ == nullptr ? nullptr : begin_ + taken_;
-    taken_ += padded<T>(elements);
-    return part;
-  }
-  /// Elements handed out so far, padding included.
-  constexpr Index taken() const { return taken_; }
-
- private:
-  T* begin_;
-  Index taken_ = 0;
-};
-
-/// `elements` of T for each of `workers`, not initialised. Throws std::bad_alloc.
-///
-/// (Filling them with 0 took nine tenths of a call on few and short rows.)
-template <class T>
-class Workspace {
- public:
-  /// Throws std::bad_alloc.
-  Workspace(Index workers, Index elements, std::pmr::memory_resource* memory)
-      : elements_(padded<T>(elements)), count_(workers * elements_), memory_(memory) {
-    if (count_ == 0) return;
-    require(memory_ != nullptr, "Workspace", "memory is null, expected a memory resource");
-    block_ = static_cast<T*>(memory_->allocate(storage_bytes<T>(count_), storage_alignment));
-    std::uninitialized_default_construct_n(block_, count_);
-  }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  ~Workspace() {
-    if (count_ == 0) return;
-    std::destroy_n(block_, count_);
-    memory_->deallocate(block_, storage_bytes<T>(count_), storage_alignment);
-  }
-
-  /// The part of one worker, all of it to be handed out.
-  Scratch<T> of(Index worker) { return Scratch<T>(block_ + worker * elements_); }
-
- private:
-  Index elements_;
-  Index count_;
-  std::pmr::memory_resource* memory_;
-  T* block_ = nullptr;
-};
-
-}  // namespace headwise::inline v0_1
-
 // headwise/kernels/kernels.hpp
 // The kernels: matrix products, rows and attention of one head, compiled once for each instruction
 // set and chosen when the program runs. They see pointers and strides; they check, allocate and
@@ -3171,12 +3849,17 @@ struct Kernels {
                const Epilogue<T>& epilogue, T* scratch);
   std::int64_t (*executed_gemm_flops)(const Extents& size);
 
-  // column_sums.inc, layer_norm.inc, softmax.inc and dropout.inc, each over a part of the rows or,
-  // where sums run down them, of the columns
+  // column_sums.inc, layer_norm.inc, rms_norm.inc, rotary.inc, softmax.inc and dropout.inc, each
+  // over a part of the rows or, where sums run down them, of the columns
   void (*add_rows)(Matrix<const T> x, Index rows, Index begin, Index end, Row<T> to);
   void (*layer_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
   void (*layer_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
   void (*layer_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
+  void (*rms_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
+  void (*rms_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
+  void (*rms_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
+  void (*rotate_rows)(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin,
+                      Index end);
   void (*softmax_rows)(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end);
   void (*softmax_backward_rows)(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
                                 Index begin, Index end);
@@ -3185,7 +3868,8 @@ struct Kernels {
 
   // attention_head.inc
   Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
-  Index (*attention_backward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
+  Index (*attention_backward_scratch)(Index L, Index S, Index d, Index dv, bool dropout,
+                                      bool scores);
   void (*score_head)(const AttentionHead<T>& head, Matrix<T> scores, T* scratch);
   void (*attention_head_forward)(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                                  Scratch<T> memory);
@@ -3203,7 +3887,12 @@ struct Kernels {
   TileWork (*flash_backward_tile)(const FlashHead<T>& head, Index i0, Index rows, Index j0, Index n,
                                   Scratch<T> memory);
   void (*flash_backward_end)(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk,
-                             Matrix<T> dv, Scratch<T> memory);
+                             Matrix<T> dv, T* to_scale, Scratch<T> memory);
+  // simd/tanh.inc
+  void (*tanhs_of)(const T* x, Index n, T* y);
+
+  // decode.inc
+  DecodeKernels<T> decode;
 
   // simd/exp.inc
   void (*weights_of)(const T* x, Index n, T* y);
@@ -3245,6 +3934,7 @@ struct Simd {
   HEADWISE_INLINE static Vector load(const T* from) { return *from; }
   HEADWISE_INLINE static void store(const Vector& x, T* to) { *to = x; }
   HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) { return *from; }
+  HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) { *to = x != 0; }
   HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
   HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
   HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
@@ -3255,6 +3945,7 @@ struct Simd {
     return x >= begin && x < end;
   }
   HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return a != 0 && b != 0; }
+  HEADWISE_INLINE static bool any(IntVector a) { return a != 0; }
   HEADWISE_INLINE static Vector select(IntVector condition, const Vector& yes, const Vector& no) {
     return condition != 0 ? yes : no;
   }
@@ -3297,6 +3988,11 @@ struct Simd<T> {
     ByteVector x;
     std::memcpy(&x, from, sizeof x);
     return __builtin_convertvector(x, IntVector);
+  }
+  /// The lowest byte of each lane: not 0 for a true one.
+  HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) {
+    const ByteVector bytes = __builtin_convertvector(x, ByteVector);
+    std::memcpy(to, &bytes, sizeof bytes);
   }
   /// a b + c, rounded once where the instruction set can.
   HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
@@ -3344,6 +4040,13 @@ struct Simd<T> {
     return (x >= begin) & (x < end);
   }
   HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return (a != 0) & (b != 0); }
+  /// Whether a lane is true.
+  HEADWISE_INLINE static bool any(IntVector a) {
+    std::uint64_t words[HEADWISE_ISA_BYTES / 8], all = 0;
+    std::memcpy(words, &a, sizeof words);
+    for (const std::uint64_t word : words) all |= word;
+    return all != 0;
+  }
   HEADWISE_INLINE static Vector select(IntVector condition, Vector yes, Vector no) {
     return condition != 0 ? yes : no;
   }
@@ -3416,8 +4119,9 @@ T weight_unit() {
 
 /// The weight of a softmax from x, what lies between a score and the greatest one, in units of
 /// weight_unit: 2^x (e^x at width 1) within 1 unit in the last place, 1.1 without fused
-/// multiply-adds, for x <= 0 where the result is not denormal, and 0 (with AVX-512: the denormal)
-/// below. At 0 exactly 1, at -infinity 0, NaN stays NaN.
+/// multiply-adds, for x <= 0 where the result is not denormal, and 0 below. At 0 exactly 1, at
+/// -infinity 0, NaN stays NaN. (Denormal weights, which AVX-512 would give at no cost, made
+/// attention with ALiBi nine times as slow: each product of one takes the processor's slow way.)
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
@@ -3431,19 +4135,21 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     // product. (n = floor(x) would save the subtraction and lose bits: x + 1 is rounded.)
     using Vector = typename S::Vector;
     if constexpr (sizeof(T) == 4) {
-      const auto f = __builtin_bit_cast(
-          Vector, _mm512_maskz_reduce_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0));
+      const auto low = __builtin_bit_cast(__m512, S::broadcast(C::lowest));
+      const auto in = __builtin_bit_cast(__m512, x);
+      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
       return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512, x - f)));
+          Vector, _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(in, low, _CMP_NLT_UQ),
+                                         __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                         __builtin_bit_cast(__m512, x - f)));
     } else {
-      const auto f = __builtin_bit_cast(
-          Vector, _mm512_maskz_reduce_pd(0xFF, __builtin_bit_cast(__m512d, x), 0));
+      const auto low = __builtin_bit_cast(__m512d, S::broadcast(C::lowest));
+      const auto in = __builtin_bit_cast(__m512d, x);
+      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
       return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512d, x - f)));
+          Vector, _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(in, low, _CMP_NLT_UQ),
+                                         __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                                         __builtin_bit_cast(__m512d, x - f)));
     }
 #else
     using Vector = typename S::Vector;
@@ -3566,6 +4272,60 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_tail(
     const typename Simd<T>::Vector& x) {
   using C = NormalConstants<T>;
   return polynomial<T>(C::over, -x) / polynomial<T>(C::under, -x);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/tanh.inc
+// The hyperbolic tangent for all lanes at once. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// tanh(x) within 3 units in the last place, near 0 too; NaN stays NaN.
+///
+/// tanh(-|x|) = m / (2 + m) with m = e^(-2 |x|) - 1 = 2^n (2^f - 1) + (2^n - 1), of which the first
+/// term is f times a polynomial: nothing cancels.
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    return hyperbolic_tangent(x);
+  } else {
+    using S = Simd<T>;
+    using C = Exp2Constants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    const Vector y =
+        below_zero<T>(x, LogisticConstants<T>::tanh_bound) * (2 * std::numbers::log2e_v<T>);
+    const Vector shifted = y + C::shift;
+    const Vector f = y - (shifted - C::shift);
+    const Vector power =
+        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+    constexpr int last = static_cast<int>(std::size(C::terms)) - 1;
+    Vector sum = S::broadcast(C::terms[last]);
+    unrolled<last - 1>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(sum, f, S::broadcast(C::terms[std::size_t{last - 1 - n}]));
+    });
+    const Vector m = S::fma(power, f * sum, power - T(1));
+    const Vector below = m / (m + T(2));
+    return S::select(x < S::zero(), below, S::zero() - below);
+  }
+}
+
+/// y_n = tanh(x_n), n < count.
+template <Scalar T>
+void tanhs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}] = {};
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
+    S::store(tanh_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
 }
 
 HEADWISE_STRICT_MATH_END
@@ -4742,7 +5502,7 @@ struct RowMask {
 
   RowMask(Index N) : range{0, N} {}
   RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
-    if (visibility.has_pair_masks()) rules = &visibility;
+    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
   }
 
   /// Whether the whole piece from n on is visible.
@@ -4803,13 +5563,17 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
   return greatest;
 }
 
-/// p_j = e^(x_j - max) / sum where visible, 0 elsewhere, whatever stood there. p may be x.
+/// p_j = e^(x_j - max) / sum where visible, 0 elsewhere, whatever stood there. p may be x. A sink,
+/// if not null, takes part as one more element that is not written.
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask) {
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
+                const T* sink = nullptr) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
-  const auto greatest = S::broadcast(greatest_of<T>(x, N, mask));
+  T most = greatest_of<T>(x, N, mask);
+  if (sink != nullptr && most < *sink) most = *sink;
+  const auto greatest = S::broadcast(most);
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   Chains<T> sums;
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -4823,7 +5587,12 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask) {
     });
     row.written(out, p, n, result);
   });
-  const T total = sums.total();
+  T total = sums.total();
+  if (sink != nullptr) {
+    T weight[std::size_t{S::width}];
+    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    total = total + weight[0];
+  }
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -5825,10 +6594,12 @@ template <class T>
 Index attention_forward_scratch(Index L, Index S, Index d, Index dv, bool dropout) {
   return head_products_scratch<T>(L, S, d, dv) + (dropout ? padded<T>(L * S) : 0);
 }
-/// The same for backward, with [L, S] for the gradient of the scores besides.
+/// The same for backward, with [L, S] for the gradient of the scores besides, and for the scores
+/// where they are needed again.
 template <class T>
-Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropout) {
-  return head_products_scratch<T>(L, S, d, dv) + padded<T>(L * S) * (dropout ? 2 : 1);
+Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropout, bool scores) {
+  return head_products_scratch<T>(L, S, d, dv) +
+         padded<T>(L * S) * (1 + (dropout ? 1 : 0) + (scores ? 1 : 0));
 }
 
 /// Step 4d: dropped [L, S], dense, = weights where dropout keeps them, times 1 / (1 - rate).
@@ -5840,15 +6611,23 @@ void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* drop
   }
 }
 
-/// Steps 4a and 4b: scores [L, S] = scale q k^T + bias. Masked pairs are computed and not read.
+/// Step 4b of a visible pair, from s = scale q k^T: softcap, biases, the user's function.
+template <class T>
+T changed_score(const AttentionHead<T>& head, const T& s, Index i, Index j) {
+  return head.score.call(head.score(s, i, j) + head.visibility.bias(i, j), i, j);
+}
+
+/// Steps 4a and 4b: scores [L, S] = scale q k^T, then softcap and biases. Masked pairs are computed
+/// and not read.
 template <class T>
 void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
   gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
           scratch);
-  if (head.visibility.bias_count() == 0) return;
+  if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
     for (Index j = 0; j < head.S; ++j) {
-      if (head.visibility.visible(i, j)) scores(i, j) = scores(i, j) + head.visibility.bias(i, j);
+      if (!head.visibility.visible(i, j)) continue;
+      scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
     }
   }
 }
@@ -5857,16 +6636,19 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i));
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
   } else {
-    softmax_row(x, head.S, [&](Index j) { return head.visibility.visible(i, j); });
+    softmax_row(
+        x, head.S, [&](Index j) { return head.visibility.visible(i, j); },
+        head.score.counting_sink());
   }
 }
 
-/// Steps 4d to 4a of query i downwards, in place: from dp, what flows out of its dropped weights,
-/// to the gradient of its unscaled scores, 0 where they are hidden.
+/// Steps 4d and 4c of query i downwards, in place: from dp, what flows out of its dropped weights,
+/// to `scale` times the gradient of its scores, 0 where they are hidden.
 template <class T>
-void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const T> p, T* dp) {
+void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const T> p, T scale,
+                               T* dp) {
   Piece<T> factors;
   const Index S = head.S;
   // 4d dp where dropout kept the weight, 0 elsewhere
@@ -5878,14 +6660,68 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
       dp[j + t] = factor == T(0) ? T(0) : T(dp[j + t] * factor);
     }
   }
-  // 4c ds = p (dp - rowsum(dp p)),  4b 0 where hidden,  4a times scale
+  // 4c ds = p (dp - rowsum(dp p)),  4b 0 where hidden
   const Row<T> ds{dp, 1};
   if constexpr (simd::vectorised<T>) {
-    softmax_backward_of<T>(ds, p, ds, S, head.scale, RowMask<T>(head.visibility, i));
+    softmax_backward_of<T>(ds, p, ds, S, scale, RowMask<T>(head.visibility, i));
   } else {
     softmax_backward_row<T>(ds, p, ds, S, [&](Index j) { return head.visibility.visible(i, j); });
-    for (Index j = 0; j < S; ++j) dp[j] = head.scale * dp[j];
+    for (Index j = 0; j < S; ++j) dp[j] = scale * dp[j];
   }
+}
+
+/// Steps 4b and 4a of query i downwards, in place: what flows into its visible scores is added to
+/// the gradients of what made them, and becomes what flows into its unscaled scores. raw [L, S] are
+/// these, q k^T.
+template <class T>
+void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                     Matrix<const T> raw, T* flow) {
+  const HeadScore<T>& score = head.score;
+  for (Index j = 0; j < head.S; ++j) {
+    if (!head.visibility.visible(i, j)) continue;
+    if (score.calls()) {
+      const ScoreFunctionRef<T>& f = score.function;
+      const PairRun pair = score.run(i, j, 0, 1, 1);
+      T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
+      const auto [sums, step] = to.function;
+      if (sums != nullptr) f.add_flows(f.function, pair, &x, flow + j, sums, step);
+      f.change_with_slopes(f.function, pair, &x, &slope);
+      flow[j] = flow[j] * slope;
+    }
+    const Index distance = score.distance(i, j);
+    for (const Matrix<T>& bias : to.biases) {
+      if (bias.data != nullptr) bias(i, j) = bias(i, j) + flow[j];
+    }
+    if (to.slope != nullptr) *to.slope = *to.slope - flow[j] * score.magnitude(distance);
+    if (to.table.data != nullptr) {
+      T& entry = to.table[score.entry(distance)];
+      entry = entry + flow[j];
+    }
+    if (score.caps()) flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+    if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
+    flow[j] = head.scale * flow[j];
+  }
+}
+
+/// What query i returns to the sink: less the sink's weight times delta = sum_j p_j dp_j, p and dp
+/// being what 4e multiplied. A heavy sink has what the keys' weights lack to 1; a light one, which
+/// would have no digit right so, the heaviest key's weight times e^(sink - s).
+template <class T>
+T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<const T> p,
+            Row<const T> raw, const T* dp) {
+  using std::exp;
+  T delta = T(0), sum = T(0);
+  Index heaviest = -1;
+  for (Index j = 0; j < head.S; ++j) {
+    if (!head.visibility.visible(i, j)) continue;
+    delta = delta + p[j] * dp[j];
+    sum = sum + weights[j];
+    if (heaviest < 0 || weights[heaviest] < weights[j]) heaviest = j;
+  }
+  if (heaviest < 0 || !head.score.sink_counts()) return T(0);
+  if (sum < T(0.5)) return (sum - T(1)) * delta;
+  const T s = changed_score<T>(head, head.scale * raw[heaviest], i, heaviest);
+  return T(0) - weights[heaviest] * T(exp(head.score.sink - s)) * delta;
 }
 
 /// weights [L, S] and o [L, dv] are overwritten.
@@ -5915,7 +6751,7 @@ template <class T>
 void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
                              Matrix<const T> weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
-  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h] = head;
+  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h, score] = head;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = visibility.sees_all();
@@ -5932,8 +6768,21 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   all, seen_by);
+  // 4d dropout, 4c softmax, 4b biases and softcap, 4a scale
+  const bool plain = !score.returns() && !to.flows.any();
+  Matrix<T> raw{nullptr, S, 1};
+  if (!plain) {
+    raw.data = memory.take(L * S);
+    gemm<T>(q, k.transposed(), raw, {L, S, d}, {}, packed);
+  }
   for (Index i = 0; i < L; ++i) {
-    softmax_head_row_backward<T>(head, i, row(weights, i), ds.data + i * S);  // 4d to 4a
+    T* flow = ds.data + i * S;
+    if (to.flows.sink.data != nullptr) {
+      T& sink = to.flows.sink[0];
+      sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
+    }
+    softmax_head_row_backward<T>(head, i, row(weights, i), plain ? scale : T(1), flow);
+    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
   // 4a dq = ds k,  dk = ds^T q
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
@@ -5974,17 +6823,33 @@ class TileMask {
     pairs_ = std::int64_t{block.rows} * block.end;
     if (full_) return;
     pairs_ = 0;
+    const KeyRange here{block.j0, block.j0 + block.end};
+    const Sides sides = sides_of_gaps(rules, block, here);
+    asked_ = asked_ || sides == Sides::both;
+    const bool each = rules.has_keep_masks() || sides == Sides::both;
+    if (asked_ && !each) std::memset(bytes_, 1, sizeof bytes_);
     for (Index r = 0; r < queries; ++r) {
-      const KeyRange range = r < block.rows ? rules.range(block.i0 + r) : KeyRange{0, 0};
+      KeyRange range = r < block.rows ? rules.range(block.i0 + r) : KeyRange{0, 0};
+      if (sides != Sides::none && r < block.rows) {
+        const KeyRange gap = rules.gap(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
+        pairs_ -= gap.in(range).in(here).size();
+      }
       begin_[r] = static_cast<Int>(in_block(range.begin));
       end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
       pairs_ += end_[r] - begin_[r];
-      for (Index j = begin_[r]; asked_ && j < end_[r]; ++j) {
-        bytes_[at(r, j)] = rules.pair_visible(block.i0 + r, block.j0 + j);
-      }
+      if (each && r < block.rows) ask(rules, block, r);
     }
     block.begin = begin_[0];
     block.end = end_[block.rows - 1];
+  }
+
+  /// A bias hides pairs of key j and the queries from r on, or of query r and the keys from j on.
+  HEADWISE_INLINE void hide(Index r, Index j, typename S::IntVector hidden) {
+    if (!S::any(hidden)) return;
+    std::uint8_t* bytes = bytes_ + at(r, j);
+    S::store_bytes(S::both(S::load_bytes(bytes), hidden == S::broadcast_int(0)), bytes);
   }
 
   bool full() const { return full_; }
@@ -6009,6 +6874,30 @@ class TileMask {
   }
 
  private:
+  /// Bytes of query r: whether keep and drop masks, and its gap, leave its keys.
+  void ask(const HeadVisibility<T>& rules, const TileBlock& block, Index r) {
+    std::uint8_t row[std::size_t{keys}];
+    const Index begin = begin_[r], count = end_[r] - begin;
+    if (count <= 0) return;
+    rules.kept(block.i0 + r, {block.j0 + begin, block.j0 + begin + count}, row);
+    if constexpr (keys_in_rows) {
+      std::memcpy(bytes_ + at(r, begin), row, static_cast<std::size_t>(count));
+    } else {
+      for (Index n = 0; n < count; ++n) bytes_[at(r, begin + n)] = row[n];
+    }
+  }
+  /// On which sides of its queries' gaps the keys of a block are. Those of one side are a range of
+  /// their own, whose ends grow with the query; where there are both, ranges leap over the gaps.
+  enum class Sides { none, before, behind, both };
+  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
+                             KeyRange here) {
+    if (!rules.has_gaps()) return Sides::none;
+    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (hidden.begin <= here.begin) return Sides::behind;
+    if (hidden.end >= here.end) return Sides::before;
+    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    return any ? Sides::both : Sides::none;
+  }
   static constexpr Index at(Index r, Index j) {
     return keys_in_rows ? r * keys + j : j * queries + r;
   }
@@ -6057,12 +6946,14 @@ struct OnlineSoftmax {
   T factor[queries];  // what the context is multiplied by when a block of keys is added
   Int any[queries];   // whether a key was visible
 
-  /// Of so many queries.
-  explicit OnlineSoftmax(Index rows) {
+  /// Of so many queries. A sink counts as a key that came before the others and has no value.
+  OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
+    const bool sink = score.sink_counts();
+    const T first = sink ? score.sink : std::numeric_limits<T>::lowest();
     for (Index r = 0; r < rows; r += S::width) {
-      S::store(S::broadcast(std::numeric_limits<T>::lowest()), greatest + r);
-      S::store(S::zero(), sum + r);
+      S::store(S::broadcast(first), greatest + r);
+      S::store(S::broadcast(sink ? T(1) : T(0)), sum + r);
       S::store_ints(S::broadcast_int(0), any + r);
     }
   }
@@ -6145,6 +7036,7 @@ void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
     lse(i, 1) = T(0);
     return;
   }
+  m = m + T(0);  // of 0 and -0 either may have come out as the greatest
   const T log_sum = T(log(sum)), rounded = m + log_sum;
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
@@ -6237,6 +7129,321 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/backward_tile.inc
+// Sizes and mask of the tiles of flash attention backward. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Sizes of the backward tiles. They depend on the type and the instruction set alone.
+template <class T>
+struct BackwardTile {
+  static constexpr Index queries = 128;
+  static constexpr Index keys = 256;   // whole panels
+  static constexpr Index drawn = 128;  // keys whose dropout is drawn at once: whole panels
+  // From row to row of scores: a cache line more, or six keys of all queries would meet in the same
+  // few sets of the cache.
+  static constexpr Index row = keys + std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+};
+
+template <class T>
+using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/score.inc
+// What is done to the scores of a tile before their mask and, on the way back, to what flows into
+// them: softcap, biases by distance, biases of pairs. Each a pass over scores in the first cache
+// level, and none where nobody asks. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Of how many distances a tile has pairs.
+template <class T>
+constexpr Index distances(Index queries, Index keys) {
+  return round_up(queries + keys, Tile<T>::width);
+}
+
+/// The n-th bias of pairs.
+template <class T>
+Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
+  const auto& plane = head.visibility.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+/// line[t] = the bias at distance `first` + step t.
+template <class T>
+void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
+  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
+}
+
+/// softcap tanh(x / softcap) for whole vectors of one row, in place.
+template <class T>
+HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  for (Index n = 0; n < count; n += S::width) {
+    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
+  }
+}
+
+/// A bias of queries r ... r + rows - 1 and keys j ... j + keys - 1, at most a vector of each, to
+/// square [key][query], 0 where there are fewer.
+template <class T>
+HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index keys, T* square) {
+  constexpr Index width = Tile<T>::width;
+  if (bias.column == 1 && rows == width && keys == width) {
+    transpose_square<T>(bias.data, bias.row, square, width);
+    return;
+  }
+  for (Index j = 0; j < width; ++j) {
+    for (Index r = 0; r < width; ++r) {
+      square[j * width + r] = j < keys && r < rows ? bias(r, j) : T(0);
+    }
+  }
+}
+
+/// Step 4b of a panel whose lanes are queries: s [keys, lanes] += a bias of pairs; where it hides a
+/// pair, the mask says so.
+template <class T>
+void add_bias_of_queries(Matrix<const T> bias, T hidden_below, const TileBlock& block, T* s,
+                         ForwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index lanes = ForwardTile<T>::lanes, width = S::width;
+  T square[std::size_t{S::width * S::width}];
+  const auto least = S::broadcast(hidden_below);
+  for (Index r = 0; r < block.rows; r += width) {
+    for (Index j = block.begin; j < block.end; j += width) {
+      const Index n = std::min<Index>(width, block.end - j);
+      read_bias_square<T>(bias.from(block.i0 + r, block.j0 + j),
+                          std::min<Index>(width, block.rows - r), n, square);
+      for (Index t = 0; t < n; ++t) {
+        T* x = s + (j + t) * lanes + r;
+        const auto added = S::load(square + t * width);
+        S::store(S::load(x) + added, x);
+        mask.hide(r, j + t, added < least);
+      }
+    }
+  }
+}
+
+/// Asks for the biases of pairs of queries i0 ... i0 + rows - 1 and keys of a tile before they are
+/// read: rows that lie on pages of their own. (Without, attention with a bias took twice the time.)
+template <class T>
+void prefetch_biases(const AttentionHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    const Matrix<const T> bias = bias_of<T>(head, n);
+    if (bias.row != 0) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+/// Steps 4a and 4b of a panel, s [keys, lanes] from scale q k^T on: softcap, then biases.
+template <class T>
+void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
+                  ForwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  const HeadScore<T>& score = head.score;
+  const Index filled = round_up(block.rows, S::width);
+  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+    cap_vectors<T>(score, s + j * lanes, filled);
+  }
+  if (score.by_distance()) {
+    // Lane r of key j reads line[r - j + keys - 1].
+    const Index farthest = score.distance(block.i0, block.j0 + keys - 1);
+    fill_distances<T>(score, farthest, -1, lanes + keys - 1, line);
+    for (Index j = block.begin; j < block.end; ++j) {
+      for (Index r = 0; r < filled; r += S::width) {
+        T* x = s + j * lanes + r;
+        S::store(S::load(x) + S::load(line + keys - 1 - j + r), x);
+      }
+    }
+  }
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    add_bias_of_queries<T>(bias_of<T>(head, n), head.visibility.hidden_below(), block, s, mask);
+  }
+  for (Index j = block.begin; score.calls() && j < block.end; ++j) {
+    score.function.change(score.function.function,
+                          score.run(block.i0, block.j0 + j, 1, 0, block.rows), s + j * lanes);
+  }
+}
+
+/// Step 4b of a row whose lanes are keys: x += a bias of keys range.begin ... range.end - 1 of a
+/// tile, `bias` being its row; where it hides a pair, the mask says so.
+template <class T>
+void add_bias_of_keys(Matrix<const T> bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    mask.hide(r, j, added < least);
+  }
+}
+
+/// What the way back through the scores of a tile needs.
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [keys], of a row's softcap
+  T* inputs;           // [keys], what the user's function was called with
+  T* function_slopes;  // [keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(keys)),
+        inputs(memory.take(keys)),
+        function_slopes(memory.take(keys)) {}
+};
+
+/// Steps 4a and 4b of the tile's r-th query, x [keys] from scale q k^T on: softcap, biases, the
+/// user's function, for keys range.begin, a whole number of vectors, ... range.end - 1. What
+/// gradients are multiplied by on the way back is left in the scratch.
+template <class T>
+void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
+                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index queries = BackwardTile<T>::queries;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) {
+    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
+    cap_vectors<T>(score, x + range.begin, range.size());
+    for (Index j = range.begin; j < range.end; j += S::width) {
+      const auto share = S::load(x + j) * inverse;
+      S::store(one - share * share, scratch.cap_slopes + j);
+    }
+  }
+  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
+    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
+  }
+  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                        head.visibility.hidden_below(), r, real, x, mask);
+  }
+  if (score.calls() && real.size() > 0) {
+    const ScoreFunctionRef<T>& f = score.function;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + real.begin);
+  }
+}
+
+/// to[j] += flow[j] for n keys, or their sum where the row of a bias has one number for all.
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+/// flow [range] times slopes, 0 where it is 0: a hidden pair may have a slope of NaN.
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+/// Step 4b of the tile's r-th query upwards: flow [keys], 0 where hidden, is what flows into the
+/// scores of keys range.begin ... range.end - 1. On its way down to s it is added to the gradients
+/// of the user's parameters and of biases, by distance to the scratch's sums.
+template <class T>
+void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
+                 const ScoreScratch<T>& scratch, T* flow) {
+  const HeadScore<T>& score = head.forward.score;
+  const Index n = std::min<Index>(range.end, block.end) - range.begin;
+  if (n <= 0) return;
+  if (head.flows.function.data != nullptr) {
+    score.function.add_flows(score.function.function,
+                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
+                             scratch.inputs + range.begin, flow + range.begin,
+                             head.flows.function.data, head.flows.function.step);
+  }
+  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data == nullptr) continue;
+    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
+    add_flow<T>(flow + range.begin, n, {to.data, to.column});
+  }
+  if (head.flows.by_distance()) {
+    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
+    add_flow<T>(flow + range.begin, n, {sums, 1});
+  }
+  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
+}
+
+/// Before the rows of a tile: its biases by distance, and sums of 0 for what flows into them.
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+/// Adds a tile's sums by distance to the gradients of slope and table.
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+/// What flows into the scale: the sum of k [n, d] times dk [n, d], not scaled yet. What no query
+/// sees adds nothing, whatever it holds.
+template <class T>
+T scale_flow(Matrix<const T> k, Matrix<const T> dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + k(j, c) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/flash_forward.inc
 // Flash attention forward: a block of queries against all their keys, nothing of size L x S. Read
 // once for each instruction set.
@@ -6265,6 +7472,7 @@ struct ForwardScratch {
   T* kept;     // v without what one query may not see
   T* context;  // [queries, dv], rows of whole vectors
   T* factors;  // [keys], dropout of a row
+  T* line;     // [distances], biases of a panel
 
   constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
       : q(memory.take(packed_size<T>(d, Sizes::queries))),
@@ -6273,7 +7481,8 @@ struct ForwardScratch {
         v(memory.take(copied_size<T>(Sizes::keys, dv))),
         kept(memory.take(copied_size<T>(Sizes::keys, dv))),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
-        factors(memory.take(Sizes::keys)) {}
+        factors(memory.take(Sizes::keys)),
+        line(memory.take(distances<T>(Sizes::lanes, Sizes::keys))) {}
 };
 
 /// Scratch, in elements, of a task: constant for each thread whatever L and S are.
@@ -6284,8 +7493,8 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
-/// Steps 4a and 4b: s = scale q k^T + bias, but for vectors in which no query sees the keys.
-/// Returns the multiply-adds.
+/// Step 4a: s = scale q k^T, but for vectors in which no query sees the keys. Returns the
+/// multiply-adds.
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const T> keys, const TileBlock& block,
                          const ForwardMask<T>& mask, T alpha, const ForwardScratch<T>& buffers) {
@@ -6306,13 +7515,6 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const T> keys, con
     run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, head.d,
                  {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
     count += n * (to - from) * width * head.d;
-  }
-  if (head.visibility.bias_count() == 0) return count;
-  for (Index r = 0; r < block.rows; ++r) {
-    for (Index j = block.begin; j < block.end; ++j) {
-      T& s = buffers.s[j * lanes + r];
-      if (mask.visible(r, j)) s = s + head.visibility.bias(block.i0 + r, block.j0 + j);
-    }
   }
   return count;
 }
@@ -6428,31 +7630,35 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const Index context_row = round_up(head.dv, Tile<T>::width);
-  OnlineSoftmax<T> softmax(rows);
+  OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
   pack<T>(head.q.from(i0, 0).transposed(), head.d, rows, buffers.q);
   set_zero<T>(buffers.context, rows * context_row);
   // A scale that is a power of 2 changes no digit: it goes into the weights' unit.
-  const bool folded = head.visibility.bias_count() == 0 && is_power_of_two(head.scale);
+  const bool plain = head.plain_scores();
+  const bool folded = plain && is_power_of_two(head.scale);
   const T alpha = folded ? T(1) : head.scale;
   const T unit = simd::HEADWISE_ISA::weight_unit<T>() * (folded ? head.scale : T(1));
 
-  const KeyRange range = head.visibility.range(i0, rows);
-  for (Index j0 = range.begin / keys * keys; j0 < range.end; j0 += keys) {
-    const Index n = std::min<Index>(keys, range.end - j0);
+  const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
+  for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
+    const Index n = std::min<Index>(keys, blocks.keys.end - j0);
     const bool all_seen = head.visibility.sees_all(i0, rows, {j0, j0 + n});
     const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
     for (Index first = 0; first < rows; first += lanes) {
       TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
-      // 4a s = scale q k^T,  4b bias,  4c softmax,  4d dropout,  4e o += p v
+      // 4a s = scale q k^T,  4b softcap, bias,  4c softmax,  4d dropout,  4e o += p v
+      if (!plain)
+        prefetch_biases<T>(head, block.i0, block.rows, {j0 + block.begin, j0 + block.end});
       std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, alpha, buffers);
+      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
       weigh_panel<T>(head, block, mask, unit, buffers, softmax);
       products += add_visible_values<T>(head, buffers, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
-      work.executed_flops += 2 * products + (5 + score_extras(head, 1)) *
+      work.executed_flops += 2 * products + (5 + forward_extras(head)) *
                                                 round_up(block.rows, Tile<T>::width) *
                                                 (block.end - block.begin);
     }
@@ -6472,6 +7678,616 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/decode_tile.inc
+// The two products of decoding: scores of few rows against a block of keys, and sums of its values.
+// Read once for each instruction set.
+//
+// A row of scores is a query, its lanes are keys, as many as a vector holds: they are transposed.
+// Every number comes from the same operations in the same order as in flash_forward.inc: a score is
+// one chain over d, then scaled; a context is one chain over the keys of a block.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct DecodeTile {
+  static constexpr Index rows = 32;  // most of a task
+  // Most of a head: with more, the lanes of flash_forward are full enough (measured at d = 64).
+  static constexpr Index queries = Tile<T>::width >= 8 ? 4 : 2;
+  static constexpr Index keys = ForwardTile<T>::keys;  // of a block, as in flash_forward
+};
+
+/// The buffers of a task.
+template <class T>
+struct DecodeScratch {
+  using Sizes = DecodeTile<T>;
+
+  T* q;        // [rows, d]
+  T* k;        // [d in whole vectors, columns of a tile], k^T
+  T* s;        // [rows, keys]
+  T* v;        // [keys, width], the last columns of v
+  T* context;  // [rows, dv in whole vectors]
+
+  constexpr DecodeScratch(Scratch<T>& memory, Index d, Index dv)
+      : q(memory.take(Sizes::rows * d)),
+        k(memory.take(round_up(d, Tile<T>::width) * Tile<T>::columns)),
+        s(memory.take(Sizes::rows * Sizes::keys)),
+        v(memory.take(Sizes::keys * Tile<T>::width)),
+        context(memory.take(Sizes::rows * round_up(dv, Tile<T>::width))) {}
+};
+
+/// Scratch, in elements, of a task.
+template <class T>
+constexpr Index decode_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  DecodeScratch<T>(count, d, dv);
+  return count.taken();
+}
+
+/// Rows that are asked for while others are computed with, so that memory never rests: the values
+/// of a block by its scores, the keys of the next block by the sums of values. Rows of heads may
+/// lie on pages of their own, and the processor foresees nothing beyond a page.
+template <class T>
+struct RowsAhead {
+  const T* data;
+  Index row;    // from one row to the next
+  Index width;  // elements of a row that are wanted
+  Index count;  // rows; 0 for none
+
+  static constexpr Index line = 64 / static_cast<Index>(sizeof(T));
+
+  /// Columns n ... n + columns - 1 of row r, n a multiple of `columns`.
+  HEADWISE_INLINE void ask(Index r, Index n, Index columns) const {
+    if (r >= count || n >= width || n % line != 0) return;
+    for (Index c = 0; c < columns; c += line) __builtin_prefetch(data + r * row + n + c, 0, 2);
+  }
+  RowsAhead from(Index r) const { return {data + r * row, row, width, count - r}; }
+};
+
+/// Where scores of rows go.
+template <class T>
+struct ScoreRows {
+  T* data;
+  Index row;
+};
+
+/// Steps 4a of `rows` rows q [rows, d] and as many keys as a vector holds: s = alpha q k^T. The
+/// keys are transposed in registers, each score is one chain over d.
+template <class T, int rows>
+void score_square(const Matrix<const T>& k, Index d, const T* q, T alpha, const RowsAhead<T>& ahead,
+                  const ScoreRows<T>& s) {
+  using S = Simd<T>;
+  constexpr int width = S::width;
+  typename S::Vector sum[std::size_t{rows}];
+  unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { sum[r] = S::zero(); });
+  for (Index n = 0; n + width <= d; n += width) {
+    typename S::Vector square[std::size_t{width}];
+    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      square[r] = S::load(k.data + r * k.row + n);
+      ahead.ask(r, n, width);
+    });
+    if constexpr (width > 8) exchange_halves<T, 8>(square);
+    if constexpr (width > 4) exchange_halves<T, 4>(square);
+    if constexpr (width > 2) exchange_halves<T, 2>(square);
+    if constexpr (width > 1) exchange_halves<T, 1>(square);
+    unrolled<width>([&](auto c) HEADWISE_ALWAYS_INLINE {
+      unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
+        sum[r] = S::fma(square[c], S::broadcast(q[r * d + n + c]), sum[r]);
+      });
+    });
+  }
+  unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
+    S::store(S::broadcast(alpha) * sum[r], s.data + r * s.row);
+  });
+}
+
+/// k^T of `count` keys from key j on, as a panel [d, columns].
+template <class T>
+void transpose_keys(const Matrix<const T>& k, Index d, Index count, const RowsAhead<T>& ahead,
+                    T* to) {
+  constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
+  T part[std::size_t{width * width}] = {};
+  for (Index j = 0; j < count; j += width) {
+    const Index keys = std::min<Index>(width, count - j);
+    for (Index n = 0; n < d; n += width) {
+      const Index filled = std::min<Index>(width, d - n);
+      const T* from = k.data + j * k.row + n;
+      for (Index r = 0; r < keys; ++r) ahead.ask(j + r, n, width);
+      if (keys == width && filled == width) {
+        transpose_square<T>(from, k.row, to + n * columns + j, columns);
+        continue;
+      }
+      for (Index r = 0; r < keys; ++r) std::copy_n(from + r * k.row, filled, part + r * width);
+      transpose_square<T>(part, width, to + n * columns + j, columns);
+    }
+  }
+}
+
+/// Steps 4a: s = alpha q k^T of n keys.
+template <class T>
+void decode_scores(const Matrix<const T>& k, Index d, Index n, const RowsAhead<T>& ahead,
+                   const DecodeScratch<T>& buffers, Index rows, T alpha, const ScoreRows<T>& s) {
+  constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
+  Index j = 0;
+  if (rows <= 4 && d % width == 0) {
+    for (; j + width <= n; j += width) {
+      const auto keys = k.from(j, 0);
+      Index r = 0;
+      auto more = ahead.from(j);
+      const auto score = [&](auto count) {
+        score_square<T, count>(keys, d, buffers.q + r * d, alpha, more,
+                               {s.data + r * s.row + j, s.row});
+        r += count;
+        more.count = 0;
+      };
+      if (rows == 4) score(std::integral_constant<int, 4>{});
+      if (r + 2 <= rows) score(std::integral_constant<int, 2>{});
+      if (r < rows) score(std::integral_constant<int, 1>{});
+    }
+  }
+  for (; j < n; j += columns) {
+    const Index count = std::min<Index>(columns, n - j);
+    transpose_keys<T>(k.from(j, 0), d, count, ahead.from(j), buffers.k);
+    run_panel<T>({buffers.q, d, 1}, {buffers.k, 0, columns}, rows, (count + width - 1) / width, d,
+                 {s.data + j, s.row, Finish::assign, alpha});
+  }
+}
+
+/// Where contexts of rows go: c = factor c + sum, or the sum alone where there are no factors.
+template <class T>
+struct ContextRows {
+  T* data;
+  Index row;
+  const T* factors;
+
+  ContextRows from(Index r) const {
+    return {data + r * row, row, factors == nullptr ? nullptr : factors + r};
+  }
+};
+
+/// Step 4e of `rows` rows of weights p and `vectors` vectors of columns: the sum over n rows of v,
+/// a chain for each element.
+template <class T, int rows, int vectors>
+void add_rows_of_values(const T* p, Index p_row, const Walk<T>& v, Index n, Index column,
+                        const RowsAhead<T>& ahead, const ContextRows<T>& to) {
+  using S = Simd<T>;
+  typename S::Vector sum[std::size_t{rows}][std::size_t{vectors}];
+  const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
+    unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      unrolled<vectors>([&](auto c) HEADWISE_ALWAYS_INLINE { f(r, c); });
+    });
+  };
+  each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::zero(); });
+  const T* row = v.data;
+  for (Index j = 0; j < n; ++j, row += v.step) {
+    ahead.ask(j, column, vectors * S::width);
+    typename S::Vector x[std::size_t{vectors}];
+    unrolled<vectors>([&](auto c) HEADWISE_ALWAYS_INLINE { x[c] = S::load(row + c * S::width); });
+    unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      const auto weight = S::broadcast(p[r * p_row + j]);
+      unrolled<vectors>(
+          [&](auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::fma(weight, x[c], sum[r][c]); });
+    });
+  }
+  each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE {
+    T* at = to.data + r * to.row + c * S::width;
+    if (to.factors == nullptr) {
+      S::store(sum[r][c], at);
+    } else {
+      S::store(S::fma(S::broadcast(to.factors[r]), S::load(at), sum[r][c]), at);
+    }
+  });
+}
+
+/// Step 4e of `rows` rows of weights p over keys begin ... end - 1 of a block of values v. Returns
+/// the multiply-adds.
+template <class T>
+std::int64_t decode_values(const Matrix<const T>& v, Index dv, KeyRange range, const T* p,
+                           Index p_row, Index rows, RowsAhead<T> ahead, T* last_columns,
+                           const ContextRows<T>& to) {
+  constexpr Index width = Tile<T>::width;
+  constexpr int vectors = Tile<T>::vectors;
+  const auto add = [&](Index c, const Walk<T>& from, auto vectors_here) {
+    Index r = 0;
+    RowsAhead<T> more = ahead;
+    const auto some = [&](auto count) {
+      const ContextRows<T> part{to.data + r * to.row + c, to.row,
+                                to.factors == nullptr ? nullptr : to.factors + r};
+      add_rows_of_values<T, count, vectors_here>(p + r * p_row + range.begin, p_row, from,
+                                                 range.size(), c, more, part);
+      r += count;
+      more.count = 0;
+    };
+    while (r + 4 <= rows) some(std::integral_constant<int, 4>{});
+    if (r + 2 <= rows) some(std::integral_constant<int, 2>{});
+    if (r < rows) some(std::integral_constant<int, 1>{});
+  };
+  Index c = 0;
+  for (; c + Tile<T>::columns <= dv; c += Tile<T>::columns) {
+    add(c, {v.data + range.begin * v.row + c, 0, v.row}, std::integral_constant<int, vectors>{});
+  }
+  for (; c + width <= dv; c += width) {
+    add(c, {v.data + range.begin * v.row + c, 0, v.row}, std::integral_constant<int, 1>{});
+  }
+  if (c < dv) {
+    const auto copy =
+        copy_rows<T>(v.from(range.begin, c), range.size(), dv - c, true, last_columns);
+    add(c, copy.walk(0), std::integral_constant<int, 1>{});
+  }
+  return rows * round_up(dv, width) * range.size();
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/decode_softmax.inc
+// The softmax of decoding, a row of scores at a time. Read once for each instruction set.
+//
+// The bits are those of take_scores in online_softmax.inc: a maximum has no order, weights are
+// summed in eight chains by the key's number in its block.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// What a scale becomes. One that is a power of 2 changes no digit: it goes into the weights' unit,
+/// as in flash_forward.
+template <class T>
+struct ScoreUnits {
+  T alpha;     // that scores are multiplied by
+  T unit;      // that differences of them are multiplied by before weight_of
+  T greatest;  // that the greatest is multiplied by for the logsumexp
+
+  explicit ScoreUnits(T scale)
+      : alpha(is_power_of_two(scale) ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (is_power_of_two(scale) ? scale : T(1))),
+        greatest(is_power_of_two(scale) ? scale : T(1)) {}
+};
+
+/// The lanes of keys j, j + 1 ... that lie in a range.
+template <class T>
+HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
+                   S::broadcast_int(static_cast<Int>(range.begin)),
+                   S::broadcast_int(static_cast<Int>(range.end)));
+}
+
+/// The greatest of `before` and of the scores of keys begin ... end - 1 of a block.
+template <class T>
+T greatest_score(const T* s, KeyRange range, T before) {
+  using S = Simd<T>;
+  auto greatest = S::broadcast(before);
+  for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
+    greatest = S::greater(
+        greatest, S::select(lanes_within<T>(range, j), S::load(s + j), S::broadcast(before)));
+  }
+  T lanes[std::size_t{S::width}];
+  S::store(greatest, lanes);
+  for (const T& lane : lanes) before = before < lane ? lane : before;
+  return before;
+}
+
+/// The scores of a block become weights e^(s - m), 0 outside the range. Returns their sum: eight
+/// chains by the key's number, joined pairwise, as in take_scores.
+template <class T>
+T weigh_scores(T* s, KeyRange range, T m, T unit) {
+  using S = Simd<T>;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index step = std::max<Index>(8, S::width);
+  typedef T Chains __attribute__((vector_size(8 * sizeof(T))));
+  Chains sums = Chains{};
+  for (Index j = range.begin / step * step; j < range.end; j += step) {
+    for (Index n = j; n < j + step; n += S::width) {
+      const auto p = weight_of<T>((S::load(s + n) - S::broadcast(m)) * S::broadcast(unit));
+      S::store(S::select(lanes_within<T>(range, n), p, S::zero()), s + n);
+    }
+    for (Index n = j; n < j + step; n += 8) {
+      Chains p;
+      std::memcpy(&p, s + n, sizeof p);
+      sums = sums + p;
+    }
+  }
+  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+/// What sums before a block are multiplied by when it is added: m is the greatest score with it.
+template <class T>
+T factor_of(T before, T m, T unit) {
+  using S = Simd<T>;
+  using simd::HEADWISE_ISA::weight_of;
+  T lanes[std::size_t{S::width}];
+  S::store(weight_of<T>((S::broadcast(before) - S::broadcast(m)) * S::broadcast(unit)), lanes);
+  return lanes[0];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/decode.inc
+// Attention of few queries to many keys, which is to read keys and values once, at the speed of
+// memory. Read once for each instruction set.
+//
+// The queries of all heads that share the keys are rows of one tile. A block of keys is scored
+// while its values are fetched, and its values are summed while the next keys are. Blocks are
+// counted from key 0 and every number comes from the same operations in the same order as in
+// flash_forward.inc, so that the bits are those that a query has among many. Traffic: k and v once;
+// everything else stays in the caches. Where threads share the keys of a row, scores are kept
+// between the steps, and a context for each block: a share of 1 / d of the traffic each.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// A block of keys as a task of decoding meets it: j0 ... j0 + n - 1.
+struct DecodeBlock {
+  Index number, j0, n;
+};
+
+/// What a task of decoding walks: its rows, the blocks of keys that they see, and what each row
+/// sees of the block that is met.
+template <class T>
+struct DecodeRows {
+  static constexpr Index keys = DecodeTile<T>::keys;
+
+  const DecodeGroup<T>& group;
+  const AttentionHead<T>& head;
+  DecodeTask task;
+  KeyRange range;                                   // all keys that some row sees
+  KeyRange blocks;                                  // in which they lie: those of the task's part
+  KeyRange seen[std::size_t{DecodeTile<T>::rows}];  // in the block: keys begin ... end - 1 of it
+  bool all = false;                                 // every row sees every key of it
+
+  DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
+      : group(of), head(of.first), task(which) {
+    const bool one_head = query(0) + task.rows <= head.L;
+    range =
+        one_head ? head.visibility.range(query(0), task.rows) : head.visibility.range(0, head.L);
+    const Index first = range.begin / keys, count = (range.end + keys - 1) / keys - first;
+    const auto cut = [&](Index part) {
+      return range.size() == 0 ? first : first + count * part / task.parts;
+    };
+    blocks = {cut(task.part), cut(task.part + 1)};
+  }
+
+  Index query(Index r) const { return (task.first + r) % head.L; }
+  Index head_of(Index r) const { return (task.first + r) / head.L; }
+  DecodeBlock block(Index number) const {
+    return {number, number * keys, std::min<Index>(keys, range.end - number * keys)};
+  }
+  /// Sets what is seen of a block; returns how many pairs that is.
+  std::int64_t meet(const DecodeBlock& block) {
+    std::int64_t pairs = 0;
+    for (Index r = 0; r < task.rows; ++r) {
+      const KeyRange all_keys = head.visibility.range(query(r));
+      const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
+      seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
+      pairs += seen[r].size();
+    }
+    all = pairs == task.rows * block.n;
+    return pairs;
+  }
+  /// The keys behind a block, or their values: to be asked for.
+  RowsAhead<T> behind(const DecodeBlock& block, const Matrix<const T>& x, Index width) const {
+    const Index j = block.j0 + block.n;
+    return {x.data + j * x.row, x.row, width, std::min<Index>(keys, range.end - j)};
+  }
+};
+
+/// The rows of q, dense.
+template <class T>
+void copy_queries(const DecodeRows<T>& rows, T* q) {
+  const Index d = rows.head.d;
+  for (Index r = 0; r < rows.task.rows; ++r) {
+    const auto from = rows.head.q.from(rows.query(r), 0);
+    const T* data = from.data + rows.head_of(r) * rows.group.q_head;
+    for (Index k = 0; k < d; ++k) q[r * d + k] = data[k * from.column];
+  }
+}
+
+/// Step 4e of all rows of a task, p being their weights: together where all see all. Returns the
+/// multiply-adds.
+template <class T>
+std::int64_t add_block(const DecodeRows<T>& rows, const DecodeBlock& block, const T* p, Index p_row,
+                       RowsAhead<T> ahead, T* last_columns, const ContextRows<T>& to) {
+  const auto v = rows.head.v.from(block.j0, 0);
+  const Index dv = rows.head.dv;
+  if (rows.all) {
+    return decode_values<T>(v, dv, {0, block.n}, p, p_row, rows.task.rows, ahead, last_columns, to);
+  }
+  std::int64_t products = 0;
+  for (Index r = 0; r < rows.task.rows; ++r) {
+    if (rows.seen[r].size() == 0) continue;
+    products += decode_values<T>(v, dv, rows.seen[r], p + r * p_row, p_row, 1, ahead, last_columns,
+                                 to.from(r));
+    ahead.count = 0;
+  }
+  return products;
+}
+
+/// The sums of a row become a softmax; one that has seen no key has 0 and -infinity.
+template <class T>
+void store_row(const DecodeRows<T>& rows, Index r, const T* context, T greatest, T sum) {
+  const DecodeGroup<T>& group = rows.group;
+  const Index i = rows.query(r), h = rows.head_of(r);
+  const bool any = rows.head.visibility.range(i).size() != 0;
+  auto o = group.o.from(i, 0);
+  o.data += h * group.o_head;
+  divide_row<T>(context, any ? sum : T(1), rows.head.dv, o);
+  if (group.lse.data == nullptr) return;
+  auto lse = group.lse.from(i, 0);
+  lse.data += h * group.lse_head;
+  store_logsumexp<T>(any, greatest * ScoreUnits<T>(rows.head.scale).greatest, sum, lse, 0);
+}
+
+/// FLOPs that the scores and the softmax of a block take.
+template <class T>
+std::int64_t score_flops(const DecodeRows<T>& rows, const DecodeBlock& block) {
+  return rows.task.rows * round_up(block.n, Tile<T>::width) * (2 * rows.head.d + 5);
+}
+
+/// All keys of some rows, from the first to the last.
+template <class T>
+TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> memory) {
+  constexpr Index keys = DecodeTile<T>::keys;
+  constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
+  DecodeRows<T> rows(group, task);
+  const AttentionHead<T>& head = rows.head;
+  const DecodeScratch<T> buffers(memory, head.d, head.dv);
+  const Index context_row = round_up(head.dv, Tile<T>::width);
+  const ScoreUnits<T> units(head.scale);
+  T greatest[most], sum[most], factors[most];
+  std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
+  std::fill_n(sum, task.rows, T(0));
+  TileWork work;
+  copy_queries<T>(rows, buffers.q);
+  set_zero<T>(buffers.context, task.rows * context_row);
+
+  for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+    const DecodeBlock block = rows.block(number);
+    work.pairs += rows.meet(block);
+    // 4a s = scale q k^T,  4c softmax,  4e o += p v
+    const auto v = head.v.from(block.j0, 0);
+    decode_scores<T>(head.k.from(block.j0, 0), head.d, block.n, {v.data, v.row, head.dv, block.n},
+                     buffers, task.rows, units.alpha, {buffers.s, keys});
+    for (Index r = 0; r < task.rows; ++r) {
+      T* s = buffers.s + r * keys;
+      if (rows.seen[r].size() == 0) continue;
+      const T m = greatest_score<T>(s, rows.seen[r], greatest[r]);
+      factors[r] = factor_of<T>(greatest[r], m, units.unit);
+      const T block_sum = weigh_scores<T>(s, rows.seen[r], m, units.unit);
+      sum[r] = simd::HEADWISE_ISA::multiply_add<T>(sum[r], factors[r], block_sum);
+      greatest[r] = m;
+    }
+    const auto products =
+        add_block<T>(rows, block, buffers.s, keys, rows.behind(block, head.k, head.d), buffers.v,
+                     {buffers.context, context_row, factors});
+    work.executed_flops += 2 * products + score_flops<T>(rows, block);
+  }
+  for (Index r = 0; r < task.rows; ++r) {
+    store_row<T>(rows, r, buffers.context + r * context_row, greatest[r], sum[r]);
+  }
+  return work;
+}
+
+/// The first of three steps of a part of the keys: their scores, and the greatest of each block.
+template <class T>
+TileWork decode_score(const DecodeGroup<T>& group, const DecodeTask& task,
+                      const DecodeParts<T>& parts, Scratch<T> memory) {
+  constexpr Index keys = DecodeTile<T>::keys;
+  DecodeRows<T> rows(group, task);
+  const AttentionHead<T>& head = rows.head;
+  const DecodeScratch<T> buffers(memory, head.d, head.dv);
+  const ScoreUnits<T> units(head.scale);
+  const Index row = parts.blocks * keys;
+  TileWork work;
+  copy_queries<T>(rows, buffers.q);
+  for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+    const DecodeBlock block = rows.block(number);
+    work.pairs += rows.meet(block);
+    decode_scores<T>(head.k.from(block.j0, 0), head.d, block.n, rows.behind(block, head.k, head.d),
+                     buffers, task.rows, units.alpha, {parts.scores + block.j0, row});
+    for (Index r = 0; r < task.rows; ++r) {
+      parts.greatest[number * parts.rows + r] = greatest_score<T>(
+          parts.scores + r * row + block.j0, rows.seen[r], std::numeric_limits<T>::lowest());
+    }
+    work.executed_flops += score_flops<T>(rows, block);
+  }
+  return work;
+}
+
+/// The second: weights, by the greatest scores of all blocks before, and the context of each block.
+template <class T>
+TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
+                      const DecodeParts<T>& parts, Scratch<T> memory) {
+  constexpr Index keys = DecodeTile<T>::keys;
+  constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
+  DecodeRows<T> rows(group, task);
+  const AttentionHead<T>& head = rows.head;
+  const DecodeScratch<T> buffers(memory, head.d, head.dv);
+  const ScoreUnits<T> units(head.scale);
+  const Index row = parts.blocks * keys;
+  T greatest[most];
+  std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
+  const auto raise_to = [&](Index number, Index r) {
+    const T other = parts.greatest[number * parts.rows + r];
+    return greatest[r] < other ? other : greatest[r];
+  };
+  for (Index number = rows.range.begin / keys; number < rows.blocks.begin; ++number) {
+    for (Index r = 0; r < task.rows; ++r) greatest[r] = raise_to(number, r);
+  }
+  TileWork work;
+  for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+    const DecodeBlock block = rows.block(number);
+    rows.meet(block);
+    T* const weights = parts.scores + block.j0;
+    for (Index r = 0; r < task.rows; ++r) {
+      const Index at = number * parts.rows + r;
+      const T m = raise_to(number, r);
+      parts.factors[at] = factor_of<T>(greatest[r], m, units.unit);
+      parts.sums[at] = weigh_scores<T>(weights + r * row, rows.seen[r], m, units.unit);
+      greatest[r] = m;
+    }
+    T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
+    work.executed_flops +=
+        2 * add_block<T>(rows, block, weights, row, rows.behind(block, head.v, head.dv), buffers.v,
+                         {contexts, parts.context_row, nullptr});
+  }
+  return work;
+}
+
+/// The third: sums of weights and contexts, block by block.
+template <class T>
+void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const DecodeParts<T>& parts,
+                 Scratch<T> memory) {
+  using S = Simd<T>;
+  DecodeRows<T> rows(group, task);
+  const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
+  for (Index r = 0; r < task.rows; ++r) {
+    T greatest = std::numeric_limits<T>::lowest(), sum = T(0);
+    set_zero<T>(buffers.context, parts.context_row);
+    const KeyRange seen = rows.head.visibility.range(rows.query(r));
+    for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+      const DecodeBlock block = rows.block(number);
+      if (seen.begin >= block.j0 + block.n || seen.end <= block.j0 || seen.size() == 0) continue;
+      const Index at = number * parts.rows + r;
+      const T factor = parts.factors[at];
+      sum = simd::HEADWISE_ISA::multiply_add<T>(sum, factor, parts.sums[at]);
+      greatest = greatest < parts.greatest[at] ? parts.greatest[at] : greatest;
+      const T* context = parts.contexts + at * parts.context_row;
+      for (Index c = 0; c < parts.context_row; c += S::width) {
+        T* to = buffers.context + c;
+        S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
+      }
+    }
+    store_row<T>(rows, r, buffers.context, greatest, sum);
+  }
+}
+
+template <Scalar T>
+constexpr DecodeKernels<T> decode_kernels() {
+  if constexpr (simd::vectorised<T>) {
+    return {.queries = DecodeTile<T>::queries,
+            .rows = DecodeTile<T>::rows,
+            .keys = DecodeTile<T>::keys,
+            .width = Tile<T>::width,
+            .scratch = &decode_scratch<T>,
+            .run = &decode<T>,
+            .score = &decode_score<T>,
+            .weigh = &decode_weigh<T>,
+            .join = &decode_join<T>};
+  }
+  return {};
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/flash_backward_rows.inc
 // Flash attention backward, the rows of a tile: the weights of queries, computed again, and what
 // flows into their scores. Read once for each instruction set. Rows of a tile are queries, its
@@ -6480,20 +8296,6 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
-
-/// Sizes of the backward tiles. They depend on the type and the instruction set alone.
-template <class T>
-struct BackwardTile {
-  static constexpr Index queries = 128;
-  static constexpr Index keys = 256;   // whole panels
-  static constexpr Index drawn = 128;  // keys whose dropout is drawn at once: whole panels
-  // From row to row of scores: a cache line more, or six keys of all queries would meet in the same
-  // few sets of the cache.
-  static constexpr Index row = keys + std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
-};
-
-template <class T>
-using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
 
 /// The buffers of a task.
 template <class T>
@@ -6504,19 +8306,21 @@ struct BackwardScratch {
   T* p;        // [queries, row]
   T* ds;       // [queries, row]
   T* factors;  // [rows, keys], dropout of six queries
-  T* k_t;      // k^T in panels [d, columns]
-  T* v_t;      // v^T in panels [dv, columns]
-  T* k;        // [keys, d], dense
-  T* q;        // [queries, d], dense
-  T* d_o;      // [queries, dv], dense
-  T* kept;     // one of these without what one row may not see
-  T* dk;       // [keys, d], rows of whole vectors
-  T* dv;       // [keys, dv], likewise
+  ScoreScratch<T> score;
+  T* k_t;   // k^T in panels [d, columns]
+  T* v_t;   // v^T in panels [dv, columns]
+  T* k;     // [keys, d], dense
+  T* q;     // [queries, d], dense
+  T* d_o;   // [queries, dv], dense
+  T* kept;  // one of these without what one row may not see
+  T* dk;    // [keys, d], rows of whole vectors
+  T* dv;    // [keys, dv], likewise
 
   constexpr BackwardScratch(Scratch<T>& memory, Index d, Index width_v)
       : p(memory.take(queries * BackwardTile<T>::row)),
         ds(memory.take(queries * BackwardTile<T>::row)),
         factors(memory.take(Tile<T>::rows * keys)),
+        score(memory),
         k_t(memory.take(packed_size<T>(d, keys))),
         v_t(memory.take(packed_size<T>(width_v, keys))),
         k(memory.take(copied_size<T>(keys, d))),
@@ -6601,6 +8405,9 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
+  // What is nearer to 0 is 0: sums of it would be denormal, and each of their steps slow.
+  constexpr T tiny = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
+  const auto least = S::broadcast(tiny), minus_least = S::broadcast(-tiny);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
     auto weight = weight_of<T>(below * unit);  // 4c
@@ -6613,7 +8420,8 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       kept = weight * factor;
     }
     auto flow = weight * (dp - delta);  // 4c
-    if (!full) {                        // 4b
+    flow = S::select(S::both(minus_least < flow, flow < least), S::zero(), flow);
+    if (!full) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
       flow = S::select(seen, flow, S::zero());
@@ -6624,46 +8432,65 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
 }
 
 /// Steps 4a and 4e downwards of `n` queries from r on and a panel of keys from c on, for the
-/// vectors of keys that one of them sees: s = scale q k^T + bias and dp = d_o v^T, then
-/// backward_row while they are in the first cache level. Returns the multiply-adds.
+/// vectors of keys that one of them sees: s = scale q k^T and dp = d_o v^T. Returns these vectors'
+/// keys.
 template <class T>
-std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
-                            Index c, const Operand<T>& q, const Operand<T>& d_o, const T* factors,
-                            const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange panel,
+                           const Operand<T>& q, const Operand<T>& d_o, T alpha,
+                           const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
-  const Index d = head.forward.d, dv = head.forward.dv;
-  const T scale = head.forward.scale;
-  const HeadVisibility<T>& rules = head.forward.visibility;
-  const KeyRange panel{c, std::min<Index>(c + columns, round_up(block.end, width))};
+  const Index d = head.forward.d, dv = head.forward.dv, c = panel.begin;
   KeyRange range = panel;
   if (!mask.full()) {
     range.begin = std::max<Index>(c, mask.range(r).begin);
     range.end = std::min<Index>(panel.end, mask.range(r + n - 1).end);
   }
+  if (range.begin >= range.end) return {c, c};
+  const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
+  const Index at = c + from * width;
+  run_panel<T>({q.data + r * q.step, q.step, 1}, {buffers.k_t + c * d + from * width, 0, columns},
+               n, to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
+  run_panel<T>({d_o.data + r * d_o.step, d_o.step, 1},
+               {buffers.v_t + c * dv + from * width, 0, columns}, n, to - from, dv,
+               {buffers.ds + r * row + at, row});
+  return {at, c + to * width};
+}
+
+/// backward_products, then the rows while they are in the first cache level: scores change,
+/// backward_row, and what flows into them goes back through their changes. Returns the
+/// multiply-adds.
+template <class T>
+std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
+                            Index c, const Operand<T>& q, const Operand<T>& d_o, const T* factors,
+                            const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+  constexpr Index row = BackwardTile<T>::row;
+  const AttentionHead<T>& forward = head.forward;
+  const KeyRange panel{c,
+                       std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
   // A scale that is a power of 2 changes no digit: the rows apply it at no cost.
-  const bool folded = rules.bias_count() == 0 && is_power_of_two(scale);
-  std::int64_t count = 0;
-  if (range.begin < range.end) {
-    const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
-    const Index at = c + from * width;
-    run_panel<T>({q.data + r * q.step, q.step, 1}, {buffers.k_t + c * d + from * width, 0, columns},
-                 n, to - from, d,
-                 {buffers.p + r * row + at, row, Finish::assign, folded ? T(1) : scale});
-    run_panel<T>({d_o.data + r * d_o.step, d_o.step, 1},
-                 {buffers.v_t + c * dv + from * width, 0, columns}, n, to - from, dv,
-                 {buffers.ds + r * row + at, row});
-    count = n * (to - from) * width * (d + dv);
-  }
-  for (Index at = r; at < r + n; ++at) {
-    for (Index j = range.begin;
-         rules.bias_count() != 0 && j < std::min<Index>(range.end, block.end); ++j) {
-      T& s = buffers.p[at * row + j];
-      if (mask.visible(at, j)) s = s + rules.bias(block.i0 + at, block.j0 + j);
+  const bool plain = forward.plain_scores();
+  const bool folded = plain && is_power_of_two(forward.scale);
+  if (!plain && r + n < block.rows) {
+    const Index next = block.i0 + r + n, rows = std::min<Index>(n, block.rows - r - n);
+    const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
+    prefetch_biases<T>(forward, next, rows, keys);
+    for (const Matrix<T>& bias : head.flows.biases) {
+      if (bias.data != nullptr) prefetch_rows<T>(bias.from(next, keys.begin), rows, keys.size());
     }
-    backward_row<T>(head, block, at, panel, folded ? scale : T(1), factors, buffers, mask);
+  }
+  const KeyRange done =
+      backward_products<T>(head, r, n, panel, q, d_o, folded ? T(1) : forward.scale, buffers, mask);
+  for (Index at = r; at < r + n; ++at) {
+    if (!plain) {
+      change_row<T>(forward, block, at, done, buffers.score, buffers.p + at * row, mask);
+    }
+    backward_row<T>(head, block, at, panel, folded ? forward.scale : T(1), factors, buffers, mask);
+    if (!plain) {
+      return_flow<T>(head, block, at, done, buffers.score, buffers.ds + at * row);
+    }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return count;
+  return n * done.size() * (forward.d + forward.dv);
 }
 
 /// Asks for the rows of the next tile that stand where `n` rows from r on do in this one.
@@ -6683,7 +8510,7 @@ void prefetch_next_tile(const FlashHead<T>& head, const TileBlock& block, Index 
 template <class T>
 std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block, const Operand<T>& q,
                              const Operand<T>& d_o, const BackwardScratch<T>& buffers,
-                             const BackwardMask<T>& mask) {
+                             BackwardMask<T>& mask) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
@@ -6812,13 +8639,15 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || all_finite<T>({k.data, k.step, 1}, n, d);
 
+  begin_scores<T>(head, block, buffers.score);
   std::int64_t products = backward_scores<T>(head, block, q, d_o, buffers, mask);
+  if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   // 4e dv += p^T d_o,  4a dk += ds^T q, dq += scale ds k
   products += add_by_key<T>(buffers.p, d_o, dv, buffers.sums_of_v(dv), block, buffers.kept, mask);
   products += add_by_key<T>(buffers.ds, q, d, buffers.sums_of_k(d), block, buffers.kept, mask);
   products += add_by_query<T>(head, k, block, buffers, mask);
   return {mask.pairs(),
-          2 * products + (7 + score_extras(head.forward, 2)) * rows * round_up(n, Tile<T>::width)};
+          2 * products + (7 + backward_extras(head.forward)) * rows * round_up(n, Tile<T>::width)};
 }
 
 /// to [rows, N] = scale from.
@@ -6837,10 +8666,15 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
 }
 
 /// Writes the sums of keys j0 ... j0 + n - 1: rows of dk and dv.
+/// What flows into the scale is added to *to_scale, unless it is null.
 template <class T>
 void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
-                        Scratch<T> memory) {
+                        T* to_scale, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
+  if (to_scale != nullptr) {
+    const Matrix<const T> sums = buffers.sums_of_k(head.d);
+    *to_scale = *to_scale + scale_flow<T>(head.k.from(j0, 0), sums, n, head.d);
+  }
   write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk.from(j0, 0));
   write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv.from(j0, 0));
 }
@@ -6872,6 +8706,10 @@ inline constexpr Kernels<T> table = {
     .layer_norm_rows = &layer_norm_rows<T>,
     .layer_norm_backward_rows = &layer_norm_backward_rows<T>,
     .layer_norm_columns = &layer_norm_columns<T>,
+    .rms_norm_rows = &rms_norm_rows<T>,
+    .rms_norm_backward_rows = &rms_norm_backward_rows<T>,
+    .rms_norm_columns = &rms_norm_columns<T>,
+    .rotate_rows = &rotate_rows<T>,
     .softmax_rows = &softmax_rows<T>,
     .softmax_backward_rows = &softmax_backward_rows<T>,
     .drop_rows = &drop_rows<T>,
@@ -6887,6 +8725,8 @@ inline constexpr Kernels<T> table = {
     .flash_backward_begin = &flash_backward_begin<T>,
     .flash_backward_tile = &flash_backward_tile<T>,
     .flash_backward_end = &flash_backward_end<T>,
+    .tanhs_of = &simd::HEADWISE_ISA::tanhs_of<T>,
+    .decode = decode_kernels<T>(),
     .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
 };
 
@@ -6896,13 +8736,9 @@ inline constexpr ModelKernels<T> model_table = {
     .combine_columns = &combine_columns<T>,
     .activation_rows = &activation_rows<T>,
     .activation_backward_rows = &activation_backward_rows<T>,
-    .rms_norm_rows = &rms_norm_rows<T>,
-    .rms_norm_backward_rows = &rms_norm_backward_rows<T>,
-    .rms_norm_columns = &rms_norm_columns<T>,
     .add_row = &add_row<T>,
     .cross_entropy_rows = &cross_entropy_rows<T>,
     .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
-    .rotate_rows = &rotate_rows<T>,
     .adamw = &adamw<T>,
     .sgd = &sgd<T>,
     .scale_elements = &scale_elements<T>,
@@ -6942,6 +8778,7 @@ struct Simd {
   HEADWISE_INLINE static Vector load(const T* from) { return *from; }
   HEADWISE_INLINE static void store(const Vector& x, T* to) { *to = x; }
   HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) { return *from; }
+  HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) { *to = x != 0; }
   HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
   HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
   HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
@@ -6952,6 +8789,7 @@ struct Simd {
     return x >= begin && x < end;
   }
   HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return a != 0 && b != 0; }
+  HEADWISE_INLINE static bool any(IntVector a) { return a != 0; }
   HEADWISE_INLINE static Vector select(IntVector condition, const Vector& yes, const Vector& no) {
     return condition != 0 ? yes : no;
   }
@@ -6992,6 +8830,10 @@ struct Simd<T> {
     ByteVector x;
     std::memcpy(&x, from, sizeof x);
     return __builtin_convertvector(x, IntVector);
+  }
+  HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) {
+    const ByteVector bytes = __builtin_convertvector(x, ByteVector);
+    std::memcpy(to, &bytes, sizeof bytes);
   }
   HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
 #if HEADWISE_ISA_BYTES == 64
@@ -7035,6 +8877,12 @@ struct Simd<T> {
     return (x >= begin) & (x < end);
   }
   HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return (a != 0) & (b != 0); }
+  HEADWISE_INLINE static bool any(IntVector a) {
+    std::uint64_t words[HEADWISE_ISA_BYTES / 8], all = 0;
+    std::memcpy(words, &a, sizeof words);
+    for (const std::uint64_t word : words) all |= word;
+    return all != 0;
+  }
   HEADWISE_INLINE static Vector select(IntVector condition, Vector yes, Vector no) {
     return condition != 0 ? yes : no;
   }
@@ -7108,19 +8956,21 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
     if constexpr (sizeof(T) == 4) {
-      const auto f = __builtin_bit_cast(
-          Vector, _mm512_maskz_reduce_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0));
+      const auto low = __builtin_bit_cast(__m512, S::broadcast(C::lowest));
+      const auto in = __builtin_bit_cast(__m512, x);
+      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
       return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512, x - f)));
+          Vector, _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(in, low, _CMP_NLT_UQ),
+                                         __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                         __builtin_bit_cast(__m512, x - f)));
     } else {
-      const auto f = __builtin_bit_cast(
-          Vector, _mm512_maskz_reduce_pd(0xFF, __builtin_bit_cast(__m512d, x), 0));
+      const auto low = __builtin_bit_cast(__m512d, S::broadcast(C::lowest));
+      const auto in = __builtin_bit_cast(__m512d, x);
+      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
       return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512d, x - f)));
+          Vector, _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(in, low, _CMP_NLT_UQ),
+                                         __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                                         __builtin_bit_cast(__m512d, x - f)));
     }
 #else
     using Vector = typename S::Vector;
@@ -7226,6 +9076,54 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_tail(
     const typename Simd<T>::Vector& x) {
   using C = NormalConstants<T>;
   return polynomial<T>(C::over, -x) / polynomial<T>(C::under, -x);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/tanh.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    return hyperbolic_tangent(x);
+  } else {
+    using S = Simd<T>;
+    using C = Exp2Constants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    const Vector y =
+        below_zero<T>(x, LogisticConstants<T>::tanh_bound) * (2 * std::numbers::log2e_v<T>);
+    const Vector shifted = y + C::shift;
+    const Vector f = y - (shifted - C::shift);
+    const Vector power =
+        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+    constexpr int last = static_cast<int>(std::size(C::terms)) - 1;
+    Vector sum = S::broadcast(C::terms[last]);
+    unrolled<last - 1>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(sum, f, S::broadcast(C::terms[std::size_t{last - 1 - n}]));
+    });
+    const Vector m = S::fma(power, f * sum, power - T(1));
+    const Vector below = m / (m + T(2));
+    return S::select(x < S::zero(), below, S::zero() - below);
+  }
+}
+
+template <Scalar T>
+void tanhs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}] = {};
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
+    S::store(tanh_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
 }
 
 HEADWISE_STRICT_MATH_END
@@ -8269,7 +10167,7 @@ struct RowMask {
 
   RowMask(Index N) : range{0, N} {}
   RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
-    if (visibility.has_pair_masks()) rules = &visibility;
+    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
   }
 
   bool whole(Index n) const {
@@ -8326,11 +10224,14 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask) {
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
+                const T* sink = nullptr) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
-  const auto greatest = S::broadcast(greatest_of<T>(x, N, mask));
+  T most = greatest_of<T>(x, N, mask);
+  if (sink != nullptr && most < *sink) most = *sink;
+  const auto greatest = S::broadcast(most);
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   Chains<T> sums;
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -8344,7 +10245,12 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask) {
     });
     row.written(out, p, n, result);
   });
-  const T total = sums.total();
+  T total = sums.total();
+  if (sink != nullptr) {
+    T weight[std::size_t{S::width}];
+    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    total = total + weight[0];
+  }
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -9251,8 +11157,9 @@ Index attention_forward_scratch(Index L, Index S, Index d, Index dv, bool dropou
   return head_products_scratch<T>(L, S, d, dv) + (dropout ? padded<T>(L * S) : 0);
 }
 template <class T>
-Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropout) {
-  return head_products_scratch<T>(L, S, d, dv) + padded<T>(L * S) * (dropout ? 2 : 1);
+Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropout, bool scores) {
+  return head_products_scratch<T>(L, S, d, dv) +
+         padded<T>(L * S) * (1 + (dropout ? 1 : 0) + (scores ? 1 : 0));
 }
 
 template <class T>
@@ -9264,13 +11171,19 @@ void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* drop
 }
 
 template <class T>
+T changed_score(const AttentionHead<T>& head, const T& s, Index i, Index j) {
+  return head.score.call(head.score(s, i, j) + head.visibility.bias(i, j), i, j);
+}
+
+template <class T>
 void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
   gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
           scratch);
-  if (head.visibility.bias_count() == 0) return;
+  if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
     for (Index j = 0; j < head.S; ++j) {
-      if (head.visibility.visible(i, j)) scores(i, j) = scores(i, j) + head.visibility.bias(i, j);
+      if (!head.visibility.visible(i, j)) continue;
+      scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
     }
   }
 }
@@ -9278,14 +11191,17 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i));
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
   } else {
-    softmax_row(x, head.S, [&](Index j) { return head.visibility.visible(i, j); });
+    softmax_row(
+        x, head.S, [&](Index j) { return head.visibility.visible(i, j); },
+        head.score.counting_sink());
   }
 }
 
 template <class T>
-void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const T> p, T* dp) {
+void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const T> p, T scale,
+                               T* dp) {
   Piece<T> factors;
   const Index S = head.S;
   for (Index j = 0; head.dropout.active() && j < S; j += Piece<T>::size) {
@@ -9298,11 +11214,59 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
   }
   const Row<T> ds{dp, 1};
   if constexpr (simd::vectorised<T>) {
-    softmax_backward_of<T>(ds, p, ds, S, head.scale, RowMask<T>(head.visibility, i));
+    softmax_backward_of<T>(ds, p, ds, S, scale, RowMask<T>(head.visibility, i));
   } else {
     softmax_backward_row<T>(ds, p, ds, S, [&](Index j) { return head.visibility.visible(i, j); });
-    for (Index j = 0; j < S; ++j) dp[j] = head.scale * dp[j];
+    for (Index j = 0; j < S; ++j) dp[j] = scale * dp[j];
   }
+}
+
+template <class T>
+void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                     Matrix<const T> raw, T* flow) {
+  const HeadScore<T>& score = head.score;
+  for (Index j = 0; j < head.S; ++j) {
+    if (!head.visibility.visible(i, j)) continue;
+    if (score.calls()) {
+      const ScoreFunctionRef<T>& f = score.function;
+      const PairRun pair = score.run(i, j, 0, 1, 1);
+      T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
+      const auto [sums, step] = to.function;
+      if (sums != nullptr) f.add_flows(f.function, pair, &x, flow + j, sums, step);
+      f.change_with_slopes(f.function, pair, &x, &slope);
+      flow[j] = flow[j] * slope;
+    }
+    const Index distance = score.distance(i, j);
+    for (const Matrix<T>& bias : to.biases) {
+      if (bias.data != nullptr) bias(i, j) = bias(i, j) + flow[j];
+    }
+    if (to.slope != nullptr) *to.slope = *to.slope - flow[j] * score.magnitude(distance);
+    if (to.table.data != nullptr) {
+      T& entry = to.table[score.entry(distance)];
+      entry = entry + flow[j];
+    }
+    if (score.caps()) flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+    if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
+    flow[j] = head.scale * flow[j];
+  }
+}
+
+template <class T>
+T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<const T> p,
+            Row<const T> raw, const T* dp) {
+  using std::exp;
+  T delta = T(0), sum = T(0);
+  Index heaviest = -1;
+  for (Index j = 0; j < head.S; ++j) {
+    if (!head.visibility.visible(i, j)) continue;
+    delta = delta + p[j] * dp[j];
+    sum = sum + weights[j];
+    if (heaviest < 0 || weights[heaviest] < weights[j]) heaviest = j;
+  }
+  if (heaviest < 0 || !head.score.sink_counts()) return T(0);
+  if (sum < T(0.5)) return (sum - T(1)) * delta;
+  const T s = changed_score<T>(head, head.scale * raw[heaviest], i, heaviest);
+  return T(0) - weights[heaviest] * T(exp(head.score.sink - s)) * delta;
 }
 
 template <class T>
@@ -9326,7 +11290,7 @@ template <class T>
 void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
                              Matrix<const T> weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
-  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h] = head;
+  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h, score] = head;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = visibility.sees_all();
@@ -9342,8 +11306,20 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   all, seen_by);
+  const bool plain = !score.returns() && !to.flows.any();
+  Matrix<T> raw{nullptr, S, 1};
+  if (!plain) {
+    raw.data = memory.take(L * S);
+    gemm<T>(q, k.transposed(), raw, {L, S, d}, {}, packed);
+  }
   for (Index i = 0; i < L; ++i) {
-    softmax_head_row_backward<T>(head, i, row(weights, i), ds.data + i * S);  // 4d to 4a
+    T* flow = ds.data + i * S;
+    if (to.flows.sink.data != nullptr) {
+      T& sink = to.flows.sink[0];
+      sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
+    }
+    softmax_head_row_backward<T>(head, i, row(weights, i), plain ? scale : T(1), flow);
+    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
@@ -9377,17 +11353,32 @@ class TileMask {
     pairs_ = std::int64_t{block.rows} * block.end;
     if (full_) return;
     pairs_ = 0;
+    const KeyRange here{block.j0, block.j0 + block.end};
+    const Sides sides = sides_of_gaps(rules, block, here);
+    asked_ = asked_ || sides == Sides::both;
+    const bool each = rules.has_keep_masks() || sides == Sides::both;
+    if (asked_ && !each) std::memset(bytes_, 1, sizeof bytes_);
     for (Index r = 0; r < queries; ++r) {
-      const KeyRange range = r < block.rows ? rules.range(block.i0 + r) : KeyRange{0, 0};
+      KeyRange range = r < block.rows ? rules.range(block.i0 + r) : KeyRange{0, 0};
+      if (sides != Sides::none && r < block.rows) {
+        const KeyRange gap = rules.gap(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
+        pairs_ -= gap.in(range).in(here).size();
+      }
       begin_[r] = static_cast<Int>(in_block(range.begin));
       end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
       pairs_ += end_[r] - begin_[r];
-      for (Index j = begin_[r]; asked_ && j < end_[r]; ++j) {
-        bytes_[at(r, j)] = rules.pair_visible(block.i0 + r, block.j0 + j);
-      }
+      if (each && r < block.rows) ask(rules, block, r);
     }
     block.begin = begin_[0];
     block.end = end_[block.rows - 1];
+  }
+
+  HEADWISE_INLINE void hide(Index r, Index j, typename S::IntVector hidden) {
+    if (!S::any(hidden)) return;
+    std::uint8_t* bytes = bytes_ + at(r, j);
+    S::store_bytes(S::both(S::load_bytes(bytes), hidden == S::broadcast_int(0)), bytes);
   }
 
   bool full() const { return full_; }
@@ -9408,6 +11399,27 @@ class TileMask {
   }
 
  private:
+  void ask(const HeadVisibility<T>& rules, const TileBlock& block, Index r) {
+    std::uint8_t row[std::size_t{keys}];
+    const Index begin = begin_[r], count = end_[r] - begin;
+    if (count <= 0) return;
+    rules.kept(block.i0 + r, {block.j0 + begin, block.j0 + begin + count}, row);
+    if constexpr (keys_in_rows) {
+      std::memcpy(bytes_ + at(r, begin), row, static_cast<std::size_t>(count));
+    } else {
+      for (Index n = 0; n < count; ++n) bytes_[at(r, begin + n)] = row[n];
+    }
+  }
+  enum class Sides { none, before, behind, both };
+  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
+                             KeyRange here) {
+    if (!rules.has_gaps()) return Sides::none;
+    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (hidden.begin <= here.begin) return Sides::behind;
+    if (hidden.end >= here.end) return Sides::before;
+    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    return any ? Sides::both : Sides::none;
+  }
   static constexpr Index at(Index r, Index j) {
     return keys_in_rows ? r * keys + j : j * queries + r;
   }
@@ -9448,11 +11460,13 @@ struct OnlineSoftmax {
   T factor[queries];  // what the context is multiplied by when a block of keys is added
   Int any[queries];   // whether a key was visible
 
-  explicit OnlineSoftmax(Index rows) {
+  OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
+    const bool sink = score.sink_counts();
+    const T first = sink ? score.sink : std::numeric_limits<T>::lowest();
     for (Index r = 0; r < rows; r += S::width) {
-      S::store(S::broadcast(std::numeric_limits<T>::lowest()), greatest + r);
-      S::store(S::zero(), sum + r);
+      S::store(S::broadcast(first), greatest + r);
+      S::store(S::broadcast(sink ? T(1) : T(0)), sum + r);
       S::store_ints(S::broadcast_int(0), any + r);
     }
   }
@@ -9526,6 +11540,7 @@ void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
     lse(i, 1) = T(0);
     return;
   }
+  m = m + T(0);  // of 0 and -0 either may have come out as the greatest
   const T log_sum = T(log(sum)), rounded = m + log_sum;
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
@@ -9612,6 +11627,287 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/backward_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct BackwardTile {
+  static constexpr Index queries = 128;
+  static constexpr Index keys = 256;   // whole panels
+  static constexpr Index drawn = 128;  // keys whose dropout is drawn at once: whole panels
+  static constexpr Index row = keys + std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+};
+
+template <class T>
+using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/score.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+constexpr Index distances(Index queries, Index keys) {
+  return round_up(queries + keys, Tile<T>::width);
+}
+
+template <class T>
+Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
+  const auto& plane = head.visibility.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+template <class T>
+void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
+  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
+}
+
+template <class T>
+HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  for (Index n = 0; n < count; n += S::width) {
+    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index keys, T* square) {
+  constexpr Index width = Tile<T>::width;
+  if (bias.column == 1 && rows == width && keys == width) {
+    transpose_square<T>(bias.data, bias.row, square, width);
+    return;
+  }
+  for (Index j = 0; j < width; ++j) {
+    for (Index r = 0; r < width; ++r) {
+      square[j * width + r] = j < keys && r < rows ? bias(r, j) : T(0);
+    }
+  }
+}
+
+template <class T>
+void add_bias_of_queries(Matrix<const T> bias, T hidden_below, const TileBlock& block, T* s,
+                         ForwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index lanes = ForwardTile<T>::lanes, width = S::width;
+  T square[std::size_t{S::width * S::width}];
+  const auto least = S::broadcast(hidden_below);
+  for (Index r = 0; r < block.rows; r += width) {
+    for (Index j = block.begin; j < block.end; j += width) {
+      const Index n = std::min<Index>(width, block.end - j);
+      read_bias_square<T>(bias.from(block.i0 + r, block.j0 + j),
+                          std::min<Index>(width, block.rows - r), n, square);
+      for (Index t = 0; t < n; ++t) {
+        T* x = s + (j + t) * lanes + r;
+        const auto added = S::load(square + t * width);
+        S::store(S::load(x) + added, x);
+        mask.hide(r, j + t, added < least);
+      }
+    }
+  }
+}
+
+template <class T>
+void prefetch_biases(const AttentionHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    const Matrix<const T> bias = bias_of<T>(head, n);
+    if (bias.row != 0) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
+                  ForwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  const HeadScore<T>& score = head.score;
+  const Index filled = round_up(block.rows, S::width);
+  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+    cap_vectors<T>(score, s + j * lanes, filled);
+  }
+  if (score.by_distance()) {
+    const Index farthest = score.distance(block.i0, block.j0 + keys - 1);
+    fill_distances<T>(score, farthest, -1, lanes + keys - 1, line);
+    for (Index j = block.begin; j < block.end; ++j) {
+      for (Index r = 0; r < filled; r += S::width) {
+        T* x = s + j * lanes + r;
+        S::store(S::load(x) + S::load(line + keys - 1 - j + r), x);
+      }
+    }
+  }
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    add_bias_of_queries<T>(bias_of<T>(head, n), head.visibility.hidden_below(), block, s, mask);
+  }
+  for (Index j = block.begin; score.calls() && j < block.end; ++j) {
+    score.function.change(score.function.function,
+                          score.run(block.i0, block.j0 + j, 1, 0, block.rows), s + j * lanes);
+  }
+}
+
+template <class T>
+void add_bias_of_keys(Matrix<const T> bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    mask.hide(r, j, added < least);
+  }
+}
+
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [keys], of a row's softcap
+  T* inputs;           // [keys], what the user's function was called with
+  T* function_slopes;  // [keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(keys)),
+        inputs(memory.take(keys)),
+        function_slopes(memory.take(keys)) {}
+};
+
+template <class T>
+void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
+                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index queries = BackwardTile<T>::queries;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) {
+    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
+    cap_vectors<T>(score, x + range.begin, range.size());
+    for (Index j = range.begin; j < range.end; j += S::width) {
+      const auto share = S::load(x + j) * inverse;
+      S::store(one - share * share, scratch.cap_slopes + j);
+    }
+  }
+  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
+    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
+  }
+  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                        head.visibility.hidden_below(), r, real, x, mask);
+  }
+  if (score.calls() && real.size() > 0) {
+    const ScoreFunctionRef<T>& f = score.function;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + real.begin);
+  }
+}
+
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+template <class T>
+void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
+                 const ScoreScratch<T>& scratch, T* flow) {
+  const HeadScore<T>& score = head.forward.score;
+  const Index n = std::min<Index>(range.end, block.end) - range.begin;
+  if (n <= 0) return;
+  if (head.flows.function.data != nullptr) {
+    score.function.add_flows(score.function.function,
+                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
+                             scratch.inputs + range.begin, flow + range.begin,
+                             head.flows.function.data, head.flows.function.step);
+  }
+  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data == nullptr) continue;
+    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
+    add_flow<T>(flow + range.begin, n, {to.data, to.column});
+  }
+  if (head.flows.by_distance()) {
+    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
+    add_flow<T>(flow + range.begin, n, {sums, 1});
+  }
+  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
+}
+
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+template <class T>
+T scale_flow(Matrix<const T> k, Matrix<const T> dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + k(j, c) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/flash_forward.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -9629,6 +11925,7 @@ struct ForwardScratch {
   T* kept;     // v without what one query may not see
   T* context;  // [queries, dv], rows of whole vectors
   T* factors;  // [keys], dropout of a row
+  T* line;     // [distances], biases of a panel
 
   constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
       : q(memory.take(packed_size<T>(d, Sizes::queries))),
@@ -9637,7 +11934,8 @@ struct ForwardScratch {
         v(memory.take(copied_size<T>(Sizes::keys, dv))),
         kept(memory.take(copied_size<T>(Sizes::keys, dv))),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
-        factors(memory.take(Sizes::keys)) {}
+        factors(memory.take(Sizes::keys)),
+        line(memory.take(distances<T>(Sizes::lanes, Sizes::keys))) {}
 };
 
 template <class T>
@@ -9666,13 +11964,6 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const T> keys, con
     run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, head.d,
                  {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
     count += n * (to - from) * width * head.d;
-  }
-  if (head.visibility.bias_count() == 0) return count;
-  for (Index r = 0; r < block.rows; ++r) {
-    for (Index j = block.begin; j < block.end; ++j) {
-      T& s = buffers.s[j * lanes + r];
-      if (mask.visible(r, j)) s = s + head.visibility.bias(block.i0 + r, block.j0 + j);
-    }
   }
   return count;
 }
@@ -9775,29 +12066,33 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const Index context_row = round_up(head.dv, Tile<T>::width);
-  OnlineSoftmax<T> softmax(rows);
+  OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
   pack<T>(head.q.from(i0, 0).transposed(), head.d, rows, buffers.q);
   set_zero<T>(buffers.context, rows * context_row);
-  const bool folded = head.visibility.bias_count() == 0 && is_power_of_two(head.scale);
+  const bool plain = head.plain_scores();
+  const bool folded = plain && is_power_of_two(head.scale);
   const T alpha = folded ? T(1) : head.scale;
   const T unit = simd::HEADWISE_ISA::weight_unit<T>() * (folded ? head.scale : T(1));
 
-  const KeyRange range = head.visibility.range(i0, rows);
-  for (Index j0 = range.begin / keys * keys; j0 < range.end; j0 += keys) {
-    const Index n = std::min<Index>(keys, range.end - j0);
+  const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
+  for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
+    const Index n = std::min<Index>(keys, blocks.keys.end - j0);
     const bool all_seen = head.visibility.sees_all(i0, rows, {j0, j0 + n});
     const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
     for (Index first = 0; first < rows; first += lanes) {
       TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
+      if (!plain)
+        prefetch_biases<T>(head, block.i0, block.rows, {j0 + block.begin, j0 + block.end});
       std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, alpha, buffers);
+      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
       weigh_panel<T>(head, block, mask, unit, buffers, softmax);
       products += add_visible_values<T>(head, buffers, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
-      work.executed_flops += 2 * products + (5 + score_extras(head, 1)) *
+      work.executed_flops += 2 * products + (5 + forward_extras(head)) *
                                                 round_up(block.rows, Tile<T>::width) *
                                                 (block.end - block.begin);
     }
@@ -9816,22 +12111,563 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_backward_rows.inc
+// headwise/kernels/decode_tile.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-struct BackwardTile {
-  static constexpr Index queries = 128;
-  static constexpr Index keys = 256;   // whole panels
-  static constexpr Index drawn = 128;  // keys whose dropout is drawn at once: whole panels
-  static constexpr Index row = keys + std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+struct DecodeTile {
+  static constexpr Index rows = 32;  // most of a task
+  static constexpr Index queries = Tile<T>::width >= 8 ? 4 : 2;
+  static constexpr Index keys = ForwardTile<T>::keys;  // of a block, as in flash_forward
 };
 
 template <class T>
-using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
+struct DecodeScratch {
+  using Sizes = DecodeTile<T>;
+
+  T* q;        // [rows, d]
+  T* k;        // [d in whole vectors, columns of a tile], k^T
+  T* s;        // [rows, keys]
+  T* v;        // [keys, width], the last columns of v
+  T* context;  // [rows, dv in whole vectors]
+
+  constexpr DecodeScratch(Scratch<T>& memory, Index d, Index dv)
+      : q(memory.take(Sizes::rows * d)),
+        k(memory.take(round_up(d, Tile<T>::width) * Tile<T>::columns)),
+        s(memory.take(Sizes::rows * Sizes::keys)),
+        v(memory.take(Sizes::keys * Tile<T>::width)),
+        context(memory.take(Sizes::rows * round_up(dv, Tile<T>::width))) {}
+};
+
+template <class T>
+constexpr Index decode_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  DecodeScratch<T>(count, d, dv);
+  return count.taken();
+}
+
+template <class T>
+struct RowsAhead {
+  const T* data;
+  Index row;    // from one row to the next
+  Index width;  // elements of a row that are wanted
+  Index count;  // rows; 0 for none
+
+  static constexpr Index line = 64 / static_cast<Index>(sizeof(T));
+
+  HEADWISE_INLINE void ask(Index r, Index n, Index columns) const {
+    if (r >= count || n >= width || n % line != 0) return;
+    for (Index c = 0; c < columns; c += line) __builtin_prefetch(data + r * row + n + c, 0, 2);
+  }
+  RowsAhead from(Index r) const { return {data + r * row, row, width, count - r}; }
+};
+
+template <class T>
+struct ScoreRows {
+  T* data;
+  Index row;
+};
+
+template <class T, int rows>
+void score_square(const Matrix<const T>& k, Index d, const T* q, T alpha, const RowsAhead<T>& ahead,
+                  const ScoreRows<T>& s) {
+  using S = Simd<T>;
+  constexpr int width = S::width;
+  typename S::Vector sum[std::size_t{rows}];
+  unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { sum[r] = S::zero(); });
+  for (Index n = 0; n + width <= d; n += width) {
+    typename S::Vector square[std::size_t{width}];
+    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      square[r] = S::load(k.data + r * k.row + n);
+      ahead.ask(r, n, width);
+    });
+    if constexpr (width > 8) exchange_halves<T, 8>(square);
+    if constexpr (width > 4) exchange_halves<T, 4>(square);
+    if constexpr (width > 2) exchange_halves<T, 2>(square);
+    if constexpr (width > 1) exchange_halves<T, 1>(square);
+    unrolled<width>([&](auto c) HEADWISE_ALWAYS_INLINE {
+      unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
+        sum[r] = S::fma(square[c], S::broadcast(q[r * d + n + c]), sum[r]);
+      });
+    });
+  }
+  unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
+    S::store(S::broadcast(alpha) * sum[r], s.data + r * s.row);
+  });
+}
+
+template <class T>
+void transpose_keys(const Matrix<const T>& k, Index d, Index count, const RowsAhead<T>& ahead,
+                    T* to) {
+  constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
+  T part[std::size_t{width * width}] = {};
+  for (Index j = 0; j < count; j += width) {
+    const Index keys = std::min<Index>(width, count - j);
+    for (Index n = 0; n < d; n += width) {
+      const Index filled = std::min<Index>(width, d - n);
+      const T* from = k.data + j * k.row + n;
+      for (Index r = 0; r < keys; ++r) ahead.ask(j + r, n, width);
+      if (keys == width && filled == width) {
+        transpose_square<T>(from, k.row, to + n * columns + j, columns);
+        continue;
+      }
+      for (Index r = 0; r < keys; ++r) std::copy_n(from + r * k.row, filled, part + r * width);
+      transpose_square<T>(part, width, to + n * columns + j, columns);
+    }
+  }
+}
+
+template <class T>
+void decode_scores(const Matrix<const T>& k, Index d, Index n, const RowsAhead<T>& ahead,
+                   const DecodeScratch<T>& buffers, Index rows, T alpha, const ScoreRows<T>& s) {
+  constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
+  Index j = 0;
+  if (rows <= 4 && d % width == 0) {
+    for (; j + width <= n; j += width) {
+      const auto keys = k.from(j, 0);
+      Index r = 0;
+      auto more = ahead.from(j);
+      const auto score = [&](auto count) {
+        score_square<T, count>(keys, d, buffers.q + r * d, alpha, more,
+                               {s.data + r * s.row + j, s.row});
+        r += count;
+        more.count = 0;
+      };
+      if (rows == 4) score(std::integral_constant<int, 4>{});
+      if (r + 2 <= rows) score(std::integral_constant<int, 2>{});
+      if (r < rows) score(std::integral_constant<int, 1>{});
+    }
+  }
+  for (; j < n; j += columns) {
+    const Index count = std::min<Index>(columns, n - j);
+    transpose_keys<T>(k.from(j, 0), d, count, ahead.from(j), buffers.k);
+    run_panel<T>({buffers.q, d, 1}, {buffers.k, 0, columns}, rows, (count + width - 1) / width, d,
+                 {s.data + j, s.row, Finish::assign, alpha});
+  }
+}
+
+template <class T>
+struct ContextRows {
+  T* data;
+  Index row;
+  const T* factors;
+
+  ContextRows from(Index r) const {
+    return {data + r * row, row, factors == nullptr ? nullptr : factors + r};
+  }
+};
+
+template <class T, int rows, int vectors>
+void add_rows_of_values(const T* p, Index p_row, const Walk<T>& v, Index n, Index column,
+                        const RowsAhead<T>& ahead, const ContextRows<T>& to) {
+  using S = Simd<T>;
+  typename S::Vector sum[std::size_t{rows}][std::size_t{vectors}];
+  const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
+    unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      unrolled<vectors>([&](auto c) HEADWISE_ALWAYS_INLINE { f(r, c); });
+    });
+  };
+  each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::zero(); });
+  const T* row = v.data;
+  for (Index j = 0; j < n; ++j, row += v.step) {
+    ahead.ask(j, column, vectors * S::width);
+    typename S::Vector x[std::size_t{vectors}];
+    unrolled<vectors>([&](auto c) HEADWISE_ALWAYS_INLINE { x[c] = S::load(row + c * S::width); });
+    unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      const auto weight = S::broadcast(p[r * p_row + j]);
+      unrolled<vectors>(
+          [&](auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::fma(weight, x[c], sum[r][c]); });
+    });
+  }
+  each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE {
+    T* at = to.data + r * to.row + c * S::width;
+    if (to.factors == nullptr) {
+      S::store(sum[r][c], at);
+    } else {
+      S::store(S::fma(S::broadcast(to.factors[r]), S::load(at), sum[r][c]), at);
+    }
+  });
+}
+
+template <class T>
+std::int64_t decode_values(const Matrix<const T>& v, Index dv, KeyRange range, const T* p,
+                           Index p_row, Index rows, RowsAhead<T> ahead, T* last_columns,
+                           const ContextRows<T>& to) {
+  constexpr Index width = Tile<T>::width;
+  constexpr int vectors = Tile<T>::vectors;
+  const auto add = [&](Index c, const Walk<T>& from, auto vectors_here) {
+    Index r = 0;
+    RowsAhead<T> more = ahead;
+    const auto some = [&](auto count) {
+      const ContextRows<T> part{to.data + r * to.row + c, to.row,
+                                to.factors == nullptr ? nullptr : to.factors + r};
+      add_rows_of_values<T, count, vectors_here>(p + r * p_row + range.begin, p_row, from,
+                                                 range.size(), c, more, part);
+      r += count;
+      more.count = 0;
+    };
+    while (r + 4 <= rows) some(std::integral_constant<int, 4>{});
+    if (r + 2 <= rows) some(std::integral_constant<int, 2>{});
+    if (r < rows) some(std::integral_constant<int, 1>{});
+  };
+  Index c = 0;
+  for (; c + Tile<T>::columns <= dv; c += Tile<T>::columns) {
+    add(c, {v.data + range.begin * v.row + c, 0, v.row}, std::integral_constant<int, vectors>{});
+  }
+  for (; c + width <= dv; c += width) {
+    add(c, {v.data + range.begin * v.row + c, 0, v.row}, std::integral_constant<int, 1>{});
+  }
+  if (c < dv) {
+    const auto copy =
+        copy_rows<T>(v.from(range.begin, c), range.size(), dv - c, true, last_columns);
+    add(c, copy.walk(0), std::integral_constant<int, 1>{});
+  }
+  return rows * round_up(dv, width) * range.size();
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/decode_softmax.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct ScoreUnits {
+  T alpha;     // that scores are multiplied by
+  T unit;      // that differences of them are multiplied by before weight_of
+  T greatest;  // that the greatest is multiplied by for the logsumexp
+
+  explicit ScoreUnits(T scale)
+      : alpha(is_power_of_two(scale) ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (is_power_of_two(scale) ? scale : T(1))),
+        greatest(is_power_of_two(scale) ? scale : T(1)) {}
+};
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
+                   S::broadcast_int(static_cast<Int>(range.begin)),
+                   S::broadcast_int(static_cast<Int>(range.end)));
+}
+
+template <class T>
+T greatest_score(const T* s, KeyRange range, T before) {
+  using S = Simd<T>;
+  auto greatest = S::broadcast(before);
+  for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
+    greatest = S::greater(
+        greatest, S::select(lanes_within<T>(range, j), S::load(s + j), S::broadcast(before)));
+  }
+  T lanes[std::size_t{S::width}];
+  S::store(greatest, lanes);
+  for (const T& lane : lanes) before = before < lane ? lane : before;
+  return before;
+}
+
+template <class T>
+T weigh_scores(T* s, KeyRange range, T m, T unit) {
+  using S = Simd<T>;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index step = std::max<Index>(8, S::width);
+  typedef T Chains __attribute__((vector_size(8 * sizeof(T))));
+  Chains sums = Chains{};
+  for (Index j = range.begin / step * step; j < range.end; j += step) {
+    for (Index n = j; n < j + step; n += S::width) {
+      const auto p = weight_of<T>((S::load(s + n) - S::broadcast(m)) * S::broadcast(unit));
+      S::store(S::select(lanes_within<T>(range, n), p, S::zero()), s + n);
+    }
+    for (Index n = j; n < j + step; n += 8) {
+      Chains p;
+      std::memcpy(&p, s + n, sizeof p);
+      sums = sums + p;
+    }
+  }
+  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+template <class T>
+T factor_of(T before, T m, T unit) {
+  using S = Simd<T>;
+  using simd::HEADWISE_ISA::weight_of;
+  T lanes[std::size_t{S::width}];
+  S::store(weight_of<T>((S::broadcast(before) - S::broadcast(m)) * S::broadcast(unit)), lanes);
+  return lanes[0];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/decode.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+struct DecodeBlock {
+  Index number, j0, n;
+};
+
+template <class T>
+struct DecodeRows {
+  static constexpr Index keys = DecodeTile<T>::keys;
+
+  const DecodeGroup<T>& group;
+  const AttentionHead<T>& head;
+  DecodeTask task;
+  KeyRange range;                                   // all keys that some row sees
+  KeyRange blocks;                                  // in which they lie: those of the task's part
+  KeyRange seen[std::size_t{DecodeTile<T>::rows}];  // in the block: keys begin ... end - 1 of it
+  bool all = false;                                 // every row sees every key of it
+
+  DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
+      : group(of), head(of.first), task(which) {
+    const bool one_head = query(0) + task.rows <= head.L;
+    range =
+        one_head ? head.visibility.range(query(0), task.rows) : head.visibility.range(0, head.L);
+    const Index first = range.begin / keys, count = (range.end + keys - 1) / keys - first;
+    const auto cut = [&](Index part) {
+      return range.size() == 0 ? first : first + count * part / task.parts;
+    };
+    blocks = {cut(task.part), cut(task.part + 1)};
+  }
+
+  Index query(Index r) const { return (task.first + r) % head.L; }
+  Index head_of(Index r) const { return (task.first + r) / head.L; }
+  DecodeBlock block(Index number) const {
+    return {number, number * keys, std::min<Index>(keys, range.end - number * keys)};
+  }
+  std::int64_t meet(const DecodeBlock& block) {
+    std::int64_t pairs = 0;
+    for (Index r = 0; r < task.rows; ++r) {
+      const KeyRange all_keys = head.visibility.range(query(r));
+      const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
+      seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
+      pairs += seen[r].size();
+    }
+    all = pairs == task.rows * block.n;
+    return pairs;
+  }
+  RowsAhead<T> behind(const DecodeBlock& block, const Matrix<const T>& x, Index width) const {
+    const Index j = block.j0 + block.n;
+    return {x.data + j * x.row, x.row, width, std::min<Index>(keys, range.end - j)};
+  }
+};
+
+template <class T>
+void copy_queries(const DecodeRows<T>& rows, T* q) {
+  const Index d = rows.head.d;
+  for (Index r = 0; r < rows.task.rows; ++r) {
+    const auto from = rows.head.q.from(rows.query(r), 0);
+    const T* data = from.data + rows.head_of(r) * rows.group.q_head;
+    for (Index k = 0; k < d; ++k) q[r * d + k] = data[k * from.column];
+  }
+}
+
+template <class T>
+std::int64_t add_block(const DecodeRows<T>& rows, const DecodeBlock& block, const T* p, Index p_row,
+                       RowsAhead<T> ahead, T* last_columns, const ContextRows<T>& to) {
+  const auto v = rows.head.v.from(block.j0, 0);
+  const Index dv = rows.head.dv;
+  if (rows.all) {
+    return decode_values<T>(v, dv, {0, block.n}, p, p_row, rows.task.rows, ahead, last_columns, to);
+  }
+  std::int64_t products = 0;
+  for (Index r = 0; r < rows.task.rows; ++r) {
+    if (rows.seen[r].size() == 0) continue;
+    products += decode_values<T>(v, dv, rows.seen[r], p + r * p_row, p_row, 1, ahead, last_columns,
+                                 to.from(r));
+    ahead.count = 0;
+  }
+  return products;
+}
+
+template <class T>
+void store_row(const DecodeRows<T>& rows, Index r, const T* context, T greatest, T sum) {
+  const DecodeGroup<T>& group = rows.group;
+  const Index i = rows.query(r), h = rows.head_of(r);
+  const bool any = rows.head.visibility.range(i).size() != 0;
+  auto o = group.o.from(i, 0);
+  o.data += h * group.o_head;
+  divide_row<T>(context, any ? sum : T(1), rows.head.dv, o);
+  if (group.lse.data == nullptr) return;
+  auto lse = group.lse.from(i, 0);
+  lse.data += h * group.lse_head;
+  store_logsumexp<T>(any, greatest * ScoreUnits<T>(rows.head.scale).greatest, sum, lse, 0);
+}
+
+template <class T>
+std::int64_t score_flops(const DecodeRows<T>& rows, const DecodeBlock& block) {
+  return rows.task.rows * round_up(block.n, Tile<T>::width) * (2 * rows.head.d + 5);
+}
+
+template <class T>
+TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> memory) {
+  constexpr Index keys = DecodeTile<T>::keys;
+  constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
+  DecodeRows<T> rows(group, task);
+  const AttentionHead<T>& head = rows.head;
+  const DecodeScratch<T> buffers(memory, head.d, head.dv);
+  const Index context_row = round_up(head.dv, Tile<T>::width);
+  const ScoreUnits<T> units(head.scale);
+  T greatest[most], sum[most], factors[most];
+  std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
+  std::fill_n(sum, task.rows, T(0));
+  TileWork work;
+  copy_queries<T>(rows, buffers.q);
+  set_zero<T>(buffers.context, task.rows * context_row);
+
+  for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+    const DecodeBlock block = rows.block(number);
+    work.pairs += rows.meet(block);
+    const auto v = head.v.from(block.j0, 0);
+    decode_scores<T>(head.k.from(block.j0, 0), head.d, block.n, {v.data, v.row, head.dv, block.n},
+                     buffers, task.rows, units.alpha, {buffers.s, keys});
+    for (Index r = 0; r < task.rows; ++r) {
+      T* s = buffers.s + r * keys;
+      if (rows.seen[r].size() == 0) continue;
+      const T m = greatest_score<T>(s, rows.seen[r], greatest[r]);
+      factors[r] = factor_of<T>(greatest[r], m, units.unit);
+      const T block_sum = weigh_scores<T>(s, rows.seen[r], m, units.unit);
+      sum[r] = simd::HEADWISE_ISA::multiply_add<T>(sum[r], factors[r], block_sum);
+      greatest[r] = m;
+    }
+    const auto products =
+        add_block<T>(rows, block, buffers.s, keys, rows.behind(block, head.k, head.d), buffers.v,
+                     {buffers.context, context_row, factors});
+    work.executed_flops += 2 * products + score_flops<T>(rows, block);
+  }
+  for (Index r = 0; r < task.rows; ++r) {
+    store_row<T>(rows, r, buffers.context + r * context_row, greatest[r], sum[r]);
+  }
+  return work;
+}
+
+template <class T>
+TileWork decode_score(const DecodeGroup<T>& group, const DecodeTask& task,
+                      const DecodeParts<T>& parts, Scratch<T> memory) {
+  constexpr Index keys = DecodeTile<T>::keys;
+  DecodeRows<T> rows(group, task);
+  const AttentionHead<T>& head = rows.head;
+  const DecodeScratch<T> buffers(memory, head.d, head.dv);
+  const ScoreUnits<T> units(head.scale);
+  const Index row = parts.blocks * keys;
+  TileWork work;
+  copy_queries<T>(rows, buffers.q);
+  for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+    const DecodeBlock block = rows.block(number);
+    work.pairs += rows.meet(block);
+    decode_scores<T>(head.k.from(block.j0, 0), head.d, block.n, rows.behind(block, head.k, head.d),
+                     buffers, task.rows, units.alpha, {parts.scores + block.j0, row});
+    for (Index r = 0; r < task.rows; ++r) {
+      parts.greatest[number * parts.rows + r] = greatest_score<T>(
+          parts.scores + r * row + block.j0, rows.seen[r], std::numeric_limits<T>::lowest());
+    }
+    work.executed_flops += score_flops<T>(rows, block);
+  }
+  return work;
+}
+
+template <class T>
+TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
+                      const DecodeParts<T>& parts, Scratch<T> memory) {
+  constexpr Index keys = DecodeTile<T>::keys;
+  constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
+  DecodeRows<T> rows(group, task);
+  const AttentionHead<T>& head = rows.head;
+  const DecodeScratch<T> buffers(memory, head.d, head.dv);
+  const ScoreUnits<T> units(head.scale);
+  const Index row = parts.blocks * keys;
+  T greatest[most];
+  std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
+  const auto raise_to = [&](Index number, Index r) {
+    const T other = parts.greatest[number * parts.rows + r];
+    return greatest[r] < other ? other : greatest[r];
+  };
+  for (Index number = rows.range.begin / keys; number < rows.blocks.begin; ++number) {
+    for (Index r = 0; r < task.rows; ++r) greatest[r] = raise_to(number, r);
+  }
+  TileWork work;
+  for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+    const DecodeBlock block = rows.block(number);
+    rows.meet(block);
+    T* const weights = parts.scores + block.j0;
+    for (Index r = 0; r < task.rows; ++r) {
+      const Index at = number * parts.rows + r;
+      const T m = raise_to(number, r);
+      parts.factors[at] = factor_of<T>(greatest[r], m, units.unit);
+      parts.sums[at] = weigh_scores<T>(weights + r * row, rows.seen[r], m, units.unit);
+      greatest[r] = m;
+    }
+    T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
+    work.executed_flops +=
+        2 * add_block<T>(rows, block, weights, row, rows.behind(block, head.v, head.dv), buffers.v,
+                         {contexts, parts.context_row, nullptr});
+  }
+  return work;
+}
+
+template <class T>
+void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const DecodeParts<T>& parts,
+                 Scratch<T> memory) {
+  using S = Simd<T>;
+  DecodeRows<T> rows(group, task);
+  const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
+  for (Index r = 0; r < task.rows; ++r) {
+    T greatest = std::numeric_limits<T>::lowest(), sum = T(0);
+    set_zero<T>(buffers.context, parts.context_row);
+    const KeyRange seen = rows.head.visibility.range(rows.query(r));
+    for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+      const DecodeBlock block = rows.block(number);
+      if (seen.begin >= block.j0 + block.n || seen.end <= block.j0 || seen.size() == 0) continue;
+      const Index at = number * parts.rows + r;
+      const T factor = parts.factors[at];
+      sum = simd::HEADWISE_ISA::multiply_add<T>(sum, factor, parts.sums[at]);
+      greatest = greatest < parts.greatest[at] ? parts.greatest[at] : greatest;
+      const T* context = parts.contexts + at * parts.context_row;
+      for (Index c = 0; c < parts.context_row; c += S::width) {
+        T* to = buffers.context + c;
+        S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
+      }
+    }
+    store_row<T>(rows, r, buffers.context, greatest, sum);
+  }
+}
+
+template <Scalar T>
+constexpr DecodeKernels<T> decode_kernels() {
+  if constexpr (simd::vectorised<T>) {
+    return {.queries = DecodeTile<T>::queries,
+            .rows = DecodeTile<T>::rows,
+            .keys = DecodeTile<T>::keys,
+            .width = Tile<T>::width,
+            .scratch = &decode_scratch<T>,
+            .run = &decode<T>,
+            .score = &decode_score<T>,
+            .weigh = &decode_weigh<T>,
+            .join = &decode_join<T>};
+  }
+  return {};
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct BackwardScratch {
@@ -9841,19 +12677,21 @@ struct BackwardScratch {
   T* p;        // [queries, row]
   T* ds;       // [queries, row]
   T* factors;  // [rows, keys], dropout of six queries
-  T* k_t;      // k^T in panels [d, columns]
-  T* v_t;      // v^T in panels [dv, columns]
-  T* k;        // [keys, d], dense
-  T* q;        // [queries, d], dense
-  T* d_o;      // [queries, dv], dense
-  T* kept;     // one of these without what one row may not see
-  T* dk;       // [keys, d], rows of whole vectors
-  T* dv;       // [keys, dv], likewise
+  ScoreScratch<T> score;
+  T* k_t;   // k^T in panels [d, columns]
+  T* v_t;   // v^T in panels [dv, columns]
+  T* k;     // [keys, d], dense
+  T* q;     // [queries, d], dense
+  T* d_o;   // [queries, dv], dense
+  T* kept;  // one of these without what one row may not see
+  T* dk;    // [keys, d], rows of whole vectors
+  T* dv;    // [keys, dv], likewise
 
   constexpr BackwardScratch(Scratch<T>& memory, Index d, Index width_v)
       : p(memory.take(queries * BackwardTile<T>::row)),
         ds(memory.take(queries * BackwardTile<T>::row)),
         factors(memory.take(Tile<T>::rows * keys)),
+        score(memory),
         k_t(memory.take(packed_size<T>(d, keys))),
         v_t(memory.take(packed_size<T>(width_v, keys))),
         k(memory.take(copied_size<T>(keys, d))),
@@ -9929,6 +12767,8 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
+  constexpr T tiny = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
+  const auto least = S::broadcast(tiny), minus_least = S::broadcast(-tiny);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
     auto weight = weight_of<T>(below * unit);  // 4c
@@ -9941,7 +12781,8 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       kept = weight * factor;
     }
     auto flow = weight * (dp - delta);  // 4c
-    if (!full) {                        // 4b
+    flow = S::select(S::both(minus_least < flow, flow < least), S::zero(), flow);
+    if (!full) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
       flow = S::select(seen, flow, S::zero());
@@ -9952,42 +12793,58 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
 }
 
 template <class T>
-std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
-                            Index c, const Operand<T>& q, const Operand<T>& d_o, const T* factors,
-                            const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange panel,
+                           const Operand<T>& q, const Operand<T>& d_o, T alpha,
+                           const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
-  const Index d = head.forward.d, dv = head.forward.dv;
-  const T scale = head.forward.scale;
-  const HeadVisibility<T>& rules = head.forward.visibility;
-  const KeyRange panel{c, std::min<Index>(c + columns, round_up(block.end, width))};
+  const Index d = head.forward.d, dv = head.forward.dv, c = panel.begin;
   KeyRange range = panel;
   if (!mask.full()) {
     range.begin = std::max<Index>(c, mask.range(r).begin);
     range.end = std::min<Index>(panel.end, mask.range(r + n - 1).end);
   }
-  const bool folded = rules.bias_count() == 0 && is_power_of_two(scale);
-  std::int64_t count = 0;
-  if (range.begin < range.end) {
-    const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
-    const Index at = c + from * width;
-    run_panel<T>({q.data + r * q.step, q.step, 1}, {buffers.k_t + c * d + from * width, 0, columns},
-                 n, to - from, d,
-                 {buffers.p + r * row + at, row, Finish::assign, folded ? T(1) : scale});
-    run_panel<T>({d_o.data + r * d_o.step, d_o.step, 1},
-                 {buffers.v_t + c * dv + from * width, 0, columns}, n, to - from, dv,
-                 {buffers.ds + r * row + at, row});
-    count = n * (to - from) * width * (d + dv);
-  }
-  for (Index at = r; at < r + n; ++at) {
-    for (Index j = range.begin;
-         rules.bias_count() != 0 && j < std::min<Index>(range.end, block.end); ++j) {
-      T& s = buffers.p[at * row + j];
-      if (mask.visible(at, j)) s = s + rules.bias(block.i0 + at, block.j0 + j);
+  if (range.begin >= range.end) return {c, c};
+  const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
+  const Index at = c + from * width;
+  run_panel<T>({q.data + r * q.step, q.step, 1}, {buffers.k_t + c * d + from * width, 0, columns},
+               n, to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
+  run_panel<T>({d_o.data + r * d_o.step, d_o.step, 1},
+               {buffers.v_t + c * dv + from * width, 0, columns}, n, to - from, dv,
+               {buffers.ds + r * row + at, row});
+  return {at, c + to * width};
+}
+
+template <class T>
+std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
+                            Index c, const Operand<T>& q, const Operand<T>& d_o, const T* factors,
+                            const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+  constexpr Index row = BackwardTile<T>::row;
+  const AttentionHead<T>& forward = head.forward;
+  const KeyRange panel{c,
+                       std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
+  const bool plain = forward.plain_scores();
+  const bool folded = plain && is_power_of_two(forward.scale);
+  if (!plain && r + n < block.rows) {
+    const Index next = block.i0 + r + n, rows = std::min<Index>(n, block.rows - r - n);
+    const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
+    prefetch_biases<T>(forward, next, rows, keys);
+    for (const Matrix<T>& bias : head.flows.biases) {
+      if (bias.data != nullptr) prefetch_rows<T>(bias.from(next, keys.begin), rows, keys.size());
     }
-    backward_row<T>(head, block, at, panel, folded ? scale : T(1), factors, buffers, mask);
+  }
+  const KeyRange done =
+      backward_products<T>(head, r, n, panel, q, d_o, folded ? T(1) : forward.scale, buffers, mask);
+  for (Index at = r; at < r + n; ++at) {
+    if (!plain) {
+      change_row<T>(forward, block, at, done, buffers.score, buffers.p + at * row, mask);
+    }
+    backward_row<T>(head, block, at, panel, folded ? forward.scale : T(1), factors, buffers, mask);
+    if (!plain) {
+      return_flow<T>(head, block, at, done, buffers.score, buffers.ds + at * row);
+    }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return count;
+  return n * done.size() * (forward.d + forward.dv);
 }
 
 template <class T>
@@ -10003,7 +12860,7 @@ void prefetch_next_tile(const FlashHead<T>& head, const TileBlock& block, Index 
 template <class T>
 std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block, const Operand<T>& q,
                              const Operand<T>& d_o, const BackwardScratch<T>& buffers,
-                             const BackwardMask<T>& mask) {
+                             BackwardMask<T>& mask) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
@@ -10115,12 +12972,14 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || all_finite<T>({k.data, k.step, 1}, n, d);
 
+  begin_scores<T>(head, block, buffers.score);
   std::int64_t products = backward_scores<T>(head, block, q, d_o, buffers, mask);
+  if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   products += add_by_key<T>(buffers.p, d_o, dv, buffers.sums_of_v(dv), block, buffers.kept, mask);
   products += add_by_key<T>(buffers.ds, q, d, buffers.sums_of_k(d), block, buffers.kept, mask);
   products += add_by_query<T>(head, k, block, buffers, mask);
   return {mask.pairs(),
-          2 * products + (7 + score_extras(head.forward, 2)) * rows * round_up(n, Tile<T>::width)};
+          2 * products + (7 + backward_extras(head.forward)) * rows * round_up(n, Tile<T>::width)};
 }
 
 template <class T>
@@ -10139,8 +12998,12 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
 
 template <class T>
 void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
-                        Scratch<T> memory) {
+                        T* to_scale, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
+  if (to_scale != nullptr) {
+    const Matrix<const T> sums = buffers.sums_of_k(head.d);
+    *to_scale = *to_scale + scale_flow<T>(head.k.from(j0, 0), sums, n, head.d);
+  }
   write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk.from(j0, 0));
   write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv.from(j0, 0));
 }
@@ -10170,6 +13033,10 @@ inline constexpr Kernels<T> table = {
     .layer_norm_rows = &layer_norm_rows<T>,
     .layer_norm_backward_rows = &layer_norm_backward_rows<T>,
     .layer_norm_columns = &layer_norm_columns<T>,
+    .rms_norm_rows = &rms_norm_rows<T>,
+    .rms_norm_backward_rows = &rms_norm_backward_rows<T>,
+    .rms_norm_columns = &rms_norm_columns<T>,
+    .rotate_rows = &rotate_rows<T>,
     .softmax_rows = &softmax_rows<T>,
     .softmax_backward_rows = &softmax_backward_rows<T>,
     .drop_rows = &drop_rows<T>,
@@ -10185,6 +13052,8 @@ inline constexpr Kernels<T> table = {
     .flash_backward_begin = &flash_backward_begin<T>,
     .flash_backward_tile = &flash_backward_tile<T>,
     .flash_backward_end = &flash_backward_end<T>,
+    .tanhs_of = &simd::HEADWISE_ISA::tanhs_of<T>,
+    .decode = decode_kernels<T>(),
     .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
 };
 
@@ -10194,13 +13063,9 @@ inline constexpr ModelKernels<T> model_table = {
     .combine_columns = &combine_columns<T>,
     .activation_rows = &activation_rows<T>,
     .activation_backward_rows = &activation_backward_rows<T>,
-    .rms_norm_rows = &rms_norm_rows<T>,
-    .rms_norm_backward_rows = &rms_norm_backward_rows<T>,
-    .rms_norm_columns = &rms_norm_columns<T>,
     .add_row = &add_row<T>,
     .cross_entropy_rows = &cross_entropy_rows<T>,
     .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
-    .rotate_rows = &rotate_rows<T>,
     .adamw = &adamw<T>,
     .sgd = &sgd<T>,
     .scale_elements = &scale_elements<T>,
@@ -10238,6 +13103,7 @@ struct Simd {
   HEADWISE_INLINE static Vector load(const T* from) { return *from; }
   HEADWISE_INLINE static void store(const Vector& x, T* to) { *to = x; }
   HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) { return *from; }
+  HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) { *to = x != 0; }
   HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
   HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
   HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
@@ -10248,6 +13114,7 @@ struct Simd {
     return x >= begin && x < end;
   }
   HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return a != 0 && b != 0; }
+  HEADWISE_INLINE static bool any(IntVector a) { return a != 0; }
   HEADWISE_INLINE static Vector select(IntVector condition, const Vector& yes, const Vector& no) {
     return condition != 0 ? yes : no;
   }
@@ -10288,6 +13155,10 @@ struct Simd<T> {
     ByteVector x;
     std::memcpy(&x, from, sizeof x);
     return __builtin_convertvector(x, IntVector);
+  }
+  HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) {
+    const ByteVector bytes = __builtin_convertvector(x, ByteVector);
+    std::memcpy(to, &bytes, sizeof bytes);
   }
   HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
 #if HEADWISE_ISA_BYTES == 64
@@ -10331,6 +13202,12 @@ struct Simd<T> {
     return (x >= begin) & (x < end);
   }
   HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return (a != 0) & (b != 0); }
+  HEADWISE_INLINE static bool any(IntVector a) {
+    std::uint64_t words[HEADWISE_ISA_BYTES / 8], all = 0;
+    std::memcpy(words, &a, sizeof words);
+    for (const std::uint64_t word : words) all |= word;
+    return all != 0;
+  }
   HEADWISE_INLINE static Vector select(IntVector condition, Vector yes, Vector no) {
     return condition != 0 ? yes : no;
   }
@@ -10404,19 +13281,21 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
     if constexpr (sizeof(T) == 4) {
-      const auto f = __builtin_bit_cast(
-          Vector, _mm512_maskz_reduce_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0));
+      const auto low = __builtin_bit_cast(__m512, S::broadcast(C::lowest));
+      const auto in = __builtin_bit_cast(__m512, x);
+      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
       return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512, x - f)));
+          Vector, _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(in, low, _CMP_NLT_UQ),
+                                         __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                         __builtin_bit_cast(__m512, x - f)));
     } else {
-      const auto f = __builtin_bit_cast(
-          Vector, _mm512_maskz_reduce_pd(0xFF, __builtin_bit_cast(__m512d, x), 0));
+      const auto low = __builtin_bit_cast(__m512d, S::broadcast(C::lowest));
+      const auto in = __builtin_bit_cast(__m512d, x);
+      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
       return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512d, x - f)));
+          Vector, _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(in, low, _CMP_NLT_UQ),
+                                         __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                                         __builtin_bit_cast(__m512d, x - f)));
     }
 #else
     using Vector = typename S::Vector;
@@ -10522,6 +13401,54 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_tail(
     const typename Simd<T>::Vector& x) {
   using C = NormalConstants<T>;
   return polynomial<T>(C::over, -x) / polynomial<T>(C::under, -x);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/tanh.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    return hyperbolic_tangent(x);
+  } else {
+    using S = Simd<T>;
+    using C = Exp2Constants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    const Vector y =
+        below_zero<T>(x, LogisticConstants<T>::tanh_bound) * (2 * std::numbers::log2e_v<T>);
+    const Vector shifted = y + C::shift;
+    const Vector f = y - (shifted - C::shift);
+    const Vector power =
+        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+    constexpr int last = static_cast<int>(std::size(C::terms)) - 1;
+    Vector sum = S::broadcast(C::terms[last]);
+    unrolled<last - 1>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(sum, f, S::broadcast(C::terms[std::size_t{last - 1 - n}]));
+    });
+    const Vector m = S::fma(power, f * sum, power - T(1));
+    const Vector below = m / (m + T(2));
+    return S::select(x < S::zero(), below, S::zero() - below);
+  }
+}
+
+template <Scalar T>
+void tanhs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}] = {};
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
+    S::store(tanh_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
 }
 
 HEADWISE_STRICT_MATH_END
@@ -11565,7 +14492,7 @@ struct RowMask {
 
   RowMask(Index N) : range{0, N} {}
   RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
-    if (visibility.has_pair_masks()) rules = &visibility;
+    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
   }
 
   bool whole(Index n) const {
@@ -11622,11 +14549,14 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask) {
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
+                const T* sink = nullptr) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
-  const auto greatest = S::broadcast(greatest_of<T>(x, N, mask));
+  T most = greatest_of<T>(x, N, mask);
+  if (sink != nullptr && most < *sink) most = *sink;
+  const auto greatest = S::broadcast(most);
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   Chains<T> sums;
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -11640,7 +14570,12 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask) {
     });
     row.written(out, p, n, result);
   });
-  const T total = sums.total();
+  T total = sums.total();
+  if (sink != nullptr) {
+    T weight[std::size_t{S::width}];
+    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    total = total + weight[0];
+  }
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -12547,8 +15482,9 @@ Index attention_forward_scratch(Index L, Index S, Index d, Index dv, bool dropou
   return head_products_scratch<T>(L, S, d, dv) + (dropout ? padded<T>(L * S) : 0);
 }
 template <class T>
-Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropout) {
-  return head_products_scratch<T>(L, S, d, dv) + padded<T>(L * S) * (dropout ? 2 : 1);
+Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropout, bool scores) {
+  return head_products_scratch<T>(L, S, d, dv) +
+         padded<T>(L * S) * (1 + (dropout ? 1 : 0) + (scores ? 1 : 0));
 }
 
 template <class T>
@@ -12560,13 +15496,19 @@ void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* drop
 }
 
 template <class T>
+T changed_score(const AttentionHead<T>& head, const T& s, Index i, Index j) {
+  return head.score.call(head.score(s, i, j) + head.visibility.bias(i, j), i, j);
+}
+
+template <class T>
 void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
   gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
           scratch);
-  if (head.visibility.bias_count() == 0) return;
+  if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
     for (Index j = 0; j < head.S; ++j) {
-      if (head.visibility.visible(i, j)) scores(i, j) = scores(i, j) + head.visibility.bias(i, j);
+      if (!head.visibility.visible(i, j)) continue;
+      scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
     }
   }
 }
@@ -12574,14 +15516,17 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i));
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
   } else {
-    softmax_row(x, head.S, [&](Index j) { return head.visibility.visible(i, j); });
+    softmax_row(
+        x, head.S, [&](Index j) { return head.visibility.visible(i, j); },
+        head.score.counting_sink());
   }
 }
 
 template <class T>
-void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const T> p, T* dp) {
+void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const T> p, T scale,
+                               T* dp) {
   Piece<T> factors;
   const Index S = head.S;
   for (Index j = 0; head.dropout.active() && j < S; j += Piece<T>::size) {
@@ -12594,11 +15539,59 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
   }
   const Row<T> ds{dp, 1};
   if constexpr (simd::vectorised<T>) {
-    softmax_backward_of<T>(ds, p, ds, S, head.scale, RowMask<T>(head.visibility, i));
+    softmax_backward_of<T>(ds, p, ds, S, scale, RowMask<T>(head.visibility, i));
   } else {
     softmax_backward_row<T>(ds, p, ds, S, [&](Index j) { return head.visibility.visible(i, j); });
-    for (Index j = 0; j < S; ++j) dp[j] = head.scale * dp[j];
+    for (Index j = 0; j < S; ++j) dp[j] = scale * dp[j];
   }
+}
+
+template <class T>
+void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                     Matrix<const T> raw, T* flow) {
+  const HeadScore<T>& score = head.score;
+  for (Index j = 0; j < head.S; ++j) {
+    if (!head.visibility.visible(i, j)) continue;
+    if (score.calls()) {
+      const ScoreFunctionRef<T>& f = score.function;
+      const PairRun pair = score.run(i, j, 0, 1, 1);
+      T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
+      const auto [sums, step] = to.function;
+      if (sums != nullptr) f.add_flows(f.function, pair, &x, flow + j, sums, step);
+      f.change_with_slopes(f.function, pair, &x, &slope);
+      flow[j] = flow[j] * slope;
+    }
+    const Index distance = score.distance(i, j);
+    for (const Matrix<T>& bias : to.biases) {
+      if (bias.data != nullptr) bias(i, j) = bias(i, j) + flow[j];
+    }
+    if (to.slope != nullptr) *to.slope = *to.slope - flow[j] * score.magnitude(distance);
+    if (to.table.data != nullptr) {
+      T& entry = to.table[score.entry(distance)];
+      entry = entry + flow[j];
+    }
+    if (score.caps()) flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+    if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
+    flow[j] = head.scale * flow[j];
+  }
+}
+
+template <class T>
+T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<const T> p,
+            Row<const T> raw, const T* dp) {
+  using std::exp;
+  T delta = T(0), sum = T(0);
+  Index heaviest = -1;
+  for (Index j = 0; j < head.S; ++j) {
+    if (!head.visibility.visible(i, j)) continue;
+    delta = delta + p[j] * dp[j];
+    sum = sum + weights[j];
+    if (heaviest < 0 || weights[heaviest] < weights[j]) heaviest = j;
+  }
+  if (heaviest < 0 || !head.score.sink_counts()) return T(0);
+  if (sum < T(0.5)) return (sum - T(1)) * delta;
+  const T s = changed_score<T>(head, head.scale * raw[heaviest], i, heaviest);
+  return T(0) - weights[heaviest] * T(exp(head.score.sink - s)) * delta;
 }
 
 template <class T>
@@ -12622,7 +15615,7 @@ template <class T>
 void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
                              Matrix<const T> weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
-  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h] = head;
+  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h, score] = head;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = visibility.sees_all();
@@ -12638,8 +15631,20 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   all, seen_by);
+  const bool plain = !score.returns() && !to.flows.any();
+  Matrix<T> raw{nullptr, S, 1};
+  if (!plain) {
+    raw.data = memory.take(L * S);
+    gemm<T>(q, k.transposed(), raw, {L, S, d}, {}, packed);
+  }
   for (Index i = 0; i < L; ++i) {
-    softmax_head_row_backward<T>(head, i, row(weights, i), ds.data + i * S);  // 4d to 4a
+    T* flow = ds.data + i * S;
+    if (to.flows.sink.data != nullptr) {
+      T& sink = to.flows.sink[0];
+      sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
+    }
+    softmax_head_row_backward<T>(head, i, row(weights, i), plain ? scale : T(1), flow);
+    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
@@ -12673,17 +15678,32 @@ class TileMask {
     pairs_ = std::int64_t{block.rows} * block.end;
     if (full_) return;
     pairs_ = 0;
+    const KeyRange here{block.j0, block.j0 + block.end};
+    const Sides sides = sides_of_gaps(rules, block, here);
+    asked_ = asked_ || sides == Sides::both;
+    const bool each = rules.has_keep_masks() || sides == Sides::both;
+    if (asked_ && !each) std::memset(bytes_, 1, sizeof bytes_);
     for (Index r = 0; r < queries; ++r) {
-      const KeyRange range = r < block.rows ? rules.range(block.i0 + r) : KeyRange{0, 0};
+      KeyRange range = r < block.rows ? rules.range(block.i0 + r) : KeyRange{0, 0};
+      if (sides != Sides::none && r < block.rows) {
+        const KeyRange gap = rules.gap(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
+        pairs_ -= gap.in(range).in(here).size();
+      }
       begin_[r] = static_cast<Int>(in_block(range.begin));
       end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
       pairs_ += end_[r] - begin_[r];
-      for (Index j = begin_[r]; asked_ && j < end_[r]; ++j) {
-        bytes_[at(r, j)] = rules.pair_visible(block.i0 + r, block.j0 + j);
-      }
+      if (each && r < block.rows) ask(rules, block, r);
     }
     block.begin = begin_[0];
     block.end = end_[block.rows - 1];
+  }
+
+  HEADWISE_INLINE void hide(Index r, Index j, typename S::IntVector hidden) {
+    if (!S::any(hidden)) return;
+    std::uint8_t* bytes = bytes_ + at(r, j);
+    S::store_bytes(S::both(S::load_bytes(bytes), hidden == S::broadcast_int(0)), bytes);
   }
 
   bool full() const { return full_; }
@@ -12704,6 +15724,27 @@ class TileMask {
   }
 
  private:
+  void ask(const HeadVisibility<T>& rules, const TileBlock& block, Index r) {
+    std::uint8_t row[std::size_t{keys}];
+    const Index begin = begin_[r], count = end_[r] - begin;
+    if (count <= 0) return;
+    rules.kept(block.i0 + r, {block.j0 + begin, block.j0 + begin + count}, row);
+    if constexpr (keys_in_rows) {
+      std::memcpy(bytes_ + at(r, begin), row, static_cast<std::size_t>(count));
+    } else {
+      for (Index n = 0; n < count; ++n) bytes_[at(r, begin + n)] = row[n];
+    }
+  }
+  enum class Sides { none, before, behind, both };
+  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
+                             KeyRange here) {
+    if (!rules.has_gaps()) return Sides::none;
+    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (hidden.begin <= here.begin) return Sides::behind;
+    if (hidden.end >= here.end) return Sides::before;
+    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    return any ? Sides::both : Sides::none;
+  }
   static constexpr Index at(Index r, Index j) {
     return keys_in_rows ? r * keys + j : j * queries + r;
   }
@@ -12744,11 +15785,13 @@ struct OnlineSoftmax {
   T factor[queries];  // what the context is multiplied by when a block of keys is added
   Int any[queries];   // whether a key was visible
 
-  explicit OnlineSoftmax(Index rows) {
+  OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
+    const bool sink = score.sink_counts();
+    const T first = sink ? score.sink : std::numeric_limits<T>::lowest();
     for (Index r = 0; r < rows; r += S::width) {
-      S::store(S::broadcast(std::numeric_limits<T>::lowest()), greatest + r);
-      S::store(S::zero(), sum + r);
+      S::store(S::broadcast(first), greatest + r);
+      S::store(S::broadcast(sink ? T(1) : T(0)), sum + r);
       S::store_ints(S::broadcast_int(0), any + r);
     }
   }
@@ -12822,6 +15865,7 @@ void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
     lse(i, 1) = T(0);
     return;
   }
+  m = m + T(0);  // of 0 and -0 either may have come out as the greatest
   const T log_sum = T(log(sum)), rounded = m + log_sum;
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
@@ -12908,6 +15952,287 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/backward_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct BackwardTile {
+  static constexpr Index queries = 128;
+  static constexpr Index keys = 256;   // whole panels
+  static constexpr Index drawn = 128;  // keys whose dropout is drawn at once: whole panels
+  static constexpr Index row = keys + std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+};
+
+template <class T>
+using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/score.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+constexpr Index distances(Index queries, Index keys) {
+  return round_up(queries + keys, Tile<T>::width);
+}
+
+template <class T>
+Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
+  const auto& plane = head.visibility.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+template <class T>
+void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
+  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
+}
+
+template <class T>
+HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  for (Index n = 0; n < count; n += S::width) {
+    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index keys, T* square) {
+  constexpr Index width = Tile<T>::width;
+  if (bias.column == 1 && rows == width && keys == width) {
+    transpose_square<T>(bias.data, bias.row, square, width);
+    return;
+  }
+  for (Index j = 0; j < width; ++j) {
+    for (Index r = 0; r < width; ++r) {
+      square[j * width + r] = j < keys && r < rows ? bias(r, j) : T(0);
+    }
+  }
+}
+
+template <class T>
+void add_bias_of_queries(Matrix<const T> bias, T hidden_below, const TileBlock& block, T* s,
+                         ForwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index lanes = ForwardTile<T>::lanes, width = S::width;
+  T square[std::size_t{S::width * S::width}];
+  const auto least = S::broadcast(hidden_below);
+  for (Index r = 0; r < block.rows; r += width) {
+    for (Index j = block.begin; j < block.end; j += width) {
+      const Index n = std::min<Index>(width, block.end - j);
+      read_bias_square<T>(bias.from(block.i0 + r, block.j0 + j),
+                          std::min<Index>(width, block.rows - r), n, square);
+      for (Index t = 0; t < n; ++t) {
+        T* x = s + (j + t) * lanes + r;
+        const auto added = S::load(square + t * width);
+        S::store(S::load(x) + added, x);
+        mask.hide(r, j + t, added < least);
+      }
+    }
+  }
+}
+
+template <class T>
+void prefetch_biases(const AttentionHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    const Matrix<const T> bias = bias_of<T>(head, n);
+    if (bias.row != 0) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
+                  ForwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  const HeadScore<T>& score = head.score;
+  const Index filled = round_up(block.rows, S::width);
+  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+    cap_vectors<T>(score, s + j * lanes, filled);
+  }
+  if (score.by_distance()) {
+    const Index farthest = score.distance(block.i0, block.j0 + keys - 1);
+    fill_distances<T>(score, farthest, -1, lanes + keys - 1, line);
+    for (Index j = block.begin; j < block.end; ++j) {
+      for (Index r = 0; r < filled; r += S::width) {
+        T* x = s + j * lanes + r;
+        S::store(S::load(x) + S::load(line + keys - 1 - j + r), x);
+      }
+    }
+  }
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    add_bias_of_queries<T>(bias_of<T>(head, n), head.visibility.hidden_below(), block, s, mask);
+  }
+  for (Index j = block.begin; score.calls() && j < block.end; ++j) {
+    score.function.change(score.function.function,
+                          score.run(block.i0, block.j0 + j, 1, 0, block.rows), s + j * lanes);
+  }
+}
+
+template <class T>
+void add_bias_of_keys(Matrix<const T> bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    mask.hide(r, j, added < least);
+  }
+}
+
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [keys], of a row's softcap
+  T* inputs;           // [keys], what the user's function was called with
+  T* function_slopes;  // [keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(keys)),
+        inputs(memory.take(keys)),
+        function_slopes(memory.take(keys)) {}
+};
+
+template <class T>
+void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
+                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index queries = BackwardTile<T>::queries;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) {
+    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
+    cap_vectors<T>(score, x + range.begin, range.size());
+    for (Index j = range.begin; j < range.end; j += S::width) {
+      const auto share = S::load(x + j) * inverse;
+      S::store(one - share * share, scratch.cap_slopes + j);
+    }
+  }
+  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
+    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
+  }
+  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                        head.visibility.hidden_below(), r, real, x, mask);
+  }
+  if (score.calls() && real.size() > 0) {
+    const ScoreFunctionRef<T>& f = score.function;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + real.begin);
+  }
+}
+
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+template <class T>
+void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
+                 const ScoreScratch<T>& scratch, T* flow) {
+  const HeadScore<T>& score = head.forward.score;
+  const Index n = std::min<Index>(range.end, block.end) - range.begin;
+  if (n <= 0) return;
+  if (head.flows.function.data != nullptr) {
+    score.function.add_flows(score.function.function,
+                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
+                             scratch.inputs + range.begin, flow + range.begin,
+                             head.flows.function.data, head.flows.function.step);
+  }
+  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data == nullptr) continue;
+    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
+    add_flow<T>(flow + range.begin, n, {to.data, to.column});
+  }
+  if (head.flows.by_distance()) {
+    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
+    add_flow<T>(flow + range.begin, n, {sums, 1});
+  }
+  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
+}
+
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+template <class T>
+T scale_flow(Matrix<const T> k, Matrix<const T> dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + k(j, c) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/flash_forward.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -12925,6 +16250,7 @@ struct ForwardScratch {
   T* kept;     // v without what one query may not see
   T* context;  // [queries, dv], rows of whole vectors
   T* factors;  // [keys], dropout of a row
+  T* line;     // [distances], biases of a panel
 
   constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
       : q(memory.take(packed_size<T>(d, Sizes::queries))),
@@ -12933,7 +16259,8 @@ struct ForwardScratch {
         v(memory.take(copied_size<T>(Sizes::keys, dv))),
         kept(memory.take(copied_size<T>(Sizes::keys, dv))),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
-        factors(memory.take(Sizes::keys)) {}
+        factors(memory.take(Sizes::keys)),
+        line(memory.take(distances<T>(Sizes::lanes, Sizes::keys))) {}
 };
 
 template <class T>
@@ -12962,13 +16289,6 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const T> keys, con
     run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, head.d,
                  {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
     count += n * (to - from) * width * head.d;
-  }
-  if (head.visibility.bias_count() == 0) return count;
-  for (Index r = 0; r < block.rows; ++r) {
-    for (Index j = block.begin; j < block.end; ++j) {
-      T& s = buffers.s[j * lanes + r];
-      if (mask.visible(r, j)) s = s + head.visibility.bias(block.i0 + r, block.j0 + j);
-    }
   }
   return count;
 }
@@ -13071,29 +16391,33 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const Index context_row = round_up(head.dv, Tile<T>::width);
-  OnlineSoftmax<T> softmax(rows);
+  OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
   pack<T>(head.q.from(i0, 0).transposed(), head.d, rows, buffers.q);
   set_zero<T>(buffers.context, rows * context_row);
-  const bool folded = head.visibility.bias_count() == 0 && is_power_of_two(head.scale);
+  const bool plain = head.plain_scores();
+  const bool folded = plain && is_power_of_two(head.scale);
   const T alpha = folded ? T(1) : head.scale;
   const T unit = simd::HEADWISE_ISA::weight_unit<T>() * (folded ? head.scale : T(1));
 
-  const KeyRange range = head.visibility.range(i0, rows);
-  for (Index j0 = range.begin / keys * keys; j0 < range.end; j0 += keys) {
-    const Index n = std::min<Index>(keys, range.end - j0);
+  const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
+  for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
+    const Index n = std::min<Index>(keys, blocks.keys.end - j0);
     const bool all_seen = head.visibility.sees_all(i0, rows, {j0, j0 + n});
     const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
     for (Index first = 0; first < rows; first += lanes) {
       TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
+      if (!plain)
+        prefetch_biases<T>(head, block.i0, block.rows, {j0 + block.begin, j0 + block.end});
       std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, alpha, buffers);
+      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
       weigh_panel<T>(head, block, mask, unit, buffers, softmax);
       products += add_visible_values<T>(head, buffers, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
-      work.executed_flops += 2 * products + (5 + score_extras(head, 1)) *
+      work.executed_flops += 2 * products + (5 + forward_extras(head)) *
                                                 round_up(block.rows, Tile<T>::width) *
                                                 (block.end - block.begin);
     }
@@ -13112,22 +16436,563 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_backward_rows.inc
+// headwise/kernels/decode_tile.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-struct BackwardTile {
-  static constexpr Index queries = 128;
-  static constexpr Index keys = 256;   // whole panels
-  static constexpr Index drawn = 128;  // keys whose dropout is drawn at once: whole panels
-  static constexpr Index row = keys + std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+struct DecodeTile {
+  static constexpr Index rows = 32;  // most of a task
+  static constexpr Index queries = Tile<T>::width >= 8 ? 4 : 2;
+  static constexpr Index keys = ForwardTile<T>::keys;  // of a block, as in flash_forward
 };
 
 template <class T>
-using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
+struct DecodeScratch {
+  using Sizes = DecodeTile<T>;
+
+  T* q;        // [rows, d]
+  T* k;        // [d in whole vectors, columns of a tile], k^T
+  T* s;        // [rows, keys]
+  T* v;        // [keys, width], the last columns of v
+  T* context;  // [rows, dv in whole vectors]
+
+  constexpr DecodeScratch(Scratch<T>& memory, Index d, Index dv)
+      : q(memory.take(Sizes::rows * d)),
+        k(memory.take(round_up(d, Tile<T>::width) * Tile<T>::columns)),
+        s(memory.take(Sizes::rows * Sizes::keys)),
+        v(memory.take(Sizes::keys * Tile<T>::width)),
+        context(memory.take(Sizes::rows * round_up(dv, Tile<T>::width))) {}
+};
+
+template <class T>
+constexpr Index decode_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  DecodeScratch<T>(count, d, dv);
+  return count.taken();
+}
+
+template <class T>
+struct RowsAhead {
+  const T* data;
+  Index row;    // from one row to the next
+  Index width;  // elements of a row that are wanted
+  Index count;  // rows; 0 for none
+
+  static constexpr Index line = 64 / static_cast<Index>(sizeof(T));
+
+  HEADWISE_INLINE void ask(Index r, Index n, Index columns) const {
+    if (r >= count || n >= width || n % line != 0) return;
+    for (Index c = 0; c < columns; c += line) __builtin_prefetch(data + r * row + n + c, 0, 2);
+  }
+  RowsAhead from(Index r) const { return {data + r * row, row, width, count - r}; }
+};
+
+template <class T>
+struct ScoreRows {
+  T* data;
+  Index row;
+};
+
+template <class T, int rows>
+void score_square(const Matrix<const T>& k, Index d, const T* q, T alpha, const RowsAhead<T>& ahead,
+                  const ScoreRows<T>& s) {
+  using S = Simd<T>;
+  constexpr int width = S::width;
+  typename S::Vector sum[std::size_t{rows}];
+  unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { sum[r] = S::zero(); });
+  for (Index n = 0; n + width <= d; n += width) {
+    typename S::Vector square[std::size_t{width}];
+    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      square[r] = S::load(k.data + r * k.row + n);
+      ahead.ask(r, n, width);
+    });
+    if constexpr (width > 8) exchange_halves<T, 8>(square);
+    if constexpr (width > 4) exchange_halves<T, 4>(square);
+    if constexpr (width > 2) exchange_halves<T, 2>(square);
+    if constexpr (width > 1) exchange_halves<T, 1>(square);
+    unrolled<width>([&](auto c) HEADWISE_ALWAYS_INLINE {
+      unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
+        sum[r] = S::fma(square[c], S::broadcast(q[r * d + n + c]), sum[r]);
+      });
+    });
+  }
+  unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
+    S::store(S::broadcast(alpha) * sum[r], s.data + r * s.row);
+  });
+}
+
+template <class T>
+void transpose_keys(const Matrix<const T>& k, Index d, Index count, const RowsAhead<T>& ahead,
+                    T* to) {
+  constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
+  T part[std::size_t{width * width}] = {};
+  for (Index j = 0; j < count; j += width) {
+    const Index keys = std::min<Index>(width, count - j);
+    for (Index n = 0; n < d; n += width) {
+      const Index filled = std::min<Index>(width, d - n);
+      const T* from = k.data + j * k.row + n;
+      for (Index r = 0; r < keys; ++r) ahead.ask(j + r, n, width);
+      if (keys == width && filled == width) {
+        transpose_square<T>(from, k.row, to + n * columns + j, columns);
+        continue;
+      }
+      for (Index r = 0; r < keys; ++r) std::copy_n(from + r * k.row, filled, part + r * width);
+      transpose_square<T>(part, width, to + n * columns + j, columns);
+    }
+  }
+}
+
+template <class T>
+void decode_scores(const Matrix<const T>& k, Index d, Index n, const RowsAhead<T>& ahead,
+                   const DecodeScratch<T>& buffers, Index rows, T alpha, const ScoreRows<T>& s) {
+  constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
+  Index j = 0;
+  if (rows <= 4 && d % width == 0) {
+    for (; j + width <= n; j += width) {
+      const auto keys = k.from(j, 0);
+      Index r = 0;
+      auto more = ahead.from(j);
+      const auto score = [&](auto count) {
+        score_square<T, count>(keys, d, buffers.q + r * d, alpha, more,
+                               {s.data + r * s.row + j, s.row});
+        r += count;
+        more.count = 0;
+      };
+      if (rows == 4) score(std::integral_constant<int, 4>{});
+      if (r + 2 <= rows) score(std::integral_constant<int, 2>{});
+      if (r < rows) score(std::integral_constant<int, 1>{});
+    }
+  }
+  for (; j < n; j += columns) {
+    const Index count = std::min<Index>(columns, n - j);
+    transpose_keys<T>(k.from(j, 0), d, count, ahead.from(j), buffers.k);
+    run_panel<T>({buffers.q, d, 1}, {buffers.k, 0, columns}, rows, (count + width - 1) / width, d,
+                 {s.data + j, s.row, Finish::assign, alpha});
+  }
+}
+
+template <class T>
+struct ContextRows {
+  T* data;
+  Index row;
+  const T* factors;
+
+  ContextRows from(Index r) const {
+    return {data + r * row, row, factors == nullptr ? nullptr : factors + r};
+  }
+};
+
+template <class T, int rows, int vectors>
+void add_rows_of_values(const T* p, Index p_row, const Walk<T>& v, Index n, Index column,
+                        const RowsAhead<T>& ahead, const ContextRows<T>& to) {
+  using S = Simd<T>;
+  typename S::Vector sum[std::size_t{rows}][std::size_t{vectors}];
+  const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
+    unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      unrolled<vectors>([&](auto c) HEADWISE_ALWAYS_INLINE { f(r, c); });
+    });
+  };
+  each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::zero(); });
+  const T* row = v.data;
+  for (Index j = 0; j < n; ++j, row += v.step) {
+    ahead.ask(j, column, vectors * S::width);
+    typename S::Vector x[std::size_t{vectors}];
+    unrolled<vectors>([&](auto c) HEADWISE_ALWAYS_INLINE { x[c] = S::load(row + c * S::width); });
+    unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      const auto weight = S::broadcast(p[r * p_row + j]);
+      unrolled<vectors>(
+          [&](auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::fma(weight, x[c], sum[r][c]); });
+    });
+  }
+  each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE {
+    T* at = to.data + r * to.row + c * S::width;
+    if (to.factors == nullptr) {
+      S::store(sum[r][c], at);
+    } else {
+      S::store(S::fma(S::broadcast(to.factors[r]), S::load(at), sum[r][c]), at);
+    }
+  });
+}
+
+template <class T>
+std::int64_t decode_values(const Matrix<const T>& v, Index dv, KeyRange range, const T* p,
+                           Index p_row, Index rows, RowsAhead<T> ahead, T* last_columns,
+                           const ContextRows<T>& to) {
+  constexpr Index width = Tile<T>::width;
+  constexpr int vectors = Tile<T>::vectors;
+  const auto add = [&](Index c, const Walk<T>& from, auto vectors_here) {
+    Index r = 0;
+    RowsAhead<T> more = ahead;
+    const auto some = [&](auto count) {
+      const ContextRows<T> part{to.data + r * to.row + c, to.row,
+                                to.factors == nullptr ? nullptr : to.factors + r};
+      add_rows_of_values<T, count, vectors_here>(p + r * p_row + range.begin, p_row, from,
+                                                 range.size(), c, more, part);
+      r += count;
+      more.count = 0;
+    };
+    while (r + 4 <= rows) some(std::integral_constant<int, 4>{});
+    if (r + 2 <= rows) some(std::integral_constant<int, 2>{});
+    if (r < rows) some(std::integral_constant<int, 1>{});
+  };
+  Index c = 0;
+  for (; c + Tile<T>::columns <= dv; c += Tile<T>::columns) {
+    add(c, {v.data + range.begin * v.row + c, 0, v.row}, std::integral_constant<int, vectors>{});
+  }
+  for (; c + width <= dv; c += width) {
+    add(c, {v.data + range.begin * v.row + c, 0, v.row}, std::integral_constant<int, 1>{});
+  }
+  if (c < dv) {
+    const auto copy =
+        copy_rows<T>(v.from(range.begin, c), range.size(), dv - c, true, last_columns);
+    add(c, copy.walk(0), std::integral_constant<int, 1>{});
+  }
+  return rows * round_up(dv, width) * range.size();
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/decode_softmax.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct ScoreUnits {
+  T alpha;     // that scores are multiplied by
+  T unit;      // that differences of them are multiplied by before weight_of
+  T greatest;  // that the greatest is multiplied by for the logsumexp
+
+  explicit ScoreUnits(T scale)
+      : alpha(is_power_of_two(scale) ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (is_power_of_two(scale) ? scale : T(1))),
+        greatest(is_power_of_two(scale) ? scale : T(1)) {}
+};
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
+                   S::broadcast_int(static_cast<Int>(range.begin)),
+                   S::broadcast_int(static_cast<Int>(range.end)));
+}
+
+template <class T>
+T greatest_score(const T* s, KeyRange range, T before) {
+  using S = Simd<T>;
+  auto greatest = S::broadcast(before);
+  for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
+    greatest = S::greater(
+        greatest, S::select(lanes_within<T>(range, j), S::load(s + j), S::broadcast(before)));
+  }
+  T lanes[std::size_t{S::width}];
+  S::store(greatest, lanes);
+  for (const T& lane : lanes) before = before < lane ? lane : before;
+  return before;
+}
+
+template <class T>
+T weigh_scores(T* s, KeyRange range, T m, T unit) {
+  using S = Simd<T>;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index step = std::max<Index>(8, S::width);
+  typedef T Chains __attribute__((vector_size(8 * sizeof(T))));
+  Chains sums = Chains{};
+  for (Index j = range.begin / step * step; j < range.end; j += step) {
+    for (Index n = j; n < j + step; n += S::width) {
+      const auto p = weight_of<T>((S::load(s + n) - S::broadcast(m)) * S::broadcast(unit));
+      S::store(S::select(lanes_within<T>(range, n), p, S::zero()), s + n);
+    }
+    for (Index n = j; n < j + step; n += 8) {
+      Chains p;
+      std::memcpy(&p, s + n, sizeof p);
+      sums = sums + p;
+    }
+  }
+  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+template <class T>
+T factor_of(T before, T m, T unit) {
+  using S = Simd<T>;
+  using simd::HEADWISE_ISA::weight_of;
+  T lanes[std::size_t{S::width}];
+  S::store(weight_of<T>((S::broadcast(before) - S::broadcast(m)) * S::broadcast(unit)), lanes);
+  return lanes[0];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/decode.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+struct DecodeBlock {
+  Index number, j0, n;
+};
+
+template <class T>
+struct DecodeRows {
+  static constexpr Index keys = DecodeTile<T>::keys;
+
+  const DecodeGroup<T>& group;
+  const AttentionHead<T>& head;
+  DecodeTask task;
+  KeyRange range;                                   // all keys that some row sees
+  KeyRange blocks;                                  // in which they lie: those of the task's part
+  KeyRange seen[std::size_t{DecodeTile<T>::rows}];  // in the block: keys begin ... end - 1 of it
+  bool all = false;                                 // every row sees every key of it
+
+  DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
+      : group(of), head(of.first), task(which) {
+    const bool one_head = query(0) + task.rows <= head.L;
+    range =
+        one_head ? head.visibility.range(query(0), task.rows) : head.visibility.range(0, head.L);
+    const Index first = range.begin / keys, count = (range.end + keys - 1) / keys - first;
+    const auto cut = [&](Index part) {
+      return range.size() == 0 ? first : first + count * part / task.parts;
+    };
+    blocks = {cut(task.part), cut(task.part + 1)};
+  }
+
+  Index query(Index r) const { return (task.first + r) % head.L; }
+  Index head_of(Index r) const { return (task.first + r) / head.L; }
+  DecodeBlock block(Index number) const {
+    return {number, number * keys, std::min<Index>(keys, range.end - number * keys)};
+  }
+  std::int64_t meet(const DecodeBlock& block) {
+    std::int64_t pairs = 0;
+    for (Index r = 0; r < task.rows; ++r) {
+      const KeyRange all_keys = head.visibility.range(query(r));
+      const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
+      seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
+      pairs += seen[r].size();
+    }
+    all = pairs == task.rows * block.n;
+    return pairs;
+  }
+  RowsAhead<T> behind(const DecodeBlock& block, const Matrix<const T>& x, Index width) const {
+    const Index j = block.j0 + block.n;
+    return {x.data + j * x.row, x.row, width, std::min<Index>(keys, range.end - j)};
+  }
+};
+
+template <class T>
+void copy_queries(const DecodeRows<T>& rows, T* q) {
+  const Index d = rows.head.d;
+  for (Index r = 0; r < rows.task.rows; ++r) {
+    const auto from = rows.head.q.from(rows.query(r), 0);
+    const T* data = from.data + rows.head_of(r) * rows.group.q_head;
+    for (Index k = 0; k < d; ++k) q[r * d + k] = data[k * from.column];
+  }
+}
+
+template <class T>
+std::int64_t add_block(const DecodeRows<T>& rows, const DecodeBlock& block, const T* p, Index p_row,
+                       RowsAhead<T> ahead, T* last_columns, const ContextRows<T>& to) {
+  const auto v = rows.head.v.from(block.j0, 0);
+  const Index dv = rows.head.dv;
+  if (rows.all) {
+    return decode_values<T>(v, dv, {0, block.n}, p, p_row, rows.task.rows, ahead, last_columns, to);
+  }
+  std::int64_t products = 0;
+  for (Index r = 0; r < rows.task.rows; ++r) {
+    if (rows.seen[r].size() == 0) continue;
+    products += decode_values<T>(v, dv, rows.seen[r], p + r * p_row, p_row, 1, ahead, last_columns,
+                                 to.from(r));
+    ahead.count = 0;
+  }
+  return products;
+}
+
+template <class T>
+void store_row(const DecodeRows<T>& rows, Index r, const T* context, T greatest, T sum) {
+  const DecodeGroup<T>& group = rows.group;
+  const Index i = rows.query(r), h = rows.head_of(r);
+  const bool any = rows.head.visibility.range(i).size() != 0;
+  auto o = group.o.from(i, 0);
+  o.data += h * group.o_head;
+  divide_row<T>(context, any ? sum : T(1), rows.head.dv, o);
+  if (group.lse.data == nullptr) return;
+  auto lse = group.lse.from(i, 0);
+  lse.data += h * group.lse_head;
+  store_logsumexp<T>(any, greatest * ScoreUnits<T>(rows.head.scale).greatest, sum, lse, 0);
+}
+
+template <class T>
+std::int64_t score_flops(const DecodeRows<T>& rows, const DecodeBlock& block) {
+  return rows.task.rows * round_up(block.n, Tile<T>::width) * (2 * rows.head.d + 5);
+}
+
+template <class T>
+TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> memory) {
+  constexpr Index keys = DecodeTile<T>::keys;
+  constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
+  DecodeRows<T> rows(group, task);
+  const AttentionHead<T>& head = rows.head;
+  const DecodeScratch<T> buffers(memory, head.d, head.dv);
+  const Index context_row = round_up(head.dv, Tile<T>::width);
+  const ScoreUnits<T> units(head.scale);
+  T greatest[most], sum[most], factors[most];
+  std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
+  std::fill_n(sum, task.rows, T(0));
+  TileWork work;
+  copy_queries<T>(rows, buffers.q);
+  set_zero<T>(buffers.context, task.rows * context_row);
+
+  for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+    const DecodeBlock block = rows.block(number);
+    work.pairs += rows.meet(block);
+    const auto v = head.v.from(block.j0, 0);
+    decode_scores<T>(head.k.from(block.j0, 0), head.d, block.n, {v.data, v.row, head.dv, block.n},
+                     buffers, task.rows, units.alpha, {buffers.s, keys});
+    for (Index r = 0; r < task.rows; ++r) {
+      T* s = buffers.s + r * keys;
+      if (rows.seen[r].size() == 0) continue;
+      const T m = greatest_score<T>(s, rows.seen[r], greatest[r]);
+      factors[r] = factor_of<T>(greatest[r], m, units.unit);
+      const T block_sum = weigh_scores<T>(s, rows.seen[r], m, units.unit);
+      sum[r] = simd::HEADWISE_ISA::multiply_add<T>(sum[r], factors[r], block_sum);
+      greatest[r] = m;
+    }
+    const auto products =
+        add_block<T>(rows, block, buffers.s, keys, rows.behind(block, head.k, head.d), buffers.v,
+                     {buffers.context, context_row, factors});
+    work.executed_flops += 2 * products + score_flops<T>(rows, block);
+  }
+  for (Index r = 0; r < task.rows; ++r) {
+    store_row<T>(rows, r, buffers.context + r * context_row, greatest[r], sum[r]);
+  }
+  return work;
+}
+
+template <class T>
+TileWork decode_score(const DecodeGroup<T>& group, const DecodeTask& task,
+                      const DecodeParts<T>& parts, Scratch<T> memory) {
+  constexpr Index keys = DecodeTile<T>::keys;
+  DecodeRows<T> rows(group, task);
+  const AttentionHead<T>& head = rows.head;
+  const DecodeScratch<T> buffers(memory, head.d, head.dv);
+  const ScoreUnits<T> units(head.scale);
+  const Index row = parts.blocks * keys;
+  TileWork work;
+  copy_queries<T>(rows, buffers.q);
+  for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+    const DecodeBlock block = rows.block(number);
+    work.pairs += rows.meet(block);
+    decode_scores<T>(head.k.from(block.j0, 0), head.d, block.n, rows.behind(block, head.k, head.d),
+                     buffers, task.rows, units.alpha, {parts.scores + block.j0, row});
+    for (Index r = 0; r < task.rows; ++r) {
+      parts.greatest[number * parts.rows + r] = greatest_score<T>(
+          parts.scores + r * row + block.j0, rows.seen[r], std::numeric_limits<T>::lowest());
+    }
+    work.executed_flops += score_flops<T>(rows, block);
+  }
+  return work;
+}
+
+template <class T>
+TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
+                      const DecodeParts<T>& parts, Scratch<T> memory) {
+  constexpr Index keys = DecodeTile<T>::keys;
+  constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
+  DecodeRows<T> rows(group, task);
+  const AttentionHead<T>& head = rows.head;
+  const DecodeScratch<T> buffers(memory, head.d, head.dv);
+  const ScoreUnits<T> units(head.scale);
+  const Index row = parts.blocks * keys;
+  T greatest[most];
+  std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
+  const auto raise_to = [&](Index number, Index r) {
+    const T other = parts.greatest[number * parts.rows + r];
+    return greatest[r] < other ? other : greatest[r];
+  };
+  for (Index number = rows.range.begin / keys; number < rows.blocks.begin; ++number) {
+    for (Index r = 0; r < task.rows; ++r) greatest[r] = raise_to(number, r);
+  }
+  TileWork work;
+  for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+    const DecodeBlock block = rows.block(number);
+    rows.meet(block);
+    T* const weights = parts.scores + block.j0;
+    for (Index r = 0; r < task.rows; ++r) {
+      const Index at = number * parts.rows + r;
+      const T m = raise_to(number, r);
+      parts.factors[at] = factor_of<T>(greatest[r], m, units.unit);
+      parts.sums[at] = weigh_scores<T>(weights + r * row, rows.seen[r], m, units.unit);
+      greatest[r] = m;
+    }
+    T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
+    work.executed_flops +=
+        2 * add_block<T>(rows, block, weights, row, rows.behind(block, head.v, head.dv), buffers.v,
+                         {contexts, parts.context_row, nullptr});
+  }
+  return work;
+}
+
+template <class T>
+void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const DecodeParts<T>& parts,
+                 Scratch<T> memory) {
+  using S = Simd<T>;
+  DecodeRows<T> rows(group, task);
+  const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
+  for (Index r = 0; r < task.rows; ++r) {
+    T greatest = std::numeric_limits<T>::lowest(), sum = T(0);
+    set_zero<T>(buffers.context, parts.context_row);
+    const KeyRange seen = rows.head.visibility.range(rows.query(r));
+    for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+      const DecodeBlock block = rows.block(number);
+      if (seen.begin >= block.j0 + block.n || seen.end <= block.j0 || seen.size() == 0) continue;
+      const Index at = number * parts.rows + r;
+      const T factor = parts.factors[at];
+      sum = simd::HEADWISE_ISA::multiply_add<T>(sum, factor, parts.sums[at]);
+      greatest = greatest < parts.greatest[at] ? parts.greatest[at] : greatest;
+      const T* context = parts.contexts + at * parts.context_row;
+      for (Index c = 0; c < parts.context_row; c += S::width) {
+        T* to = buffers.context + c;
+        S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
+      }
+    }
+    store_row<T>(rows, r, buffers.context, greatest, sum);
+  }
+}
+
+template <Scalar T>
+constexpr DecodeKernels<T> decode_kernels() {
+  if constexpr (simd::vectorised<T>) {
+    return {.queries = DecodeTile<T>::queries,
+            .rows = DecodeTile<T>::rows,
+            .keys = DecodeTile<T>::keys,
+            .width = Tile<T>::width,
+            .scratch = &decode_scratch<T>,
+            .run = &decode<T>,
+            .score = &decode_score<T>,
+            .weigh = &decode_weigh<T>,
+            .join = &decode_join<T>};
+  }
+  return {};
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct BackwardScratch {
@@ -13137,19 +17002,21 @@ struct BackwardScratch {
   T* p;        // [queries, row]
   T* ds;       // [queries, row]
   T* factors;  // [rows, keys], dropout of six queries
-  T* k_t;      // k^T in panels [d, columns]
-  T* v_t;      // v^T in panels [dv, columns]
-  T* k;        // [keys, d], dense
-  T* q;        // [queries, d], dense
-  T* d_o;      // [queries, dv], dense
-  T* kept;     // one of these without what one row may not see
-  T* dk;       // [keys, d], rows of whole vectors
-  T* dv;       // [keys, dv], likewise
+  ScoreScratch<T> score;
+  T* k_t;   // k^T in panels [d, columns]
+  T* v_t;   // v^T in panels [dv, columns]
+  T* k;     // [keys, d], dense
+  T* q;     // [queries, d], dense
+  T* d_o;   // [queries, dv], dense
+  T* kept;  // one of these without what one row may not see
+  T* dk;    // [keys, d], rows of whole vectors
+  T* dv;    // [keys, dv], likewise
 
   constexpr BackwardScratch(Scratch<T>& memory, Index d, Index width_v)
       : p(memory.take(queries * BackwardTile<T>::row)),
         ds(memory.take(queries * BackwardTile<T>::row)),
         factors(memory.take(Tile<T>::rows * keys)),
+        score(memory),
         k_t(memory.take(packed_size<T>(d, keys))),
         v_t(memory.take(packed_size<T>(width_v, keys))),
         k(memory.take(copied_size<T>(keys, d))),
@@ -13225,6 +17092,8 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
+  constexpr T tiny = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
+  const auto least = S::broadcast(tiny), minus_least = S::broadcast(-tiny);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
     auto weight = weight_of<T>(below * unit);  // 4c
@@ -13237,7 +17106,8 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       kept = weight * factor;
     }
     auto flow = weight * (dp - delta);  // 4c
-    if (!full) {                        // 4b
+    flow = S::select(S::both(minus_least < flow, flow < least), S::zero(), flow);
+    if (!full) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
       flow = S::select(seen, flow, S::zero());
@@ -13248,42 +17118,58 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
 }
 
 template <class T>
-std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
-                            Index c, const Operand<T>& q, const Operand<T>& d_o, const T* factors,
-                            const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange panel,
+                           const Operand<T>& q, const Operand<T>& d_o, T alpha,
+                           const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
-  const Index d = head.forward.d, dv = head.forward.dv;
-  const T scale = head.forward.scale;
-  const HeadVisibility<T>& rules = head.forward.visibility;
-  const KeyRange panel{c, std::min<Index>(c + columns, round_up(block.end, width))};
+  const Index d = head.forward.d, dv = head.forward.dv, c = panel.begin;
   KeyRange range = panel;
   if (!mask.full()) {
     range.begin = std::max<Index>(c, mask.range(r).begin);
     range.end = std::min<Index>(panel.end, mask.range(r + n - 1).end);
   }
-  const bool folded = rules.bias_count() == 0 && is_power_of_two(scale);
-  std::int64_t count = 0;
-  if (range.begin < range.end) {
-    const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
-    const Index at = c + from * width;
-    run_panel<T>({q.data + r * q.step, q.step, 1}, {buffers.k_t + c * d + from * width, 0, columns},
-                 n, to - from, d,
-                 {buffers.p + r * row + at, row, Finish::assign, folded ? T(1) : scale});
-    run_panel<T>({d_o.data + r * d_o.step, d_o.step, 1},
-                 {buffers.v_t + c * dv + from * width, 0, columns}, n, to - from, dv,
-                 {buffers.ds + r * row + at, row});
-    count = n * (to - from) * width * (d + dv);
-  }
-  for (Index at = r; at < r + n; ++at) {
-    for (Index j = range.begin;
-         rules.bias_count() != 0 && j < std::min<Index>(range.end, block.end); ++j) {
-      T& s = buffers.p[at * row + j];
-      if (mask.visible(at, j)) s = s + rules.bias(block.i0 + at, block.j0 + j);
+  if (range.begin >= range.end) return {c, c};
+  const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
+  const Index at = c + from * width;
+  run_panel<T>({q.data + r * q.step, q.step, 1}, {buffers.k_t + c * d + from * width, 0, columns},
+               n, to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
+  run_panel<T>({d_o.data + r * d_o.step, d_o.step, 1},
+               {buffers.v_t + c * dv + from * width, 0, columns}, n, to - from, dv,
+               {buffers.ds + r * row + at, row});
+  return {at, c + to * width};
+}
+
+template <class T>
+std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
+                            Index c, const Operand<T>& q, const Operand<T>& d_o, const T* factors,
+                            const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+  constexpr Index row = BackwardTile<T>::row;
+  const AttentionHead<T>& forward = head.forward;
+  const KeyRange panel{c,
+                       std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
+  const bool plain = forward.plain_scores();
+  const bool folded = plain && is_power_of_two(forward.scale);
+  if (!plain && r + n < block.rows) {
+    const Index next = block.i0 + r + n, rows = std::min<Index>(n, block.rows - r - n);
+    const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
+    prefetch_biases<T>(forward, next, rows, keys);
+    for (const Matrix<T>& bias : head.flows.biases) {
+      if (bias.data != nullptr) prefetch_rows<T>(bias.from(next, keys.begin), rows, keys.size());
     }
-    backward_row<T>(head, block, at, panel, folded ? scale : T(1), factors, buffers, mask);
+  }
+  const KeyRange done =
+      backward_products<T>(head, r, n, panel, q, d_o, folded ? T(1) : forward.scale, buffers, mask);
+  for (Index at = r; at < r + n; ++at) {
+    if (!plain) {
+      change_row<T>(forward, block, at, done, buffers.score, buffers.p + at * row, mask);
+    }
+    backward_row<T>(head, block, at, panel, folded ? forward.scale : T(1), factors, buffers, mask);
+    if (!plain) {
+      return_flow<T>(head, block, at, done, buffers.score, buffers.ds + at * row);
+    }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return count;
+  return n * done.size() * (forward.d + forward.dv);
 }
 
 template <class T>
@@ -13299,7 +17185,7 @@ void prefetch_next_tile(const FlashHead<T>& head, const TileBlock& block, Index 
 template <class T>
 std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block, const Operand<T>& q,
                              const Operand<T>& d_o, const BackwardScratch<T>& buffers,
-                             const BackwardMask<T>& mask) {
+                             BackwardMask<T>& mask) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
@@ -13411,12 +17297,14 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || all_finite<T>({k.data, k.step, 1}, n, d);
 
+  begin_scores<T>(head, block, buffers.score);
   std::int64_t products = backward_scores<T>(head, block, q, d_o, buffers, mask);
+  if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   products += add_by_key<T>(buffers.p, d_o, dv, buffers.sums_of_v(dv), block, buffers.kept, mask);
   products += add_by_key<T>(buffers.ds, q, d, buffers.sums_of_k(d), block, buffers.kept, mask);
   products += add_by_query<T>(head, k, block, buffers, mask);
   return {mask.pairs(),
-          2 * products + (7 + score_extras(head.forward, 2)) * rows * round_up(n, Tile<T>::width)};
+          2 * products + (7 + backward_extras(head.forward)) * rows * round_up(n, Tile<T>::width)};
 }
 
 template <class T>
@@ -13435,8 +17323,12 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
 
 template <class T>
 void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
-                        Scratch<T> memory) {
+                        T* to_scale, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
+  if (to_scale != nullptr) {
+    const Matrix<const T> sums = buffers.sums_of_k(head.d);
+    *to_scale = *to_scale + scale_flow<T>(head.k.from(j0, 0), sums, n, head.d);
+  }
   write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk.from(j0, 0));
   write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv.from(j0, 0));
 }
@@ -13466,6 +17358,10 @@ inline constexpr Kernels<T> table = {
     .layer_norm_rows = &layer_norm_rows<T>,
     .layer_norm_backward_rows = &layer_norm_backward_rows<T>,
     .layer_norm_columns = &layer_norm_columns<T>,
+    .rms_norm_rows = &rms_norm_rows<T>,
+    .rms_norm_backward_rows = &rms_norm_backward_rows<T>,
+    .rms_norm_columns = &rms_norm_columns<T>,
+    .rotate_rows = &rotate_rows<T>,
     .softmax_rows = &softmax_rows<T>,
     .softmax_backward_rows = &softmax_backward_rows<T>,
     .drop_rows = &drop_rows<T>,
@@ -13481,6 +17377,8 @@ inline constexpr Kernels<T> table = {
     .flash_backward_begin = &flash_backward_begin<T>,
     .flash_backward_tile = &flash_backward_tile<T>,
     .flash_backward_end = &flash_backward_end<T>,
+    .tanhs_of = &simd::HEADWISE_ISA::tanhs_of<T>,
+    .decode = decode_kernels<T>(),
     .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
 };
 
@@ -13490,13 +17388,9 @@ inline constexpr ModelKernels<T> model_table = {
     .combine_columns = &combine_columns<T>,
     .activation_rows = &activation_rows<T>,
     .activation_backward_rows = &activation_backward_rows<T>,
-    .rms_norm_rows = &rms_norm_rows<T>,
-    .rms_norm_backward_rows = &rms_norm_backward_rows<T>,
-    .rms_norm_columns = &rms_norm_columns<T>,
     .add_row = &add_row<T>,
     .cross_entropy_rows = &cross_entropy_rows<T>,
     .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
-    .rotate_rows = &rotate_rows<T>,
     .adamw = &adamw<T>,
     .sgd = &sgd<T>,
     .scale_elements = &scale_elements<T>,
@@ -13611,6 +17505,13 @@ std::int64_t workspace_bytes(Index workers, Index elements) {
   return workers * padded<T>(elements) * static_cast<std::int64_t>(sizeof(T));
 }
 
+/// Cosines and sines of as many positions as queries or keys have.
+template <class T>
+std::int64_t turns_bytes(const AttentionShape& s) {
+  const std::int64_t longest = std::max<Index>(s.seq_len, s.S());
+  return 2 * longest * (s.rotary_width / 2) * static_cast<std::int64_t>(sizeof(T));
+}
+
 inline namespace HEADWISE_CODE {  // tiles depend on flags
 
 /// A product [M, K] [K, N], as linear_forward asks for its scratch.
@@ -13618,6 +17519,17 @@ template <class T>
 std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N, Index K) {
   const Index scratch = kernels::kernels_here<T>().gemm_scratch({M, N, K});
   return M == 0 || N == 0 ? 0 : workspace_bytes<T>(workers, scratch);
+}
+/// What flash_attention_forward asks for: scratch for each worker, and what those share who compute
+/// few queries together.
+template <class T>
+std::int64_t flash_forward_bytes(Index workers, const AttentionShape& s) {
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const Index heads = s.G() == 0 ? 0 : s.num_heads / s.G();
+  const kernels::ForwardMemory<T> memory(
+      run.decode, run.flash_forward_scratch(s.d(), s.dv()),
+      {s.batch_size * s.G(), heads, s.seq_len, s.S(), s.d(), s.dv(), workers});
+  return workspace_bytes<T>(workers, memory.each_worker) + workspace_bytes<T>(1, memory.shared);
 }
 /// What flash_attention_backward asks for: scratch for each worker, a delta for each query, and a
 /// count for each block of queries.
@@ -13662,12 +17574,16 @@ MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Inde
                            detail::gemm_workspace_bytes<T>(workers, M, s.k_width(), s.k_in()),
                            detail::gemm_workspace_bytes<T>(workers, M, s.v_width(), s.v_in())}));
   }
+  if (s.qk_norm) {
+    stage("qk norm", training ? N * s.q_width() + M * s.k_width() + s.head_rows() : 0, 0);
+  }
+  if (s.rotary_width != 0) stage("rotary", 0, detail::turns_bytes<T>(s));
   const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? 2 * s.num_heads * N : 0;
-  const Index scratch =
-      flash ? run.flash_forward_scratch(s.d(), s.dv())
-            : run.attention_forward_scratch(s.seq_len, s.S(), s.d(), s.dv(), s.weight_dropout);
-  stage("attention", N * s.context_width() + (flash ? lse : weights),
-        detail::workspace_bytes<T>(workers, scratch));
+  const auto scratch = flash ? detail::flash_forward_bytes<T>(workers, s)
+                             : detail::workspace_bytes<T>(
+                                   workers, run.attention_forward_scratch(
+                                                s.seq_len, s.S(), s.d(), s.dv(), s.weight_dropout));
+  stage("attention", N * s.context_width() + (flash ? lse : weights), scratch);
   count.cache = live;
   stage("o projection", N * D, detail::gemm_workspace_bytes<T>(workers, N, D, s.context_width()));
   count.result = N * D * bytes;
@@ -13703,7 +17619,10 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
         flash ? detail::flash_backward_bytes<T>(workers, s)
               : detail::workspace_bytes<T>(
                     workers, run.attention_backward_scratch(s.seq_len, s.S(), s.d(), s.dv(),
-                                                            s.weight_dropout)));
+                                                            s.weight_dropout,
+                                                            s.softcap || s.score_function)));
+  if (s.rotary_width != 0) stage("rotary", 0, detail::turns_bytes<T>(s));
+  if (s.qk_norm) stage("qk norm", s.qk_norm_affine ? 2 * s.d() : 0, 0);
   if (s.self_attention()) {
     stage("projections", 0, product(N, D, width));
     stage("weights", 0, std::max<std::int64_t>(product(cw, D, N), product(D, width, N)));
@@ -16337,22 +20256,470 @@ auto checkpoint(F f, const Variable<T, R>&... inputs) {
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/tensor/dual.hpp
+// Numbers that carry a derivative: a + b e with e e = 0. What computes on them differentiates as it
+// goes (forward mode), and on Dual<Dual<T>> twice. It holds one direction; it records nothing.
+//
+//   f(Dual(x, u)) = f(x) + f'(x) u e
+//
+// Every function is inlined and branches on nothing, so that a loop over scalars made dual in
+// registers vectorises as one over scalars does.
+
+namespace headwise::inline v0_1 {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// A value and its derivative. A plain number is a constant: its derivative is 0.
+///
+/// Order is that of the values. Equal are two whose values and derivatives are: x == 0 says that x
+/// may be left out of a sum, which a zero that moves may not.
+///
+/// A term of a chain rule whose inner derivative is 0 is 0, also where the outer one is infinite:
+/// sqrt of the constant 0 is the constant 0. e^x that is 0 is a constant, for x = -infinity.
+///
+/// Source  Griewank and Walther, Evaluating Derivatives (2008), chapter 3.
+template <class T>
+struct Dual {
+  T value{};       // what a plain number would be
+  T derivative{};  // along the one direction
+
+  /// The constant 0.
+  constexpr Dual() = default;
+  /// A number that moves: a + b e.
+  HEADWISE_INLINE constexpr Dual(const T& a, const T& b) : value(a), derivative(b) {}
+  /// A constant.
+  template <class U>
+  requires(std::is_arithmetic_v<U> || std::same_as<U, T>) HEADWISE_INLINE constexpr Dual(const U& a)
+      : value(static_cast<T>(a)) {}
+  /// The value alone.
+  template <std::floating_point U>
+  HEADWISE_INLINE explicit constexpr operator U() const {
+    return static_cast<U>(value);
+  }
+
+  HEADWISE_INLINE friend constexpr Dual operator+(const Dual& a, const Dual& b) {
+    return {a.value + b.value, a.derivative + b.derivative};
+  }
+  HEADWISE_INLINE friend constexpr Dual operator-(const Dual& a, const Dual& b) {
+    return {a.value - b.value, a.derivative - b.derivative};
+  }
+  HEADWISE_INLINE friend constexpr Dual operator-(const Dual& a) {
+    return {-a.value, -a.derivative};
+  }
+  HEADWISE_INLINE friend constexpr Dual operator*(const Dual& a, const Dual& b) {
+    return {a.value * b.value, a.value * b.derivative + a.derivative * b.value};
+  }
+  HEADWISE_INLINE friend constexpr Dual operator/(const Dual& a, const Dual& b) {
+    const T quotient = a.value / b.value;
+    return {quotient, (a.derivative - quotient * b.derivative) / b.value};
+  }
+
+  // With a plain number: no products with its derivative.
+  template <class U>
+  requires std::is_arithmetic_v<U> HEADWISE_INLINE friend constexpr Dual operator*(const Dual& a,
+                                                                                   const U& b) {
+    const T factor = static_cast<T>(b);
+    return {a.value * factor, a.derivative * factor};
+  }
+  template <class U>
+  requires std::is_arithmetic_v<U> HEADWISE_INLINE friend constexpr Dual operator*(const U& a,
+                                                                                   const Dual& b) {
+    return b * a;
+  }
+  template <class U>
+  requires std::is_arithmetic_v<U> HEADWISE_INLINE friend constexpr Dual operator/(const Dual& a,
+                                                                                   const U& b) {
+    const T divisor = static_cast<T>(b);
+    return {a.value / divisor, a.derivative / divisor};
+  }
+
+  /// What the operator says, stored.
+  ///@{
+  HEADWISE_INLINE constexpr Dual& operator+=(const Dual& b) { return *this = *this + b; }
+  HEADWISE_INLINE constexpr Dual& operator-=(const Dual& b) { return *this = *this - b; }
+  HEADWISE_INLINE constexpr Dual& operator*=(const Dual& b) { return *this = *this * b; }
+  HEADWISE_INLINE constexpr Dual& operator/=(const Dual& b) { return *this = *this / b; }
+  ///@}
+
+  HEADWISE_INLINE friend constexpr bool operator==(const Dual& a, const Dual& b) {
+    return a.value == b.value && a.derivative == b.derivative;
+  }
+  HEADWISE_INLINE friend constexpr bool operator<(const Dual& a, const Dual& b) {
+    return a.value < b.value;
+  }
+  HEADWISE_INLINE friend constexpr bool operator>(const Dual& a, const Dual& b) { return b < a; }
+  HEADWISE_INLINE friend constexpr bool operator<=(const Dual& a, const Dual& b) {
+    return a.value <= b.value;
+  }
+  HEADWISE_INLINE friend constexpr bool operator>=(const Dual& a, const Dual& b) { return b <= a; }
+
+  /// As std::max and std::min: of equal values, the first.
+  HEADWISE_INLINE friend constexpr Dual max(const Dual& a, const Dual& b) {
+    return select(a < b, b, a);
+  }
+  HEADWISE_INLINE friend constexpr Dual min(const Dual& a, const Dual& b) {
+    return select(b < a, b, a);
+  }
+  /// At 0, the derivative from the right.
+  HEADWISE_INLINE friend constexpr Dual abs(const Dual& x) { return select(x < Dual(0), -x, x); }
+  HEADWISE_INLINE friend constexpr Dual fabs(const Dual& x) { return abs(x); }
+
+  HEADWISE_INLINE friend Dual exp(const Dual& x) {
+    using std::exp;
+    const T power = exp(x.value);
+    return {power, power == T(0) ? T(0) : T(power * x.derivative)};
+  }
+  HEADWISE_INLINE friend Dual log(const Dual& x) {
+    using std::log;
+    return {log(x.value), chain(T(1) / x.value, x.derivative)};
+  }
+  HEADWISE_INLINE friend Dual log1p(const Dual& x) {
+    using std::log1p;
+    return {log1p(x.value), chain(T(1) / (T(1) + x.value), x.derivative)};
+  }
+  HEADWISE_INLINE friend Dual sqrt(const Dual& x) {
+    using std::sqrt;
+    const T root = sqrt(x.value);
+    return {root, chain(T(0.5) / root, x.derivative)};
+  }
+  HEADWISE_INLINE friend Dual sin(const Dual& x) {
+    using std::cos, std::sin;
+    return {sin(x.value), cos(x.value) * x.derivative};
+  }
+  HEADWISE_INLINE friend Dual cos(const Dual& x) {
+    using std::cos, std::sin;
+    return {cos(x.value), -sin(x.value) * x.derivative};
+  }
+  HEADWISE_INLINE friend Dual tanh(const Dual& x) {
+    using std::tanh;
+    const T y = tanh(x.value);
+    return {y, (T(1) - y) * (T(1) + y) * x.derivative};
+  }
+  HEADWISE_INLINE friend Dual erf(const Dual& x) {
+    using std::erf;
+    return {erf(x.value), error_slope(x.value) * x.derivative};
+  }
+  HEADWISE_INLINE friend Dual erfc(const Dual& x) {
+    using std::erfc;
+    return {erfc(x.value), -error_slope(x.value) * x.derivative};
+  }
+  /// x^y, x above 0 where y is no constant.
+  HEADWISE_INLINE friend Dual pow(const Dual& x, const Dual& y) {
+    using std::log, std::pow;
+    const T power = pow(x.value, y.value);
+    const T by_x = chain(y.value * pow(x.value, y.value - T(1)), x.derivative);
+    return {power, by_x + chain(power * log(x.value), y.derivative)};
+  }
+  template <class U>
+  requires std::is_arithmetic_v<U> HEADWISE_INLINE friend Dual pow(const Dual& x, const U& y) {
+    using std::pow;
+    const T exponent = static_cast<T>(y);
+    const T slope = exponent * pow(x.value, exponent - T(1));
+    return {pow(x.value, exponent), exponent == T(0) ? T(0) : chain(slope, x.derivative)};
+  }
+
+ private:
+  /// Part by part: two selections that have vectors, where one of a struct has none.
+  HEADWISE_INLINE static constexpr Dual select(bool condition, const Dual& yes, const Dual& no) {
+    return {condition ? yes.value : no.value, condition ? yes.derivative : no.derivative};
+  }
+  /// slope u, and 0 where u is 0.
+  HEADWISE_INLINE static constexpr T chain(const T& slope, const T& u) {
+    return u == T(0) ? T(0) : T(slope * u);
+  }
+  /// d erf / dx = 2 e^(-x^2) / sqrt(pi)
+  HEADWISE_INLINE static T error_slope(const T& x) {
+    using std::exp;
+    return exp(-(x * x)) * static_cast<T>(2 * std::numbers::inv_sqrtpi_v<long double>);
+  }
+};
+
+HEADWISE_STRICT_MATH_END
+
+/// Whether T is a Dual.
+template <class T>
+inline constexpr bool is_dual = false;
+/// It is one.
+template <class T>
+inline constexpr bool is_dual<Dual<T>> = true;
+
+}  // namespace headwise::inline v0_1
+
+/// Those of the values, as constants.
+template <class T>
+class std::numeric_limits<headwise::Dual<T>> : public std::numeric_limits<T> {
+  using Number = headwise::Dual<T>;
+  using Base = std::numeric_limits<T>;
+
+ public:
+  /// What T has under that name, as a constant.
+  ///@{
+  static constexpr Number min() { return Number((Base::min)()); }
+  static constexpr Number max() { return Number((Base::max)()); }
+  static constexpr Number lowest() { return Number(Base::lowest()); }
+  static constexpr Number epsilon() { return Number(Base::epsilon()); }
+  static constexpr Number round_error() { return Number(Base::round_error()); }
+  static constexpr Number infinity() { return Number(Base::infinity()); }
+  static constexpr Number quiet_NaN() { return Number(Base::quiet_NaN()); }
+  static constexpr Number signaling_NaN() { return Number(Base::signaling_NaN()); }
+  static constexpr Number denorm_min() { return Number(Base::denorm_min()); }
+  ///@}
+};
+
+// headwise/tensor/dual_view.hpp
+// Tensors of dual numbers: put together from values and a direction, and taken apart again. Taking
+// apart is a view: the derivatives are every second number of the storage.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Number `part` of each element, 0 the value and 1 the derivative.
+template <class V>
+auto part_of_dual(const V& view, Index part) {
+  using Number = typename V::value_type;
+  using T = decltype(Number::value);
+  static_assert(sizeof(Number) == 2 * sizeof(T) && std::is_standard_layout_v<Number>);
+  constexpr int rank = V::rank;
+  auto strides = view.strides();
+  for (int r = 0; r < rank; ++r) strides[r] *= 2;
+  using Part =
+      std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(view.data())>>, const T, T>;
+  auto* const begin = reinterpret_cast<Part*>(view.data());
+  using View = std::conditional_t<std::is_const_v<Part>, In<T, rank>, TensorView<T, rank>>;
+  return View(begin == nullptr ? begin : begin + part, view.shape(), strides);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// What tensors of dual numbers are views of.
+template <class V>
+concept DualViewable = Viewable<V> && requires(V&& x) {
+  x.data()->derivative;
+};
+
+/// The values of dual numbers, [...] as they are: a view, to be written where they are.
+template <DualViewable V>
+auto values(V&& x) {
+  return detail::part_of_dual(as_view(x), 0);
+}
+
+/// Their derivatives, [...] as they are: a view, to be written where they are.
+template <DualViewable V>
+auto derivatives(V&& x) {
+  return detail::part_of_dual(as_view(x), 1);
+}
+
+/// x + u e: a point and the direction in which it moves. (Without one it is convert<Dual<T>>(x).)
+///
+/// x   [...]   in
+/// u   [...]   in; the shape of x
+///
+/// Throws ShapeError unless the shapes agree; std::bad_alloc.
+template <Scalar T, int R>
+Tensor<Dual<T>, R> along(In<T, R> x, In<std::type_identity_t<T>, R> u) {
+  require_countable("along", "x", x);
+  require_shape("along", "u", u, x.shape(), "the shape of x");
+  auto result = Tensor<Dual<T>, R>::uninitialized(x.shape());
+  for_each_index(x.shape(), [&](const Shape<R>& at) { result(at) = {x(at), u(at)}; });
+  return result;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/forward_mode.hpp
+// Forward mode: derivatives along a direction, of what is computed on dual numbers. Along a
+// gradient that was derived by hand, that is a product with the Hessian. Not one formula of its
+// own: every operation is the one that other scalars take, so that one wrong step of a backward is
+// as wrong here.
+
+namespace headwise::inline v0_1 {
+
+/// What a function gives at x, and how that moves where x moves along u.
+template <class Y>
+struct Jvp {
+  Y value;       // f(x), a tensor or a number
+  Y derivative;  // J u, of the same shape
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+template <class Y>
+auto parts_of(const Y& y) {
+  if constexpr (DualViewable<const Y&>) {
+    using Part = decltype(contiguous(values(y)));
+    return Jvp<Part>{contiguous(values(y)), contiguous(derivatives(y))};
+  } else {
+    return Jvp<decltype(Y::value)>{y.value, y.derivative};
+  }
+}
+
+/// f(to, from) for each tensor of `to` and the one of `from` that has its name, with grad_ in front
+/// or without. Throws ShapeError unless that has its shape.
+template <class U, class To, class From, class F>
+void for_each_of_both(std::string_view function, const std::string& argument, To& to,
+                      const From& from, F&& f) {
+  to.for_each([&](const std::string& name, auto x) {
+    constexpr int rank = decltype(x)::rank;
+    In<U, rank> found;
+    from.for_each([&](const std::string& other, auto y) {
+      if constexpr (decltype(y)::rank == rank) {
+        if (other == name || other == "grad_" + name) found = y;
+      }
+    });
+    require_shape(function, argument + name, found, x.shape(), "the module's options");
+    f(x, found);
+  });
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// A module on dual numbers whose parameters move along u.
+///
+/// module   MultiHeadAttention, FeedForward, TransformerBlock, TransformerDecoder: what has options
+///          and is made from them
+/// u        in the form of its gradients: module.zero_gradients(), filled
+///
+/// Throws   ShapeError for a direction of another module; std::bad_alloc.
+template <template <class> class Module, Scalar T>
+Module<Dual<T>> along(const Module<T>& module, const typename Module<T>::Gradients& u) {
+  Module<Dual<T>> result(module.options());
+  auto& parameters = result.parameters();
+  detail::for_each_of_both<T>("along", "", parameters, module.parameters(), [](auto to, auto from) {
+    copy(from, values(to));
+    fill(derivatives(to), 0);
+  });
+  detail::for_each_of_both<T>("along", "u.", parameters, u,
+                              [](auto to, auto from) { copy(from, derivatives(to)); });
+  return result;
+}
+
+/// f(x) and its derivative along u, J u: one pass forward, exact to rounding.
+///
+/// f   from a Tensor<Dual<T>, R> to a tensor of dual numbers or to one; called once
+/// x   [...]   in
+/// u   [...]   in; the shape of x
+///
+/// What f reads besides x and does not move, it converts: convert<Dual<T>>(w). To move several
+/// tensors at once, call f with along(x, u), along(w, v) and take derivatives() of the result.
+/// Where a pair has f and its backward, <dy, J u> = <J^T dy, u>.
+/// Work    that of f three times over, and on a scalar type without vectors.
+/// Throws  ShapeError unless the shapes of x and u agree, what f throws, and std::bad_alloc.
+/// Source  Griewank and Walther, Evaluating Derivatives (2008), chapter 3.1.
+template <class F, Scalar T, int R>
+auto jvp(F&& f, In<T, R> x, In<std::type_identity_t<T>, R> u) {
+  const Tensor<Dual<T>, R> moving = along(x, u);
+  const auto y = f(moving);
+  return detail::parts_of(y);
+}
+
+/// H u, the Hessian of a loss times a direction: the derivative of its gradient along u.
+///
+/// gradient   from a Tensor<Dual<T>, R> to one of its shape: the loss's gradient there, by a
+///            backward or a tape; called once
+/// x          [...]   in
+/// u          [...]   in; the shape of x
+///
+/// H is symmetric: <w, H u> = <u, H w>. Of a gradient that is no gradient, it would not be.
+/// Throws  ShapeError unless the shapes of x, u and the gradient agree, what `gradient` throws, and
+///         std::bad_alloc.
+/// Source  Pearlmutter, "Fast Exact Multiplication by the Hessian", Neural Computation 6 (1994).
+template <class F, Scalar T, int R>
+Tensor<T, R> hessian_vector_product(F&& gradient, In<T, R> x, In<std::type_identity_t<T>, R> u) {
+  Tensor<T, R> product = jvp(gradient, x, u).derivative;
+  require_shape("hessian_vector_product", "the gradient", In<T, R>(product), x.shape(),
+                "the shape of x");
+  return product;
+}
+
+/// The same where a module's parameters are what the loss depends on.
+///
+/// gradient   gradient(module, gradients), as in a training step: forward, loss and backward of a
+///            module of dual numbers, whose gradients are 0 when it is called; called once
+/// module     what along takes
+/// u          in the form of its gradients
+///
+/// Throws  ShapeError for a direction of another module, what `gradient` throws, and
+///         std::bad_alloc.
+template <class F, template <class> class Module, Scalar T>
+typename Module<T>::Gradients hessian_vector_product(F&& gradient, const Module<T>& module,
+                                                     const typename Module<T>::Gradients& u) {
+  const Module<Dual<T>> moving = along(module, u);
+  typename Module<Dual<T>>::Gradients gradients = moving.zero_gradients();
+  gradient(moving, gradients);
+  typename Module<T>::Gradients product = module.zero_gradients();
+  detail::for_each_of_both<Dual<T>>("hessian_vector_product", "gradients.", product, gradients,
+                                    [](auto to, auto from) { copy(derivatives(from), to); });
+  return product;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/ops/attention_options.hpp
 // What both attentions take, and the rules that their arguments keep.
 
 namespace headwise::inline v0_1 {
 
-/// How attention is computed. What it views (masks) must outlive the call.
+/// What is done to scaled scores, in this order; then come the mask's biases and the mask. Viewed,
+/// not copied: what it views must outlive the call, and for training the backward call too.
+template <Scalar T>
+struct ScoreOptions {
+  std::optional<T> softcap = {};  // c > 0: a score becomes c tanh(score / c)
+  In<T, 1> alibi_slopes = {};     // [H]: less slope |j - i - (S - L)|
+  // [H or 1, 2 R + 1]: plus the number at clamp(j - i - (S - L), -R, R) + R. Source: Shaw,
+  // Uszkoreit and Vaswani, 2018, arXiv 1803.02155; Raffel et al., 2020, arXiv 1910.10683,
+  // section 2.1.
+  In<T, 2> relative_bias = {};
+  // Then, behind the mask's biases, a function of one's own, of which this is a view
+  // (kernels/score_function.hpp); what hides pairs is asked apart from it.
+  ScoreFunctionRef<T> function = {};
+  In<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value
+
+  /// Whether nothing is done.
+  bool plain() const {
+    return !softcap && alibi_slopes.absent() && relative_bias.absent() && function.absent() &&
+           sinks.absent();
+  }
+  /// Throws ArgumentError unless the softcap is in range.
+  void require_in_range(std::string_view caller) const {
+    require(!softcap || (is_finite_option(*softcap) && T(0) < *softcap), caller,
+            "softcap is not a finite number above 0, expected one, or none for no cap");
+  }
+  /// Throws ShapeError unless what a head has of its own is given for each of H heads.
+  void require_heads(std::string_view caller, Index H) const {
+    const auto require_each = [&](std::string_view name, const In<T, 1>& x) {
+      if (!x.absent()) require_shape(caller, name, x, Shape{H}, "the number of heads");
+    };
+    require_each("alibi_slopes", alibi_slopes);
+    require_each("sinks", sinks);
+    const In<T, 2>& table = relative_bias;
+    if (table.absent()) return;
+    require_countable(caller, "relative_bias", table);
+    if ((table.extent(0) != H && table.extent(0) != 1) || table.extent(1) % 2 == 0) {
+      raise<ShapeError>(std::string(caller) + ": relative_bias is " + table.shape().format() +
+                        ", expected [" + std::to_string(H) +
+                        " or 1, 2 R + 1] (a number for each distance from -R to R)");
+    }
+  }
+};
+
+/// How attention is computed. What it views must outlive the call.
 template <Scalar T>
 struct AttentionOptions {
   AttentionMask<T> mask = {};   // none: every query sees every key
   std::optional<T> scale = {};  // what q k^T is multiplied by; 1 / sqrt(d) if not given
   Dropout dropout = {};         // of the weights
+  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks
 
-  /// Throws ArgumentError unless scale and dropout are in range.
+  /// Throws ArgumentError unless scale, softcap and dropout are in range.
   void require_in_range(std::string_view function) const {
     require(!scale || is_finite_option(*scale), function,
             "scale is not finite, expected a number, or none for 1 / sqrt(d)");
+    score.require_in_range(function);
     dropout.require_valid(function);
   }
 };
@@ -16363,10 +20730,32 @@ struct AttentionInputs {
   In<T, 4> q, k, v;  // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
 };
 
-/// Their gradients, of the same shapes; overwritten.
+/// The gradients of what changes scores, where it is learned: added to; {} for what is not asked.
+template <Scalar T>
+struct ScoreGradients {
+  InOut<T, 1> d_scale = {};          // [1]
+  InOut<T, 1> d_alibi_slopes = {};   // [H]
+  InOut<T, 2> d_relative_bias = {};  // [H or 1, 2 R + 1], as its values
+  InOut<T, 1> d_sinks = {};          // [H]
+  InOut<T, 1> d_function = {};       // [P], of the parameters of a function of one's own
+  // Of the mask's biases in the order in which they were listed, each of its bias's shape.
+  std::array<InOut<T, 4>, AttentionMask<T>::most> d_biases = {};
+
+  /// Whether one is asked for.
+  bool any() const {
+    bool asked = !d_scale.absent() || !d_alibi_slopes.absent() || !d_relative_bias.absent() ||
+                 !d_sinks.absent() || !d_function.absent();
+    for (const InOut<T, 4>& d_bias : d_biases) asked = asked || !d_bias.absent();
+    return asked;
+  }
+};
+
+/// The gradients of queries, keys and values, of the same shapes; overwritten. Beside them those of
+/// what changes scores.
 template <Scalar T>
 struct AttentionGradients {
   Out<T, 4> dq, dk, dv;  // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
+  ScoreGradients<T> score = {};
 };
 
 /// The letters of an attention: queries [B, H, L, d], keys [B, G, S, d], values [B, G, S, dv].
@@ -16401,19 +20790,28 @@ AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, c
   }
   options.mask.require_fits(function, B, H, L, S);
   options.require_in_range(function);
+  options.score.require_heads(function, H);
   return sizes;
 }
 
-/// Throws ShapeError where an output shares memory with a mask.
+/// Throws ShapeError where an output shares memory with what the options view.
 template <class T>
-void require_apart_from_masks(std::string_view function, const Footprint& out,
-                              const AttentionMask<T>& mask) {
+void require_apart_from_options(std::string_view function, const Footprint& out,
+                                const AttentionOptions<T>& options) {
+  require_apart(function, out,
+                {{"alibi_slopes", options.score.alibi_slopes},
+                 {"relative_bias", options.score.relative_bias},
+                 {"sinks", options.score.sinks}});
+  const AttentionMask<T>& mask = options.mask;
   for (const BiasMask<T>& bias : mask.biases()) {
     require_apart(function, out, {{"Mask::bias", bias.values}});
   }
   for (const PairMask& pairs : mask.pair_masks()) {
     require_apart(function, out, {{pairs.keep ? "Mask::keep" : "Mask::drop", pairs.pairs}});
   }
+  const auto& [ids, narrow_ids] = mask.documents();
+  if (!ids.absent()) require_apart(function, out, {{"Mask::documents", ids}});
+  if (!narrow_ids.absent()) require_apart(function, out, {{"Mask::documents", narrow_ids}});
   if (!mask.has_key_lengths()) return;
   const std::span<const Index> lengths = mask.key_lengths();
   require_apart(function, out,
@@ -16422,6 +20820,29 @@ void require_apart_from_masks(std::string_view function, const Footprint& out,
 }
 
 HEADWISE_STRICT_MATH_BEGIN
+
+/// What the options do to the scores of head h.
+template <class T>
+HeadScore<T> head_score(const ScoreOptions<T>& options, Index b, Index h, Index L, Index S) {
+  HeadScore<T> score{.offset = S - L};
+  score.function = options.function;
+  score.first = {b, h, 0, 0};
+  if (options.softcap) score.softcap = *options.softcap;
+  if (!options.alibi_slopes.absent()) {
+    score.alibi = true;
+    score.slope = options.alibi_slopes(h);
+  }
+  if (const In<T, 2>& table = options.relative_bias; !table.absent()) {
+    score.table = &table(table.extent(0) == 1 ? 0 : h, 0);
+    score.table_step = table.stride(1);
+    score.reach = (table.extent(1) - 1) / 2;
+  }
+  if (!options.sinks.absent()) {
+    score.has_sink = true;
+    score.sink = options.sinks(h);
+  }
+  return score;
+}
 
 template <class T>
 kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T, 4>& q,
@@ -16443,18 +20864,320 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           HeadVisibility<T>(options.mask, b, h, L, S),
           DropoutMask(options.dropout, DropoutStream::weights),
           b,
-          h};
+          h,
+          head_score(options.score, b, h, L, S)};
 }
 
 HEADWISE_STRICT_MATH_END
 
-/// The pairs that causality, window and key lengths leave to a head.
+/// The pairs that causality, window, key lengths and documents leave to a head.
 template <class T>
 std::int64_t pairs_of(const HeadVisibility<T>& visible, Index L) {
   std::int64_t pairs = 0;
-  for (Index i = 0; i < L; ++i) pairs += visible.range(i).size();
+  for (Index i = 0; i < L; ++i) pairs += visible.count(i);
   return pairs;
 }
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/sequence_rows.hpp
+// The rows of a call's sequences, queries or keys, and how they are cut into blocks: of one length
+// in each element of a batch, or of any, one sequence behind the other.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Nothing is stored but what the call gave: packed sequences are found by bisection.
+class SequenceRows {
+ public:
+  /// Every element of the batch has as many.
+  SequenceRows(Index sequences, Index length) : sequences_(sequences), length_(length) {}
+  /// Sequence b has rows starts[b] ... starts[b + 1] - 1 of every tensor. starts [B + 1], viewed.
+  explicit SequenceRows(std::span<const Index> starts)
+      : sequences_(static_cast<Index>(starts.size()) - 1), starts_(starts.data()) {}
+
+  bool packed() const { return starts_ != nullptr; }
+  /// The rows of sequence b.
+  Index length(Index b) const { return packed() ? starts_[b + 1] - starts_[b] : length_; }
+  /// The rows of all sequences before b.
+  Index before(Index b) const { return packed() ? starts_[b] : b * length_; }
+  Index total() const { return before(sequences_); }
+
+  /// Blocks of `size` rows are numbered, those of a sequence one behind the other. Packed, there is
+  /// a number more, at most, for each sequence than it has blocks.
+  Index first_block(Index b, Index size) const {
+    return packed() ? starts_[b] / size + b : b * blocks(length_, size);
+  }
+  Index block_numbers(Index size) const { return first_block(sequences_, size); }
+  /// How many numbers sequence b has.
+  Index block_numbers(Index size, Index b) const {
+    return first_block(b + 1, size) - first_block(b, size);
+  }
+  /// How many blocks there are.
+  Index count_blocks(Index size) const {
+    if (!packed()) return block_numbers(size);
+    Index count = 0;
+    for (Index b = 0; b < sequences_; ++b) count += blocks(length(b), size);
+    return count;
+  }
+
+  /// How many of them sequence b has.
+  Index count_blocks(Index size, Index b) const { return blocks(length(b), size); }
+
+  /// One of `heads` tasks for each number of a block: the sequence, and which task of it.
+  struct Task {
+    Index b, number;
+  };
+  Task task(Index t, Index heads, Index size) const {
+    if (!packed()) {
+      const Index each = heads * blocks(length_, size);
+      return {t / each, t % each};
+    }
+    Index b = 0, end = sequences_;  // the last sequence whose first task is not behind t
+    while (end - b > 1) {
+      const Index middle = b + (end - b) / 2;
+      (heads * first_block(middle, size) <= t ? b : end) = middle;
+    }
+    return {b, t - heads * first_block(b, size)};
+  }
+
+  /// The rows of sequence b in a tensor [B, H, rows, N], in which it stands at index b as well.
+  template <class View>
+  View of(const View& x, Index b) const {
+    if (!packed() || x.absent()) return x;
+    Shape<4> shape = x.shape();
+    shape[2] = length(b);
+    if (x.extent(1) == 0 || x.extent(2) == 0 || x.extent(3) == 0) return {x.data(), shape};
+    return {x.data() + starts_[b] * x.stride(2), shape, x.strides()};
+  }
+
+ private:
+  static Index blocks(Index rows, Index size) { return (rows + size - 1) / size; }
+
+  Index sequences_;
+  Index length_ = 0;
+  const Index* starts_ = nullptr;
+};
+
+/// What a call of flash attention goes over.
+struct FlashSequences {
+  AttentionSizes sizes;  // L and S of a batch; of packed sequences the rows of all
+  SequenceRows queries, keys;
+
+  /// The sizes of sequence b.
+  AttentionSizes of(Index b) const {
+    AttentionSizes own = sizes;
+    own.L = queries.length(b);
+    own.S = keys.length(b);
+    return own;
+  }
+};
+
+/// Those of a batch.
+inline FlashSequences sequences_of(const AttentionSizes& sizes) {
+  return {sizes, SequenceRows(sizes.B, sizes.L), SequenceRows(sizes.B, sizes.S)};
+}
+
+/// Head h of sequence b.
+template <class T>
+kernels::AttentionHead<T> attention_head(const FlashSequences& sequences,
+                                         const AttentionInputs<T>& inputs,
+                                         const AttentionOptions<T>& options, Index b, Index h) {
+  return attention_head<T>(sequences.of(b), sequences.queries.of(inputs.q, b),
+                           sequences.keys.of(inputs.k, b), sequences.keys.of(inputs.v, b), options,
+                           b, h);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/score_gradients.hpp
+// The gradients of what changes scores: the rules that they keep, and their sums over pairs, which
+// many tasks add to and whose bits do not depend on who comes first.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Throws ShapeError unless each gradient that is asked for belongs to something in the options,
+/// has its shape, and shares memory with nothing that the call reads or overwrites.
+template <class T>
+void require_score_gradients(std::string_view function, const ScoreGradients<T>& gradients,
+                             const AttentionOptions<T>& options,
+                             std::initializer_list<Footprint> others) {
+  if (!gradients.any()) return;
+  const auto require_like = [&](std::string_view name, const auto& gradient, const auto& of) {
+    if (gradient.absent()) return;
+    require_shape(function, name, gradient, of.shape(), "the shape of what it is the gradient of");
+    require_apart(function, {name, gradient}, others);
+    require_apart_from_options<T>(function, {name, gradient}, options);
+  };
+  if (!gradients.d_scale.absent()) {
+    require_shape(function, "d_scale", gradients.d_scale, Shape{1}, "one scale for all heads");
+    require_apart(function, {"d_scale", gradients.d_scale}, others);
+    require_apart_from_options<T>(function, {"d_scale", gradients.d_scale}, options);
+  }
+  if (!gradients.d_function.absent()) {
+    require_shape(function, "d_function", gradients.d_function,
+                  Shape{options.score.function.parameters}, "the function's parameters");
+    require_apart(function, {"d_function", gradients.d_function}, others);
+    require_apart_from_options<T>(function, {"d_function", gradients.d_function}, options);
+  }
+  require_like("d_alibi_slopes", gradients.d_alibi_slopes, options.score.alibi_slopes);
+  require_like("d_relative_bias", gradients.d_relative_bias, options.score.relative_bias);
+  require_like("d_sinks", gradients.d_sinks, options.score.sinks);
+  const auto biases = options.mask.biases();
+  for (std::size_t n = 0; n < gradients.d_biases.size(); ++n) {
+    require_like("d_biases", gradients.d_biases[n],
+                 n < biases.size() ? biases[n].values : In<T, 4>());
+  }
+}
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The bias's gradient for a head: steps of 0 where its elements are shared.
+template <class T>
+kernels::Matrix<T> bias_gradient(const InOut<T, 4>& gradient, Index b, Index h) {
+  if (gradient.size() == 0) return {nullptr, 0, 0};
+  const auto step = [&](int axis) {
+    return gradient.extent(axis) == 1 ? Index{0} : gradient.stride(axis);
+  };
+  return {gradient.data() + b * step(0) + h * step(1), step(2), step(3)};
+}
+
+/// Where all of a head's gradients are, for who has them to himself.
+template <class T>
+kernels::ScoreFlows<T> flows_into(const ScoreGradients<T>& to, Index b, Index h) {
+  kernels::ScoreFlows<T> flows;
+  if (!to.d_scale.absent()) flows.scale = &to.d_scale(0);
+  if (!to.d_alibi_slopes.absent()) flows.slope = &to.d_alibi_slopes(h);
+  if (!to.d_sinks.absent()) flows.sink = {&to.d_sinks(h), 0};
+  if (const auto& table = to.d_relative_bias; !table.absent()) {
+    flows.table = {&table(table.extent(0) == 1 ? 0 : h, 0), table.stride(1)};
+  }
+  if (const auto& parameters = to.d_function; parameters.size() > 0) {
+    flows.function = {&parameters(0), parameters.stride(0)};
+  }
+  for (std::size_t n = 0; n < to.d_biases.size(); ++n) {
+    flows.biases[n] = bias_gradient(to.d_biases[n], b, h);
+  }
+  return flows;
+}
+
+/// Sums of gradients that all pairs of a head flow into, one set for each part of the head that a
+/// task has to itself: scale, slope, table and function by blocks of keys, the sink by blocks of
+/// queries. In the end they are added up in one order.
+template <class T>
+class ScoreGradientSums {
+ public:
+  /// How many queries and keys a block has.
+  struct BlockSizes {
+    Index queries, keys;
+  };
+
+  /// Throws std::bad_alloc.
+  ScoreGradientSums(const ScoreGradients<T>& to, const FlashSequences& sequences,
+                    const BlockSizes& blocks, std::pmr::memory_resource* memory)
+      : to_(to),
+        sequences_(sequences),
+        blocks_(blocks),
+        width_((to.d_scale.absent() ? 0 : 1) + (to.d_alibi_slopes.absent() ? 0 : 1) +
+               to.d_relative_bias.extent(1) + to.d_function.extent(0)),
+        count_(sequences.sizes.H * sequences.keys.block_numbers(blocks.keys) * width_),
+        by_keys_(1, count_, memory),
+        by_queries_(1,
+                    to.d_sinks.absent()
+                        ? 0
+                        : sequences.sizes.H * sequences.queries.block_numbers(blocks.queries),
+                    memory) {
+    std::fill_n(by_keys_.of(0).take(0), count_, T(0));
+  }
+
+  /// Whether heads share elements of a bias's gradient, so that they have to come one after the
+  /// other; and whether blocks of keys of several heads do.
+  bool heads_in_order() const {
+    bool shared = false;
+    for (const InOut<T, 4>& bias : to_.d_biases) {
+      shared = shared || (!bias.absent() && (bias.extent(0) < sequences_.sizes.B ||
+                                             bias.extent(1) < sequences_.sizes.H));
+    }
+    return shared;
+  }
+  bool blocks_in_order() const {
+    bool shared = false;
+    for (const InOut<T, 4>& bias : to_.d_biases) {
+      shared = shared || (!bias.absent() && bias.extent(1) < sequences_.sizes.H &&
+                          bias.extent(3) < sequences_.sizes.S);
+    }
+    return shared && sequences_.sizes.group() > 1;
+  }
+
+  /// Where a block of keys of a head adds.
+  kernels::ScoreFlows<T> flows(Index b, Index h, Index block) {
+    kernels::ScoreFlows<T> into = flows_into(to_, b, h);
+    T* next = sums(b, h, block);
+    if (into.scale != nullptr) into.scale = next++;
+    if (into.slope != nullptr) into.slope = next++;
+    if (into.table.data != nullptr) into.table = {next, 1};
+    if (into.function.data != nullptr) {
+      into.function = {next + to_.d_relative_bias.extent(1), 1};
+    }
+    return into;
+  }
+  /// What queries i0 ... i0 + rows - 1 of a head return to its sink: less weight times delta each.
+  void add_sink(const kernels::FlashHead<T>& head, Index b, Index h, Index i0, Index rows) {
+    using std::exp;
+    if (to_.d_sinks.absent()) return;
+    T sum = T(0);
+    for (Index i = i0; i < i0 + rows && head.forward.score.sink_counts(); ++i) {
+      if (head.lse(i, 0) < std::numeric_limits<T>::lowest()) continue;  // it sees no key
+      const T weight = T(exp((head.forward.score.sink - head.lse(i, 0)) - head.lse(i, 1)));
+      sum = sum - weight * head.delta[i];
+    }
+    sink_of(b, h, i0 / blocks_.queries) = sum;
+  }
+
+  /// Adds all of them to the gradients.
+  void finish() {
+    for (Index b = 0; b < sequences_.sizes.B; ++b) {
+      for (Index h = 0; h < sequences_.sizes.H; ++h) {
+        const kernels::ScoreFlows<T> into = flows_into(to_, b, h);
+        const Index key_blocks = sequences_.keys.count_blocks(blocks_.keys, b);
+        for (Index block = 0; block < key_blocks; ++block) add_part(sums(b, h, block), into);
+        const Index query_blocks = sequences_.queries.count_blocks(blocks_.queries, b);
+        for (Index block = 0; into.sink.data != nullptr && block < query_blocks; ++block) {
+          into.sink[0] = into.sink[0] + sink_of(b, h, block);
+        }
+      }
+    }
+  }
+
+ private:
+  /// The number of a block of head h of sequence b, among all.
+  Index number(const SequenceRows& rows, Index size, Index b, Index h, Index block) const {
+    return sequences_.sizes.H * rows.first_block(b, size) + h * rows.block_numbers(size, b) + block;
+  }
+  T* sums(Index b, Index h, Index block) {
+    return by_keys_.of(0).take(0) + number(sequences_.keys, blocks_.keys, b, h, block) * width_;
+  }
+  T& sink_of(Index b, Index h, Index block) {
+    return by_queries_.of(0).take(0)[number(sequences_.queries, blocks_.queries, b, h, block)];
+  }
+  void add_part(const T* part, const kernels::ScoreFlows<T>& into) const {
+    if (into.scale != nullptr) *into.scale = *into.scale + *part++;
+    if (into.slope != nullptr) *into.slope = *into.slope + *part++;
+    for (Index n = 0; n < to_.d_relative_bias.extent(1); ++n) {
+      into.table[n] = into.table[n] + *part++;
+    }
+    for (Index p = 0; p < to_.d_function.extent(0); ++p) {
+      into.function[p] = into.function[p] + *part++;
+    }
+  }
+
+  const ScoreGradients<T>& to_;
+  const FlashSequences& sequences_;
+  const BlockSizes blocks_;
+  const Index width_, count_;
+  Workspace<T> by_keys_, by_queries_;
+};
+
+HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
@@ -16491,8 +21214,8 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   require_apart("attention_forward", {"weights", weights}, {{"q", q}, {"k", k}, {"v", v}});
   require_apart("attention_forward", {"o", o},
                 {{"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
-  detail::require_apart_from_masks<T>("attention_forward", {"weights", weights}, options.mask);
-  detail::require_apart_from_masks<T>("attention_forward", {"o", o}, options.mask);
+  detail::require_apart_from_options<T>("attention_forward", {"weights", weights}, options);
+  detail::require_apart_from_options<T>("attention_forward", {"o", o}, options);
   if (weights.size() == 0 && o.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
@@ -16505,7 +21228,7 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
     run.attention_head_forward(head, kernels::matrix(weights, b, h), kernels::matrix(o, b, h),
                                workspace.of(worker));
     const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
-    const std::int64_t extra = kernels::score_extras(head, 1);
+    const std::int64_t extra = kernels::forward_extras(head);
     context.count_flops(pairs * (2 * (head.d + head.dv) + 5 + extra),
                         run.executed_gemm_flops({head.L, head.S, head.d}) +
                             run.executed_gemm_flops({head.L, head.dv, head.S}) +
@@ -16551,15 +21274,27 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   require_apart(
       "attention_backward", {"dv", dv},
       {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}, {"dk", dk}});
-  detail::require_apart_from_masks<T>("attention_backward", {"dq", dq}, options.mask);
-  detail::require_apart_from_masks<T>("attention_backward", {"dk", dk}, options.mask);
-  detail::require_apart_from_masks<T>("attention_backward", {"dv", dv}, options.mask);
+  detail::require_apart_from_options<T>("attention_backward", {"dq", dq}, options);
+  detail::require_apart_from_options<T>("attention_backward", {"dk", dk}, options);
+  detail::require_apart_from_options<T>("attention_backward", {"dv", dv}, options);
+  detail::require_score_gradients<T>("attention_backward", gradients.score, options,
+                                     {{"d_o", d_o},
+                                      {"q", q},
+                                      {"k", k},
+                                      {"v", v},
+                                      {"weights", weights},
+                                      {"dq", dq},
+                                      {"dk", dk},
+                                      {"dv", dv}});
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  Workspace<T> workspace(context.executor.concurrency(),
-                         run.attention_backward_scratch(L, S, d, width_v, options.dropout.active()),
-                         context.memory);
+  Workspace<T> workspace(
+      context.executor.concurrency(),
+      run.attention_backward_scratch(
+          L, S, d, width_v, options.dropout.active(),
+          options.score.softcap || !options.score.function.absent() || gradients.score.any()),
+      context.memory);
   const auto task = [&, &sizes = sizes](Index t, Index worker) {
     const Index b = t / sizes.G, g = t % sizes.G;
     if (sizes.group() == 0) {
@@ -16569,12 +21304,13 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
     for (Index n = 0; n < sizes.group(); ++n) {
       const Index h = g * sizes.group() + n;
       const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-      run.attention_head_backward(
-          head, kernels::matrix(d_o, b, h), kernels::matrix(weights, b, h),
-          {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g), kernels::matrix(dv, b, g), n != 0},
-          workspace.of(worker));
+      const auto flows = detail::flows_into(gradients.score, b, h);
+      run.attention_head_backward(head, kernels::matrix(d_o, b, h), kernels::matrix(weights, b, h),
+                                  {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g),
+                                   kernels::matrix(dv, b, g), n != 0, flows},
+                                  workspace.of(worker));
       const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
-      const std::int64_t extra = head.dropout.active() ? 2 : 0;
+      const std::int64_t extra = kernels::readable_backward_extras(head);
       context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
                           run.executed_gemm_flops({head.L, head.S, head.dv}) +
                               run.executed_gemm_flops({head.S, head.dv, head.L}) +
@@ -16583,10 +21319,144 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
                               (5 + extra) * head.L * head.S);
     }
   };
-  context.executor.run(B * G, task);
+  if (gradients.score.any()) {  // which heads share: one after the other
+    for (Index t = 0; t < B * G; ++t) task(t, 0);
+  } else {
+    context.executor.run(B * G, task);
+  }
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/decode_call.hpp
+// flash_attention_forward of few queries over many keys, as when tokens are decoded one by one from
+// a cache: the same function and the same bits by kernels that read keys and values once, at the
+// speed of memory.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Whether the kernels of decoding take a call of few queries: nothing about a pair has to be asked
+/// for by itself, and rows of keys and values are dense. Every other call goes the general way.
+template <class T>
+bool decodes(const In<T, 4>& k, const In<T, 4>& v, const AttentionOptions<T>& options) {
+  return k.stride(3) == 1 && v.stride(3) == 1 && options.mask.pair_masks().empty() &&
+         options.mask.biases().empty() && options.mask.first_keys() == 0 &&
+         !options.mask.documents().present() && !options.dropout.active() && options.score.plain();
+}
+
+/// What a forward call asks the memory resource for.
+template <class T>
+class ForwardScratch {
+ public:
+  /// Throws std::bad_alloc.
+  ForwardScratch(const kernels::Kernels<T>& run, const AttentionSizes& s, const Context& context)
+      : sizes_(run.decode, run.flash_forward_scratch(s.d, s.dv),
+               {s.B * s.G, s.group(), s.L, s.S, s.d, s.dv, context.executor.concurrency()}),
+        workers_(context.executor.concurrency(), sizes_.each_worker, context.memory),
+        shared_(1, sizes_.shared, context.memory) {}
+
+  /// Whether there are kernels for so few queries.
+  bool few() const { return sizes_.few; }
+  const kernels::DecodePlan& plan() const { return sizes_.plan; }
+  Scratch<T> of(Index worker) { return workers_.of(worker); }
+  /// What the tasks of the same rows share.
+  Scratch<T> shared_by(Index n) {
+    Scratch<T> memory = shared_.of(0);
+    memory.take(n * sizes_.each_task);
+    return memory;
+  }
+
+ private:
+  kernels::ForwardMemory<T> sizes_;
+  Workspace<T> workers_;
+  Workspace<T> shared_;
+};
+
+/// The call of few queries: o and lse are as flash_attention_forward leaves them.
+template <class T>
+class DecodeCall {
+ public:
+  DecodeCall(ForwardScratch<T>& scratch, const AttentionSizes& sizes, const AttentionInputs<T>& in,
+             const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
+             const Context& context)
+      : scratch_(scratch),
+        sizes_(sizes),
+        in_(in),
+        options_(options),
+        o_(o),
+        lse_(lse),
+        context_(context) {}
+
+  /// A task is some rows of the heads that share keys; where there are fewer of them than threads,
+  /// a part of the keys.
+  void compute() {
+    if (scratch_.plan().key_parts == 1) {
+      for_each_task(1, [&](const auto& group, const auto& task, Index, Index worker) {
+        count(run_.run(group, task, scratch_.of(worker)));
+      });
+      return;
+    }
+    for_each_task(scratch_.plan().key_parts,
+                  [&](const auto& group, const auto& task, Index n, Index worker) {
+                    count(run_.score(group, task, parts(n, task), scratch_.of(worker)));
+                  });
+    for_each_task(scratch_.plan().key_parts,
+                  [&](const auto& group, const auto& task, Index n, Index worker) {
+                    count(run_.weigh(group, task, parts(n, task), scratch_.of(worker)));
+                  });
+    for_each_task(1, [&](const auto& group, const auto& task, Index n, Index worker) {
+      run_.join(group, task, parts(n, task), scratch_.of(worker));
+    });
+  }
+
+ private:
+  /// f(group, task, number of the task's rows among all, worker), the keys in so many parts.
+  template <class F>
+  void for_each_task(Index key_parts, const F& f) {
+    const auto task = [&](Index t, Index worker) {
+      const Index n = t / key_parts, part = n % scratch_.plan().row_parts, first = part * run_.rows;
+      const Index b = n / scratch_.plan().row_parts / sizes_.G,
+                  g = n / scratch_.plan().row_parts % sizes_.G;
+      const Index rows = std::min<Index>(run_.rows, scratch_.plan().rows - first);
+      f(group(b, g), kernels::DecodeTask{first, rows, t % key_parts, key_parts}, n, worker);
+    };
+    context_.executor.run(sizes_.B * sizes_.G * scratch_.plan().row_parts * key_parts, task);
+  }
+
+  /// The query heads of batch element b that share key head g.
+  kernels::DecodeGroup<T> group(Index b, Index g) const {
+    const Index heads = sizes_.group(), h = g * heads;
+    const bool absent = lse_.absent();
+    return {.first = attention_head(sizes_, in_.q, in_.k, in_.v, options_, b, h),
+            .heads = heads,
+            .q_head = in_.q.stride(1),
+            .o = kernels::matrix(o_, b, h),
+            .o_head = o_.stride(1),
+            .lse = absent ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse_, b, h),
+            .lse_head = absent ? 0 : lse_.stride(1)};
+  }
+
+  /// What rows keep of each block.
+  kernels::DecodeParts<T> parts(Index n, const kernels::DecodeTask& task) {
+    Scratch<T> memory = scratch_.shared_by(n);
+    return {memory, run_, task.rows, scratch_.plan().blocks, sizes_.dv};
+  }
+
+  void count(const kernels::TileWork& work) const {
+    context_.count_flops(work.pairs * (2 * (sizes_.d + sizes_.dv) + 5), work.executed_flops);
+  }
+
+  ForwardScratch<T>& scratch_;
+  const AttentionSizes& sizes_;
+  const AttentionInputs<T>& in_;
+  const AttentionOptions<T>& options_;
+  const Out<T, 4>& o_;
+  const Out<T, 4>& lse_;
+  const Context& context_;
+  const kernels::DecodeKernels<T>& run_ = kernels::kernels_here<T>().decode;
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/ops/ordered_turns.hpp
 // Turns: tasks that add to the same memory do so in one order, whichever threads run them.
@@ -16638,7 +21508,13 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// A call of flash_attention_backward whose arguments fit. A task is a block of keys of a key/value
+/// What forward left: [B, H, L, dv] and [B, H, L, 2].
+template <class T>
+struct FlashResults {
+  In<T, 4> o, lse;
+};
+
+/// A call of flash attention backward whose arguments fit. A task is a block of keys of a key/value
 /// head: it has dk and dv to itself; to dq the blocks of keys add one after the other, so that its
 /// bits do not depend on threads. Tasks of one head may run beside each other, a tile behind the
 /// one before: where there are fewer heads than threads, too.
@@ -16646,40 +21522,42 @@ template <class T>
 class FlashBackwardCall {
  public:
   /// Throws std::bad_alloc.
-  FlashBackwardCall(const In<T, 4>& d_o, const AttentionInputs<T>& inputs, const In<T, 4>& o,
-                    const In<T, 4>& lse, const AttentionOptions<T>& options,
-                    const AttentionGradients<T>& to, const AttentionSizes& sizes,
+  FlashBackwardCall(const FlashSequences& sequences, const In<T, 4>& d_o,
+                    const AttentionInputs<T>& inputs, const FlashResults<T>& kept,
+                    const AttentionOptions<T>& options, const AttentionGradients<T>& to,
                     const Context& context)
-      : d_o_(d_o),
+      : sequences_(sequences),
+        d_o_(d_o),
         inputs_(inputs),
-        o_(o),
-        lse_(lse),
+        kept_(kept),
         options_(options),
         to_(to),
-        sizes_(sizes),
         context_(context),
         run_(kernels::kernels_here<T>()),
-        query_blocks_((sizes.L + run_.backward_queries - 1) / run_.backward_queries),
-        workspace_(context.executor.concurrency(), run_.flash_backward_scratch(sizes.d, sizes.dv),
+        workspace_(context.executor.concurrency(), run_.flash_backward_scratch(sizes_.d, sizes_.dv),
                    context.memory),
-        delta_storage_(1, sizes.B * sizes.H * sizes.L, context.memory),
+        delta_storage_(1, sizes_.H * queries_.total(), context.memory),
         deltas_(delta_storage_.of(0).take(0)),
-        turns_(sizes.B * sizes.H * query_blocks_, context.memory) {}
+        turns_(sizes_.H * queries_.block_numbers(run_.backward_queries), context.memory),
+        score_(to.score, sequences, {run_.backward_queries, run_.backward_keys}, context.memory) {}
 
   /// delta = rowsum(d_o * o) of every query; dq begins with 0.
   void prepare_queries() {
     const auto task = [&](Index t, Index) {
-      const Index b = t / query_blocks_ / sizes_.H, h = t / query_blocks_ % sizes_.H;
-      const Index i0 = t % query_blocks_ * run_.backward_queries;
-      const Index rows = std::min<Index>(run_.backward_queries, sizes_.L - i0);
+      const auto [b, number] = queries_.task(t, sizes_.H, run_.backward_queries);
+      const Index blocks = queries_.block_numbers(run_.backward_queries, b), h = number / blocks;
+      const Index i0 = number % blocks * run_.backward_queries;
+      if (i0 >= queries_.length(b)) return;
       const auto head = head_at(b, h);
+      const Index rows = std::min<Index>(run_.backward_queries, head.forward.L - i0);
       for (Index i = i0; i < i0 + rows; ++i) {
         for (Index n = 0; n < sizes_.d; ++n) head.dq(i, n) = T(0);
       }
       run_.row_deltas(head, i0, rows, deltas_of(b, h) + i0);
+      score_.add_sink(head, b, h, i0, rows);
       context_.count_flops(2 * sizes_.dv * rows, 2 * sizes_.dv * rows);
     };
-    context_.executor.run(sizes_.B * sizes_.H * query_blocks_, task);
+    context_.executor.run(sizes_.H * queries_.block_numbers(run_.backward_queries), task);
   }
 
   /// Everything else.
@@ -16689,68 +21567,118 @@ class FlashBackwardCall {
       fill(to_.dv, T(0));
       return;
     }
-    const Index key_blocks = (sizes_.S + run_.backward_keys - 1) / run_.backward_keys;
-    const Index heads = sizes_.B * sizes_.G;
-    const auto task = [&](Index, Index worker) {
-      const Index taken = turns_.take();
-      run_block(taken % heads / sizes_.G, taken % sizes_.G, taken / heads, worker);
-    };
-    context_.executor.run(heads * key_blocks, task);
+    if (score_.heads_in_order()) {
+      for (Index b = 0; b < sizes_.B; ++b) {
+        for (Index g = 0; g < sizes_.G; ++g) run_head(b, g);
+      }
+    } else {
+      run_heads();
+    }
+    score_.finish();
   }
 
  private:
-  T* deltas_of(Index b, Index h) { return deltas_ + (b * sizes_.H + h) * sizes_.L; }
+  /// All blocks of keys, each taken behind those that it waits for.
+  void run_heads() {
+    const SequenceRows& rows = sequences_.keys;
+    // Of a batch the first blocks of all heads come first; of packed sequences those of one.
+    const Index together = rows.packed() ? sizes_.G : sizes_.B * sizes_.G;
+    const auto task = [&](Index, Index worker) {
+      const Index taken = turns_.take();
+      const auto [packed_b, number] = rows.packed() ? rows.task(taken, sizes_.G, run_.backward_keys)
+                                                    : SequenceRows::Task{0, taken};
+      const Index b = rows.packed() ? packed_b : number % together / sizes_.G;
+      const Index block = number / together;
+      if (block * run_.backward_keys >= rows.length(b)) return;
+      run_block(b, number % sizes_.G, block, worker);
+    };
+    context_.executor.run(sizes_.G * rows.block_numbers(run_.backward_keys), task);
+  }
+
+  /// All blocks of keys of one key/value head of a batch, where no other may run beside it.
+  void run_head(Index b, Index g) {
+    const Index blocks = sequences_.keys.block_numbers(run_.backward_keys, b);
+    if (score_.blocks_in_order()) {
+      for (Index block = 0; block < blocks; ++block) run_block(b, g, block, 0);
+      return;
+    }
+    const Index before = (b * sizes_.G + g) * blocks;
+    const auto task = [&](Index, Index worker) { run_block(b, g, turns_.take() - before, worker); };
+    context_.executor.run(blocks, task);
+  }
+
+  T* deltas_of(Index b, Index h) {
+    return deltas_ + queries_.before(b) * sizes_.H + h * queries_.length(b);
+  }
 
   kernels::FlashHead<T> head_at(Index b, Index h) {
-    return {attention_head(sizes_, inputs_.q, inputs_.k, inputs_.v, options_, b, h),
-            kernels::matrix(o_, b, h),
-            kernels::matrix(d_o_, b, h),
-            kernels::matrix(lse_, b, h),
+    return {attention_head<T>(sequences_, inputs_, options_, b, h),
+            kernels::matrix(queries_.of(kept_.o, b), b, h),
+            kernels::matrix(queries_.of(d_o_, b), b, h),
+            kernels::matrix(queries_.of(kept_.lse, b), b, h),
             deltas_of(b, h),
-            kernels::matrix(to_.dq, b, h)};
+            kernels::matrix(queries_.of(to_.dq, b), b, h)};
   }
 
   void run_block(Index b, Index g, Index block, Index worker) {
     const Index keys = run_.backward_keys, queries = run_.backward_queries;
-    const Index j0 = block * keys, n = std::min<Index>(keys, sizes_.S - j0);
+    const Index j0 = block * keys, n = std::min<Index>(keys, sequences_.keys.length(b) - j0);
+    const Index first_place = sizes_.H * queries_.first_block(b, queries);
+    const Index query_blocks = queries_.block_numbers(queries, b);
     const Index first = g * sizes_.group();
     const auto first_head = head_at(b, first);
     run_.flash_backward_begin(first_head.forward, j0, n, workspace_.of(worker));
     kernels::TileWork work;
     for (Index h = first; h < first + sizes_.group(); ++h) {
-      const auto head = head_at(b, h);
-      for (Index i0 = 0; i0 < sizes_.L; i0 += queries) {
-        const Index rows = std::min<Index>(queries, sizes_.L - i0);
-        const KeyRange range = head.forward.visibility.range(i0, rows);
-        if (range.end <= j0 || range.begin >= j0 + n) continue;
-        const Index place = (b * sizes_.H + h) * query_blocks_ + i0 / queries;
-        turns_.wait(place, block - range.begin / keys);
+      auto head = head_at(b, h);
+      head.flows = score_.flows(b, h, block);
+      for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
+        const Index rows = std::min<Index>(queries, head.forward.L - i0);
+        const KeyBlocks blocks = head.forward.visibility.blocks(i0, rows, keys);
+        if (!blocks.holds(j0)) continue;
+        const Index place = first_place + h * query_blocks + i0 / queries;
+        turns_.wait(place, blocks.before(j0));
         const auto tile = run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
         turns_.finish(place);
         work.pairs += tile.pairs;
         work.executed_flops += tile.executed_flops;
       }
     }
-    run_.flash_backward_end(first_head.forward, j0, n, kernels::matrix(to_.dk, b, g),
-                            kernels::matrix(to_.dv, b, g), workspace_.of(worker));
-    const std::int64_t extra = kernels::score_extras(first_head.forward, 2);
+    run_.flash_backward_end(first_head.forward, j0, n,
+                            kernels::matrix(sequences_.keys.of(to_.dk, b), b, g),
+                            kernels::matrix(sequences_.keys.of(to_.dv, b), b, g),
+                            score_.flows(b, first, block).scale, workspace_.of(worker));
+    const std::int64_t extra = kernels::backward_extras(first_head.forward);
     context_.count_flops(work.pairs * (6 * sizes_.d + 4 * sizes_.dv + 7 + extra),
                          work.executed_flops);
   }
 
+  const FlashSequences& sequences_;
+  const AttentionSizes& sizes_ = sequences_.sizes;
+  const SequenceRows& queries_ = sequences_.queries;
   const In<T, 4> d_o_;
   const AttentionInputs<T>& inputs_;
-  const In<T, 4> o_, lse_;
+  const FlashResults<T>& kept_;
   const AttentionOptions<T>& options_;
   const AttentionGradients<T>& to_;
-  const AttentionSizes sizes_;
   const Context& context_;
   const kernels::Kernels<T>& run_;
-  const Index query_blocks_;
   Workspace<T> workspace_, delta_storage_;
   T* deltas_;  // [B, H, L]
   OrderedTurns turns_;
+  ScoreGradientSums<T> score_;
 };
+
+/// The call from begin to end.
+template <class T>
+void flash_backward(const FlashSequences& sequences, const In<T, 4>& d_o,
+                    const AttentionInputs<T>& inputs, const FlashResults<T>& kept,
+                    const AttentionOptions<T>& options, const AttentionGradients<T>& to,
+                    const Context& context) {
+  FlashBackwardCall<T> call(sequences, d_o, inputs, kept, options, to, context);
+  call.prepare_queries();
+  call.run_key_blocks();
+}
 
 HEADWISE_STRICT_MATH_END
 
@@ -16766,15 +21694,45 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 /// Queries of a task of forward: as many as share a copy of their keys, in parts of one size, and
 /// fewer where there are workers without a task. No result depends on it.
 template <class T>
-Index queries_of_task(const kernels::Kernels<T>& run, Index heads, Index L, Index workers) {
+Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, Index heads,
+                      Index workers) {
   constexpr Index tasks_a_worker = 4;
   const auto parts = [](Index n, Index part) { return (n + part - 1) / part; };
   Index most = run.forward_queries;
   while (workers > 1 && most / 2 >= run.columns &&
-         heads * parts(L, most) < tasks_a_worker * workers) {
+         heads * rows.count_blocks(most) < tasks_a_worker * workers) {
     most /= 2;
   }
+  if (rows.packed()) return most;
+  const Index L = rows.length(0);
   return kernels::round_up(parts(L, parts(L, most)), run.columns);
+}
+
+/// A call of flash attention forward whose arguments fit. A task is some queries of a head. The
+/// scratch has room for run.flash_forward_scratch of each worker.
+template <class T, class Scratches>
+void flash_forward(const FlashSequences& sequences, const AttentionInputs<T>& inputs,
+                   const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
+                   Scratches& scratch, const Context& context) {
+  const AttentionSizes& sizes = sequences.sizes;
+  const SequenceRows& rows = sequences.queries;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const Index queries = queries_of_task(run, rows, sizes.H, context.executor.concurrency());
+  const auto task = [&](Index t, Index worker) {
+    const auto [b, number] = rows.task(t, sizes.H, queries);
+    const Index blocks = rows.block_numbers(queries, b), h = number / blocks;
+    const Index i0 = number % blocks * queries;
+    if (i0 >= rows.length(b)) return;
+    const auto head = attention_head<T>(sequences, inputs, options, b, h);
+    const auto head_lse =
+        lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(rows.of(lse, b), b, h);
+    const auto work =
+        run.flash_forward(head, i0, std::min<Index>(queries, head.L - i0),
+                          kernels::matrix(rows.of(o, b), b, h), head_lse, scratch.of(worker));
+    const std::int64_t extra = kernels::forward_extras(head);
+    context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
+  };
+  context.executor.run(sizes.H * rows.block_numbers(queries), task);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -16797,7 +21755,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// overlap inputs, masks or each other.
 ///
 /// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout; tiles without
-///         a visible pair are skipped. Scratch constant for each thread.
+///         a visible pair are skipped. Scratch constant for each thread; where threads share the
+///         keys of few queries, 1 + dv / 128 numbers a pair more.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
 template <Scalar T>
@@ -16815,26 +21774,16 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   }
   require_apart("flash_attention_forward", {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
   require_apart("flash_attention_forward", {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
-  detail::require_apart_from_masks<T>("flash_attention_forward", {"o", o}, options.mask);
-  detail::require_apart_from_masks<T>("flash_attention_forward", {"lse", lse}, options.mask);
+  detail::require_apart_from_options<T>("flash_attention_forward", {"o", o}, options);
+  detail::require_apart_from_options<T>("flash_attention_forward", {"lse", lse}, options);
   if (o.size() == 0 && lse.size() == 0) return;
-
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  Workspace<T> workspace(context.executor.concurrency(), run.flash_forward_scratch(d, dv),
-                         context.memory);
-  const Index queries = detail::queries_of_task(run, B * H, L, context.executor.concurrency());
-  const Index blocks = (L + queries - 1) / queries;
-  const auto task = [&, &sizes = sizes](Index t, Index worker) {
-    const Index b = t / blocks / sizes.H, h = t / blocks % sizes.H, i0 = t % blocks * queries;
-    const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-    const auto head_lse =
-        lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(lse, b, h);
-    const auto work = run.flash_forward(head, i0, std::min<Index>(queries, sizes.L - i0),
-                                        kernels::matrix(o, b, h), head_lse, workspace.of(worker));
-    const std::int64_t extra = kernels::score_extras(head, 1);
-    context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
-  };
-  context.executor.run(B * H * blocks, task);
+  detail::ForwardScratch<T> scratch(run, sizes, context);
+  if (scratch.few() && detail::decodes<T>(k, v, options)) {
+    return detail::DecodeCall<T>(scratch, sizes, {q, k, v}, options, o, lse, context).compute();
+  }
+  detail::flash_forward<T>(detail::sequences_of(sizes), {q, k, v}, options, o, lse, scratch,
+                           context);
 }
 
 /// The gradients of flash_attention_forward.
@@ -16878,14 +21827,23 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
   require_apart(
       function, {"dv", dv},
       {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
-  detail::require_apart_from_masks<T>(function, {"dq", dq}, options.mask);
-  detail::require_apart_from_masks<T>(function, {"dk", dk}, options.mask);
-  detail::require_apart_from_masks<T>(function, {"dv", dv}, options.mask);
+  detail::require_apart_from_options<T>(function, {"dq", dq}, options);
+  detail::require_apart_from_options<T>(function, {"dk", dk}, options);
+  detail::require_apart_from_options<T>(function, {"dv", dv}, options);
+  detail::require_score_gradients<T>(function, gradients.score, options,
+                                     {{"d_o", d_o},
+                                      {"q", q},
+                                      {"k", k},
+                                      {"v", v},
+                                      {"o", o},
+                                      {"lse", lse},
+                                      {"dq", dq},
+                                      {"dk", dk},
+                                      {"dv", dv}});
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
-  detail::FlashBackwardCall<T> call(d_o, inputs, o, lse, options, gradients, sizes, context);
-  call.prepare_queries();
-  call.run_key_blocks();
+  detail::flash_backward<T>(detail::sequences_of(sizes), d_o, inputs, {o, lse}, options, gradients,
+                            context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -16917,44 +21875,107 @@ struct AttentionNode {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
+/// What changes the scores of an attention and is learned; {} for what is not there. What is not
+/// learned stands in the options.
+template <Scalar T>
+struct LearnedScores {
+  Variable<T, 1> scale = {};          // [1], instead of 1 / sqrt(d)
+  Variable<T, 1> alibi_slopes = {};   // [H]
+  Variable<T, 2> relative_bias = {};  // [H or 1, 2 R + 1]
+  Variable<T, 1> sinks = {};          // [H]
+  Variable<T, 4> bias = {};           // [B or 1, H or 1, L or 1, S or 1]
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The options with what is learned, of which backward reads the values, too.
+template <class T>
+AttentionOptions<T> with_learned(AttentionOptions<T> options, const LearnedScores<T>& learned,
+                                 Recording<T>& call) {
+  const auto take = [&](std::string_view name, auto& option, bool given, const auto& variable) {
+    if (variable.absent()) return;
+    require(!given, "attention", [&] {
+      return std::string(name) + " is in the options and learned, expected one of them";
+    });
+    option = call.save(variable);
+  };
+  ScoreOptions<T>& score = options.score;
+  take("alibi_slopes", score.alibi_slopes, !score.alibi_slopes.absent(), learned.alibi_slopes);
+  take("sinks", score.sinks, !score.sinks.absent(), learned.sinks);
+  take("relative_bias", score.relative_bias, !score.relative_bias.absent(), learned.relative_bias);
+  if (!learned.bias.absent()) options.mask.add(BiasMask<T>{call.save(learned.bias)});
+  if (learned.scale.absent()) return options;
+  require(!options.scale, "attention", "scale is in the options and learned, expected one of them");
+  require_shape("attention", "scale", learned.scale.value(), Shape{1}, "one for all heads");
+  options.scale = call.save(learned.scale)(0);
+  return options;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
 /// o = softmax(scale q k^T + bias over visible keys) v.
 ///
 /// q         [B, H, L, d]
 /// k         [B, G, S, d]    G divides H
 /// v         [B, G, S, dv]
-/// options                   masks, scale, dropout; what they view has to outlive backward
+/// options                   masks, scale, dropout and what changes scores; what they view has to
+///                           outlive backward
+/// learned                   what changes scores and has a gradient: added to the options'
 /// returns   [B, H, L, dv]   laid out as [B, L, H dv], so that merge_heads of it is a view
 ///
 /// Path::flash keeps q, k, v, o and two numbers a query, Path::materialized q, k, v and the
 /// weights. Where q, k and v are slices of one projection, their gradients are written side by side
-/// into its gradient. Throws as flash_attention_forward or attention_forward.
+/// into its gradient. Throws as flash_attention_forward or attention_forward, ArgumentError where
+/// the options have what is learned, too.
 template <Scalar T>
 Variable<T, 4> attention(const Variable<T, 4>& q, const Variable<T, 4>& k, const Variable<T, 4>& v,
-                         const AttentionOptions<std::type_identity_t<T>>& options = {},
+                         const AttentionOptions<std::type_identity_t<T>>& options,
+                         const LearnedScores<std::type_identity_t<T>>& learned,
                          Path path = Path::flash) {
-  Recording<T> call({"attention"}, q, k, v);
+  Recording<T> call({"attention"}, q, k, v, learned.scale, learned.alibi_slopes,
+                    learned.relative_bias, learned.sinks, learned.bias);
   const Index B = q.extent(0), H = q.extent(1), L = q.extent(2);
+  const AttentionOptions<T> all = detail::with_learned(options, learned, call);
   const Out<T, 4> heads = call.output(Shape{B, L, H, v.extent(3)});
   const Out<T, 4> o = transpose(heads, 1, 2);
   Out<T, 4> kept;
   if (path == Path::flash) {
     kept = call.kept(Shape{B, H, L, 2});
-    flash_attention_forward(q.value(), k.value(), v.value(), options, o, kept, call.context());
+    flash_attention_forward(q.value(), k.value(), v.value(), all, o, kept, call.context());
     call.save_output();
   } else {
     kept = call.scratch(Shape{B, H, L, k.extent(2)});
-    attention_forward(q.value(), k.value(), v.value(), options, kept, o, call.context());
+    attention_forward(q.value(), k.value(), v.value(), all, kept, o, call.context());
   }
-  detail::AttentionNode<T> node{{call.save(q), call.save(k), call.save(v)}, o, kept, options, path};
+  detail::AttentionNode<T> node{{call.save(q), call.save(k), call.save(v)}, o, kept, all, path};
   const auto to_q = call.target(q), to_k = call.target(k), to_v = call.target(v);
-  return call.finish(In<T, 4>(o),
-                     [node, to_q, to_k, to_v](BackwardPass<T>& pass, In<T, 4> d_o) mutable {
-                       pass.assign(
-                           [&](Out<T, 4> dq, Out<T, 4> dk, Out<T, 4> dv) {
-                             node.backward(d_o, {dq, dk, dv}, pass.context());
-                           },
-                           to_q, to_k, to_v);
-                     });
+  const auto to_scale = call.added_target(learned.scale),
+             to_slopes = call.added_target(learned.alibi_slopes),
+             to_sinks = call.added_target(learned.sinks);
+  const auto to_table = call.added_target(learned.relative_bias);
+  const auto to_bias = call.added_target(learned.bias);
+  const auto backward = [=](BackwardPass<T>& pass, In<T, 4> d_o) mutable {
+    const auto into = [&](Out<T, 4> dq, Out<T, 4> dk, Out<T, 4> dv, InOut<T, 1> d_scale,
+                          InOut<T, 1> d_slopes, InOut<T, 1> d_sinks, InOut<T, 2> d_table,
+                          InOut<T, 4> d_bias) {
+      AttentionGradients<T> to{dq, dk, dv, {d_scale, d_slopes, d_table, d_sinks, {}, {}}};
+      if (!d_bias.absent()) to.score.d_biases[node.options.mask.biases().size() - 1] = d_bias;
+      node.backward(d_o, to, pass.context());
+    };
+    pass.assign(into, to_q, to_k, to_v, to_scale, to_slopes, to_sinks, to_table, to_bias);
+  };
+  return call.finish(In<T, 4>(o), backward);
+}
+/// The same, nothing learned but q, k and v.
+template <Scalar T>
+Variable<T, 4> attention(const Variable<T, 4>& q, const Variable<T, 4>& k, const Variable<T, 4>& v,
+                         const AttentionOptions<std::type_identity_t<T>>& options = {},
+                         Path path = Path::flash) {
+  return attention(q, k, v, options, LearnedScores<T>{}, path);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -18850,7 +23871,7 @@ void rms_norm_forward(In<T, 2> x, In<std::type_identity_t<T>, 1> gamma,
   require_same_or_apart(function, {"y", y}, {"x", x});
   require_apart(function, {"rstd", rstd}, {{"x", x}, {"gamma", gamma}, {"y", y}});
   if (x.size() == 0 && rstd.absent()) return;
-  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   const kernels::LayerNormRows<T> rows{.x = kernels::matrix(x),
                                        .D = D,
                                        .gamma = kernels::row(gamma),
@@ -18899,7 +23920,7 @@ void rms_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   require_apart(function, {"dgamma", dgamma},
                 {{"dy", dy}, {"x", x}, {"gamma", gamma}, {"rstd", rstd}, {"dx", dx}});
   if (N == 0 || D == 0) return;
-  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   const kernels::LayerNormBackwardRows<T> rows{.dy = kernels::matrix(dy),
                                                .x = kernels::matrix(x),
                                                .N = N,
@@ -18929,6 +23950,166 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/ops/rms_norm_heads.hpp
+// Root-mean-square normalisation of heads, each row of d by itself: of queries and keys as they lie
+// in their projection, without a copy.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// run(b, i, h, rows, along) for tasks over x [B, H, L, d]: rows of one token from head h on where
+/// heads lie between each other, of one head from token i on elsewhere. Along memory.
+template <class T, class F>
+void for_head_rows(const In<T, 4>& x, const Context& context, const F& run) {
+  const Index H = x.extent(1), L = x.extent(2), d = x.extent(3);
+  const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
+  const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
+  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
+  const Index blocks = (L + rows - 1) / rows;
+  const auto task = [&](Index t, Index) {
+    const Index b = t / blocks, begin = t % blocks * rows;
+    const Index end = std::min<Index>(L, begin + rows);
+    if (heads_inside) {
+      for (Index i = begin; i < end; ++i) run(b, Index{0}, i, H, 1);
+    } else {
+      for (Index h = 0; h < H; ++h) run(b, h, begin, end - begin, 2);
+    }
+  };
+  context.executor.run(x.extent(0) * blocks, task);
+}
+/// The rows of a task: they follow one another along `axis`.
+template <class V>
+auto head_rows(const V& x, Index b, Index h, Index i, int axis) {
+  auto* const at = x.data() + b * x.stride(0) + h * x.stride(1) + i * x.stride(2);
+  return kernels::Matrix<std::remove_pointer_t<decltype(x.data())>>{at, x.stride(axis),
+                                                                    x.stride(3)};
+}
+template <class V>
+auto head_numbers(const V& x, Index b, Index h, Index i, int axis) {
+  using Row = kernels::Row<std::remove_pointer_t<decltype(x.data())>>;
+  if (x.absent()) return Row{nullptr, 0};
+  return Row{x.data() + b * x.stride(0) + h * x.stride(1) + i * x.stride(2), x.stride(axis)};
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = x rstd gamma, each row of each head by itself, rstd = 1 / sqrt(mean(x^2) + epsilon).
+///
+/// x         [B, H, L, d]   in; any strides
+/// gamma     [d]            in; of all heads; {} for 1
+/// epsilon                  added to the mean square; > 0
+/// y         [B, H, L, d]   out; may be x
+/// rstd      [B, H, L]      out; kept for backward, {} for inference
+///
+/// Outputs must not overlap anything else. The bits are those of the rows in a matrix.
+/// Work    3 d + 4 FLOPs a row, and d for gamma.
+/// Throws  ShapeError or ArgumentError before anything is written.
+/// Source  Zhang, Sennrich, 2019, arXiv 1910.07467; of queries and keys: Dehghani et al., 2023,
+///         arXiv 2302.05442.
+template <Scalar T>
+void rms_norm_forward(In<T, 4> x, In<std::type_identity_t<T>, 1> gamma,
+                      std::type_identity_t<T> epsilon, Out<std::type_identity_t<T>, 4> y,
+                      Out<std::type_identity_t<T>, 3> rstd, const Context& context = {}) {
+  constexpr std::string_view function = "rms_norm_forward";
+  const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
+  require_countable(function, "x", x);
+  if (!gamma.absent()) require_shape(function, "gamma", gamma, Shape{d}, "the width of x");
+  require(T(0) < epsilon && is_finite_option(epsilon), function,
+          "epsilon is not above 0, or not finite, expected a small number like 1e-6");
+  require_shape(function, "y", y, x.shape(), "the shape of x");
+  if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{B, H, L}, "rows of x");
+  require_apart(function, {"y", y}, {{"gamma", gamma}});
+  require_same_or_apart(function, {"y", y}, {"x", x});
+  require_apart(function, {"rstd", rstd}, {{"x", x}, {"gamma", gamma}, {"y", y}});
+  if (B * H * L == 0) return;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  detail::for_head_rows(x, context, [&](Index b, Index h, Index i, Index rows, int axis) {
+    run.rms_norm_rows({.x = detail::head_rows(x, b, h, i, axis),
+                       .D = d,
+                       .gamma = kernels::row(gamma),
+                       .beta = {nullptr, 0},
+                       .epsilon = epsilon,
+                       .y = detail::head_rows(y, b, h, i, axis),
+                       .mean = {nullptr, 0},
+                       .rstd = detail::head_numbers(rstd, b, h, i, axis)},
+                      0, rows);
+  });
+  const std::int64_t a_column = 3 + (gamma.absent() ? 0 : 1);
+  const std::int64_t flops = d == 0 ? 0 : std::int64_t{B * H * L} * (d * a_column + 4);
+  context.count_flops(flops, flops);
+}
+
+/// The gradients of rms_norm_forward of heads.
+///
+/// dy        [B, H, L, d]   in
+/// x         [B, H, L, d]   in; as in forward
+/// gamma     [d]            in; as in forward, {} for 1
+/// rstd      [B, H, L]      in; from forward
+/// dx        [B, H, L, d]   out: rstd (g - xhat mean(g xhat)), g = dy gamma, xhat = x rstd; may be
+///                          dy; {} for none
+/// dgamma    [d]            added to, one sequence of one head after the other: the sum over rows
+///                          of dy xhat; {} for none
+///
+/// An element whose dy is 0 adds nothing, and a row whose dy is 0 throughout has dx 0, whatever x
+/// holds. Outputs must not overlap anything else.
+/// Work    7 d + 1 FLOPs a row for dx, 2 d with gamma, 3 d for the gradient of gamma.
+/// Throws  ShapeError before anything is written.
+/// Source  docs/derivations/transformer_block.md.
+template <Scalar T>
+void rms_norm_backward(In<T, 4> dy, In<std::type_identity_t<T>, 4> x,
+                       In<std::type_identity_t<T>, 1> gamma, In<std::type_identity_t<T>, 3> rstd,
+                       Out<std::type_identity_t<T>, 4> dx, InOut<std::type_identity_t<T>, 1> dgamma,
+                       const Context& context = {}) {
+  constexpr std::string_view function = "rms_norm_backward";
+  const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
+  require_countable(function, "x", x);
+  if (!gamma.absent()) require_shape(function, "gamma", gamma, Shape{d}, "the width of x");
+  require_shape(function, "dy", dy, x.shape(), "the shape of x");
+  require_shape(function, "rstd", rstd, Shape{B, H, L}, "rows of x");
+  if (!dx.absent()) require_shape(function, "dx", dx, x.shape(), "the shape of x");
+  if (!dgamma.absent()) require_shape(function, "dgamma", dgamma, Shape{d}, "the width of x");
+  require_apart(function, {"dx", dx}, {{"x", x}, {"gamma", gamma}, {"rstd", rstd}});
+  require_same_or_apart(function, {"dx", dx}, {"dy", dy});
+  require_apart(function, {"dgamma", dgamma},
+                {{"dy", dy}, {"x", x}, {"gamma", gamma}, {"rstd", rstd}, {"dx", dx}});
+  if (x.size() == 0) return;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const auto rows_of = [&](Index b, Index h, Index i, Index rows, int axis) {
+    return kernels::LayerNormBackwardRows<T>{.dy = detail::head_rows(dy, b, h, i, axis),
+                                             .x = detail::head_rows(x, b, h, i, axis),
+                                             .N = rows,
+                                             .D = d,
+                                             .gamma = kernels::row(gamma),
+                                             .mean = {nullptr, 0},
+                                             .rstd = detail::head_numbers(rstd, b, h, i, axis),
+                                             .dx = dx.absent()
+                                                       ? kernels::Matrix<T>{nullptr, 0, 0}
+                                                       : detail::head_rows(dx, b, h, i, axis),
+                                             .dgamma = kernels::row(dgamma),
+                                             .dbeta = {nullptr, 0}};
+  };
+  // dx may be dy: the sums of dy come first.
+  if (!dgamma.absent()) {
+    detail::for_columns(context, B * H * L, d, [&](Index begin, Index end) {
+      for (Index b = 0; b < B; ++b) {
+        for (Index h = 0; h < H; ++h) run.rms_norm_columns(rows_of(b, h, 0, L, 2), begin, end);
+      }
+    });
+  }
+  if (!dx.absent()) {
+    detail::for_head_rows(dy, context, [&](Index b, Index h, Index i, Index rows, int axis) {
+      run.rms_norm_backward_rows(rows_of(b, h, i, rows, axis), 0, rows);
+    });
+  }
+  const std::int64_t of_dx = dx.absent() ? 0 : 7 + (gamma.absent() ? 0 : 2);
+  const std::int64_t a_column = of_dx + (dgamma.absent() ? 0 : 3);
+  const std::int64_t flops = std::int64_t{B * H * L} * (d * a_column + (dx.absent() ? 0 : 1));
+  context.count_flops(flops, flops);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/ops/rotary_table.hpp
 // The angles of rotary positions: their cosines and sines, position by position, as a function of
 // options alone. They are computed in double, so that position 100,000 is right in float.
@@ -18941,13 +24122,54 @@ enum class RotaryPairing {
   interleaved,  ///< (2 t, 2 t + 1): the paper, GPT-J
 };
 
+/// Radians a position of each pair: a view of the caller's numbers, or numbers of its own, which
+/// copies share.
+class RotaryFrequencies {
+ public:
+  /// None: theta tells them.
+  RotaryFrequencies() = default;
+  /// Viewed: what it sees must outlive the call.
+  ///@{
+  RotaryFrequencies(In<double, 1> view) : view_(view) {}
+  RotaryFrequencies(const double* data, const Shape<1>& shape) : view_(data, shape) {}
+  ///@}
+  /// Of its own.
+  RotaryFrequencies(std::vector<double> values)
+      : owned_(std::make_shared<const std::vector<double>>(std::move(values))),
+        view_(owned_->data(), Shape<1>(static_cast<Index>(owned_->size()))) {}
+
+  /// A copy sees the same numbers; what is moved from stays as it was.
+  ///@{
+  RotaryFrequencies(const RotaryFrequencies&) = default;
+  RotaryFrequencies& operator=(const RotaryFrequencies&) = default;
+  ///@}
+
+  /// Whether there are none.
+  bool absent() const { return view_.absent(); }
+  /// All of them, [width / 2].
+  const In<double, 1>& view() const { return view_; }
+  /// Of pair t.
+  double operator()(Index t) const { return view_(t); }
+  /// The same numbers, never viewed. Throws std::bad_alloc.
+  RotaryFrequencies owned() const {
+    if (absent() || owned_ != nullptr) return *this;
+    std::vector<double> values;
+    for (Index t = 0; t < view_.extent(0); ++t) values.push_back(view_(t));
+    return values;
+  }
+
+ private:
+  std::shared_ptr<const std::vector<double>> owned_;
+  In<double, 1> view_;
+};
+
 /// What rotary positions are. What it views must outlive the call.
 struct RotaryOptions {
   double theta = 10000;  // pair t turns by theta^(-2 t / width) a position
   Index width = 0;       // of a row's elements, the first ones, that are rotated; 0: all
   RotaryPairing pairing = RotaryPairing::halves;  // which of them turn together
   Index offset = 0;                               // position of the first row
-  In<double, 1> frequencies = {};  // [width / 2]; radians a position of each pair, instead of theta
+  RotaryFrequencies frequencies = {};             // [width / 2]; of each pair, instead of theta
 
   /// How many elements of a row of d are rotated.
   Index width_of(Index d) const { return width == 0 ? d : width; }
@@ -18982,7 +24204,7 @@ inline void require_rotary(std::string_view function, const RotaryOptions& optio
     });
     return;
   }
-  require_shape(function, "frequencies", options.frequencies, Shape{width / 2},
+  require_shape(function, "frequencies", options.frequencies.view(), Shape{width / 2},
                 "one for each pair of the width");
   for (Index t = 0; t < width / 2; ++t) {
     require(is_finite_option(options.frequencies(t)), function, [&] {
@@ -18991,11 +24213,12 @@ inline void require_rotary(std::string_view function, const RotaryOptions& optio
   }
 }
 
-/// Rows [first, first + rows) of the tables.
-template <class T>
-void fill_angles(const RotaryOptions& options, Index width, Index first, Out<T, 2> cosines,
-                 Out<T, 2> sines) {
-  using Wide = std::conditional_t<std::same_as<T, long double>, long double, double>;
+/// Rows of the tables: row i is of position(i).
+template <class T, class Position>
+void fill_angles(const RotaryOptions& options, Index width, const Position& position,
+                 Out<T, 2> cosines, Out<T, 2> sines) {
+  constexpr bool wider = std::numeric_limits<T>::digits > std::numeric_limits<double>::digits;
+  using Wide = std::conditional_t<wider, long double, double>;
   const Wide theta = static_cast<Wide>(options.theta);
   for (Index t = 0; t < width / 2; ++t) {
     const Wide frequency =
@@ -19003,9 +24226,9 @@ void fill_angles(const RotaryOptions& options, Index width, Index first, Out<T, 
             ? std::pow(theta, static_cast<Wide>(-2 * t) / static_cast<Wide>(width))
             : static_cast<Wide>(options.frequencies(t));
     for (Index i = 0; i < cosines.extent(0); ++i) {
-      const Wide angle = static_cast<Wide>(first + i) * frequency;
-      cosines(i, t) = T(std::cos(angle));
-      sines(i, t) = T(std::sin(angle));
+      const Wide angle = static_cast<Wide>(position(i)) * frequency;
+      cosines(i, t) = nearest<T>(std::cos(angle));
+      sines(i, t) = nearest<T>(std::sin(angle));
     }
   }
 }
@@ -19028,7 +24251,7 @@ class RotaryTable {
       : options_(options), width_(options.width_of(d)), memory_(memory) {
     detail::require_rotary("RotaryTable", options, d);
     if (options.frequencies.absent()) return;
-    frequencies_ = Tensor<double, 1>(options.frequencies.shape(), memory);
+    frequencies_ = Tensor<double, 1>(options.frequencies.view().shape(), memory);
     for (Index t = 0; t < frequencies_.size(); ++t) frequencies_(t) = options.frequencies(t);
     options_.frequencies = {};
   }
@@ -19042,8 +24265,9 @@ class RotaryTable {
     auto cosines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
     auto sines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
     RotaryOptions options = options_;
-    options.frequencies = frequencies_;
-    detail::fill_angles<T>(options, width_, 0, cosines, sines);
+    options.frequencies = In<double, 1>(frequencies_);
+    detail::fill_angles<T>(
+        options, width_, [](Index i) { return i; }, cosines, sines);
     cosines_ = std::move(cosines);
     sines_ = std::move(sines);
   }
@@ -19106,7 +24330,7 @@ void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
             const Context& context) {
   if (x.size() == 0) return;
   const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
-  const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
   const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
   const kernels::RotaryRows<T> all{kernels::matrix(cosines),
@@ -19148,7 +24372,8 @@ void rotate_by_options(const In<T, 4>& x, const RotaryOptions& options, bool tra
   const Shape<2> shape{x.size() == 0 ? 0 : x.extent(2), width / 2};
   auto cosines = Tensor<T, 2>::uninitialized(shape, context.memory);
   auto sines = Tensor<T, 2>::uninitialized(shape, context.memory);
-  fill_angles<T>(options, width, options.offset, cosines, sines);
+  const auto position = [&](Index i) { return options.offset + i; };
+  fill_angles<T>(options, width, position, cosines, sines);
   rotate<T>(x, cosines, sines, options, transposed, y, context);
 }
 /// Rotates by tables whose rows are positions from 0 on.
@@ -19294,6 +24519,33 @@ Variable<T, R> rms_norm(const Variable<T, R>& x, const Variable<T, 1>& gamma = {
   return like_rows_of(x.shape(), call.finish(y, backward));
 }
 
+/// The same of queries or keys as heads, in whatever strides they come.
+///
+/// x       [B, H, L, d]
+/// gamma   [d]        or {} for 1
+///
+/// Keeps x, gamma and a number a row. Throws as rms_norm_forward.
+template <Scalar T>
+Variable<T, 4> rms_norm(const Variable<T, 4>& x, const Variable<T, 1>& gamma = {},
+                        const std::type_identity_t<T>& epsilon = T(1e-5)) {
+  Recording<T> call({"rms_norm"}, x, gamma);
+  const Out<T, 4> y = call.output(x.shape());
+  const auto rstd = call.kept(Shape{x.extent(0), x.extent(1), x.extent(2)});
+  rms_norm_forward(x.value(), gamma.value(), epsilon, y, rstd, call.context());
+  const auto to_x = call.target(x);
+  const auto to_gamma = call.added_target(gamma);
+  const In<T, 4> kept_x = call.save(x);
+  const In<T, 1> kept_gamma = call.save(gamma);
+  const In<T, 3> kept_rstd = rstd;
+  const auto backward = [=](BackwardPass<T>& pass, In<T, 4> dy) {
+    const auto into = [&](Out<T, 4> dx, InOut<T, 1> dgamma) {
+      rms_norm_backward(dy, kept_x, kept_gamma, kept_rstd, dx, dgamma, pass.context());
+    };
+    pass.assign(into, to_x, to_gamma);
+  };
+  return call.finish(In<T, 4>(y), backward);
+}
+
 /// Rows of a table, by number.
 ///
 /// tokens    [N]      have to outlive backward
@@ -19412,6 +24664,314 @@ Variable<T, 1> mean(const Variable<T, R>& x) {
 // All functions of the tape: the library's operations on variables.
 
 
+// headwise/kernels/score_function.hpp
+// A score function of one's own: a callable that attention inlines into its tiles, with gradients
+// by dual numbers. It changes scores behind softcap and biases, before the mask.
+
+namespace headwise::inline v0_1 {
+
+/// What may be a score function of P parameters: it takes a score of any type S, where the pair
+/// stands and, with P > 0, std::array<S, P>, and returns the changed score, an S.
+template <class F, class T, std::size_t P>
+concept ScoreCallable = std::copy_constructible<F> &&
+    (P == 0 ? std::is_invocable_r_v<T, const F&, T, const Position&> &&
+                  std::is_invocable_r_v<Dual<T>, const F&, Dual<T>, const Position&>
+            : std::is_invocable_r_v<T, const F&, T, const Position&, const std::array<T, P>&> &&
+                  std::is_invocable_r_v<Dual<T>, const F&, Dual<T>, const Position&,
+                                        const std::array<Dual<T>, P>&>);
+
+}  // namespace headwise::inline v0_1
+
+#define HEADWISE_ISA generic
+
+// headwise/kernels/score_function.inc
+// A user's score function over runs of pairs. Read once for each instruction set, so that a loop
+// over the function has its vectors, whatever the flags of the user's program.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::score_functions::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// f(n) for each pair of a run: loops of one constant count, which compilers turn into vectors, and
+/// a rest.
+template <class F>
+HEADWISE_INLINE void each_pair(Index count, F&& f) {
+  constexpr Index together = 16;
+  Index n = 0;
+  for (; n + together <= count; n += together) {
+    for (Index t = 0; t < together; ++t) f(n + t);
+  }
+  for (; n < count; ++n) f(n);
+}
+
+template <class T, class Function>
+void change(const void* function, const PairRun& run, T* scores) {
+  const Function f = *static_cast<const Function*>(function);
+  const PairRun at = run;
+  each_pair(run.count,
+            [&](Index n) HEADWISE_ALWAYS_INLINE { scores[n] = f.value(scores[n], at(n)); });
+}
+
+template <class T, class Function>
+void change_with_slopes(const void* function, const PairRun& run, T* scores, T* slopes) {
+  const Function f = *static_cast<const Function*>(function);
+  const PairRun at = run;
+  each_pair(run.count, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    const Dual<T> y = f.by_score(scores[n], at(n));
+    scores[n] = y.value;
+    slopes[n] = y.derivative;
+  });
+}
+
+template <class T, class Function>
+void add_flows(const void* function, const PairRun& run, const T* scores, const T* flow, T* sums,
+               Index step) {
+  const Function f = *static_cast<const Function*>(function);
+  const PairRun at = run;
+  for (std::size_t p = 0; p < Function::parameter_count; ++p) {
+    T lanes[16] = {};
+    each_pair(run.count, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      const T slope = f.by_parameter(scores[n], at(n), p).derivative;
+      lanes[n % 16] = lanes[n % 16] + (flow[n] == T(0) ? T(0) : flow[n] * slope);
+    });
+    T sum = T(0);
+    for (const T& lane : lanes) sum = sum + lane;
+    T& total = sums[static_cast<Index>(p) * step];
+    total = total + sum;
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::score_functions::HEADWISE_ISA
+
+#undef HEADWISE_ISA
+
+#if HEADWISE_X86
+HEADWISE_REGION(HEADWISE_AVX2)
+#define HEADWISE_ISA avx2
+
+// headwise/kernels/score_function.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::score_functions::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class F>
+HEADWISE_INLINE void each_pair(Index count, F&& f) {
+  constexpr Index together = 16;
+  Index n = 0;
+  for (; n + together <= count; n += together) {
+    for (Index t = 0; t < together; ++t) f(n + t);
+  }
+  for (; n < count; ++n) f(n);
+}
+
+template <class T, class Function>
+void change(const void* function, const PairRun& run, T* scores) {
+  const Function f = *static_cast<const Function*>(function);
+  const PairRun at = run;
+  each_pair(run.count,
+            [&](Index n) HEADWISE_ALWAYS_INLINE { scores[n] = f.value(scores[n], at(n)); });
+}
+
+template <class T, class Function>
+void change_with_slopes(const void* function, const PairRun& run, T* scores, T* slopes) {
+  const Function f = *static_cast<const Function*>(function);
+  const PairRun at = run;
+  each_pair(run.count, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    const Dual<T> y = f.by_score(scores[n], at(n));
+    scores[n] = y.value;
+    slopes[n] = y.derivative;
+  });
+}
+
+template <class T, class Function>
+void add_flows(const void* function, const PairRun& run, const T* scores, const T* flow, T* sums,
+               Index step) {
+  const Function f = *static_cast<const Function*>(function);
+  const PairRun at = run;
+  for (std::size_t p = 0; p < Function::parameter_count; ++p) {
+    T lanes[16] = {};
+    each_pair(run.count, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      const T slope = f.by_parameter(scores[n], at(n), p).derivative;
+      lanes[n % 16] = lanes[n % 16] + (flow[n] == T(0) ? T(0) : flow[n] * slope);
+    });
+    T sum = T(0);
+    for (const T& lane : lanes) sum = sum + lane;
+    T& total = sums[static_cast<Index>(p) * step];
+    total = total + sum;
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::score_functions::HEADWISE_ISA
+
+#undef HEADWISE_ISA
+HEADWISE_REGION_END
+
+HEADWISE_REGION(HEADWISE_AVX512)
+#define HEADWISE_ISA avx512
+
+// headwise/kernels/score_function.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::score_functions::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class F>
+HEADWISE_INLINE void each_pair(Index count, F&& f) {
+  constexpr Index together = 16;
+  Index n = 0;
+  for (; n + together <= count; n += together) {
+    for (Index t = 0; t < together; ++t) f(n + t);
+  }
+  for (; n < count; ++n) f(n);
+}
+
+template <class T, class Function>
+void change(const void* function, const PairRun& run, T* scores) {
+  const Function f = *static_cast<const Function*>(function);
+  const PairRun at = run;
+  each_pair(run.count,
+            [&](Index n) HEADWISE_ALWAYS_INLINE { scores[n] = f.value(scores[n], at(n)); });
+}
+
+template <class T, class Function>
+void change_with_slopes(const void* function, const PairRun& run, T* scores, T* slopes) {
+  const Function f = *static_cast<const Function*>(function);
+  const PairRun at = run;
+  each_pair(run.count, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    const Dual<T> y = f.by_score(scores[n], at(n));
+    scores[n] = y.value;
+    slopes[n] = y.derivative;
+  });
+}
+
+template <class T, class Function>
+void add_flows(const void* function, const PairRun& run, const T* scores, const T* flow, T* sums,
+               Index step) {
+  const Function f = *static_cast<const Function*>(function);
+  const PairRun at = run;
+  for (std::size_t p = 0; p < Function::parameter_count; ++p) {
+    T lanes[16] = {};
+    each_pair(run.count, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      const T slope = f.by_parameter(scores[n], at(n), p).derivative;
+      lanes[n % 16] = lanes[n % 16] + (flow[n] == T(0) ? T(0) : flow[n] * slope);
+    });
+    T sum = T(0);
+    for (const T& lane : lanes) sum = sum + lane;
+    T& total = sums[static_cast<Index>(p) * step];
+    total = total + sum;
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::score_functions::HEADWISE_ISA
+
+#undef HEADWISE_ISA
+HEADWISE_REGION_END
+#endif
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// A callable and its parameters, which are learned where a call asks for their gradients.
+template <Scalar T, std::size_t P, ScoreCallable<T, P> F>
+class ScoreFunction {
+ public:
+  static constexpr std::size_t parameter_count = P;
+  /// What the callable is called with. [P]
+  std::array<T, P> parameters;
+
+  /// Of a callable, which is copied.
+  ScoreFunction(F callable, const std::array<T, P>& values)
+      : parameters(values), callable_(std::move(callable)) {}
+
+  /// f of a score.
+  HEADWISE_INLINE T value(const T& s, const Position& at) const { return call(s, at, parameters); }
+  /// The same, and its derivative by the score.
+  HEADWISE_INLINE Dual<T> by_score(const T& s, const Position& at) const {
+    return call(Dual<T>(s, T(1)), at, constants());
+  }
+  /// And by parameter p.
+  HEADWISE_INLINE Dual<T> by_parameter(const T& s, const Position& at, std::size_t p) const {
+    std::array<Dual<T>, P> moved = constants();
+    if constexpr (P > 0) moved[p].derivative = T(1);
+    return call(Dual<T>(s, T(0)), at, moved);
+  }
+
+  /// A view for a call's options: this must outlive the call, and its backward too.
+  operator ScoreFunctionRef<T>() const& {
+#if HEADWISE_X86
+    const InstructionSet set = instruction_set();
+    if (simd_type && set == InstructionSet::avx512) {
+      return {this, static_cast<Index>(P), &score_functions::avx512::change<T, ScoreFunction>,
+              &score_functions::avx512::change_with_slopes<T, ScoreFunction>,
+              &score_functions::avx512::add_flows<T, ScoreFunction>};
+    }
+    if (simd_type && set == InstructionSet::avx2) {
+      return {this, static_cast<Index>(P), &score_functions::avx2::change<T, ScoreFunction>,
+              &score_functions::avx2::change_with_slopes<T, ScoreFunction>,
+              &score_functions::avx2::add_flows<T, ScoreFunction>};
+    }
+#endif
+    return {this, static_cast<Index>(P), &score_functions::generic::change<T, ScoreFunction>,
+            &score_functions::generic::change_with_slopes<T, ScoreFunction>,
+            &score_functions::generic::add_flows<T, ScoreFunction>};
+  }
+  /// One without a name would be gone before the call.
+  operator ScoreFunctionRef<T>() const&& = delete;
+
+ private:
+  static constexpr bool simd_type = std::same_as<T, float> || std::same_as<T, double>;
+
+  template <class S>
+  HEADWISE_INLINE S call(const S& s, const Position& at, const std::array<S, P>& w) const {
+    if constexpr (P == 0) {
+      return static_cast<S>(callable_(s, at));
+    } else {
+      return static_cast<S>(callable_(s, at, w));
+    }
+  }
+  HEADWISE_INLINE std::array<Dual<T>, P> constants() const {
+    std::array<Dual<T>, P> values;
+    for (std::size_t p = 0; p < P; ++p) values[p] = Dual<T>(parameters[p], T(0));
+    return values;
+  }
+
+  F callable_;
+};
+
+/// A score function without parameters, for attention of T:
+///   const auto decay = score_function<float>([](auto s, const Position& at) {
+///     return s * exp(-0.01f * static_cast<float>(at.query - at.key));
+///   });
+///   flash_attention_forward(q, k, v, {.mask = causal, .score = {.function = decay}}, o, lse);
+///
+/// The callable is called for pairs that a mask hides, too, and nothing comes of it.
+template <Scalar T, class F>
+auto score_function(F callable) {
+  static_assert(ScoreCallable<F, T, 0>,
+                "a score function takes (auto score, const Position& at) and returns what the "
+                "score is: a T, and a Dual<T> where its derivative is asked for");
+  return ScoreFunction<T, 0, F>(std::move(callable), {});
+}
+/// The same with parameters [P], which the callable gets as std::array in the type of the score:
+/// score_function(std::array{0.5f}, [](auto s, const Position&, const auto& w) { return w[0] * s;
+/// })
+template <Scalar T, std::size_t P, class F>
+auto score_function(const std::array<T, P>& parameters, F callable) {
+  static_assert(ScoreCallable<F, T, P>,
+                "a score function with parameters takes (auto score, const Position& at, const "
+                "auto& parameters) and returns what the score is: a T, and a Dual<T> where a "
+                "derivative is asked for");
+  return ScoreFunction<T, P, F>(std::move(callable), parameters);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/nn/multi_head_attention_options.hpp
 // What a MultiHeadAttention is, and what one call of it is asked for.
 
@@ -19433,10 +24993,17 @@ struct MultiHeadAttentionOptions {
   bool layer_norm = false;  // of the query input, and with self-attention of keys and values too
   bool layer_norm_affine = true;     // gamma and beta [D]
   double layer_norm_epsilon = 1e-5;  // > 0
-  Init init = Init::xavier_normal;   // the scale of the weights at the start
-  std::uint64_t seed = 0;            // of the weights at the start
+  bool qk_norm = false;              // rms norm of each head's queries and keys, before rotary
+  bool qk_norm_affine = true;        // gamma_Q and gamma_K [d], each for all heads
+  double qk_norm_epsilon = 1e-6;     // > 0
+  /// How queries and keys are turned by their positions, from 0 and the offset on; {}: they are
+  /// not.
+  std::optional<RotaryOptions> rotary = {};
+  Init init = Init::xavier_normal;  // the scale of the weights at the start
+  std::uint64_t seed = 0;           // of the weights at the start
 
-  /// All of them with every default filled in. Throws ArgumentError for what makes no module.
+  /// All of them with every default filled in, rotary frequencies as numbers of their own. Throws
+  /// ArgumentError, or ShapeError for rotary.frequencies, for what makes no module; std::bad_alloc.
   MultiHeadAttentionOptions resolved() const {
     MultiHeadAttentionOptions full = *this;
     const auto name = "MultiHeadAttention";
@@ -19467,12 +25034,20 @@ struct MultiHeadAttentionOptions {
     if (d_value == 0) full.d_value = full.d_head;
     if (kdim == 0) full.kdim = d_model;
     if (vdim == 0) full.vdim = d_model;
-    require(is_finite_option(layer_norm_epsilon) && layer_norm_epsilon > 0, name, [&] {
-      return "layer_norm_epsilon is " + std::to_string(layer_norm_epsilon) +
-             ", expected a finite number above 0";
-    });
+    const auto require_epsilon = [&](const char* option, double epsilon) {
+      require(is_finite_option(epsilon) && epsilon > 0, name, [&] {
+        return std::string(option) + " is " + std::to_string(epsilon) +
+               ", expected a finite number above 0";
+      });
+    };
+    require_epsilon("layer_norm_epsilon", layer_norm_epsilon);
+    require_epsilon("qk_norm_epsilon", qk_norm_epsilon);
     require_width("num_heads times d_head", num_heads * full.d_head, 1);
     require_width("num_heads times d_value", num_heads * full.d_value, 1);
+    if (rotary) {
+      detail::require_rotary("MultiHeadAttention: rotary", *rotary, full.d_head);
+      full.rotary->frequencies = rotary->frequencies.owned();
+    }
     return full;
   }
 
@@ -19486,13 +25061,15 @@ struct MultiHeadAttentionOptions {
     return d_model == other.d_model && num_heads == other.num_heads &&
            num_kv_heads == other.num_kv_heads && d_head == other.d_head &&
            d_value == other.d_value && kdim == other.kdim && vdim == other.vdim &&
-           layer_norm == other.layer_norm;
+           layer_norm == other.layer_norm && qk_norm == other.qk_norm &&
+           rotary.has_value() == other.rotary.has_value();
   }
   /// Whether queries, keys and values are projected by one matrix.
   bool fused() const { return kdim == d_model && vdim == d_model; }
 };
 
-/// One call. Masks are viewed: they must outlive the call, and its backward too.
+/// One call. Masks and what changes scores are viewed: they must outlive the call, and its backward
+/// too.
 template <Scalar T>
 struct MultiHeadAttentionCall {
   AttentionMask<T> mask = {};   // none: every query sees every key
@@ -19500,9 +25077,10 @@ struct MultiHeadAttentionCall {
   std::optional<T> scale = {};  // 1 / sqrt(d_head)
   Dropout weight_dropout = {};  // of the attention weights; none: inference
   Dropout output_dropout = {};  // of the output, after its bias
+  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks
 
   /// The part of it that concerns attention alone.
-  AttentionOptions<T> attention() const { return {mask, scale, weight_dropout}; }
+  AttentionOptions<T> attention() const { return {mask, scale, weight_dropout, score}; }
 };
 
 }  // namespace headwise::inline v0_1
@@ -19533,14 +25111,22 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.vdim = o.vdim;
   shape.causal = call.mask.is_causal();
   shape.window = call.mask.window();
+  shape.first_keys = call.mask.first_keys();
   shape.key_lengths = call.mask.key_lengths();
   shape.mask_biases = static_cast<Index>(call.mask.biases().size());
+  shape.softcap = call.score.softcap.has_value();
+  shape.alibi = !call.score.alibi_slopes.absent();
+  shape.relative_bias = !call.score.relative_bias.absent();
+  shape.score_function = !call.score.function.absent();
   shape.q_bias = o.q_bias;
   shape.k_bias = o.k_bias;
   shape.v_bias = o.v_bias;
   shape.o_bias = o.o_bias;
   shape.layer_norm = o.layer_norm;
   shape.layer_norm_affine = o.layer_norm_affine;
+  shape.qk_norm = o.qk_norm;
+  shape.qk_norm_affine = o.qk_norm_affine;
+  shape.rotary_width = o.rotary ? o.rotary->width_of(o.d_head) : 0;
   shape.weight_dropout = call.weight_dropout.active();
   shape.output_dropout = call.output_dropout.active();
   return shape;
@@ -19904,17 +25490,19 @@ namespace headwise::inline v0_1 {
 /// inputs are equally wide, head i in its own d columns; and three matrices where they are not.
 template <Scalar T>
 struct MultiHeadAttentionParameters {
-  Tensor<T, 2> w_qkv;  // [D, H d + G d + G dv]; absent where kdim or vdim differ from D
-  Tensor<T, 2> w_q;    // [D, H d]       only where w_qkv is absent
-  Tensor<T, 2> w_k;    // [kdim, G d]    only where w_qkv is absent
-  Tensor<T, 2> w_v;    // [vdim, G dv]   only where w_qkv is absent
-  Tensor<T, 2> w_o;    // [H dv, D]
-  Tensor<T, 1> b_q;    // [H d]     each bias absent where it is not asked for
-  Tensor<T, 1> b_k;    // [G d]
-  Tensor<T, 1> b_v;    // [G dv]
-  Tensor<T, 1> b_o;    // [D]
-  Tensor<T, 1> gamma;  // [D]
-  Tensor<T, 1> beta;   // [D]
+  Tensor<T, 2> w_qkv;    // [D, H d + G d + G dv]; absent where kdim or vdim differ from D
+  Tensor<T, 2> w_q;      // [D, H d]       only where w_qkv is absent
+  Tensor<T, 2> w_k;      // [kdim, G d]    only where w_qkv is absent
+  Tensor<T, 2> w_v;      // [vdim, G dv]   only where w_qkv is absent
+  Tensor<T, 2> w_o;      // [H dv, D]
+  Tensor<T, 1> b_q;      // [H d]     each bias absent where it is not asked for
+  Tensor<T, 1> b_k;      // [G d]
+  Tensor<T, 1> b_v;      // [G dv]
+  Tensor<T, 1> b_o;      // [D]
+  Tensor<T, 1> gamma;    // [D]
+  Tensor<T, 1> beta;     // [D]
+  Tensor<T, 1> gamma_q;  // [d]     of qk_norm, each for all heads
+  Tensor<T, 1> gamma_k;  // [d]
   Index q_width = 0, k_width = 0, v_width = 0;  // columns of W_Q, W_K, W_V
 
   MultiHeadAttentionParameters() = default;
@@ -19942,6 +25530,10 @@ struct MultiHeadAttentionParameters {
       gamma = vector(o.d_model);
       beta = vector(o.d_model);
     }
+    if (o.qk_norm && o.qk_norm_affine) {
+      gamma_q = vector(o.d_head);
+      gamma_k = vector(o.d_head);
+    }
   }
 
   /// Whether W_Q, W_K and W_V are columns of w_qkv.
@@ -19963,7 +25555,7 @@ struct MultiHeadAttentionParameters {
   ///@}
 
   /// f(name, view) for each parameter that is there; names W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O,
-  /// gamma, beta behind `prefix`. Views are writable where this is not const.
+  /// gamma, beta, gamma_Q, gamma_K behind `prefix`. Views are writable where this is not const.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") {
     walk(*this, f, prefix);
@@ -19987,6 +25579,8 @@ struct MultiHeadAttentionParameters {
     if (!self.b_o.absent()) f(prefix + "b_O", as_view(self.b_o));
     if (!self.gamma.absent()) f(prefix + "gamma", as_view(self.gamma));
     if (!self.beta.absent()) f(prefix + "beta", as_view(self.beta));
+    if (!self.gamma_q.absent()) f(prefix + "gamma_Q", as_view(self.gamma_q));
+    if (!self.gamma_k.absent()) f(prefix + "gamma_K", as_view(self.gamma_k));
   }
 };
 
@@ -19994,6 +25588,9 @@ struct MultiHeadAttentionParameters {
 template <Scalar T>
 struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   using MultiHeadAttentionParameters<T>::MultiHeadAttentionParameters;
+
+  /// Of what changes scores, where a call's is learned: views of tensors of the caller's, added to.
+  ScoreGradients<T> score = {};
 
   /// Each gradient by its textbook name, in the shape of its parameter; absent where that is.
   ///@{
@@ -20007,6 +25604,8 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   In<T, 1> grad_b_O() const { return this->b_o; }
   In<T, 1> grad_gamma() const { return this->gamma; }
   In<T, 1> grad_beta() const { return this->beta; }
+  In<T, 1> grad_gamma_Q() const { return this->gamma_q; }
+  In<T, 1> grad_gamma_K() const { return this->gamma_k; }
   ///@}
 
   /// f("grad_W_Q", view) and so on.
@@ -20028,14 +25627,13 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   void require_shapes_of(const MultiHeadAttentionParameters<T>& expected,
                          std::string_view function) const {
     const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
-      require_shape(function, std::string("gradients.") + name, mine, theirs.shape(),
-                    "zero_gradients()");
+      require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
     };
     for_each_storage(*this, expected, check);
     // Of modules whose projections differ, what is fused may be alike.
-    check("W_Q", this->W_Q(), expected.W_Q());
-    check("W_K", this->W_K(), expected.W_K());
-    check("W_V", this->W_V(), expected.W_V());
+    check("gradients.W_Q", this->W_Q(), expected.W_Q());
+    check("gradients.W_K", this->W_K(), expected.W_K());
+    check("gradients.W_V", this->W_V(), expected.W_V());
   }
   /// this += other. Throws ShapeError, before anything is added, unless all shapes agree.
   void add(const MultiHeadAttentionGradients& other) {
@@ -20049,17 +25647,19 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
  private:
   template <class Self, class F>
   static void for_each_storage(Self& self, const MultiHeadAttentionParameters<T>& other, F&& f) {
-    f("w_qkv", self.w_qkv, other.w_qkv);
-    f("w_q", self.w_q, other.w_q);
-    f("w_k", self.w_k, other.w_k);
-    f("w_v", self.w_v, other.w_v);
-    f("w_o", self.w_o, other.w_o);
-    f("b_q", self.b_q, other.b_q);
-    f("b_k", self.b_k, other.b_k);
-    f("b_v", self.b_v, other.b_v);
-    f("b_o", self.b_o, other.b_o);
-    f("gamma", self.gamma, other.gamma);
-    f("beta", self.beta, other.beta);
+    f("gradients.w_qkv", self.w_qkv, other.w_qkv);
+    f("gradients.w_q", self.w_q, other.w_q);
+    f("gradients.w_k", self.w_k, other.w_k);
+    f("gradients.w_v", self.w_v, other.w_v);
+    f("gradients.w_o", self.w_o, other.w_o);
+    f("gradients.b_q", self.b_q, other.b_q);
+    f("gradients.b_k", self.b_k, other.b_k);
+    f("gradients.b_v", self.b_v, other.b_v);
+    f("gradients.b_o", self.b_o, other.b_o);
+    f("gradients.gamma", self.gamma, other.gamma);
+    f("gradients.beta", self.beta, other.beta);
+    f("gradients.gamma_q", self.gamma_q, other.gamma_q);
+    f("gradients.gamma_k", self.gamma_k, other.gamma_k);
   }
 };
 
@@ -20122,16 +25722,20 @@ struct MultiHeadAttentionCache {
   In<T, 3> value;                                 // [B, S, vdim]
   Tensor<T, 3> query_copy, key_copy, value_copy;  // where rows lie at no common distance
 
-  Tensor<T, 3> x_norm;   // [B, L, D]                 with layer_norm
-  Tensor<T, 1> mean;     // [B L]                     with layer_norm
-  Tensor<T, 1> rstd;     // [B L]                     with layer_norm
-  Tensor<T, 3> qkv;      // [B, L, H d + G d + G dv]  self-attention
-  Tensor<T, 3> q;        // [B, L, H d]               cross-attention
-  Tensor<T, 3> k;        // [B, S, G d]               cross-attention
-  Tensor<T, 3> v;        // [B, S, G dv]              cross-attention
-  Tensor<T, 3> context;  // [B, L, H dv]
-  Tensor<T, 4> weights;  // [B, H, L, S]              Path::materialized; before dropout
-  Tensor<T, 4> lse;      // [B, H, L, 2]              Path::flash
+  Tensor<T, 3> x_norm;    // [B, L, D]                 with layer_norm
+  Tensor<T, 1> mean;      // [B L]                     with layer_norm
+  Tensor<T, 1> rstd;      // [B L]                     with layer_norm
+  Tensor<T, 3> qkv;       // [B, L, H d + G d + G dv]  self-attention
+  Tensor<T, 3> q;         // [B, L, H d]               cross-attention
+  Tensor<T, 3> k;         // [B, S, G d]               cross-attention
+  Tensor<T, 3> v;         // [B, S, G dv]              cross-attention
+  Tensor<T, 3> q_normed;  // [B, L, H d]              qk_norm; what attention reads
+  Tensor<T, 3> k_normed;  // [B, S, G d]              qk_norm; what attention reads
+  Tensor<T, 3> q_rstd;    // [B, H, L]                qk_norm
+  Tensor<T, 3> k_rstd;    // [B, G, S]                qk_norm
+  Tensor<T, 3> context;   // [B, L, H dv]
+  Tensor<T, 4> weights;   // [B, H, L, S]              Path::materialized; before dropout
+  Tensor<T, 4> lse;       // [B, H, L, 2]              Path::flash
 
   /// What the projections read: the normalised input, or the input.
   In<T, 3> projected_query() const { return x_norm.absent() ? query : In<T, 3>(x_norm); }
@@ -20178,7 +25782,7 @@ In<T, 3> uniform_rows(In<T, 3> x, Tensor<T, 3>& storage, std::pmr::memory_resour
   return storage;
 }
 
-/// The projected queries, keys and values of a cache as heads: views, whichever way it was filled.
+/// Queries, keys and values of a cache as heads: views, whichever way it was filled.
 template <class T>
 struct Heads {
   In<T, 4> q;  // [B, H, L, d]
@@ -20186,8 +25790,10 @@ struct Heads {
   In<T, 4> v;  // [B, G, S, dv]
 };
 
+/// As they were projected; where nothing is normalised, turned by their positions already.
 template <class T>
-Heads<T> heads_of(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache) {
+Heads<T> projected_heads(const MultiHeadAttentionOptions& o,
+                         const MultiHeadAttentionCache<T>& cache) {
   const Index H = o.num_heads, G = o.num_kv_heads;
   if (!cache.self_attention) {
     return {split_heads(cache.q, H), split_heads(cache.k, G), split_heads(cache.v, G)};
@@ -20195,6 +25801,172 @@ Heads<T> heads_of(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCa
   const Index q = o.q_width(), k = o.k_width(), v = o.v_width();
   return {split_heads(slice(cache.qkv, 2, 0, q), H), split_heads(slice(cache.qkv, 2, q, k), G),
           split_heads(slice(cache.qkv, 2, q + k, v), G)};
+}
+
+/// As attention reads them.
+template <class T>
+Heads<T> heads_of(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache) {
+  Heads<T> heads = projected_heads(o, cache);
+  if (cache.q_normed.absent()) return heads;
+  heads.q = split_heads(cache.q_normed, o.num_heads);
+  heads.k = split_heads(cache.k_normed, o.num_kv_heads);
+  return heads;
+}
+
+/// Of those, what is written to before attention reads it.
+template <class T>
+struct WritableHeads {
+  Out<T, 4> q;  // [B, H, L, d]
+  Out<T, 4> k;  // [B, G, S, d]
+};
+
+template <class T>
+WritableHeads<T> writable_heads(const MultiHeadAttentionOptions& o,
+                                MultiHeadAttentionCache<T>& cache) {
+  const Index H = o.num_heads, G = o.num_kv_heads;
+  if (!cache.q_normed.absent()) {
+    return {split_heads(cache.q_normed, H), split_heads(cache.k_normed, G)};
+  }
+  if (!cache.self_attention) return {split_heads(cache.q, H), split_heads(cache.k, G)};
+  return {split_heads(slice(cache.qkv, 2, 0, o.q_width()), H),
+          split_heads(slice(cache.qkv, 2, o.q_width(), o.k_width()), G)};
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/multi_head_attention_positions.hpp
+// Between projections and attention: queries and keys of each head normalised, and turned by where
+// they stand. Both in place where no backward follows; the norm's input is kept where one does,
+// and rotations, whose gradient is the same rotation back, never need theirs.
+//
+//   3a rms_norm   q = rms_norm(q) gamma_Q, k likewise, each row of each head by itself
+//   3b rotary     q = R_i q_i, k = R_j k_j
+//
+// Backward walks them up: dq = R_i^T dq_i, then through the norm.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Cosines and sines of positions, for queries and keys of all heads.
+template <class T>
+class Turns {
+ public:
+  /// Row i of `count` is of position(i), counted behind the options' offset.
+  template <class Position>
+  Turns(const RotaryOptions& options, Index d, Index count, const Position& position,
+        std::pmr::memory_resource* memory)
+      : options_(options) {
+    const Index width = options.width_of(d);
+    cosines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
+    sines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
+    const auto absolute = [&](Index i) { return options.offset + position(i); };
+    fill_angles<T>(options, width, absolute, cosines_, sines_);
+  }
+  /// Of positions 0 to count - 1.
+  Turns(const RotaryOptions& options, Index d, Index count, std::pmr::memory_resource* memory)
+      : Turns(
+            options, d, count, [](Index i) { return i; }, memory) {}
+
+  /// Turns x [B, H, L, d] in place, or back: row i by row first + i of these.
+  void apply(const Out<T, 4>& x, Index first, bool back, const Context& context) const {
+    if (x.size() == 0) return;
+    const Shape<2> shape{x.extent(2), cosines_.extent(1)};
+    const Index begin = first * shape[1];
+    rotate<T>(x, {cosines_.data() + begin, shape}, {sines_.data() + begin, shape}, options_, back,
+              x, context);
+  }
+
+ private:
+  const RotaryOptions& options_;
+  Tensor<T, 2> cosines_, sines_;  // [count, width / 2]
+};
+
+/// Step 3a, forward. `training` keeps what was normalised, and a number a row.
+template <class T>
+void normalise_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+                     MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
+  const WritableHeads<T> x = writable_heads(o, cache);
+  const T epsilon = T(o.qk_norm_epsilon);
+  if (training) {
+    const Index B = x.q.extent(0), L = x.q.extent(2), S = x.k.extent(2);
+    cache.q_normed = Tensor<T, 3>::uninitialized({B, L, o.q_width()}, context.memory);
+    cache.k_normed = Tensor<T, 3>::uninitialized({B, S, o.k_width()}, context.memory);
+    cache.q_rstd = Tensor<T, 3>::uninitialized({B, o.num_heads, L}, context.memory);
+    cache.k_rstd = Tensor<T, 3>::uninitialized({B, o.num_kv_heads, S}, context.memory);
+  }
+  const WritableHeads<T> y = writable_heads(o, cache);
+  rms_norm_forward(In<T, 4>(x.q), p.gamma_q, epsilon, y.q, cache.q_rstd, context);
+  rms_norm_forward(In<T, 4>(x.k), p.gamma_k, epsilon, y.k, cache.k_rstd, context);
+}
+
+/// Steps 3a and 3b, forward.
+template <class T>
+void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+                 MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
+  const auto note = [&](const char* q_name, const char* k_name) {
+    if (context.trace == nullptr) return;
+    const Heads<T> heads = heads_of(o, cache);
+    context.trace->record(q_name, heads.q);
+    context.trace->record(k_name, heads.k);
+  };
+  if (o.qk_norm) {
+    normalise_heads(o, p, cache, training, context);
+    note("Q_norm", "K_norm");
+  }
+  if (!o.rotary) return;
+  const WritableHeads<T> heads = writable_heads(o, cache);
+  const Index L = heads.q.extent(2), S = heads.k.extent(2);
+  const Turns<T> turns(*o.rotary, o.d_head, std::max<Index>(L, S), context.memory);
+  turns.apply(heads.q, 0, false, context);
+  turns.apply(heads.k, 0, false, context);
+  note("Q_rotary", "K_rotary");
+}
+
+/// The gradients of gamma_Q and gamma_K of one call; absent where there are none.
+template <class T>
+struct GainGradients {
+  Tensor<T, 1> q, k;  // [d]
+
+  void add_to(MultiHeadAttentionGradients<T>& to, const Context& context) const {
+    add(q, to.gamma_q);
+    add(k, to.gamma_k);
+    context.count_flops(q.size() + k.size(), q.size() + k.size());
+  }
+
+ private:
+  static void add(const Tensor<T, 1>& from, Tensor<T, 1>& to) {
+    for (Index n = 0; n < from.size(); ++n) to(n) = to(n) + from(n);
+  }
+};
+
+/// Steps 3b and 3a, backward: dq [B, H, L, d] and dk [B, G, S, d] in place.
+template <class T>
+GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
+                                      const MultiHeadAttentionParameters<T>& p,
+                                      const MultiHeadAttentionCache<T>& cache, const Out<T, 4>& dq,
+                                      const Out<T, 4>& dk, const Context& context) {
+  const auto note = [&](const char* q_name, const char* k_name) {
+    if (context.trace == nullptr) return;
+    context.trace->record(q_name, In<T, 4>(dq));
+    context.trace->record(k_name, In<T, 4>(dk));
+  };
+  GainGradients<T> gains;
+  if (o.rotary) {
+    note("dQ_rotary", "dK_rotary");
+    const Index longest = std::max<Index>(dq.extent(2), dk.extent(2));
+    const Turns<T> turns(*o.rotary, o.d_head, longest, context.memory);
+    turns.apply(dq, 0, true, context);
+    turns.apply(dk, 0, true, context);
+  }
+  if (!o.qk_norm) return gains;
+  note("dQ_norm", "dK_norm");
+  if (!p.gamma_q.absent()) {
+    gains.q = Tensor<T, 1>(Shape{o.d_head}, context.memory);
+    gains.k = Tensor<T, 1>(Shape{o.d_head}, context.memory);
+  }
+  const Heads<T> x = projected_heads(o, cache);
+  rms_norm_backward(In<T, 4>(dq), x.q, p.gamma_q, cache.q_rstd, dq, gains.q, context);
+  rms_norm_backward(In<T, 4>(dk), x.k, p.gamma_k, cache.k_rstd, dk, gains.k, context);
+  return gains;
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -20227,11 +25999,11 @@ Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<
   return scores;
 }
 
-/// Steps 1 to 6; `y` is the output before dropout.
+/// Steps 1 and 2, and the weights.
 template <class T>
-void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
-                   const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
-  const Heads<T> heads = heads_of(o, cache);
+void trace_projections(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+                       const MultiHeadAttentionCache<T>& cache, Trace& trace) {
+  const Heads<T> heads = projected_heads(o, cache);
   trace.record("X", cache.query);
   trace.record("X_norm", cache.projected_query());
   trace.record("W_Q", p.W_Q());
@@ -20242,6 +26014,13 @@ void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionP
   trace.record("Q", heads.q);
   trace.record("K", heads.k);
   trace.record("V", heads.v);
+}
+
+/// Steps 3 to 6; `y` is the output before dropout.
+template <class T>
+void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+                   const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
+  const Heads<T> heads = heads_of(o, cache);
   trace.record("A", traced_scores(cache, heads));
   if (cache.weights.absent()) {
     auto options = cache.call.attention();
@@ -20282,6 +26061,70 @@ void trace_backward_heads(In<T, 3> dy, In<T, 4> d_heads, In<T, 4> dq, In<T, 4> d
   trace.record("dK^T", transpose(dk, 2, 3));
   trace.record("dV", dv);
 }
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/score_gradient_tensors.hpp
+// What a module's backward gathers of the gradients of what changes scores, before it adds to the
+// caller's: a call that fails on its way leaves those as they were.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// A tensor of 0 for each gradient that is asked for.
+template <class T>
+class ScoreGradientTensors {
+ public:
+  /// Throws std::bad_alloc.
+  ScoreGradientTensors(const ScoreGradients<T>& asked, std::pmr::memory_resource* memory) {
+    const auto make = [&](auto& tensor, const auto& like) {
+      if (!like.absent()) tensor = std::decay_t<decltype(tensor)>(like.shape(), memory);
+    };
+    make(scale_, asked.d_scale);
+    make(slopes_, asked.d_alibi_slopes);
+    make(table_, asked.d_relative_bias);
+    make(sinks_, asked.d_sinks);
+    make(function_, asked.d_function);
+    for (std::size_t n = 0; n < biases_.size(); ++n) make(biases_[n], asked.d_biases[n]);
+  }
+
+  /// Views of them.
+  ScoreGradients<T> views() {
+    ScoreGradients<T> to;
+    const auto see = [](auto& view, auto& tensor) {
+      if (!tensor.absent()) view = tensor;
+    };
+    see(to.d_scale, scale_);
+    see(to.d_alibi_slopes, slopes_);
+    see(to.d_relative_bias, table_);
+    see(to.d_sinks, sinks_);
+    see(to.d_function, function_);
+    for (std::size_t n = 0; n < biases_.size(); ++n) see(to.d_biases[n], biases_[n]);
+    return to;
+  }
+
+  /// Adds all of them.
+  void add_to(const ScoreGradients<T>& to) const {
+    const auto add = [](const auto& tensor, const auto& sum) {
+      if (tensor.absent()) return;
+      for_each_index(tensor.shape(), [&](const auto& at) { sum(at) = sum(at) + tensor(at); });
+    };
+    add(scale_, to.d_scale);
+    add(slopes_, to.d_alibi_slopes);
+    add(table_, to.d_relative_bias);
+    add(sinks_, to.d_sinks);
+    add(function_, to.d_function);
+    for (std::size_t n = 0; n < biases_.size(); ++n) add(biases_[n], to.d_biases[n]);
+  }
+
+ private:
+  Tensor<T, 1> scale_, slopes_, sinks_, function_;
+  Tensor<T, 2> table_;
+  std::array<Tensor<T, 4>, AttentionMask<T>::most> biases_;
+};
+
+HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
@@ -20328,9 +26171,11 @@ ProjectionGradients<T> projection_gradients(const MultiHeadAttentionCache<T>& ca
 
 /// Steps 5 to 3: from the gradient of the context to those of the projections.
 template <class T>
-void backward_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
-                    In<T, 3> dy, const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
-                    const Context& context) {
+GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
+                                const MultiHeadAttentionParameters<T>& p,
+                                const MultiHeadAttentionCache<T>& cache, In<T, 3> dy,
+                                const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
+                                const ScoreGradients<T>& score, const Context& context) {
   const auto [q, k, v] = heads_of(o, cache);
   const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
   const bool self = cache.self_attention;
@@ -20340,14 +26185,16 @@ void backward_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttention
   const In<T, 4> d_heads = split_heads(d_context, o.num_heads);
   const auto options = cache.call.attention();
   if (cache.call.path == Path::materialized) {
-    attention_backward(d_heads, {q, k, v}, cache.weights, options, {dq, dk, dv}, context);
+    attention_backward(d_heads, {q, k, v}, cache.weights, options, {dq, dk, dv, score}, context);
   } else {
     flash_attention_backward(d_heads, {q, k, v}, split_heads(cache.context, o.num_heads), cache.lse,
-                             options, {dq, dk, dv}, context);
+                             options, {dq, dk, dv, score}, context);
   }
+  GainGradients<T> gains = place_heads_backward<T>(o, p, cache, dq, dk, context);
   if (context.trace != nullptr) {
     trace_backward_heads<T>(dy, d_heads, dq, dk, dv, *context.trace);
   }
+  return gains;
 }
 
 /// Step 2: through the projections, to what they were of.
@@ -20471,7 +26318,9 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
                   {}, {}, context);
   // 5 merge_heads, 4 attention, 3 split_heads
   ProjectionGradients<T> d = projection_gradients(cache, context);
-  backward_heads(o, cache, dy_in, d_context, d, context);
+  ScoreGradientTensors<T> of_scores(gradients.score, context.memory);
+  const GainGradients<T> gains =
+      backward_heads(o, p, cache, dy_in, d_context, d, of_scores.views(), context);
   // 2 linear
   backward_projections(p, cache, d, inputs, context);
   if (context.trace != nullptr) {
@@ -20487,6 +26336,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
                           {cache.mean, cache.rstd}, merge_rows(dx), {to.gamma, to.beta}, with);
     }
     of_weights.add_to(to, with);
+    gains.add_to(to, with);
   };
   if (context.trace != nullptr) {  // of this call alone, whatever `gradients` held
     Tensor<T, 3> dx = inputs.query;
@@ -20497,6 +26347,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
         [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
   }
   finish(inputs.query, gradients, context);
+  of_scores.add_to(gradients.score);
   return inputs;
 }
 
@@ -20534,6 +26385,7 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
   }
   call.mask.require_fits(function, B, o.num_heads, L, S);
   call.attention().require_in_range(function);
+  call.score.require_heads(function, o.num_heads);
   call.output_dropout.require_valid(function);
 }
 
@@ -20627,7 +26479,9 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
 
   // 1 layer_norm, 2 linear
   project(o, p, cache, context);
+  if (context.trace != nullptr) trace_projections(o, p, cache, *context.trace);
   // 3 split_heads, 4 attention, 5 merge_heads
+  place_heads(o, p, cache, training, context);
   attend(o, cache, training, context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({cache.query.extent(0), cache.query.extent(1), o.d_model},
@@ -20658,7 +26512,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// A call that throws, std::bad_alloc included, leaves cache and gradients as they were; only an
 /// executor of the caller's that throws while it runs leaves gradients that are added to in part.
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.2.2; grouped: Ainslie et al., 2023,
-/// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745.
+/// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745; norms of queries and keys:
+/// Dehghani et al., 2023, arXiv 2302.05442; rotary positions: Su et al., 2021, arXiv 2104.09864.
 template <Scalar T>
 class MultiHeadAttention {
  public:
@@ -20669,15 +26524,17 @@ class MultiHeadAttention {
   /// What backward adds to.
   using Gradients = MultiHeadAttentionGradients<T>;
 
-  /// Weights by options.init and options.seed, biases 0, gamma 1, beta 0.
-  /// Throws ArgumentError for options that make no module.
+  /// Weights by options.init and options.seed, biases 0, every gamma 1, beta 0.
+  /// Throws ArgumentError or ShapeError for options that make no module.
   explicit MultiHeadAttention(const MultiHeadAttentionOptions& options)
       : options_(options.resolved()), parameters_(options_) {
     init_weights<T>(parameters_.W_Q(), options_.init, options_.seed, 0);
     init_weights<T>(parameters_.W_K(), options_.init, options_.seed, 1);
     init_weights<T>(parameters_.W_V(), options_.init, options_.seed, 2);
     init_weights<T>(parameters_.w_o, options_.init, options_.seed, 3);
-    fill(Out<T, 1>(parameters_.gamma), T(1));
+    for (Tensor<T, 1>* gamma : {&parameters_.gamma, &parameters_.gamma_q, &parameters_.gamma_k}) {
+      fill(Out<T, 1>(*gamma), T(1));
+    }
   }
   /// d_model wide, num_heads heads, everything else by default.
   explicit MultiHeadAttention(Index d_model, Index num_heads)
@@ -20869,10 +26726,106 @@ MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first
   if (o.k_bias) copy(slice(from.b_k, 0, k0, to.k_width), to.b_k);
   if (o.v_bias) copy(slice(from.b_v, 0, v0, to.v_width), to.b_v);
   if (part.o_bias) copy(In<T, 1>(from.b_o), to.b_o);
+  copy(In<T, 1>(from.gamma_q), to.gamma_q);
+  copy(In<T, 1>(from.gamma_k), to.gamma_k);
   return shard;
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/kv_cache_slots.hpp
+// Where the keys of one sequence lie in a cache: arithmetic alone. Key j of a sequence that drops
+// none is in slot j. With a window, blocks of keys that no query will see again make room: the
+// first blocks, which hold the keys that are kept for ever, stay where they are, and those behind
+// the dropped ones move up. Slots are dropped by whole blocks of the kernels, so that a key keeps
+// its place in its block, and sums their bits.
+//
+// (A ring would move nothing, but its oldest block lies behind its newest, and no view says so. To
+// move a window of w keys once every `block` tokens is 2 w / block rows written and read a token,
+// beside the w that a token's query reads: 1.6 % for blocks of 128.)
+
+namespace headwise::inline v0_1::detail {
+
+/// Of all sequences of a cache.
+struct KeyValueSlots {
+  Index capacity = 0;  // slots of a sequence
+  Index window = 0;    // keys that a query sees, its own among them; 0: all
+  Index block = 1;     // keys are dropped by
+  Index first = 0;     // slots of the first keys, whole blocks
+
+  /// For a window behind `first_keys` keys that stay, at least `capacity` slots: enough for a step
+  /// of a block at any time.
+  static constexpr KeyValueSlots of_window(Index capacity, Index window, Index first_keys,
+                                           Index block) {
+    const auto whole = [&](Index n) { return (n + block - 1) / block * block; };
+    const Index first = whole(first_keys), least = first + whole(window + 2 * block - 2);
+    return {std::max<Index>(least, whole(capacity)), window, block, first};
+  }
+};
+
+/// One sequence: so many tokens, of which so many behind the first slots are no longer held.
+struct KeyValueSequence {
+  Index length = 0;
+  Index dropped = 0;  // a multiple of the block
+
+  /// Slots that are filled.
+  constexpr Index held() const { return length - dropped; }
+  /// The position of the key in a slot.
+  constexpr Index position(const KeyValueSlots& slots, Index slot) const {
+    return slot < slots.first ? slot : slot + dropped;
+  }
+  /// How many more could be dropped: blocks that no query from `length` on sees.
+  constexpr Index droppable(const KeyValueSlots& slots) const {
+    if (slots.window == 0) return 0;
+    const Index needed = std::max<Index>(length - slots.window + 1, 0) / slots.block * slots.block;
+    return std::max<Index>(needed - slots.first - dropped, 0);
+  }
+  /// Tokens that still fit.
+  constexpr Index room(const KeyValueSlots& slots) const {
+    return slots.capacity - held() + droppable(slots);
+  }
+  /// Whether all that a query behind `shorter` tokens would see is held.
+  constexpr bool reaches_back_to(const KeyValueSlots& slots, Index shorter) const {
+    if (shorter < 0 || shorter > length) return false;
+    return dropped == 0 || shorter <= slots.first ||
+           shorter - slots.window + 1 >= slots.first + dropped;
+  }
+  /// The sequence that it was then.
+  constexpr KeyValueSequence back_to(const KeyValueSlots& slots, Index shorter) const {
+    return {shorter, shorter <= slots.first ? 0 : dropped};
+  }
+  friend constexpr bool operator==(const KeyValueSequence&, const KeyValueSequence&) = default;
+};
+
+}  // namespace headwise::inline v0_1::detail
+
+// headwise/nn/token_counts.hpp
+// How many of a step's tokens belong to each sequence of a batch.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// How many of n tokens count for sequence b: counts[b], or all where none are given.
+inline Index count_of(std::span<const Index> counts, Index b, Index n) {
+  return counts.empty() ? n : counts[static_cast<std::size_t>(b)];
+}
+
+/// Throws ArgumentError unless there is a count of 0 to n for each sequence, or none at all.
+inline void require_counts(std::string_view function, std::span<const Index> counts, Index B,
+                           Index n) {
+  if (counts.empty()) return;
+  require(static_cast<Index>(counts.size()) == B, function, [&] {
+    return "counts are " + std::to_string(counts.size()) + ", expected " + std::to_string(B) +
+           " (the batch size), or none for all";
+  });
+  for (const Index count : counts) {
+    require(count >= 0 && count <= n, function, [&] {
+      return "counts holds " + std::to_string(count) + ", expected 0 to " + std::to_string(n) +
+             " (the tokens of the step)";
+    });
+  }
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/nn/kv_cache.hpp
 // Keys and values of the tokens so far, for decoding one token, or a few, at a time: attention of
@@ -20884,9 +26837,11 @@ namespace headwise::inline v0_1 {
 struct KeyValueCacheOptions {
   Index batch_size = 1;    // B
   Index num_kv_heads = 1;  // G
-  Index capacity = 0;      // most tokens of a sequence
+  Index capacity = 0;      // most tokens of a sequence; with a window, that are held at least
   Index d_head = 0;        // d
   Index d_value = 0;       // dv; 0: d
+  Index window = 0;        // keys that a query sees, its own among them; 0: all before it
+  Index first_keys = 0;    // keys that it sees beside the window, from the first on
 };
 
 }  // namespace headwise::inline v0_1
@@ -20894,23 +26849,27 @@ struct KeyValueCacheOptions {
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 template <class T>
-class AppendedTokens;
+class NewTokens;
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// Keys [B, G, length, d] and values [B, G, length, dv], appended in the order of their positions.
-/// All sequences of the batch are equally long. What is behind the length is never read.
+/// Keys [B, G, held, d] and values [B, G, held, dv], appended in the order of their positions. Each
+/// sequence has a length of its own. What is behind it is never read.
 ///
-/// Memory: B G capacity (d + dv) elements, taken at once, so that views stay where they are.
+/// With a window a cache holds the first keys and the last ones of a sequence of any length: what
+/// no query will see again makes room, block by block of the kernels (kv_cache_slots.hpp).
+/// Memory: B G capacity (d + dv) elements, taken at once, in huge pages from 4 MiB on.
+/// Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, arXiv
+/// 2309.17453 (which turns keys by their place in the cache; here by that in the sequence).
 template <Scalar T>
 class KeyValueCache {
  public:
   /// Empty. Throws ArgumentError for a negative extent, ShapeError for more than memory holds,
   /// std::bad_alloc.
   explicit KeyValueCache(const KeyValueCacheOptions& options,
-                         std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+                         std::pmr::memory_resource* memory = default_memory())
       : options_(options) {
     const auto require_extent = [](const char* name, Index extent) {
       require(extent >= 0, "KeyValueCache", [&] {
@@ -20922,10 +26881,35 @@ class KeyValueCache {
     require_extent("capacity", options.capacity);
     require_extent("d_head", options.d_head);
     require_extent("d_value", options.d_value);
+    require_extent("window", options.window);
+    require_extent("first_keys", options.first_keys);
+    const auto require_countable_slots = [&](const char* name, Index slots) {
+      constexpr Index most = Index{1} << 48;
+      require(options.window == 0 || slots <= most, "KeyValueCache", [&] {
+        return std::string(name) + " is " + std::to_string(slots) +
+               ", expected at most 2^48 beside a window";
+      });
+    };
+    require_countable_slots("capacity", options.capacity);
+    require_countable_slots("window", options.window);
+    require_countable_slots("first_keys", options.first_keys);
+    require(options.window != 0 || options.first_keys == 0, "KeyValueCache", [&] {
+      return "first_keys is " + std::to_string(options.first_keys) +
+             " and window 0, expected a window beside which they are kept";
+    });
+    slots_.capacity = options.capacity;
+    if (options.window != 0) {
+      slots_ =
+          detail::KeyValueSlots::of_window(options.capacity, options.window, options.first_keys,
+                                           kernels::kernels_here<T>().forward_keys);
+    }
+    options_.capacity = slots_.capacity;
     if (options_.d_value == 0) options_.d_value = options_.d_head;
-    const auto [B, G, most, d, dv] = options_;
-    k_ = Tensor<T, 4>::uninitialized({B, G, most, d}, memory);
-    v_ = Tensor<T, 4>::uninitialized({B, G, most, dv}, memory);
+    const Index B = options_.batch_size, G = options_.num_kv_heads, most = slots_.capacity;
+    k_ = Tensor<T, 4>::uninitialized({B, G, most, options_.d_head}, memory);
+    v_ = Tensor<T, 4>::uninitialized({B, G, most, options_.d_value}, memory);
+    lengths_ = Tensor<Index, 1>(Shape{B}, memory);
+    dropped_ = Tensor<Index, 1>(Shape{B}, memory);
   }
 
   /// A deep copy.
@@ -20940,96 +26924,191 @@ class KeyValueCache {
   /// Exchanges all.
   void swap(KeyValueCache& other) noexcept {
     std::swap(options_, other.options_);
+    std::swap(slots_, other.slots_);
     k_.swap(other.k_);
     v_.swap(other.v_);
-    std::swap(length_, other.length_);
+    lengths_.swap(other.lengths_);
+    dropped_.swap(other.dropped_);
   }
 
-  /// Copies the keys [B, G, n, d] and values [B, G, n, dv] of n tokens behind what is there. Throws
-  /// ShapeError, or ArgumentError where n is more than room(); nothing is changed then.
-  void append(In<T, 4> k, In<T, 4> v) {
+  /// Copies the keys [B, G, n, d] and values [B, G, n, dv] of n tokens behind what is there; of
+  /// sequence b the first counts[b] of them, or all where no counts are given. Throws ShapeError,
+  /// or ArgumentError where they are more than room(); nothing is changed then.
+  void append(In<T, 4> k, In<T, 4> v, std::span<const Index> counts = {}) {
     constexpr std::string_view function = "KeyValueCache::append";
-    const auto [B, G, most, d, dv] = options_;
-    const Index n = k.extent(2);
-    require_shape(function, "k", k, Shape{B, G, n, d}, "batch, heads and width of the cache");
-    require_shape(function, "v", v, Shape{B, G, n, dv},
+    const Index B = options_.batch_size, G = options_.num_kv_heads, n = k.extent(2);
+    require_shape(function, "k", k, Shape{B, G, n, options_.d_head},
+                  "batch, heads and width of the cache");
+    require_shape(function, "v", v, Shape{B, G, n, options_.d_value},
                   "batch, heads and width of the cache, length of k");
-    require_room(function, n);
+    detail::require_counts(function, counts, B, n);
+    require_room(function, n, counts);
     const detail::Footprint mine[] = {{"", k_}, {"", v_}}, theirs[] = {{"k", k}, {"v", v}};
     for (const auto& from : theirs) {
       const bool apart = !detail::overlap(mine[0], from) && !detail::overlap(mine[1], from);
       require(apart, function, "k or v lie in the cache, expected memory of their own");
     }
-    copy_behind(k, k_);
-    copy_behind(v, v_);
-    length_ += n;
+    write(k, v, counts);
+    keep(n, counts);
   }
 
-  /// Throws ArgumentError unless n more tokens fit.
-  void require_room(std::string_view function, Index n) const {
-    require(n <= room(), function, [&] {
-      return std::to_string(n) + " tokens behind " + std::to_string(length_) +
-             " are more than the capacity " + std::to_string(options_.capacity) +
-             " of the cache: roll it back, clear it or make a larger one";
-    });
+  /// Throws ArgumentError unless n more tokens of each sequence fit, or counts[b] of sequence b.
+  void require_room(std::string_view function, Index n, std::span<const Index> counts = {}) const {
+    const bool taken = lengths_.size() != options_.batch_size;  // by a move
+    for (Index b = 0; b < options_.batch_size; ++b) {
+      const Index more = detail::count_of(counts, b, n), there = taken ? 0 : lengths_(b);
+      const Index fit = taken ? 0 : room(b);
+      require(more <= fit || slots_.window != 0, function, [&] {
+        return std::to_string(more) + " tokens behind " + std::to_string(there) +
+               " are more than the capacity " + std::to_string(options_.capacity) +
+               " of the cache: roll it back, clear it or make a larger one";
+      });
+      require(more <= fit, function, [&] {
+        return std::to_string(more) + " tokens behind " + std::to_string(there) +
+               " are more than the " + std::to_string(fit) +
+               " that fit beside the window: take fewer at a time";
+      });
+    }
   }
 
-  /// Forgets the last n tokens. Throws ArgumentError unless there are so many.
+  /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many, and
+  /// all that the tokens before them see is still held; nothing is changed then.
   void rollback(Index n) {
-    require(n >= 0 && n <= length_, "KeyValueCache::rollback", [&] {
-      return "n is " + std::to_string(n) + ", expected 0 to " + std::to_string(length_) +
-             ", the length";
-    });
-    length_ -= n;
+    for (Index b = 0; b < lengths_.size(); ++b) require_way_back(b, n);
+    for (Index b = 0; b < lengths_.size(); ++b) go_back(b, n);
+  }
+  /// Forgets the last n tokens of sequence b. Throws as the one above.
+  void rollback(Index b, Index n) {
+    require_sequence("KeyValueCache::rollback", b);
+    require_way_back(b, n);
+    go_back(b, n);
   }
   /// Forgets all.
-  void clear() { length_ = 0; }
+  void clear() {
+    for (Index b = 0; b < lengths_.size(); ++b) set(b, {});
+  }
+  /// Forgets all of sequence b: another may begin there. Throws ArgumentError unless there is one.
+  void clear(Index b) {
+    require_sequence("KeyValueCache::clear", b);
+    set(b, {});
+  }
 
-  /// Tokens that are there.
-  Index length() const { return length_; }
-  /// Tokens that still fit.
-  Index room() const { return options_.capacity - length_; }
-  /// The options, d_value filled in.
+  /// Tokens that were appended, of the longest sequence.
+  Index length() const {
+    return lengths_.size() == 0 ? 0 : *std::max_element(lengths_.begin(), lengths_.end());
+  }
+  /// The same of sequence b.
+  Index length(Index b) const { return lengths_(b); }
+  /// Tokens of each sequence that still fit.
+  Index room() const {
+    Index least = slots_.capacity;
+    for (Index b = 0; b < lengths_.size(); ++b) least = std::min<Index>(least, room(b));
+    return least;
+  }
+  /// The same of sequence b.
+  Index room(Index b) const { return at(b).room(slots_); }
+  /// The position in its sequence of key `slot` of k(b): without a window, the slot.
+  Index position(Index b, Index slot) const { return at(b).position(slots_, slot); }
+  /// The options, d_value filled in, and the capacity that there is.
   const KeyValueCacheOptions& options() const { return options_; }
 
-  /// Keys so far [B, G, length, d]: a view, right until the cache goes or what it sees is rolled
-  /// back.
-  In<T, 4> k() const { return filled(k_); }
-  /// Values so far [B, G, length, dv].
-  In<T, 4> v() const { return filled(v_); }
+  /// Keys so far [B, G, held, d], as many as the longest holds; of the others, what is behind their
+  /// length may be anything. A view, right until the cache goes or what it sees is rolled back or
+  /// dropped.
+  In<T, 4> k() const { return filled(k_, 0, options_.batch_size, longest_held()); }
+  /// Values so far [B, G, held, dv].
+  In<T, 4> v() const { return filled(v_, 0, options_.batch_size, longest_held()); }
+  /// Keys of sequence b [1, G, held, d].
+  In<T, 4> k(Index b) const { return filled(k_, b, 1, at(b).held()); }
+  /// Values of sequence b [1, G, held, dv].
+  In<T, 4> v(Index b) const { return filled(v_, b, 1, at(b).held()); }
 
  private:
   template <class>
-  friend class detail::AppendedTokens;
-  void forget_last(Index n) noexcept { length_ -= n; }
+  friend class detail::NewTokens;
 
-  In<T, 4> filled(const Tensor<T, 4>& all) const {
-    Shape<4> shape = all.shape();
-    shape[2] = length_;
-    return {all.data(), shape, all.strides()};
+  detail::KeyValueSequence at(Index b) const { return {lengths_(b), dropped_(b)}; }
+  void set(Index b, const detail::KeyValueSequence& sequence) {
+    lengths_(b) = sequence.length;
+    dropped_(b) = sequence.dropped;
   }
-  void copy_behind(const In<T, 4>& from, Tensor<T, 4>& to) {
-    const Index n = from.extent(2), width = from.extent(3);
-    if (from.size() == 0) return;
-    for (Index b = 0; b < from.extent(0); ++b) {
-      for (Index g = 0; g < from.extent(1); ++g) {
-        for (Index i = 0; i < n; ++i) {
-          const T* in = &from(b, g, i, Index{0});
-          T* out = &to(b, g, length_ + i, Index{0});
-          if (from.stride(3) == 1) {
-            std::copy_n(in, width, out);
-          } else {
-            for (Index t = 0; t < width; ++t) out[t] = in[t * from.stride(3)];
-          }
+  Index longest_held() const {
+    Index most = 0;
+    for (Index b = 0; b < lengths_.size(); ++b) most = std::max<Index>(most, at(b).held());
+    return most;
+  }
+  static In<T, 4> filled(const Tensor<T, 4>& all, Index b, Index batch, Index held) {
+    Shape<4> shape = all.shape();
+    shape[0] = batch;
+    shape[2] = held;
+    return {all.size() == 0 ? all.data() : all.data() + b * all.stride(0), shape, all.strides()};
+  }
+
+  void require_sequence(std::string_view function, Index b) const {
+    require(b >= 0 && b < lengths_.size(), function, [&] {
+      return "b is " + std::to_string(b) + ", expected 0 to " +
+             std::to_string(lengths_.size() - 1) + ", a sequence of the batch";
+    });
+  }
+  void require_way_back(Index b, Index n) const {
+    constexpr std::string_view function = "KeyValueCache::rollback";
+    require(n >= 0 && n <= lengths_(b), function, [&] {
+      return "n is " + std::to_string(n) + ", expected 0 to " + std::to_string(lengths_(b)) +
+             ", the length";
+    });
+    require(at(b).reaches_back_to(slots_, lengths_(b) - n), function, [&] {
+      return "n is " + std::to_string(n) + ", expected fewer: keys that token " +
+             std::to_string(lengths_(b) - n) + " sees are no longer held";
+    });
+  }
+  void go_back(Index b, Index n) { set(b, at(b).back_to(slots_, lengths_(b) - n)); }
+
+  /// Behind what is there, which drops what has to make room, and stays as long as it is.
+  void write(const In<T, 4>& k, const In<T, 4>& v, std::span<const Index> counts) {
+    for (Index b = 0; b < lengths_.size(); ++b) {
+      const Index n = detail::count_of(counts, b, k.extent(2));
+      if (at(b).held() + n > slots_.capacity) drop(b);
+      copy_behind(k, b, n, k_);
+      copy_behind(v, b, n, v_);
+    }
+  }
+  void keep(Index n, std::span<const Index> counts) noexcept {
+    for (Index b = 0; b < lengths_.size(); ++b) lengths_(b) += detail::count_of(counts, b, n);
+  }
+  void drop(Index b) {
+    const Index gone = at(b).droppable(slots_), end = at(b).held();
+    for (Tensor<T, 4>* all : {&k_, &v_}) {
+      const Index width = all->extent(3);
+      for (Index g = 0; g < all->extent(1) && width != 0; ++g) {
+        T* const rows = &(*all)(b, g, Index{0}, Index{0});
+        std::copy(rows + (slots_.first + gone) * width, rows + end * width,
+                  rows + slots_.first * width);
+      }
+    }
+    dropped_(b) += gone;
+  }
+  void copy_behind(const In<T, 4>& from, Index b, Index n, Tensor<T, 4>& to) const {
+    const Index width = from.extent(3), slot = at(b).held();
+    if (width == 0) return;
+    for (Index g = 0; g < from.extent(1); ++g) {
+      for (Index i = 0; i < n; ++i) {
+        const T* in = &from(b, g, i, Index{0});
+        T* out = &to(b, g, slot + i, Index{0});
+        if (from.stride(3) == 1) {
+          std::copy_n(in, width, out);
+        } else {
+          for (Index t = 0; t < width; ++t) out[t] = in[t * from.stride(3)];
         }
       }
     }
   }
 
   KeyValueCacheOptions options_;
-  Tensor<T, 4> k_;  // [B, G, capacity, d]
-  Tensor<T, 4> v_;  // [B, G, capacity, dv]
-  Index length_ = 0;
+  detail::KeyValueSlots slots_;
+  Tensor<T, 4> k_;            // [B, G, capacity, d]
+  Tensor<T, 4> v_;            // [B, G, capacity, dv]
+  Tensor<Index, 1> lengths_;  // [B]
+  Tensor<Index, 1> dropped_;  // [B]
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -21274,30 +27353,65 @@ class Linear {
 
 // headwise/nn/multi_head_attention_step.hpp
 // Causal self-attention of new tokens over a cache of those before: decoding with the bits of the
-// whole sequence.
+// whole sequence, for sequences of any lengths beside each other.
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// A cache that is as long as before unless the call that makes it longer comes to its end.
+/// n tokens of each sequence, or counts[b] of sequence b, on their way into a cache. They are
+/// written behind its length, and it is longer once a call has come to its end and keeps them.
 template <class T>
-class AppendedTokens {
+class NewTokens {
  public:
-  explicit AppendedTokens(KeyValueCache<T>& cache) : cache_(cache), length_(cache.length()) {}
-  AppendedTokens(const AppendedTokens&) = delete;
-  AppendedTokens& operator=(const AppendedTokens&) = delete;
-  ~AppendedTokens() { cache_.forget_last(cache_.length() - length_); }
-  void keep() { length_ = cache_.length(); }
+  /// Written to the cache. They fit, and the counts are right.
+  NewTokens(KeyValueCache<T>& cache, In<T, 4> k, In<T, 4> v, std::span<const Index> counts)
+      : cache_(cache), n_(k.extent(2)), counts_(counts) {
+    cache_.write(k, v, counts);
+  }
+
+  /// Makes a cache longer by what was written behind it.
+  static void keep(KeyValueCache<T>& cache, Index n, std::span<const Index> counts) noexcept {
+    cache.keep(n, counts);
+  }
+
+  Index batch() const { return cache_.options_.batch_size; }
+  Index count(Index b) const { return count_of(counts_, b, n_); }
+  /// Whether all sequences are alike: one call attends for all of them.
+  bool uniform() const {
+    bool same = true;
+    for (Index b = 1; b < batch(); ++b) {
+      same = same && cache_.at(b) == cache_.at(0) && count(b) == count(0);
+    }
+    return same;
+  }
+  /// The keys or values of sequences b ... b + batch - 1 with the new ones, [batch, G, held, d].
+  ///@{
+  In<T, 4> k(Index b, Index batch) const { return with_new(cache_.k_, b, batch); }
+  In<T, 4> v(Index b, Index batch) const { return with_new(cache_.v_, b, batch); }
+  ///@}
+
+  /// What the new queries of sequence b see: slots behind the first keys' are in the order of their
+  /// positions, and the last are the queries' own.
+  AttentionMask<T> mask(Index b) const {
+    const Index n = count(b), window = cache_.options_.window, first = cache_.options_.first_keys;
+    if (window == 0 || cache_.at(b).length + n - window <= first) return {causal};  // sees all
+    return {causal, Mask::window(window).keeping_first(first)};
+  }
 
  private:
+  In<T, 4> with_new(const Tensor<T, 4>& all, Index b, Index batch) const {
+    return KeyValueCache<T>::filled(all, b, batch, cache_.at(b).held() + count(b));
+  }
+
   KeyValueCache<T>& cache_;
-  Index length_;
+  Index n_;
+  std::span<const Index> counts_;
 };
 
 /// All rules of a step of self-attention, before anything is computed. Of resolved options.
 template <class T>
 void require_new_tokens(std::string_view function, const MultiHeadAttentionOptions& o,
                         const MultiHeadAttentionParameters<T>& p, const In<T, 3>& x,
-                        const KeyValueCache<T>& cache) {
+                        std::span<const Index> counts, const KeyValueCache<T>& cache) {
   const KeyValueCacheOptions& c = cache.options();
   require_shape(function, "W_O", In<T, 2>(p.w_o), Shape{o.context_width(), o.d_model},
                 "the options: a module that was moved from has none");
@@ -21311,14 +27425,57 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
            std::to_string(o.num_kv_heads) + " of " + std::to_string(o.d_head) + " and " +
            std::to_string(o.d_value) + " (the module)";
   });
-  cache.require_room(function, x.extent(1));
+  require_counts(function, counts, c.batch_size, x.extent(1));
+  cache.require_room(function, x.extent(1), counts);
 }
 
-/// y [B, n, D] of new tokens, whose keys and values are appended.
+/// Step 3b of new tokens, each at the position that it has in its sequence.
+template <class T>
+void turn_new_tokens(const RotaryOptions& options, const WritableHeads<T>& heads,
+                     const KeyValueCache<T>& cache, const Context& context) {
+  const Index B = heads.q.extent(0), n = heads.q.extent(2), d = heads.q.extent(3);
+  if (B == 0) return;
+  bool same = true;
+  for (Index b = 1; b < B; ++b) same = same && cache.length(b) == cache.length(0);
+  const auto position = [&](Index row) { return cache.length(row / n) + row % n; };
+  const Turns<T> turns(options, d, same ? n : B * n, position, context.memory);
+  if (same) {
+    turns.apply(heads.q, 0, false, context);
+    turns.apply(heads.k, 0, false, context);
+    return;
+  }
+  for (Index b = 0; b < B; ++b) {
+    turns.apply(slice(heads.q, 0, b, 1), b * n, false, context);
+    turns.apply(slice(heads.k, 0, b, 1), b * n, false, context);
+  }
+}
+
+/// Steps 3 to 5: the context of the new queries. Rows behind their counts are 0.
+template <class T>
+void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens, const Out<T, 4>& o,
+                       const Context& context) {
+  if (tokens.batch() == 0) return;
+  if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
+    flash_attention_forward(q, tokens.k(0, tokens.batch()), tokens.v(0, tokens.batch()),
+                            {.mask = tokens.mask(0)}, o, {}, context);
+    return;
+  }
+  for (Index b = 0; b < tokens.batch(); ++b) {
+    const Index n = tokens.count(b), rest = q.extent(2) - n;
+    fill(Out<T, 4>(slice(slice(o, 0, b, 1), 2, n, rest)), T(0));
+    if (n == 0) continue;
+    flash_attention_forward(In<T, 4>(slice(slice(q, 0, b, 1), 2, 0, n)), tokens.k(b, 1),
+                            tokens.v(b, 1), {.mask = tokens.mask(b)},
+                            slice(slice(o, 0, b, 1), 2, 0, n), {}, context);
+  }
+}
+
+/// y [B, n, D] of new tokens, whose keys and values lie behind those of the cache then, to be kept.
 template <class T>
 Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
                                   const MultiHeadAttentionParameters<T>& p, In<T, 3> x,
-                                  KeyValueCache<T>& cache, const Context& context) {
+                                  std::span<const Index> counts, KeyValueCache<T>& cache,
+                                  const Context& context) {
   const Index B = x.extent(0), n = x.extent(1);
   // 1 layer_norm, 2 linear
   MultiHeadAttentionCache<T> step;
@@ -21326,16 +27483,15 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   step.query = uniform_rows(x, step.query_copy, context.memory);
   project(o, p, step, context);
   // 3 split_heads, 4 attention, 5 merge_heads
+  if (o.qk_norm) normalise_heads(o, p, step, false, context);
+  if (o.rotary) turn_new_tokens(*o.rotary, writable_heads(o, step), cache, context);
   const auto [q, k, v] = heads_of(o, step);
   step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
-  AppendedTokens<T> appended(cache);
-  cache.append(k, v);
-  flash_attention_forward(q, cache.k(), cache.v(), {.mask = causal},
-                          split_heads(step.context, o.num_heads), {}, context);
+  const NewTokens<T> tokens(cache, k, v, counts);
+  attend_over_cache<T>(q, tokens, split_heads(step.context, o.num_heads), context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
   linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
-  appended.keep();
   return y;
 }
 
@@ -21343,50 +27499,76 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// An empty cache for self-attention of these options, resolved ones. Throws ShapeError or
-/// ArgumentError for extents that are none, std::bad_alloc.
+/// An empty cache for self-attention of these options, resolved ones: of `cache` what is not the
+/// module's, its batch, capacity, window and first keys. Throws ShapeError or ArgumentError for
+/// extents that are none, std::bad_alloc.
 template <Scalar T>
-KeyValueCache<T> key_value_cache(
-    const MultiHeadAttentionOptions& options, Index batch_size, Index capacity,
-    std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
-  return KeyValueCache<T>({.batch_size = batch_size,
-                           .num_kv_heads = options.num_kv_heads,
-                           .capacity = capacity,
-                           .d_head = options.d_head,
-                           .d_value = options.d_value},
-                          memory);
+KeyValueCache<T> key_value_cache(const MultiHeadAttentionOptions& options,
+                                 KeyValueCacheOptions cache,
+                                 std::pmr::memory_resource* memory = default_memory()) {
+  cache.num_kv_heads = options.num_kv_heads;
+  cache.d_head = options.d_head;
+  cache.d_value = options.d_value;
+  return KeyValueCache<T>(cache, memory);
+}
+/// The same of a capacity alone.
+template <Scalar T>
+KeyValueCache<T> key_value_cache(const MultiHeadAttentionOptions& options, Index batch_size,
+                                 Index capacity,
+                                 std::pmr::memory_resource* memory = default_memory()) {
+  return key_value_cache<T>(options, {.batch_size = batch_size, .capacity = capacity}, memory);
 }
 /// The same for a module.
 template <Scalar T>
-KeyValueCache<T> key_value_cache(
-    const MultiHeadAttention<T>& attention, Index batch_size, Index capacity,
-    std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
+KeyValueCache<T> key_value_cache(const MultiHeadAttention<T>& attention, Index batch_size,
+                                 Index capacity,
+                                 std::pmr::memory_resource* memory = default_memory()) {
   return key_value_cache<T>(attention.options(), batch_size, capacity, memory);
 }
+/// The same for a module.
+template <Scalar T>
+KeyValueCache<T> key_value_cache(const MultiHeadAttention<T>& attention,
+                                 const KeyValueCacheOptions& cache,
+                                 std::pmr::memory_resource* memory = default_memory()) {
+  return key_value_cache<T>(attention.options(), cache, memory);
+}
 
-/// y [B, n, D] of n new tokens x [B, n, D] which see each other causally and all that is in the
-/// cache: inference.
+/// y [B, n, D] of new tokens x [B, n, D] which see each other causally and what is in the cache:
+/// inference.
 ///
 /// attention   a module of self-attention
 /// x           [B, n, D]   in; the tokens behind those of the cache
+/// counts      [B]         how many of the n are tokens of sequence b, its first; the rest may hold
+///                         anything, and y of it is b_O. {}: all
 /// cache                   keys and values of the tokens before; those of x are appended
 ///
-/// The bits are those of attention.forward of the whole sequence with {.mask = causal}, for any cut
-/// into steps.
+/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal}, for
+/// any cut into steps and any lengths beside it; of a cache with a window, those of a mask that
+/// also hides keys before the window, but for the first ones.
 ///
-/// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs.
+/// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
-/// then.
+/// then, but that keys which no later query sees may be dropped.
 template <Scalar T>
 Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
-                                       In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
+                                       In<std::type_identity_t<T>, 3> x,
+                                       std::span<const Index> counts, KeyValueCache<T>& cache,
                                        const Context& context = {}) {
   constexpr std::string_view function = "multi_head_attention_step";
   const MultiHeadAttentionOptions& o = attention.options();
   require(o.fused(), function,
           "kdim or vdim differ from d_model, expected a module of self-attention");
-  detail::require_new_tokens<T>(function, o, attention.parameters(), x, cache);
-  return detail::attend_to_new_tokens<T>(o, attention.parameters(), x, cache, context);
+  detail::require_new_tokens<T>(function, o, attention.parameters(), x, counts, cache);
+  auto y = detail::attend_to_new_tokens<T>(o, attention.parameters(), x, counts, cache, context);
+  detail::NewTokens<T>::keep(cache, x.extent(1), counts);
+  return y;
+}
+/// The same of n new tokens of each sequence.
+template <Scalar T>
+Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
+                                       In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
+                                       const Context& context = {}) {
+  return multi_head_attention_step<T>(attention, x, {}, cache, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -21698,7 +27880,9 @@ struct TransformerBlockOptions {
   bool attention_bias = true;                // b_Q, b_K, b_V and b_O
   bool feed_forward_bias = true;             // of both its products
   bool norm_bias = true;                     // beta; rms_norm has none
-  double norm_epsilon = 1e-5;                // > 0
+  double norm_epsilon = 1e-5;                // > 0; of qk_norm too
+  bool qk_norm = false;                      // rms norm of each head's queries and keys
+  std::optional<RotaryOptions> rotary = {};  // positions of queries and keys; {}: none
   Init init = Init::xavier_normal;           // the scale of the weights at the start
   std::uint64_t seed = 0;                    // of the weights at the start
 
@@ -21706,12 +27890,14 @@ struct TransformerBlockOptions {
   /// within, for what makes no block.
   TransformerBlockOptions resolved() const {
     TransformerBlockOptions full = *this;
-    full.num_kv_heads = of_attention().resolved().num_kv_heads;
-    full.d_hidden = feed_forward().resolved().d_hidden;
     require(is_finite_option(norm_epsilon) && norm_epsilon > 0, "TransformerBlock", [&] {
       return "norm_epsilon is " + std::to_string(norm_epsilon) +
              ", expected a finite number above 0";
     });
+    const MultiHeadAttentionOptions within = of_attention().resolved();
+    full.num_kv_heads = within.num_kv_heads;
+    full.rotary = within.rotary;
+    full.d_hidden = feed_forward().resolved().d_hidden;
     return full;
   }
   /// Of the module within. Of resolved options.
@@ -21747,6 +27933,9 @@ struct TransformerBlockOptions {
     o.num_heads = num_heads;
     o.num_kv_heads = num_kv_heads;
     o.q_bias = o.k_bias = o.v_bias = o.o_bias = attention_bias;
+    o.qk_norm = qk_norm;
+    o.qk_norm_epsilon = norm_epsilon;
+    o.rotary = rotary;
     o.init = init;
     o.seed = seed;
     return o;
@@ -22177,43 +28366,54 @@ class TransformerBlock {
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// y [B, n, D] of new tokens, whose keys and values are appended once all has gone well.
+/// y [B, n, D] of new tokens, whose keys and values lie behind those of the cache then, to be kept.
 template <class T>
 Tensor<T, 3> block_of_new_tokens(const TransformerBlockOptions& o,
                                  const TransformerBlockParameters<T>& p, In<T, 3> x,
-                                 KeyValueCache<T>& cache, const Context& context) {
-  AppendedTokens<T> appended(cache);
+                                 std::span<const Index> counts, KeyValueCache<T>& cache,
+                                 const Context& context) {
   TransformerBlockCache<T> unused;
-  Tensor<T, 3> y = block_halves<T>(o, p, x, {}, unused, context, [&](In<T, 3> of) {
-    return attend_to_new_tokens<T>(o.attention(), p.attention, of, cache, context);
+  return block_halves<T>(o, p, x, {}, unused, context, [&](In<T, 3> of) {
+    return attend_to_new_tokens<T>(o.attention(), p.attention, of, counts, cache, context);
   });
-  appended.keep();
-  return y;
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// y [B, n, D] of n new tokens x [B, n, D] by a block whose attention is causal: inference.
+/// y [B, n, D] of new tokens x [B, n, D] by a block whose attention is causal: inference.
 ///
 /// block
 /// x       [B, n, D]   in; the tokens behind those of the cache
+/// counts  [B]         how many of the n are tokens of sequence b, its first; x of the rest may
+/// hold
+///                     anything, and y of it means nothing. {}: all
 /// cache               keys and values of the tokens before; those of x are appended. An empty one
 ///                     is key_value_cache<T>(block.options().attention(), B, capacity)
 ///
-/// The bits are those of block.forward of the whole sequence with {.mask = causal}, for any cut
-/// into steps.
+/// The bits are those of block.forward of each whole sequence alone with {.mask = causal}, for any
+/// cut into steps and any lengths beside it; with a window as multi_head_attention_step says.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
-/// then.
+/// then, but that keys which no later query sees may be dropped.
+template <Scalar T>
+Tensor<T, 3> transformer_block_step(const TransformerBlock<T>& block,
+                                    In<std::type_identity_t<T>, 3> x, std::span<const Index> counts,
+                                    KeyValueCache<T>& cache, const Context& context = {}) {
+  const TransformerBlockOptions& o = block.options();
+  const TransformerBlockParameters<T>& p = block.parameters();
+  detail::require_new_tokens<T>("transformer_block_step", o.attention(), p.attention, x, counts,
+                                cache);
+  Tensor<T, 3> y = detail::block_of_new_tokens<T>(o, p, x, counts, cache, context);
+  detail::NewTokens<T>::keep(cache, x.extent(1), counts);
+  return y;
+}
+/// The same of n new tokens of each sequence.
 template <Scalar T>
 Tensor<T, 3> transformer_block_step(const TransformerBlock<T>& block,
                                     In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
                                     const Context& context = {}) {
-  const TransformerBlockOptions& o = block.options();
-  const TransformerBlockParameters<T>& p = block.parameters();
-  detail::require_new_tokens<T>("transformer_block_step", o.attention(), p.attention, x, cache);
-  return detail::block_of_new_tokens<T>(o, p, x, cache, context);
+  return transformer_block_step<T>(block, x, {}, cache, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -22238,7 +28438,8 @@ namespace headwise::inline v0_1 {
 /// The shape of a decoder.
 struct TransformerDecoderOptions {
   Index vocabulary = 0;               // V, tokens that there are
-  Index max_length = 0;               // most tokens of a sequence: each position has a vector
+  Index max_length = 0;               // most tokens of a sequence
+  bool position_vectors = true;       // one for each position; false: block.rotary tells them
   Index num_blocks = 1;               // one after the other
   TransformerBlockOptions block;      // each of them; its seed is the decoder's
   double embedding_deviation = 0.02;  // of the vectors of tokens and positions at the start
@@ -22271,7 +28472,8 @@ struct TransformerDecoderOptions {
   /// Whether what one of them left in a cache or a state fits the other. Of resolved options.
   bool same_shape(const TransformerDecoderOptions& other) const {
     return vocabulary == other.vocabulary && max_length == other.max_length &&
-           num_blocks == other.num_blocks && block.same_shape(other.block);
+           position_vectors == other.position_vectors && num_blocks == other.num_blocks &&
+           block.same_shape(other.block);
   }
 };
 
@@ -22306,7 +28508,7 @@ struct TransformerDecoderCall {
 template <Scalar T, class Block = TransformerBlockParameters<T>>
 struct TransformerDecoderParameters {
   Tensor<T, 2> token;           // [V, D]; its transpose is the head
-  Tensor<T, 2> position;        // [max_length, D]
+  Tensor<T, 2> position;        // [max_length, D]; absent without position_vectors
   std::vector<Block> blocks;    // num_blocks of them
   LayerNormParameters<T> norm;  // of the kind of the blocks' norms; absent with post-LN
 
@@ -22315,8 +28517,8 @@ struct TransformerDecoderParameters {
   explicit TransformerDecoderParameters(
       const TransformerDecoderOptions& o,
       std::pmr::memory_resource* memory = std::pmr::get_default_resource())
-      : token({o.vocabulary, o.block.d_model}, memory),
-        position({o.max_length, o.block.d_model}, memory) {
+      : token({o.vocabulary, o.block.d_model}, memory) {
+    if (o.position_vectors) position = Tensor<T, 2>({o.max_length, o.block.d_model}, memory);
     blocks.reserve(static_cast<std::size_t>(o.num_blocks));
     for (Index n = 0; n < o.num_blocks; ++n) blocks.emplace_back(o.block, memory);
     if (!o.block.norm_first) return;
@@ -22348,7 +28550,7 @@ struct TransformerDecoderParameters {
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
     f(prefix + "token", as_view(self.token));
-    f(prefix + "position", as_view(self.position));
+    if (!self.position.absent()) f(prefix + "position", as_view(self.position));
     for (std::size_t n = 0; n < self.blocks.size(); ++n) {
       self.blocks[n].for_each(f, prefix + "blocks." + std::to_string(n) + ".");
     }
@@ -22383,6 +28585,7 @@ struct TransformerDecoderCache {
 // The steps of a TransformerDecoder, forward and backward.
 //
 //   1 embedding   h = token_t + position_l, for token t at position l    [B, L, D]
+//                 (h = token_t without position_vectors)
 //   2 blocks      h = block(h) for each, causal                          [B, L, D]
 //   3 norm        n = norm(h); n = h with post-LN, whose blocks end in one
 //   4 tied head   logits = n token^T                                     [B L, V]
@@ -22391,11 +28594,14 @@ struct TransformerDecoderCache {
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// A copy that is dense, in the wider type.
+/// A copy that is dense, in the wider type; 0 for what is behind its sequence's count.
 template <class Id>
-Tensor<std::int64_t, 2> kept_tokens(const In<Id, 2>& tokens, std::pmr::memory_resource* memory) {
+Tensor<std::int64_t, 2> kept_tokens(const In<Id, 2>& tokens, std::span<const Index> counts,
+                                    std::pmr::memory_resource* memory) {
   auto kept = Tensor<std::int64_t, 2>::uninitialized(tokens.shape(), memory);
-  for_each_index(tokens.shape(), [&](const Shape<2>& at) { kept(at) = tokens(at); });
+  for_each_index(tokens.shape(), [&](const Shape<2>& at) {
+    kept(at) = at[1] < count_of(counts, at[0], tokens.extent(1)) ? std::int64_t{tokens(at)} : 0;
+  });
   return kept;
 }
 /// Tokens [B, L] as [B L].
@@ -22403,16 +28609,18 @@ inline In<std::int64_t, 1> in_a_row(const Tensor<std::int64_t, 2>& tokens) {
   return {tokens.data(), Shape{tokens.size()}};
 }
 
-/// Step 1 of tokens [B, L] of which the first of each sequence is at position `begin`.
-template <class T>
+/// Step 1 of tokens [B, L], of which token i of sequence b is at position begin(b) + i; of those
+/// behind count(b) the position is not looked at.
+template <class T, class Begin, class Count>
 Tensor<T, 3> embed(const TransformerDecoderParameters<T>& p, const Tensor<std::int64_t, 2>& tokens,
-                   Index begin, const Context& context) {
+                   const Begin& begin, const Count& count, const Context& context) {
   const Index B = tokens.extent(0), L = tokens.extent(1), D = p.token.extent(1);
   auto h = Tensor<T, 3>::uninitialized({B, L, D}, context.memory);
   embedding_forward(in_a_row(tokens), In<T, 2>(p.token), merge_rows(h), context);
-  const In<T, 2> positions = slice(p.position, 0, begin, L);
+  if (p.position.absent()) return h;
   for (Index b = 0; b < B; ++b) {
-    add_forward(In<T, 2>(select(h, b)), positions, select(h, b), context);
+    const auto rows = slice(select(h, b), 0, 0, count(b));
+    add_forward(In<T, 2>(rows), In<T, 2>(slice(p.position, 0, begin(b), count(b))), rows, context);
   }
   return h;
 }
@@ -22442,7 +28650,9 @@ Tensor<T, 2> decoder_forward(const TransformerDecoderOptions& o,
                              bool training, const Context& context) {
   cache.module = o;
   // 1 embedding
-  Tensor<T, 3> h = embed(p, cache.tokens, 0, context);
+  const Index L = cache.tokens.extent(1);
+  Tensor<T, 3> h = embed(
+      p, cache.tokens, [](Index) { return Index{0}; }, [L](Index) { return L; }, context);
   // 2 blocks
   for (Index n = 0; n < o.num_blocks; ++n) {
     TransformerBlockCache<T> kept;
@@ -22507,6 +28717,16 @@ class RestoredGradients {
   std::vector<Part> parts_;
 };
 
+/// Step 1, of the positions.
+template <class T>
+void add_position_gradients(In<T, 3> dh, TransformerDecoderGradients<T>& gradients,
+                            const Context& context) {
+  const auto d_position = slice(gradients.position, 0, 0, dh.extent(1));
+  for (Index b = 0; b < dh.extent(0); ++b) {
+    add_forward(In<T, 2>(d_position), In<T, 2>(select(dh, b)), d_position, context);
+  }
+}
+
 /// d_logits [B L, V]. The shapes are its caller's to check.
 template <class T>
 void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecoderParameters<T>& p,
@@ -22537,10 +28757,7 @@ void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecod
   if (o.block.norm_first) norm.backward(d_normed, cache.norm, {}, &gradients.norm, context);
   // 1 embedding
   embedding_backward(In<T, 2>(merge_rows(dh)), in_a_row(cache.tokens), gradients.token, context);
-  const auto d_position = slice(gradients.position, 0, 0, dh.extent(1));
-  for (Index b = 0; b < dh.extent(0); ++b) {
-    add_forward(In<T, 2>(d_position), In<T, 2>(select(dh, b)), d_position, context);
-  }
+  if (!gradients.position.absent()) add_position_gradients(dh, gradients, context);
   of_blocks.keep();
 }
 
@@ -22570,21 +28787,27 @@ class TransformerDecoderState {
     return *this;
   }
 
-  /// Tokens of each sequence that are there.
+  /// Tokens that were taken, of the longest sequence.
   Index length() const { return caches_.empty() ? 0 : caches_[0].length(); }
-  /// Tokens that still fit.
+  /// The same of sequence b.
+  Index length(Index b) const { return caches_.empty() ? 0 : caches_[0].length(b); }
+  /// Tokens of each sequence that still fit.
   Index room() const { return caches_.empty() ? 0 : caches_[0].room(); }
-  /// Forgets the last n tokens. Throws ArgumentError unless there are so many.
+  /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many.
   void rollback(Index n) {
-    require(n >= 0 && n <= length(), "TransformerDecoderState::rollback", [&] {
-      return "n is " + std::to_string(n) + ", expected 0 to " + std::to_string(length()) +
-             ", the length";
-    });
     for (KeyValueCache<T>& cache : caches_) cache.rollback(n);
+  }
+  /// Forgets the last n tokens of sequence b. Throws ArgumentError unless there are so many.
+  void rollback(Index b, Index n) {
+    for (KeyValueCache<T>& cache : caches_) cache.rollback(b, n);
   }
   /// Forgets all.
   void clear() {
     for (KeyValueCache<T>& cache : caches_) cache.clear();
+  }
+  /// Forgets all of sequence b: another may begin there. Throws ArgumentError unless there is one.
+  void clear(Index b) {
+    for (KeyValueCache<T>& cache : caches_) cache.clear(b);
   }
 
  private:
@@ -22600,7 +28823,8 @@ class TransformerDecoderState {
   std::vector<KeyValueCache<T>> caches_;
 };
 
-/// logits = norm(blocks(token_t + position_l)) token^T, causal.
+/// logits = norm(blocks(token_t + position_l)) token^T, causal. Where options.block.rotary turns
+/// queries and keys by their positions, options.position_vectors = false leaves position_l out.
 ///
 /// Parameters are plain data; forward, backward and step are const and keep what they need in a
 /// cache or a state of the caller's. A call that throws, std::bad_alloc included, leaves cache,
@@ -22686,43 +28910,48 @@ class TransformerDecoder {
   }
 
   /// Logits [B, V] of the token behind the last of tokens [B, n], n at least 1, which come behind
-  /// those that the state has seen: inference.
+  /// those that the state has seen: inference. Of sequence b the first counts[b] of the n count,
+  /// or all where no counts are given; what is behind them is not looked at, and where they are 0
+  /// the sequence stays as it is and its logits are 0.
   ///
-  /// The bits are those of forward of the whole sequence, for any cut into steps. Of the n - 1
+  /// The bits are those of forward of each whole sequence alone, for any cut into steps. Of the
   /// tokens before the last no logits are computed.
   /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the state is as it
   /// was then.
   template <TokenId Id>
-  Tensor<T, 2> step(In<Id, 2> tokens, State& state, const Context& context = {}) const {
-    constexpr std::string_view function = "TransformerDecoder::step";
-    require_filled(function);
-    const bool fits =
-        state.caches_.size() == parameters_.blocks.size() && state.module_.same_shape(options_);
-    require(fits, function,
-            "the state is of a decoder of another shape, or was moved from, expected one that "
-            "state() of this decoder made");
-    const Index n = tokens.extent(1);
-    require_shape(function, "tokens", tokens, Shape{state.caches_[0].options().batch_size, n},
-                  "batch of the state");
-    require(n >= 1, function, "tokens are none, expected at least one of each sequence");
-    state.caches_[0].require_room(function, n);
+  Tensor<T, 2> step(In<Id, 2> tokens, std::span<const Index> counts, State& state,
+                    const Context& context = {}) const {
+    const Index B = tokens.extent(0), n = tokens.extent(1);
+    require_step(tokens, counts, state);
+    const auto count = [&](Index b) { return detail::count_of(counts, b, n); };
 
     // 1 embedding
-    const auto kept = detail::kept_tokens(tokens, context.memory);
-    Tensor<T, 3> h = detail::embed<T>(parameters_, kept, state.length(), context);
+    const auto kept = detail::kept_tokens(tokens, counts, context.memory);
+    Tensor<T, 3> h = detail::embed<T>(
+        parameters_, kept, [&](Index b) { return state.length(b); }, count, context);
     // 2 blocks
-    std::deque<detail::AppendedTokens<T>> appended;
-    for (KeyValueCache<T>& cache : state.caches_) appended.emplace_back(cache);
     for (std::size_t b = 0; b < parameters_.blocks.size(); ++b) {
-      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, state.caches_[b],
-                                         context);
+      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, counts,
+                                         state.caches_[b], context);
     }
     // 3 norm, 4 tied head
+    auto last = Tensor<T, 3>::uninitialized({B, 1, options_.block.d_model}, context.memory);
+    for (Index b = 0; b < B; ++b) {
+      const Index at = std::max<Index>(count(b) - 1, 0);
+      copy(In<T, 2>(slice(select(h, b), 0, at, 1)), select(last, b));
+    }
     Cache unused;
-    Tensor<T, 2> logits =
-        detail::logits_of<T>(options_, parameters_, slice(h, 1, n - 1, 1), unused, context);
-    for (detail::AppendedTokens<T>& tokens_of_block : appended) tokens_of_block.keep();
+    Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, last, unused, context);
+    for (Index b = 0; b < B; ++b) {
+      if (count(b) == 0) fill(Out<T, 1>(select(logits, b)), T(0));
+    }
+    for (KeyValueCache<T>& cache : state.caches_) detail::NewTokens<T>::keep(cache, n, counts);
     return logits;
+  }
+  /// The same of n tokens of each sequence.
+  template <TokenId Id>
+  Tensor<T, 2> step(In<Id, 2> tokens, State& state, const Context& context = {}) const {
+    return step(tokens, {}, state, context);
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
@@ -22743,6 +28972,22 @@ class TransformerDecoder {
     require_shape(function, "token", In<T, 2>(parameters_.token),
                   Shape{options_.vocabulary, options_.block.d_model},
                   "the options: a decoder that was moved from has none");
+  }
+  template <class Id>
+  void require_step(const In<Id, 2>& tokens, std::span<const Index> counts,
+                    const State& state) const {
+    constexpr std::string_view function = "TransformerDecoder::step";
+    require_filled(function);
+    const bool fits =
+        state.caches_.size() == parameters_.blocks.size() && state.module_.same_shape(options_);
+    require(fits, function,
+            "the state is of a decoder of another shape, or was moved from, expected one that "
+            "state() of this decoder made");
+    const Index B = state.caches_[0].options().batch_size, n = tokens.extent(1);
+    require_shape(function, "tokens", tokens, Shape{B, n}, "batch of the state");
+    require(n >= 1, function, "tokens are none, expected at least one of each sequence");
+    detail::require_counts(function, counts, B, n);
+    state.caches_[0].require_room(function, n, counts);
   }
   void require_gradients(std::string_view function, const Gradients& gradients) const {
     const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
@@ -22775,13 +29020,246 @@ class TransformerDecoder {
     call.attention_dropout.require_valid(function);
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
-    cache.tokens = detail::kept_tokens(tokens, context.memory);
+    cache.tokens = detail::kept_tokens(tokens, {}, context.memory);
     return detail::decoder_forward<T>(options_, parameters_, call, cache, training, context);
   }
 
   TransformerDecoderOptions options_;
   TransformerDecoderParameters<T> parameters_;
 };
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/packed_attention.hpp
+// Attention over sequences of different lengths that lie one behind the other, without padding: the
+// tasks of all of them in one launch of flash attention.
+
+namespace headwise::inline v0_1 {
+
+/// Queries [N, H, d], keys [M, G, d] and values [M, G, dv] of B sequences. Sequence b has queries
+/// query_starts[b] ... query_starts[b + 1] - 1 and keys key_starts[b] ... key_starts[b + 1] - 1:
+/// cumulative lengths, from 0 to N and M. Sequences may be empty.
+template <Scalar T>
+struct PackedSequences {
+  In<T, 3> q, k, v;                                 // [N, H, d], [M, G, d], [M, G, dv]
+  std::span<const Index> query_starts, key_starts;  // [B + 1]
+};
+
+/// The gradients of queries, keys and values, of their shapes; overwritten.
+template <Scalar T>
+struct PackedGradients {
+  Out<T, 3> dq, dk, dv;  // [N, H, d], [M, G, d], [M, G, dv]
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Throws ArgumentError unless starts are cumulative lengths of `rows` rows.
+inline void require_starts(std::string_view function, std::string_view argument,
+                           std::span<const Index> starts, Index rows, std::string_view whence) {
+  require(!starts.empty(), function, [&] {
+    return std::string(argument) + " has 0 numbers, expected one more than sequences";
+  });
+  require(starts.front() == 0, function, [&] {
+    return std::string(argument) + " begins with " + std::to_string(starts.front()) +
+           ", expected 0";
+  });
+  for (std::size_t b = 1; b < starts.size(); ++b) {
+    require(starts[b - 1] <= starts[b], function, [&] {
+      return std::string(argument) + " falls from " + std::to_string(starts[b - 1]) + " to " +
+             std::to_string(starts[b]) + " at " + std::to_string(b) +
+             ", expected cumulative lengths";
+    });
+  }
+  require(starts.back() == rows, function, [&] {
+    return std::string(argument) + " ends with " + std::to_string(starts.back()) + ", expected " +
+           std::to_string(rows) + " (" + std::string(whence) + ")";
+  });
+}
+
+/// Throws unless the mask's terms are such as sequences of different lengths can have.
+template <class T>
+void require_packed_mask(std::string_view function, const AttentionMask<T>& mask, Index B, Index H,
+                         std::span<const Index> key_starts) {
+  const auto by_head = [&](std::string_view argument, const auto& pairs) {
+    require_countable(function, argument, pairs);
+    const Shape<4>& got = pairs.shape();
+    if ((got[0] == B || got[0] == 1) && (got[1] == H || got[1] == 1) && got[2] == 1 && got[3] == 1)
+      return;
+    raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " + got.format() +
+                      ", expected " + Shape{B, H, Index{1}, Index{1}}.format() +
+                      " or 1 on an axis (packed sequences have no [L, S] in common)");
+  };
+  for (const PairMask& term : mask.pair_masks()) {
+    by_head(term.keep ? "Mask::keep" : "Mask::drop", term.pairs);
+  }
+  for (const BiasMask<T>& term : mask.biases()) {
+    by_head("Mask::bias", term.values);
+  }
+  require(!mask.documents().present(), function,
+          "Mask::documents is given, expected none (each packed sequence is one)");
+  if (!mask.has_key_lengths()) return;
+  const std::span<const Index> lengths = mask.key_lengths();
+  require(static_cast<Index>(lengths.size()) == B, function, [&] {
+    return "Mask::key_lengths has " + std::to_string(lengths.size()) + " lengths, expected " +
+           std::to_string(B) + " (one a sequence)";
+  });
+  for (std::size_t b = 0; b < lengths.size(); ++b) {
+    const Index most = key_starts[b + 1] - key_starts[b];
+    require(lengths[b] >= 0 && lengths[b] <= most, function, [&] {
+      return "Mask::key_lengths holds " + std::to_string(lengths[b]) + " at " + std::to_string(b) +
+             ", expected 0 to " + std::to_string(most) + " (the keys of that sequence)";
+    });
+  }
+}
+
+/// Checks inputs and options, and names what the call goes over.
+template <class T>
+FlashSequences require_packed(std::string_view function, const PackedSequences<T>& x,
+                              const AttentionOptions<T>& options) {
+  const Index N = x.q.extent(0), H = x.q.extent(1), d = x.q.extent(2), M = x.k.extent(0),
+              G = x.k.extent(1), dv = x.v.extent(2);
+  require_countable(function, "q", x.q);
+  require_shape(function, "k", x.k, Shape{M, G, d},
+                [&] { return "head width of q " + x.q.shape().format(); });
+  require_shape(function, "v", x.v, Shape{M, G, dv},
+                [&] { return "rows and heads of k " + x.k.shape().format(); });
+  if (G == 0 ? H != 0 : H % G != 0) {
+    raise<ShapeError>(std::string(function) + ": q has " + std::to_string(H) + " heads, k has " +
+                      std::to_string(G) + ", expected a divisor of the former");
+  }
+  require_starts(function, "query_starts", x.query_starts, N, "the rows of q");
+  require_starts(function, "key_starts", x.key_starts, M, "the rows of k");
+  require(x.query_starts.size() == x.key_starts.size(), function, [&] {
+    return "key_starts has " + std::to_string(x.key_starts.size()) + " numbers, expected " +
+           std::to_string(x.query_starts.size()) + " (as many as query_starts)";
+  });
+  const Index B = static_cast<Index>(x.query_starts.size()) - 1;
+  require_packed_mask<T>(function, options.mask, B, H, x.key_starts);
+  options.require_in_range(function);
+  options.score.require_heads(function, H);
+  return {{B, H, G, N, M, d, dv}, SequenceRows(x.query_starts), SequenceRows(x.key_starts)};
+}
+
+/// Throws ShapeError where an output shares memory with what a packed call reads besides.
+template <class T>
+void require_apart_from_starts(std::string_view function, const Footprint& out,
+                               const PackedSequences<T>& x, const AttentionOptions<T>& options) {
+  const auto numbers = [](std::span<const Index> starts) {
+    return In<Index, 1>(starts.data(), Shape{static_cast<Index>(starts.size())});
+  };
+  require_apart(function, out,
+                {{"query_starts", numbers(x.query_starts)}, {"key_starts", numbers(x.key_starts)}});
+  require_apart_from_options<T>(function, out, options);
+}
+
+/// The same elements as [B, heads, rows, width], every sequence over all rows: SequenceRows cuts
+/// them.
+template <class T>
+In<T, 4> by_sequence(const In<T, 3>& x, Index B) {
+  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
+          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
+}
+template <class T>
+Out<T, 4> by_sequence(const Out<T, 3>& x, Index B) {
+  if (x.absent()) return {};
+  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
+          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// flash_attention_forward of every packed sequence, in one launch.
+///
+/// inputs   q [N, H, d], k [M, G, d], v [M, G, dv], cumulative lengths [B + 1]
+/// options  masks, scale, dropout of the weights, what changes scores; masks and biases of pairs
+///          [B or 1, H or 1, 1, 1]
+/// o        [N, H, dv]   out
+/// lse      [N, H, 2]    out; as flash_attention_forward leaves it; {} for inference
+///
+/// Causality, windows and their first keys count within a sequence; its last query is beside its
+/// last key. The bits of a sequence are those of a call for it alone, or in a padded batch with
+/// Mask::key_lengths; dropout is drawn for sequence b as for element b of a batch. Any strides.
+///
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout. Scratch
+///         constant for each thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
+template <Scalar T>
+void packed_attention_forward(const PackedSequences<T>& inputs,
+                              const AttentionOptions<std::type_identity_t<T>>& options,
+                              Out<std::type_identity_t<T>, 3> o,
+                              Out<std::type_identity_t<T>, 3> lse, const Context& context = {}) {
+  constexpr std::string_view function = "packed_attention_forward";
+  const auto sequences = detail::require_packed<T>(function, inputs, options);
+  const auto& [q, k, v, query_starts, key_starts] = inputs;
+  const auto [B, H, G, N, M, d, dv] = sequences.sizes;
+  require_shape(function, "o", o, Shape{N, H, dv}, "q, head width of v");
+  if (!lse.absent()) {
+    require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
+  }
+  require_apart(function, {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
+  require_apart(function, {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
+  detail::require_apart_from_starts<T>(function, {"o", o}, inputs, options);
+  detail::require_apart_from_starts<T>(function, {"lse", lse}, inputs, options);
+  if (o.size() == 0 && lse.size() == 0) return;
+
+  const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
+  Workspace<T> scratch(context.executor.concurrency(),
+                       kernels::kernels_here<T>().flash_forward_scratch(d, dv), context.memory);
+  detail::flash_forward<T>(sequences, {of(q), of(k), of(v)}, options, of(o), of(lse), scratch,
+                           context);
+}
+
+/// The gradients of packed_attention_forward.
+///
+/// d_o        [N, H, dv]   in
+/// inputs, options         as in forward
+/// o          [N, H, dv]   in; what forward returned
+/// lse        [N, H, 2]    in; what forward returned
+/// gradients               out; dq [N, H, d], dk [M, G, d], dv [M, G, dv]
+///
+/// The bits of a sequence are those of a call for it alone. What changes scores is as in forward;
+/// gradients of it are flash_attention_backward's.
+/// Work    6 d + 4 dv + 7 FLOPs a visible pair, one more a bias and two for dropout, 2 dv a query.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
+template <Scalar T>
+void packed_attention_backward(In<T, 3> d_o, const PackedSequences<std::type_identity_t<T>>& inputs,
+                               In<std::type_identity_t<T>, 3> o, In<std::type_identity_t<T>, 3> lse,
+                               const AttentionOptions<std::type_identity_t<T>>& options,
+                               const PackedGradients<std::type_identity_t<T>>& gradients,
+                               const Context& context = {}) {
+  constexpr std::string_view function = "packed_attention_backward";
+  const auto sequences = detail::require_packed<T>(function, inputs, options);
+  const auto& [q, k, v, query_starts, key_starts] = inputs;
+  const auto& [dq, dk, dv] = gradients;
+  const auto [B, H, G, N, M, d, width_v] = sequences.sizes;
+  require_shape(function, "d_o", d_o, Shape{N, H, width_v}, "q, head width of v");
+  require_shape(function, "o", o, Shape{N, H, width_v}, "q, head width of v");
+  require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
+  require_shape(function, "dq", dq, q.shape(), "the shape of q");
+  require_shape(function, "dk", dk, k.shape(), "the shape of k");
+  require_shape(function, "dv", dv, v.shape(), "the shape of v");
+  require_apart(function, {"dq", dq},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}});
+  require_apart(function, {"dk", dk},
+                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}});
+  require_apart(
+      function, {"dv", dv},
+      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
+  detail::require_apart_from_starts<T>(function, {"dq", dq}, inputs, options);
+  detail::require_apart_from_starts<T>(function, {"dk", dk}, inputs, options);
+  detail::require_apart_from_starts<T>(function, {"dv", dv}, inputs, options);
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
+
+  const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
+  detail::flash_backward<T>(sequences, of(d_o), {of(q), of(k), of(v)}, {of(o), of(lse)}, options,
+                            {of(dq), of(dk), of(dv)}, context);
+}
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
@@ -23715,6 +30193,32 @@ inline void print_config() { std::fputs(format_config().c_str(), stdout); }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/score/alibi.hpp
+// The slopes of ALiBi as its paper gives them.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// ALiBi's slopes [heads], for ScoreOptions::alibi_slopes: 2^(-8 n / H), n = 1 ... H, where the
+/// number of heads H is a power of 2; else those of the next lower power, and behind them every
+/// other one of the next higher. Throws ArgumentError for less than one head, std::bad_alloc.
+/// Source: Press, Smith and Lewis, "Train Short, Test Long", 2022, arXiv 2108.12409, section 3.
+template <Scalar T>
+Tensor<T, 1> alibi_slopes(Index heads) {
+  require(heads >= 1, "alibi_slopes",
+          [&] { return "heads is " + std::to_string(heads) + ", expected >= 1"; });
+  Index power = 1;
+  while (2 * power <= heads) power *= 2;
+  Tensor<T, 1> slopes({heads});
+  const auto slope = [](Index n, Index of) {
+    return T(std::exp2(-8.0 * static_cast<double>(n) / static_cast<double>(of)));
+  };
+  for (Index n = 0; n < power; ++n) slopes(n) = slope(n + 1, power);
+  for (Index n = power; n < heads; ++n) slopes(n) = slope(2 * (n - power) + 1, 2 * power);
+  return slopes;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/tensor/eigen.hpp
 // The bridge to Eigen. Tensors are row-major; Eigen's default is column-major. What would be read
 // transposed does not compile: convert it by name instead.
@@ -23839,6 +30343,12 @@ void print_axis(std::ostream& out, const In<T, R>& tensor, Shape<R> index, int a
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// (value, derivative), as std::complex prints its parts.
+template <class T>
+std::ostream& operator<<(std::ostream& out, const Dual<T>& x) {
+  return out << '(' << x.value << ", " << x.derivative << ')';
+}
 
 /// All elements, with the stream's own precision and width for each.
 template <class T, int R>
@@ -24587,6 +31097,8 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class A, class E, int R>
 [[nodiscard]] Closeness close_to(const In<A, R>& actual, const In<E, R>& expected, double tolerance,
                                  const CloseToOptions& options = {}) {
+  static_assert(!is_dual<A> && !is_dual<E>,
+                "close_to compares numbers: of dual ones, pass values(x) and derivatives(x)");
   require_shape("close_to", "actual", actual, expected.shape(), "the shape of expected");
   require(detail::is_finite_number(tolerance) && tolerance >= 0, "close_to", [&] {
     return "tolerance is " + detail::format_number(tolerance) + ", expected a finite number >= 0";
@@ -24723,7 +31235,13 @@ template <class T, int R>
                                                     Out<T, 4>, const Context&);                    \
   HEADWISE_INSTANCE void flash_attention_backward<T>(                                              \
       In<T, 4>, const AttentionInputs<T>&, In<T, 4>, In<T, 4>, const AttentionOptions<T>&,         \
-      const AttentionGradients<T>&, const Context&);
+      const AttentionGradients<T>&, const Context&);                                               \
+  HEADWISE_INSTANCE void packed_attention_forward<T>(const PackedSequences<T>&,                    \
+                                                     const AttentionOptions<T>&, Out<T, 3>,        \
+                                                     Out<T, 3>, const Context&);                   \
+  HEADWISE_INSTANCE void packed_attention_backward<T>(                                             \
+      In<T, 3>, const PackedSequences<T>&, In<T, 3>, In<T, 3>, const AttentionOptions<T>&,         \
+      const PackedGradients<T>&, const Context&);
 
 #define HEADWISE_INSTANCES_OF_MODULE(T)                                                            \
   HEADWISE_INSTANCE Tensor<T, 3> multi_head_attention_forward<T>(                                  \
