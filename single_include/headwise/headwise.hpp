@@ -8376,6 +8376,20 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   }
 }
 
+/// x, or 0 where it is so near to 0 that sums of it would be denormal, and each of their steps
+/// slow.
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector without_denormals(const typename Simd<T>::Vector& x) {
+  using S = Simd<T>;
+  if constexpr (simd::vectorised<T>) {
+    constexpr T tiny = (std::numeric_limits<T>::min)() / std::numeric_limits<T>::epsilon();
+    const auto small = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
+    return S::select(small, S::zero(), x);
+  } else {
+    return x;
+  }
+}
+
 /// Steps 4d to 4b of the tile's r-th query against the keys of `panel`, whole vectors: p becomes
 /// e^(scale s - lse) with dropout, ds what flows into the scaled score. `factors` of dropout begin
 /// with the tile's first key; null for none.
@@ -8405,9 +8419,6 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
-  // What is nearer to 0 is 0: sums of it would be denormal, and each of their steps slow.
-  constexpr T tiny = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
-  const auto least = S::broadcast(tiny), minus_least = S::broadcast(-tiny);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
     auto weight = weight_of<T>(below * unit);  // 4c
@@ -8420,7 +8431,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       kept = weight * factor;
     }
     auto flow = weight * (dp - delta);  // 4c
-    flow = S::select(S::both(minus_least < flow, flow < least), S::zero(), flow);
+    flow = without_denormals<T>(flow);
     if (!full) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -12743,6 +12754,18 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
 }
 
 template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector without_denormals(const typename Simd<T>::Vector& x) {
+  using S = Simd<T>;
+  if constexpr (simd::vectorised<T>) {
+    constexpr T tiny = (std::numeric_limits<T>::min)() / std::numeric_limits<T>::epsilon();
+    const auto small = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
+    return S::select(small, S::zero(), x);
+  } else {
+    return x;
+  }
+}
+
+template <class T>
 void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
@@ -12767,8 +12790,6 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
-  constexpr T tiny = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
-  const auto least = S::broadcast(tiny), minus_least = S::broadcast(-tiny);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
     auto weight = weight_of<T>(below * unit);  // 4c
@@ -12781,7 +12802,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       kept = weight * factor;
     }
     auto flow = weight * (dp - delta);  // 4c
-    flow = S::select(S::both(minus_least < flow, flow < least), S::zero(), flow);
+    flow = without_denormals<T>(flow);
     if (!full) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -17068,6 +17089,18 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
 }
 
 template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector without_denormals(const typename Simd<T>::Vector& x) {
+  using S = Simd<T>;
+  if constexpr (simd::vectorised<T>) {
+    constexpr T tiny = (std::numeric_limits<T>::min)() / std::numeric_limits<T>::epsilon();
+    const auto small = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
+    return S::select(small, S::zero(), x);
+  } else {
+    return x;
+  }
+}
+
+template <class T>
 void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
@@ -17092,8 +17125,6 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
-  constexpr T tiny = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
-  const auto least = S::broadcast(tiny), minus_least = S::broadcast(-tiny);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
     auto weight = weight_of<T>(below * unit);  // 4c
@@ -17106,7 +17137,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       kept = weight * factor;
     }
     auto flow = weight * (dp - delta);  // 4c
-    flow = S::select(S::both(minus_least < flow, flow < least), S::zero(), flow);
+    flow = without_denormals<T>(flow);
     if (!full) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -26861,8 +26892,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// With a window a cache holds the first keys and the last ones of a sequence of any length: what
 /// no query will see again makes room, block by block of the kernels (kv_cache_slots.hpp).
 /// Memory: B G capacity (d + dv) elements, taken at once, in huge pages from 4 MiB on.
-/// Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, arXiv
-/// 2309.17453 (which turns keys by their place in the cache; here by that in the sequence).
+/// Source: Xiao et al., 2023, arXiv 2309.17453 (which turns keys by their place in the cache).
 template <Scalar T>
 class KeyValueCache {
  public:

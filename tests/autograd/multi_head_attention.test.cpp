@@ -158,7 +158,8 @@ TEST_CASE("changed scores composed on the tape have the bits of the module, and 
           "[autograd]") {
   const auto slopes = normal<float>(Shape{4}, 6), sinks = normal<float>(Shape{4}, 7);
   const auto table = normal<float>(Shape{4, 9}, 8);
-  const MultiHeadAttentionOptions options{.d_model = 24, .num_heads = 4, .layer_norm = true};
+  const MultiHeadAttentionOptions options{
+      .d_model = 24, .num_heads = 4, .o_bias = false, .layer_norm = true};
   for (const Path path : {Path::flash, Path::materialized}) {
     CAPTURE(path == Path::flash);
     MultiHeadAttentionCall<float> call{.mask = {causal}, .path = path};

@@ -16,12 +16,14 @@ struct Call {
                 lse = memory.tensor(5, 4, 2), dq = memory.tensor(5, 4, 3),
                 dk = memory.tensor(7, 2, 3), dv = memory.tensor(7, 2, 6);
   std::vector<Index> query_starts = {0, 2, 2, 5}, key_starts = {0, 1, 4, 7};
-  std::span<const Index> starts_in_output = {};  // stands for query_starts where it is given
+  std::span<const Index> starts_in_output = {};      // stands for query_starts where it is given
+  std::span<const Index> key_starts_in_output = {};  // and for key_starts
   AttentionOptions<double> options = {};
   Context context = memory.context();
 
   PackedSequences<double> inputs() const {
-    return {q, k, v, starts_in_output.empty() ? query_starts : starts_in_output, key_starts};
+    return {q, k, v, starts_in_output.empty() ? query_starts : starts_in_output,
+            key_starts_in_output.empty() ? key_starts : key_starts_in_output};
   }
 };
 
@@ -241,7 +243,9 @@ std::vector<Rule> own_memory(const std::string& name, Member member,
        }});
   rules.push_back(
       {name + " overlaps key_starts" + own, [=](Call& c) {
-         c.*member = {reinterpret_cast<double*>(c.key_starts.data() + 3), (c.*member).shape()};
+         std::copy(c.key_starts.begin(), c.key_starts.end(), storage.begin());
+         c.key_starts_in_output = {storage.data(), 4};
+         c.*member = {reinterpret_cast<double*>(storage.data() + 3), (c.*member).shape()};
        }});
   rules.push_back({name + " overlaps alibi_slopes" + own, [=](Call& c) {
                      c.options.score.alibi_slopes = {(c.*member).data() + 1, Shape{4}};

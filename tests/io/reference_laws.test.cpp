@@ -21,12 +21,16 @@ const std::vector<ReferenceCase>& cases() {
 
 TEMPLATE_TEST_CASE("both paths of this library agree with every case that they take", "[io]", float,
                    double) {
-  REQUIRE(cases().size() == 10);
+  REQUIRE(cases().size() == 12);
   for (const auto& kernel : {materialized_kernel<TestType>(), flash_kernel<TestType>()}) {
     const ScoreCard card = run_reference_cases<TestType>(kernel, cases());
     CAPTURE(card.format());
     CHECK(card);
-    for (const ScoreCardRow& row : card.rows) CHECK(row.worst.status == LawStatus::pass);
+    for (const ScoreCardRow& row : card.rows) {
+      const bool changes_scores = row.law == "sdpa_alibi" || row.law == "sdpa_softcap";
+      CAPTURE(row.law);  // what is no part of the problem is not given to a kernel
+      CHECK(row.worst.status == (changes_scores ? LawStatus::not_applicable : LawStatus::pass));
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "headwise/tensor/require.hpp"
+#include "headwise/tensor/scalar.hpp"
 #include "headwise/tensor/tensor.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
