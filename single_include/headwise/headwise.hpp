@@ -21010,9 +21010,9 @@ inline FlashSequences sequences_of(const AttentionSizes& sizes) {
 
 /// Head h of sequence b.
 template <class T>
-kernels::AttentionHead<T> attention_head(const FlashSequences& sequences,
-                                         const AttentionInputs<T>& inputs,
-                                         const AttentionOptions<T>& options, Index b, Index h) {
+kernels::AttentionHead<T> head_of_sequence(const FlashSequences& sequences,
+                                           const AttentionInputs<T>& inputs,
+                                           const AttentionOptions<T>& options, Index b, Index h) {
   return attention_head<T>(sequences.of(b), sequences.queries.of(inputs.q, b),
                            sequences.keys.of(inputs.k, b), sequences.keys.of(inputs.v, b), options,
                            b, h);
@@ -21377,10 +21377,10 @@ bool decodes(const In<T, 4>& k, const In<T, 4>& v, const AttentionOptions<T>& op
 
 /// What a forward call asks the memory resource for.
 template <class T>
-class ForwardScratch {
+class ForwardWorkspace {
  public:
   /// Throws std::bad_alloc.
-  ForwardScratch(const kernels::Kernels<T>& run, const AttentionSizes& s, const Context& context)
+  ForwardWorkspace(const kernels::Kernels<T>& run, const AttentionSizes& s, const Context& context)
       : sizes_(run.decode, run.flash_forward_scratch(s.d, s.dv),
                {s.B * s.G, s.group(), s.L, s.S, s.d, s.dv, context.executor.concurrency()}),
         workers_(context.executor.concurrency(), sizes_.each_worker, context.memory),
@@ -21407,9 +21407,9 @@ class ForwardScratch {
 template <class T>
 class DecodeCall {
  public:
-  DecodeCall(ForwardScratch<T>& scratch, const AttentionSizes& sizes, const AttentionInputs<T>& in,
-             const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
-             const Context& context)
+  DecodeCall(ForwardWorkspace<T>& scratch, const AttentionSizes& sizes,
+             const AttentionInputs<T>& in, const AttentionOptions<T>& options, const Out<T, 4>& o,
+             const Out<T, 4>& lse, const Context& context)
       : scratch_(scratch),
         sizes_(sizes),
         in_(in),
@@ -21477,7 +21477,7 @@ class DecodeCall {
     context_.count_flops(work.pairs * (2 * (sizes_.d + sizes_.dv) + 5), work.executed_flops);
   }
 
-  ForwardScratch<T>& scratch_;
+  ForwardWorkspace<T>& scratch_;
   const AttentionSizes& sizes_;
   const AttentionInputs<T>& in_;
   const AttentionOptions<T>& options_;
@@ -21643,7 +21643,7 @@ class FlashBackwardCall {
   }
 
   kernels::FlashHead<T> head_at(Index b, Index h) {
-    return {attention_head<T>(sequences_, inputs_, options_, b, h),
+    return {head_of_sequence<T>(sequences_, inputs_, options_, b, h),
             kernels::matrix(queries_.of(kept_.o, b), b, h),
             kernels::matrix(queries_.of(d_o_, b), b, h),
             kernels::matrix(queries_.of(kept_.lse, b), b, h),
@@ -21742,9 +21742,9 @@ Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, 
 /// A call of flash attention forward whose arguments fit. A task is some queries of a head. The
 /// scratch has room for run.flash_forward_scratch of each worker.
 template <class T, class Scratches>
-void flash_forward(const FlashSequences& sequences, const AttentionInputs<T>& inputs,
-                   const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
-                   Scratches& scratch, const Context& context) {
+void forward_sequences(const FlashSequences& sequences, const AttentionInputs<T>& inputs,
+                       const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
+                       Scratches& scratch, const Context& context) {
   const AttentionSizes& sizes = sequences.sizes;
   const SequenceRows& rows = sequences.queries;
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
@@ -21754,7 +21754,7 @@ void flash_forward(const FlashSequences& sequences, const AttentionInputs<T>& in
     const Index blocks = rows.block_numbers(queries, b), h = number / blocks;
     const Index i0 = number % blocks * queries;
     if (i0 >= rows.length(b)) return;
-    const auto head = attention_head<T>(sequences, inputs, options, b, h);
+    const auto head = head_of_sequence<T>(sequences, inputs, options, b, h);
     const auto head_lse =
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(rows.of(lse, b), b, h);
     const auto work =
@@ -21809,12 +21809,12 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   detail::require_apart_from_options<T>("flash_attention_forward", {"lse", lse}, options);
   if (o.size() == 0 && lse.size() == 0) return;
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  detail::ForwardScratch<T> scratch(run, sizes, context);
+  detail::ForwardWorkspace<T> scratch(run, sizes, context);
   if (scratch.few() && detail::decodes<T>(k, v, options)) {
     return detail::DecodeCall<T>(scratch, sizes, {q, k, v}, options, o, lse, context).compute();
   }
-  detail::flash_forward<T>(detail::sequences_of(sizes), {q, k, v}, options, o, lse, scratch,
-                           context);
+  detail::forward_sequences<T>(detail::sequences_of(sizes), {q, k, v}, options, o, lse, scratch,
+                               context);
 }
 
 /// The gradients of flash_attention_forward.
@@ -29240,8 +29240,8 @@ void packed_attention_forward(const PackedSequences<T>& inputs,
   const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
   Workspace<T> scratch(context.executor.concurrency(),
                        kernels::kernels_here<T>().flash_forward_scratch(d, dv), context.memory);
-  detail::flash_forward<T>(sequences, {of(q), of(k), of(v)}, options, of(o), of(lse), scratch,
-                           context);
+  detail::forward_sequences<T>(sequences, {of(q), of(k), of(v)}, options, of(o), of(lse), scratch,
+                               context);
 }
 
 /// The gradients of packed_attention_forward.

@@ -20,10 +20,10 @@ bool decodes(const In<T, 4>& k, const In<T, 4>& v, const AttentionOptions<T>& op
 
 /// What a forward call asks the memory resource for.
 template <class T>
-class ForwardScratch {
+class ForwardWorkspace {
  public:
   /// Throws std::bad_alloc.
-  ForwardScratch(const kernels::Kernels<T>& run, const AttentionSizes& s, const Context& context)
+  ForwardWorkspace(const kernels::Kernels<T>& run, const AttentionSizes& s, const Context& context)
       : sizes_(run.decode, run.flash_forward_scratch(s.d, s.dv),
                {s.B * s.G, s.group(), s.L, s.S, s.d, s.dv, context.executor.concurrency()}),
         workers_(context.executor.concurrency(), sizes_.each_worker, context.memory),
@@ -50,9 +50,9 @@ class ForwardScratch {
 template <class T>
 class DecodeCall {
  public:
-  DecodeCall(ForwardScratch<T>& scratch, const AttentionSizes& sizes, const AttentionInputs<T>& in,
-             const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
-             const Context& context)
+  DecodeCall(ForwardWorkspace<T>& scratch, const AttentionSizes& sizes,
+             const AttentionInputs<T>& in, const AttentionOptions<T>& options, const Out<T, 4>& o,
+             const Out<T, 4>& lse, const Context& context)
       : scratch_(scratch),
         sizes_(sizes),
         in_(in),
@@ -120,7 +120,7 @@ class DecodeCall {
     context_.count_flops(work.pairs * (2 * (sizes_.d + sizes_.dv) + 5), work.executed_flops);
   }
 
-  ForwardScratch<T>& scratch_;
+  ForwardWorkspace<T>& scratch_;
   const AttentionSizes& sizes_;
   const AttentionInputs<T>& in_;
   const AttentionOptions<T>& options_;

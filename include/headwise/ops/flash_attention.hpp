@@ -32,9 +32,9 @@ Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, 
 /// A call of flash attention forward whose arguments fit. A task is some queries of a head. The
 /// scratch has room for run.flash_forward_scratch of each worker.
 template <class T, class Scratches>
-void flash_forward(const FlashSequences& sequences, const AttentionInputs<T>& inputs,
-                   const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
-                   Scratches& scratch, const Context& context) {
+void forward_sequences(const FlashSequences& sequences, const AttentionInputs<T>& inputs,
+                       const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
+                       Scratches& scratch, const Context& context) {
   const AttentionSizes& sizes = sequences.sizes;
   const SequenceRows& rows = sequences.queries;
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
@@ -44,7 +44,7 @@ void flash_forward(const FlashSequences& sequences, const AttentionInputs<T>& in
     const Index blocks = rows.block_numbers(queries, b), h = number / blocks;
     const Index i0 = number % blocks * queries;
     if (i0 >= rows.length(b)) return;
-    const auto head = attention_head<T>(sequences, inputs, options, b, h);
+    const auto head = head_of_sequence<T>(sequences, inputs, options, b, h);
     const auto head_lse =
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(rows.of(lse, b), b, h);
     const auto work =
@@ -99,12 +99,12 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   detail::require_apart_from_options<T>("flash_attention_forward", {"lse", lse}, options);
   if (o.size() == 0 && lse.size() == 0) return;
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  detail::ForwardScratch<T> scratch(run, sizes, context);
+  detail::ForwardWorkspace<T> scratch(run, sizes, context);
   if (scratch.few() && detail::decodes<T>(k, v, options)) {
     return detail::DecodeCall<T>(scratch, sizes, {q, k, v}, options, o, lse, context).compute();
   }
-  detail::flash_forward<T>(detail::sequences_of(sizes), {q, k, v}, options, o, lse, scratch,
-                           context);
+  detail::forward_sequences<T>(detail::sequences_of(sizes), {q, k, v}, options, o, lse, scratch,
+                               context);
 }
 
 /// The gradients of flash_attention_forward.

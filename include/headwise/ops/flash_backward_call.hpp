@@ -112,7 +112,7 @@ class FlashBackwardCall {
   }
 
   kernels::FlashHead<T> head_at(Index b, Index h) {
-    return {attention_head<T>(sequences_, inputs_, options_, b, h),
+    return {head_of_sequence<T>(sequences_, inputs_, options_, b, h),
             kernels::matrix(queries_.of(kept_.o, b), b, h),
             kernels::matrix(queries_.of(d_o_, b), b, h),
             kernels::matrix(queries_.of(kept_.lse, b), b, h),

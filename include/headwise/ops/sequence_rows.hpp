@@ -102,9 +102,9 @@ inline FlashSequences sequences_of(const AttentionSizes& sizes) {
 
 /// Head h of sequence b.
 template <class T>
-kernels::AttentionHead<T> attention_head(const FlashSequences& sequences,
-                                         const AttentionInputs<T>& inputs,
-                                         const AttentionOptions<T>& options, Index b, Index h) {
+kernels::AttentionHead<T> head_of_sequence(const FlashSequences& sequences,
+                                           const AttentionInputs<T>& inputs,
+                                           const AttentionOptions<T>& options, Index b, Index h) {
   return attention_head<T>(sequences.of(b), sequences.queries.of(inputs.q, b),
                            sequences.keys.of(inputs.k, b), sequences.keys.of(inputs.v, b), options,
                            b, h);
