@@ -3100,17 +3100,14 @@ struct DecodePlan {
 /// general way, too.
 template <class T>
 struct ForwardMemory {
-  bool few;           // whether there are kernels for so few queries
-  DecodePlan plan;    // of those
-  Index each_worker;  // elements of scratch
-  Index each_task;    // elements that the tasks of the same rows share
-  Index shared;       // those of all
+  bool few;             // whether there are kernels for so few queries
+  DecodePlan plan;      // of those
+  Index each_worker;    // elements of scratch
+  Index each_task = 0;  // elements that the tasks of the same rows share
+  Index shared = 0;     // those of all
 
   ForwardMemory(const DecodeKernels<T>& kernels, Index general_scratch, const ForwardExtents& of)
-      : few(kernels.queries != 0 && of.L <= kernels.queries),
-        each_worker(general_scratch),
-        each_task(0),
-        shared(0) {
+      : few(kernels.queries != 0 && of.L <= kernels.queries), each_worker(general_scratch) {
     if (!few) return;
     plan = DecodePlan(kernels, of);
     each_worker = std::max<Index>(each_worker, kernels.scratch(of.d, of.dv));
@@ -7896,11 +7893,10 @@ std::int64_t decode_values(const Matrix<const T>& v, Index dv, KeyRange range, c
                                 to.factors == nullptr ? nullptr : to.factors + r};
       add_rows_of_values<T, count, vectors_here>(p + r * p_row + range.begin, p_row, from,
                                                  range.size(), c, more, part);
-      r += count;
       more.count = 0;
     };
-    while (r + 4 <= rows) some(std::integral_constant<int, 4>{});
-    if (r + 2 <= rows) some(std::integral_constant<int, 2>{});
+    for (; r + 4 <= rows; r += 4) some(std::integral_constant<int, 4>{});
+    for (; r + 2 <= rows; r += 2) some(std::integral_constant<int, 2>{});
     if (r < rows) some(std::integral_constant<int, 1>{});
   };
   Index c = 0;
@@ -12317,11 +12313,10 @@ std::int64_t decode_values(const Matrix<const T>& v, Index dv, KeyRange range, c
                                 to.factors == nullptr ? nullptr : to.factors + r};
       add_rows_of_values<T, count, vectors_here>(p + r * p_row + range.begin, p_row, from,
                                                  range.size(), c, more, part);
-      r += count;
       more.count = 0;
     };
-    while (r + 4 <= rows) some(std::integral_constant<int, 4>{});
-    if (r + 2 <= rows) some(std::integral_constant<int, 2>{});
+    for (; r + 4 <= rows; r += 4) some(std::integral_constant<int, 4>{});
+    for (; r + 2 <= rows; r += 2) some(std::integral_constant<int, 2>{});
     if (r < rows) some(std::integral_constant<int, 1>{});
   };
   Index c = 0;
@@ -16652,11 +16647,10 @@ std::int64_t decode_values(const Matrix<const T>& v, Index dv, KeyRange range, c
                                 to.factors == nullptr ? nullptr : to.factors + r};
       add_rows_of_values<T, count, vectors_here>(p + r * p_row + range.begin, p_row, from,
                                                  range.size(), c, more, part);
-      r += count;
       more.count = 0;
     };
-    while (r + 4 <= rows) some(std::integral_constant<int, 4>{});
-    if (r + 2 <= rows) some(std::integral_constant<int, 2>{});
+    for (; r + 4 <= rows; r += 4) some(std::integral_constant<int, 4>{});
+    for (; r + 2 <= rows; r += 2) some(std::integral_constant<int, 2>{});
     if (r < rows) some(std::integral_constant<int, 1>{});
   };
   Index c = 0;
@@ -27103,7 +27097,8 @@ class KeyValueCache {
     }
   }
   void keep(Index n, std::span<const Index> counts) noexcept {
-    for (Index b = 0; b < lengths_.size(); ++b) lengths_(b) += detail::count_of(counts, b, n);
+    Index* const lengths = lengths_.data();
+    for (Index b = 0; b < options_.batch_size; ++b) lengths[b] += detail::count_of(counts, b, n);
   }
   void drop(Index b) {
     const Index gone = at(b).droppable(slots_), end = at(b).held();

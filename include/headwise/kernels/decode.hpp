@@ -107,17 +107,14 @@ struct DecodePlan {
 /// general way, too.
 template <class T>
 struct ForwardMemory {
-  bool few;           // whether there are kernels for so few queries
-  DecodePlan plan;    // of those
-  Index each_worker;  // elements of scratch
-  Index each_task;    // elements that the tasks of the same rows share
-  Index shared;       // those of all
+  bool few;             // whether there are kernels for so few queries
+  DecodePlan plan;      // of those
+  Index each_worker;    // elements of scratch
+  Index each_task = 0;  // elements that the tasks of the same rows share
+  Index shared = 0;     // those of all
 
   ForwardMemory(const DecodeKernels<T>& kernels, Index general_scratch, const ForwardExtents& of)
-      : few(kernels.queries != 0 && of.L <= kernels.queries),
-        each_worker(general_scratch),
-        each_task(0),
-        shared(0) {
+      : few(kernels.queries != 0 && of.L <= kernels.queries), each_worker(general_scratch) {
     if (!few) return;
     plan = DecodePlan(kernels, of);
     each_worker = std::max<Index>(each_worker, kernels.scratch(of.d, of.dv));
