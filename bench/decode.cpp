@@ -1,5 +1,6 @@
 // One query against a cache of keys and values, which is to read them once: where they lie head by
-// head, as KeyValueCache has them, and token by token, as a projection writes them.
+// head, as KeyValueCache has them, and token by token, as a projection writes them; also in 16
+// bits.
 #include <memory>
 
 #include "support.hpp"
@@ -8,12 +9,13 @@ namespace headwise::bench {
 
 namespace {
 
-template <class T>
+/// Of keys and values that are stored as U.
+template <class T, class U = T>
 struct Problem {
   Index B, S, D, H, G, d;
   bool by_head;
   Tensor<T, 4> q, o;          // [B, H, 1, d]
-  Tensor<T, 3> keys, values;  // B G S d elements each
+  Tensor<U, 3> keys, values;  // B G S d elements each
 
   Problem(const std::vector<Index>& sizes, bool heads_apart)
       : B(sizes.at(0)),
@@ -29,31 +31,38 @@ struct Problem {
         values(cache_tensor(3)) {}
 
   /// In memory as KeyValueCache takes it.
-  Tensor<T, 3> cache_tensor(std::uint64_t seed) const {
+  Tensor<U, 3> cache_tensor(std::uint64_t seed) const {
     const auto numbers = random_tensor<T>(Shape{B, S, G * d}, seed);
-    auto cache = Tensor<T, 3>::uninitialized(numbers.shape(), default_memory());
-    copy(In<T, 3>(numbers), Out<T, 3>(cache));
+    auto cache = Tensor<U, 3>::uninitialized(numbers.shape(), default_memory());
+    for (Index n = 0; n < cache.size(); ++n) cache.data()[n] = convert_float<U>(numbers.data()[n]);
     return cache;
   }
+  Tensor<T, 3> wide(const Tensor<U, 3>& x) const {
+    Tensor<T, 3> y(x.shape());
+    for (Index n = 0; n < x.size(); ++n) y.data()[n] = convert_float<T>(x.data()[n]);
+    return y;
+  }
 
-  In<T, 4> heads(const Tensor<T, 3>& x) const {
+  template <class V>
+  In<V, 4> heads(const Tensor<V, 3>& x) const {
     if (by_head) return {x.data(), Shape{B, G, S, d}};
-    return split_heads(In<T, 3>(x), G);
+    return split_heads(In<V, 3>(x), G);
   }
   void run(const Context& context) {
-    flash_attention_forward<T>(q, heads(keys), heads(values), {.mask = causal}, o, {}, context);
+    flash_attention_forward(q, heads(keys), heads(values), {.mask = causal}, o, {}, context);
   }
   bool right() const {
     Tensor<T, 4> y(o.shape()), p({B, H, 1, S});
-    attention_forward<T>(q, heads(keys), heads(values), {.mask = causal}, p, y);
+    const auto k = wide(keys), v = wide(values);
+    attention_forward<T>(q, heads(k), heads(v), {.mask = causal}, p, y);
     return bool(close_to(In<T, 4>(o), In<T, 4>(y), tolerance<T>));
   }
 };
 
-template <class T, bool by_head>
+template <class T, bool by_head, class U>
 Case decode(const std::vector<Index>& sizes) {
-  const auto problem = std::make_shared<Problem<T>>(sizes, by_head);
-  const Problem<T>& p = *problem;
+  const auto problem = std::make_shared<Problem<T, U>>(sizes, by_head);
+  const Problem<T, U>& p = *problem;
   Case one;
   one.run = [problem](const Context& context) { problem->run(context); };
   one.right = [problem] { return problem->right(); };
@@ -63,11 +72,12 @@ Case decode(const std::vector<Index>& sizes) {
   return one;
 }
 
-template <class T, bool by_head>
+template <class T, bool by_head, class U = T>
 void add(Families& families, const std::string& family) {
   std::vector<std::vector<Index>> values;
   for (const DecodeShape& s : decode_shapes()) values.push_back({s.B, s.S, s.D, s.H, s.G});
-  families.push_back({name_of<T>(family), {"B", "S", "D", "H", "G"}, values, decode<T, by_head>});
+  families.push_back(
+      {name_of<T>(family), {"B", "S", "D", "H", "G"}, values, decode<T, by_head, U>});
 }
 
 }  // namespace
@@ -76,6 +86,8 @@ void add_decode(Families& families) {
   add<float, true>(families, "decode/by_head");
   add<float, false>(families, "decode/by_token");
   add<double, true>(families, "decode/by_head");
+  add<float, true, BFloat16>(families, "decode/bf16");
+  add<float, true, Float16>(families, "decode/fp16");
 }
 
 }  // namespace headwise::bench

@@ -1103,6 +1103,22 @@ struct Matrix {
   operator Matrix<const T>() const { return {data, row, column}; }
 };
 
+/// A matrix of elements of another type than is computed with. Null where there is none.
+struct StoredMatrix {
+  const void* data = nullptr;
+  Index row = 0;
+  Index column = 0;
+
+  template <class U>
+  Matrix<const U> as() const {
+    return {static_cast<const U*>(data), row, column};
+  }
+  template <class U>
+  static StoredMatrix of(const Matrix<const U>& x) {
+    return {x.data, x.row, x.column};
+  }
+};
+
 /// Element n is data[n step]. Null where there is none.
 template <class T>
 struct Row {
@@ -2730,6 +2746,139 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/tensor/float16.hpp
+// Floating-point numbers of 16 bits, and conversions between them and those of 32 and 64.
+//
+// A conversion works on the bits alone, so that it is the same under every compiler flag, rounding
+// mode and flush-to-zero setting. The 2-byte types are storage: they hold bits and compute nothing.
+
+namespace headwise::inline v0_1 {
+
+/// IEEE 754 binary16: 1 sign, 5 exponent, 10 fraction bits.
+struct Float16 {
+  std::uint16_t bits = 0;                                        // as IEEE 754 lays them out
+  friend constexpr bool operator==(Float16, Float16) = default;  // of the bits: NaN equals itself
+};
+
+/// The upper half of a binary32: 1 sign, 8 exponent, 7 fraction bits.
+struct BFloat16 {
+  std::uint16_t bits = 0;  // the upper half of the binary32
+  friend constexpr bool operator==(BFloat16, BFloat16) = default;
+};
+
+/// A number of 16 bits: stored, not computed with.
+template <class T>
+concept NarrowFloat = std::same_as<T, Float16> || std::same_as<T, BFloat16>;
+
+/// What numbers are kept as: the type that is computed with, or one of 16 bits.
+enum class StoredAs : std::uint8_t { same, bf16, fp16 };
+
+/// A type that numbers can be stored as.
+template <class T>
+concept StoredFloat = std::same_as<T, double> || std::same_as<T, float> ||
+    std::same_as<T, Float16> || std::same_as<T, BFloat16>;
+
+namespace detail {
+
+template <class T>
+inline constexpr StoredAs stored_as = std::same_as<T, BFloat16>  ? StoredAs::bf16
+                                      : std::same_as<T, Float16> ? StoredAs::fp16
+                                                                 : StoredAs::same;
+
+struct FloatFormat {
+  int exponent_bits;
+  int fraction_bits;
+  constexpr int bias() const { return (1 << (exponent_bits - 1)) - 1; }
+};
+
+constexpr std::uint64_t low_bits(int count) { return (std::uint64_t{1} << count) - 1; }
+
+/// The nearest number of another format; of two equally near, the one with an even last bit.
+///
+/// Subnormal numbers are kept, what is too large becomes infinite. A NaN stays one and keeps the
+/// leading bits of its payload.
+constexpr std::uint64_t convert_float_bits(std::uint64_t bits, FloatFormat from, FloatFormat to) {
+  const std::uint64_t sign = (bits >> (from.exponent_bits + from.fraction_bits)) & 1;
+  const std::uint64_t signed_zero = sign << (to.exponent_bits + to.fraction_bits);
+  const std::uint64_t infinity = low_bits(to.exponent_bits) << to.fraction_bits;
+  const std::uint64_t exponent = (bits >> from.fraction_bits) & low_bits(from.exponent_bits);
+  const std::uint64_t fraction = bits & low_bits(from.fraction_bits);
+
+  if (exponent == low_bits(from.exponent_bits)) {
+    if (fraction == 0) return signed_zero | infinity;
+    const int widen = to.fraction_bits - from.fraction_bits;
+    const std::uint64_t payload = widen >= 0 ? fraction << widen : fraction >> -widen;
+    const std::uint64_t quiet = std::uint64_t{1} << (to.fraction_bits - 1);
+    return signed_zero | infinity | (payload == 0 ? quiet : payload);
+  }
+  if (exponent == 0 && fraction == 0) return signed_zero;
+
+  // The number is significand 2^scale, and its leading bit is worth 2^top.
+  const bool subnormal = exponent == 0;
+  const std::uint64_t significand =
+      subnormal ? fraction : fraction | (std::uint64_t{1} << from.fraction_bits);
+  const int scale = (subnormal ? 1 : static_cast<int>(exponent)) - from.bias() - from.fraction_bits;
+  const int top = static_cast<int>(std::bit_width(significand)) - 1 + scale;
+  if (top > to.bias()) return signed_zero | infinity;
+
+  // What the target's last bit is worth, 2^last, decides how many bits of the significand go.
+  const int lowest_top = 1 - to.bias();
+  const int last = (top < lowest_top ? lowest_top : top) - to.fraction_bits;
+  const int drop = last - scale;
+  if (drop > 62) return signed_zero;
+  std::uint64_t rounded = drop <= 0 ? significand << -drop : significand >> drop;
+  if (drop > 0) {
+    const std::uint64_t rest = significand & low_bits(drop);
+    const std::uint64_t half = std::uint64_t{1} << (drop - 1);
+    if (rest > half || (rest == half && (rounded & 1) != 0)) ++rounded;
+  }
+  // The leading bit of a normal number counts as one step of the exponent, and so does a carry:
+  // the largest subnormal rounds up to the smallest normal, the largest finite to infinity.
+  const int exponent_steps = top < lowest_top ? 0 : top - lowest_top;
+  return signed_zero | ((static_cast<std::uint64_t>(exponent_steps) << to.fraction_bits) + rounded);
+}
+
+template <StoredFloat T>
+inline constexpr FloatFormat float_format = std::same_as<T, double>    ? FloatFormat{11, 52}
+                                            : std::same_as<T, float>   ? FloatFormat{8, 23}
+                                            : std::same_as<T, Float16> ? FloatFormat{5, 10}
+                                                                       : FloatFormat{8, 7};
+
+template <StoredFloat T>
+using float_bits =
+    std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                       std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
+
+}  // namespace detail
+
+/// The same number in another floating-point type: rounded to nearest, ties to even.
+///
+/// from   float, double, Float16 or BFloat16
+///
+/// Subnormal numbers, infinities, the sign of zero and NaN are kept; what is too large becomes
+/// infinite. Each step rounds once: double to Float16 does not pass through float.
+template <StoredFloat To, StoredFloat From>
+constexpr To convert_float(From from) {
+  if constexpr (std::same_as<To, From>) {
+    return from;
+  } else if constexpr (std::same_as<To, float> && std::same_as<From, BFloat16>) {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(from.bits) << 16);
+  } else if constexpr (std::same_as<To, BFloat16> && std::same_as<From, float>) {
+    const auto bits = std::bit_cast<std::uint32_t>(from);
+    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+    // Half of the last bit that stays, less one where that bit is 0: ties go to even.
+    const std::uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const std::uint32_t payload = bits >> 16 | ((bits >> 16 & 0x7f) == 0 ? 0x40 : 0);
+    return {static_cast<std::uint16_t>(nan ? payload : rounded)};
+  } else {
+    const std::uint64_t bits = std::bit_cast<detail::float_bits<From>>(from);
+    return std::bit_cast<To>(static_cast<detail::float_bits<To>>(
+        detail::convert_float_bits(bits, detail::float_format<From>, detail::float_format<To>)));
+  }
+}
+
+}  // namespace headwise::inline v0_1
+
 // headwise/kernels/arguments.hpp
 // What kernels are called with: plain data that looks the same from every instruction set.
 
@@ -2748,6 +2897,12 @@ struct Epilogue {
   bool accumulate = false;
 };
 
+/// Keys and values of 16 bits.
+struct StoredKeys {
+  StoredAs as = StoredAs::same;
+  StoredMatrix k = {}, v = {};  // [S, d], [S, dv]
+};
+
 /// What one head of one batch element attends with, on either path.
 template <class T>
 struct AttentionHead {
@@ -2760,6 +2915,27 @@ struct AttentionHead {
   DropoutMask dropout;
   Index b, h;  // where the head stands: what its dropout mask is drawn from
   HeadScore<T> score = {};
+  StoredKeys stored = {};  // forward of float alone: in place of k and v
+
+  /// Keys and values as they are stored.
+  ///@{
+  template <class U>
+  Matrix<const U> keys() const {
+    if constexpr (std::same_as<U, T>) {
+      return k;
+    } else {
+      return stored.k.as<U>();
+    }
+  }
+  template <class U>
+  Matrix<const U> values() const {
+    if constexpr (std::same_as<U, T>) {
+      return v;
+    } else {
+      return stored.v.as<U>();
+    }
+  }
+  ///@}
 
   /// Whether scores are scale q k^T and nothing else stands beside them.
   bool plain_scores() const {
@@ -3561,8 +3737,8 @@ using SumOf = std::conditional_t<std::is_same_v<T, float>, double, T>;
 
 // headwise/kernels/model_kernels.hpp
 // The kernels of what a model has around attention: sums and products, activations, what stands at
-// a language model's ends, optimisers. A table of their own, so that a program that calls attention
-// alone compiles none of them.
+// a language model's ends, optimisers, caches of 16 bits. A table of their own, so that a program
+// that calls attention alone compiles none of them.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
@@ -3651,6 +3827,13 @@ struct ModelKernels {
   void (*sgd)(const SgdStep<T>& step, T* p, const T* g, T* u, Index n);
   void (*scale_elements)(T factor, T* x, Index n);
   SumOf<T> (*sum_of_squares)(const T* x, Index n);
+
+  // decode.inc, over keys and values of 16 bits; of float alone
+  DecodeKernels<T> decode_bf16, decode_fp16;
+
+  const DecodeKernels<T>& decode(StoredAs stored) const {
+    return stored == StoredAs::bf16 ? decode_bf16 : decode_fp16;
+  }
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
@@ -4088,6 +4271,88 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/float16.inc
+// Vectors of float from numbers of 16 bits. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The numbers whose bits lie in the lower halves of lanes, by integers: a subnormal number is
+/// normal as a float, and neither is lost where a program flushes those of float to 0.
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector from_fp16_bits(typename Simd<T>::BitVector half) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto in = __builtin_bit_cast(IntVector, half);
+  const IntVector exponents = S::broadcast_int(0x0f800000), rebias = S::broadcast_int(0x38000000);
+  const IntVector magnitude = (in & S::broadcast_int(0x7fff)) << 13;
+  const IntVector exponent = magnitude & exponents, sign = (in & S::broadcast_int(0x8000)) << 16;
+  const IntVector normal = magnitude + rebias;
+  const IntVector endless = normal + rebias;  // infinity and NaN
+  const auto tiny = __builtin_bit_cast(Vector, normal + S::broadcast_int(0x00800000)) -
+                    __builtin_bit_cast(Vector, S::broadcast_int(0x38800000));
+  const IntVector is_tiny = exponent == IntVector{}, is_endless = exponent == exponents;
+  const IntVector chosen = (is_tiny & __builtin_bit_cast(IntVector, tiny)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(Vector, chosen | sign);
+}
+
+/// Bits of 16 in the lower halves of lanes. (By the intrinsics: of a conversion of vectors g++ 12
+/// makes two halves and joins them, which took half as long again as reading what is converted.)
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector load_halves(const void* from) {
+  using BitVector = typename Simd<T>::BitVector;
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  Halves bits;
+  std::memcpy(&bits, from, sizeof bits);
+#if HEADWISE_ISA_BYTES == 64
+  return __builtin_bit_cast(BitVector,
+                            _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, bits)));
+#elif HEADWISE_ISA_BYTES == 32
+  return __builtin_bit_cast(BitVector, _mm256_cvtepu16_epi32(__builtin_bit_cast(__m128i, bits)));
+#else
+  return __builtin_convertvector(bits, BitVector);
+#endif
+}
+
+/// `width` elements as T.
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_as(const U* from) {
+  using S = Simd<T>;
+  if constexpr (std::same_as<T, U>) {
+    return S::load(from);
+  } else {
+    static_assert(std::same_as<T, float>);
+    if constexpr (std::same_as<U, BFloat16>) {
+      return __builtin_bit_cast(typename S::Vector, load_halves<T>(from) << 16);
+    } else {
+#if HEADWISE_ISA_BYTES == 64
+      __m256i bits;
+      std::memcpy(&bits, from, sizeof bits);
+      return __builtin_bit_cast(typename S::Vector, _mm512_maskz_cvtph_ps(0xFFFF, bits));
+#else
+      return from_fp16_bits<T>(load_halves<T>(from));
+#endif
+    }
+  }
+}
+
+/// One element as T.
+template <Scalar T, class U>
+HEADWISE_INLINE T element_as(const U& x) {
+  if constexpr (std::same_as<T, U>) {
+    return x;
+  } else {
+    return convert_float<T>(x);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/exp.inc
 // Powers of 2 and of e for all lanes at once. Read once for each instruction set.
 
@@ -4336,6 +4601,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
+using simd::HEADWISE_ISA::element_as;
+using simd::HEADWISE_ISA::load_as;
 using simd::HEADWISE_ISA::Simd;
 using simd::HEADWISE_ISA::unrolled;
 
@@ -4671,21 +4938,21 @@ constexpr Index copied_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
 }
 
-/// A dense copy [rows, N], rows of whole vectors, elements beyond N as 0: what tiles walk again and
-/// again. (Rows of heads lie on pages of their own: a backward tile over rows 3 KiB apart ran at 81
-/// to 85 % of the peak, over dense ones at 85 to 88 %.)
-template <class T>
-Operand<T> copy_rows(Matrix<const T> b, Index rows, Index N, bool finite, T* to) {
+/// A dense copy [rows, N] as T, rows of whole vectors, elements beyond N as 0: what tiles walk
+/// again and again. (Rows of heads lie on pages of their own: a backward tile over rows 3 KiB apart
+/// ran at 81 to 85 % of the peak, over dense ones at 85 to 88 %.)
+template <class T, class U>
+Operand<T> copy_rows(Matrix<const U> b, Index rows, Index N, bool finite, T* to) {
   using S = Simd<T>;
   const Index row = round_up(N, S::width);
   for (Index k = 0; k < rows; ++k) {
-    const T* from = b.data + k * b.row;
+    const U* from = b.data + k * b.row;
     T* out = to + k * row;
     Index n = 0;
     if (b.column == 1) {
-      for (; n + S::width <= N; n += S::width) S::store(S::load(from + n), out + n);
+      for (; n + S::width <= N; n += S::width) S::store(load_as<T>(from + n), out + n);
     }
-    for (; n < N; ++n) out[n] = from[n * b.column];
+    for (; n < N; ++n) out[n] = element_as<T>(from[n * b.column]);
     for (; n < row; ++n) out[n] = T(0);
   }
   return {to, row, 1, finite || all_finite<T>({to, row, 1}, rows, N)};
@@ -6748,7 +7015,7 @@ template <class T>
 void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
                              Matrix<const T> weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
-  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h, score] = head;
+  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h, score, stored] = head;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = visibility.sees_all();
@@ -7584,6 +7851,27 @@ struct KeyBlock {
   Operand<T> v;
 };
 
+/// The n keys from j0 on, of 16 bits: dense copies.
+template <class T>
+KeyBlock<T> stored_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                             const ForwardScratch<T>& buffers) {
+  KeyBlock<T> block{};
+  if constexpr (std::same_as<T, float>) {
+    const auto copy = [&]<class U>(std::type_identity<U>) {
+      const auto k = head.template keys<U>(), v = head.template values<U>();
+      const auto keys = copy_rows<T>(k.from(j0, 0), n, head.d, true, buffers.k);
+      block.k = {keys.data, keys.step, 1};
+      block.v = copy_rows<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+    };
+    if (head.stored.as == StoredAs::bf16) {
+      copy(std::type_identity<BFloat16>());
+    } else {
+      copy(std::type_identity<Float16>());
+    }
+  }
+  return block;
+}
+
 /// The n keys from j0 on. Three panels of queries and more read dense copies: rows of heads lie on
 /// pages of their own and meet in few sets of the caches (in place with 128 queries a task, the
 /// pass ran at 76 % of the peak; with copies and 512 at 82). Fewer read k, and v if its rows are
@@ -7591,6 +7879,7 @@ struct KeyBlock {
 template <class T>
 KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
                       const ForwardScratch<T>& buffers) {
+  if (head.stored.as != StoredAs::same) return stored_key_block<T>(head, j0, n, all_seen, buffers);
   const auto k = head.k.from(j0, 0), v = head.v.from(j0, 0);
   const auto stays = [&](Matrix<const T> x, Index N) {
     return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
@@ -7677,7 +7966,8 @@ HEADWISE_STRICT_MATH_END
 
 // headwise/kernels/decode_tile.inc
 // The two products of decoding: scores of few rows against a block of keys, and sums of its values.
-// Read once for each instruction set.
+// Read once for each instruction set. Keys and values are U, T or 16 bits that become a T when they
+// are loaded.
 //
 // A row of scores is a query, its lanes are keys, as many as a vector holds: they are transposed.
 // Every number comes from the same operations in the same order as in flash_forward.inc: a score is
@@ -7725,14 +8015,14 @@ constexpr Index decode_scratch(Index d, Index dv) {
 /// Rows that are asked for while others are computed with, so that memory never rests: the values
 /// of a block by its scores, the keys of the next block by the sums of values. Rows of heads may
 /// lie on pages of their own, and the processor foresees nothing beyond a page.
-template <class T>
+template <class U>
 struct RowsAhead {
-  const T* data;
+  const U* data;
   Index row;    // from one row to the next
   Index width;  // elements of a row that are wanted
   Index count;  // rows; 0 for none
 
-  static constexpr Index line = 64 / static_cast<Index>(sizeof(T));
+  static constexpr Index line = 64 / static_cast<Index>(sizeof(U));
 
   /// Columns n ... n + columns - 1 of row r, n a multiple of `columns`.
   HEADWISE_INLINE void ask(Index r, Index n, Index columns) const {
@@ -7751,8 +8041,8 @@ struct ScoreRows {
 
 /// Steps 4a of `rows` rows q [rows, d] and as many keys as a vector holds: s = alpha q k^T. The
 /// keys are transposed in registers, each score is one chain over d.
-template <class T, int rows>
-void score_square(const Matrix<const T>& k, Index d, const T* q, T alpha, const RowsAhead<T>& ahead,
+template <class T, int rows, class U>
+void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const RowsAhead<U>& ahead,
                   const ScoreRows<T>& s) {
   using S = Simd<T>;
   constexpr int width = S::width;
@@ -7761,7 +8051,7 @@ void score_square(const Matrix<const T>& k, Index d, const T* q, T alpha, const 
   for (Index n = 0; n + width <= d; n += width) {
     typename S::Vector square[std::size_t{width}];
     unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-      square[r] = S::load(k.data + r * k.row + n);
+      square[r] = load_as<T>(k.data + r * k.row + n);
       ahead.ask(r, n, width);
     });
     if constexpr (width > 8) exchange_halves<T, 8>(square);
@@ -7779,9 +8069,19 @@ void score_square(const Matrix<const T>& k, Index d, const T* q, T alpha, const 
   });
 }
 
+/// n elements, at most a vector of them.
+template <class T, class U>
+HEADWISE_INLINE void copy_as(const U* from, Index n, T* to) {
+  if (n == Tile<T>::width) {
+    Simd<T>::store(load_as<T>(from), to);
+    return;
+  }
+  for (Index i = 0; i < n; ++i) to[i] = element_as<T>(from[i]);
+}
+
 /// k^T of `count` keys from key j on, as a panel [d, columns].
-template <class T>
-void transpose_keys(const Matrix<const T>& k, Index d, Index count, const RowsAhead<T>& ahead,
+template <class T, class U>
+void transpose_keys(const Matrix<const U>& k, Index d, Index count, const RowsAhead<U>& ahead,
                     T* to) {
   constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
   T part[std::size_t{width * width}] = {};
@@ -7789,21 +8089,23 @@ void transpose_keys(const Matrix<const T>& k, Index d, Index count, const RowsAh
     const Index keys = std::min<Index>(width, count - j);
     for (Index n = 0; n < d; n += width) {
       const Index filled = std::min<Index>(width, d - n);
-      const T* from = k.data + j * k.row + n;
+      const U* from = k.data + j * k.row + n;
       for (Index r = 0; r < keys; ++r) ahead.ask(j + r, n, width);
-      if (keys == width && filled == width) {
-        transpose_square<T>(from, k.row, to + n * columns + j, columns);
-        continue;
+      if constexpr (std::same_as<T, U>) {
+        if (keys == width && filled == width) {
+          transpose_square<T>(from, k.row, to + n * columns + j, columns);
+          continue;
+        }
       }
-      for (Index r = 0; r < keys; ++r) std::copy_n(from + r * k.row, filled, part + r * width);
+      for (Index r = 0; r < keys; ++r) copy_as<T>(from + r * k.row, filled, part + r * width);
       transpose_square<T>(part, width, to + n * columns + j, columns);
     }
   }
 }
 
 /// Steps 4a: s = alpha q k^T of n keys.
-template <class T>
-void decode_scores(const Matrix<const T>& k, Index d, Index n, const RowsAhead<T>& ahead,
+template <class T, class U>
+void decode_scores(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U>& ahead,
                    const DecodeScratch<T>& buffers, Index rows, T alpha, const ScoreRows<T>& s) {
   constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
   Index j = 0;
@@ -7845,9 +8147,9 @@ struct ContextRows {
 
 /// Step 4e of `rows` rows of weights p and `vectors` vectors of columns: the sum over n rows of v,
 /// a chain for each element.
-template <class T, int rows, int vectors>
-void add_rows_of_values(const T* p, Index p_row, const Walk<T>& v, Index n, Index column,
-                        const RowsAhead<T>& ahead, const ContextRows<T>& to) {
+template <class T, int rows, int vectors, class U, class V>
+void add_rows_of_values(const T* p, Index p_row, const Matrix<const U>& v, Index n, Index column,
+                        const RowsAhead<V>& ahead, const ContextRows<T>& to) {
   using S = Simd<T>;
   typename S::Vector sum[std::size_t{rows}][std::size_t{vectors}];
   const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
@@ -7856,11 +8158,12 @@ void add_rows_of_values(const T* p, Index p_row, const Walk<T>& v, Index n, Inde
     });
   };
   each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::zero(); });
-  const T* row = v.data;
-  for (Index j = 0; j < n; ++j, row += v.step) {
+  const U* row = v.data;
+  for (Index j = 0; j < n; ++j, row += v.row) {
     ahead.ask(j, column, vectors * S::width);
     typename S::Vector x[std::size_t{vectors}];
-    unrolled<vectors>([&](auto c) HEADWISE_ALWAYS_INLINE { x[c] = S::load(row + c * S::width); });
+    unrolled<vectors>([&](auto c)
+                          HEADWISE_ALWAYS_INLINE { x[c] = load_as<T>(row + c * S::width); });
     unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
       const auto weight = S::broadcast(p[r * p_row + j]);
       unrolled<vectors>(
@@ -7879,15 +8182,15 @@ void add_rows_of_values(const T* p, Index p_row, const Walk<T>& v, Index n, Inde
 
 /// Step 4e of `rows` rows of weights p over keys begin ... end - 1 of a block of values v. Returns
 /// the multiply-adds.
-template <class T>
-std::int64_t decode_values(const Matrix<const T>& v, Index dv, KeyRange range, const T* p,
-                           Index p_row, Index rows, RowsAhead<T> ahead, T* last_columns,
+template <class T, class U>
+std::int64_t decode_values(const Matrix<const U>& v, Index dv, KeyRange range, const T* p,
+                           Index p_row, Index rows, RowsAhead<U> ahead, T* last_columns,
                            const ContextRows<T>& to) {
   constexpr Index width = Tile<T>::width;
   constexpr int vectors = Tile<T>::vectors;
-  const auto add = [&](Index c, const Walk<T>& from, auto vectors_here) {
+  const auto add = [&](Index c, const auto& from, auto vectors_here) {
     Index r = 0;
-    RowsAhead<T> more = ahead;
+    RowsAhead<U> more = ahead;
     const auto some = [&](auto count) {
       const ContextRows<T> part{to.data + r * to.row + c, to.row,
                                 to.factors == nullptr ? nullptr : to.factors + r};
@@ -7901,15 +8204,15 @@ std::int64_t decode_values(const Matrix<const T>& v, Index dv, KeyRange range, c
   };
   Index c = 0;
   for (; c + Tile<T>::columns <= dv; c += Tile<T>::columns) {
-    add(c, {v.data + range.begin * v.row + c, 0, v.row}, std::integral_constant<int, vectors>{});
+    add(c, v.from(range.begin, c), std::integral_constant<int, vectors>{});
   }
   for (; c + width <= dv; c += width) {
-    add(c, {v.data + range.begin * v.row + c, 0, v.row}, std::integral_constant<int, 1>{});
+    add(c, v.from(range.begin, c), std::integral_constant<int, 1>{});
   }
   if (c < dv) {
     const auto copy =
         copy_rows<T>(v.from(range.begin, c), range.size(), dv - c, true, last_columns);
-    add(c, copy.walk(0), std::integral_constant<int, 1>{});
+    add(c, Matrix<const T>{copy.data, copy.step, 1}, std::integral_constant<int, 1>{});
   }
   return rows * round_up(dv, width) * range.size();
 }
@@ -8026,12 +8329,13 @@ struct DecodeBlock {
 
 /// What a task of decoding walks: its rows, the blocks of keys that they see, and what each row
 /// sees of the block that is met.
-template <class T>
+template <class T, class U>
 struct DecodeRows {
   static constexpr Index keys = DecodeTile<T>::keys;
 
   const DecodeGroup<T>& group;
   const AttentionHead<T>& head;
+  Matrix<const U> k, v;
   DecodeTask task;
   KeyRange range;                                   // all keys that some row sees
   KeyRange blocks;                                  // in which they lie: those of the task's part
@@ -8039,7 +8343,11 @@ struct DecodeRows {
   bool all = false;                                 // every row sees every key of it
 
   DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
-      : group(of), head(of.first), task(which) {
+      : group(of),
+        head(of.first),
+        k(of.first.template keys<U>()),
+        v(of.first.template values<U>()),
+        task(which) {
     const bool one_head = query(0) + task.rows <= head.L;
     range =
         one_head ? head.visibility.range(query(0), task.rows) : head.visibility.range(0, head.L);
@@ -8068,15 +8376,15 @@ struct DecodeRows {
     return pairs;
   }
   /// The keys behind a block, or their values: to be asked for.
-  RowsAhead<T> behind(const DecodeBlock& block, const Matrix<const T>& x, Index width) const {
+  RowsAhead<U> behind(const DecodeBlock& block, const Matrix<const U>& x, Index width) const {
     const Index j = block.j0 + block.n;
     return {x.data + j * x.row, x.row, width, std::min<Index>(keys, range.end - j)};
   }
 };
 
 /// The rows of q, dense.
-template <class T>
-void copy_queries(const DecodeRows<T>& rows, T* q) {
+template <class T, class U>
+void copy_queries(const DecodeRows<T, U>& rows, T* q) {
   const Index d = rows.head.d;
   for (Index r = 0; r < rows.task.rows; ++r) {
     const auto from = rows.head.q.from(rows.query(r), 0);
@@ -8087,10 +8395,10 @@ void copy_queries(const DecodeRows<T>& rows, T* q) {
 
 /// Step 4e of all rows of a task, p being their weights: together where all see all. Returns the
 /// multiply-adds.
-template <class T>
-std::int64_t add_block(const DecodeRows<T>& rows, const DecodeBlock& block, const T* p, Index p_row,
-                       RowsAhead<T> ahead, T* last_columns, const ContextRows<T>& to) {
-  const auto v = rows.head.v.from(block.j0, 0);
+template <class T, class U>
+std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const T* p,
+                       Index p_row, RowsAhead<U> ahead, T* last_columns, const ContextRows<T>& to) {
+  const auto v = rows.v.from(block.j0, 0);
   const Index dv = rows.head.dv;
   if (rows.all) {
     return decode_values<T>(v, dv, {0, block.n}, p, p_row, rows.task.rows, ahead, last_columns, to);
@@ -8106,8 +8414,8 @@ std::int64_t add_block(const DecodeRows<T>& rows, const DecodeBlock& block, cons
 }
 
 /// The sums of a row become a softmax; one that has seen no key has 0 and -infinity.
-template <class T>
-void store_row(const DecodeRows<T>& rows, Index r, const T* context, T greatest, T sum) {
+template <class T, class U>
+void store_row(const DecodeRows<T, U>& rows, Index r, const T* context, T greatest, T sum) {
   const DecodeGroup<T>& group = rows.group;
   const Index i = rows.query(r), h = rows.head_of(r);
   const bool any = rows.head.visibility.range(i).size() != 0;
@@ -8121,17 +8429,17 @@ void store_row(const DecodeRows<T>& rows, Index r, const T* context, T greatest,
 }
 
 /// FLOPs that the scores and the softmax of a block take.
-template <class T>
-std::int64_t score_flops(const DecodeRows<T>& rows, const DecodeBlock& block) {
+template <class T, class U>
+std::int64_t score_flops(const DecodeRows<T, U>& rows, const DecodeBlock& block) {
   return rows.task.rows * round_up(block.n, Tile<T>::width) * (2 * rows.head.d + 5);
 }
 
 /// All keys of some rows, from the first to the last.
-template <class T>
+template <class T, class U>
 TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> memory) {
   constexpr Index keys = DecodeTile<T>::keys;
   constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
-  DecodeRows<T> rows(group, task);
+  DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const Index context_row = round_up(head.dv, Tile<T>::width);
@@ -8140,15 +8448,15 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
   std::fill_n(sum, task.rows, T(0));
   TileWork work;
-  copy_queries<T>(rows, buffers.q);
+  copy_queries(rows, buffers.q);
   set_zero<T>(buffers.context, task.rows * context_row);
 
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     work.pairs += rows.meet(block);
     // 4a s = scale q k^T,  4c softmax,  4e o += p v
-    const auto v = head.v.from(block.j0, 0);
-    decode_scores<T>(head.k.from(block.j0, 0), head.d, block.n, {v.data, v.row, head.dv, block.n},
+    const auto v = rows.v.from(block.j0, 0);
+    decode_scores<T>(rows.k.from(block.j0, 0), head.d, block.n, {v.data, v.row, head.dv, block.n},
                      buffers, task.rows, units.alpha, {buffers.s, keys});
     for (Index r = 0; r < task.rows; ++r) {
       T* s = buffers.s + r * keys;
@@ -8160,49 +8468,49 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
       greatest[r] = m;
     }
     const auto products =
-        add_block<T>(rows, block, buffers.s, keys, rows.behind(block, head.k, head.d), buffers.v,
-                     {buffers.context, context_row, factors});
-    work.executed_flops += 2 * products + score_flops<T>(rows, block);
+        add_block(rows, block, buffers.s, keys, rows.behind(block, rows.k, head.d), buffers.v,
+                  {buffers.context, context_row, factors});
+    work.executed_flops += 2 * products + score_flops(rows, block);
   }
   for (Index r = 0; r < task.rows; ++r) {
-    store_row<T>(rows, r, buffers.context + r * context_row, greatest[r], sum[r]);
+    store_row(rows, r, buffers.context + r * context_row, greatest[r], sum[r]);
   }
   return work;
 }
 
 /// The first of three steps of a part of the keys: their scores, and the greatest of each block.
-template <class T>
+template <class T, class U>
 TileWork decode_score(const DecodeGroup<T>& group, const DecodeTask& task,
                       const DecodeParts<T>& parts, Scratch<T> memory) {
   constexpr Index keys = DecodeTile<T>::keys;
-  DecodeRows<T> rows(group, task);
+  DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const ScoreUnits<T> units(head.scale);
   const Index row = parts.blocks * keys;
   TileWork work;
-  copy_queries<T>(rows, buffers.q);
+  copy_queries(rows, buffers.q);
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     work.pairs += rows.meet(block);
-    decode_scores<T>(head.k.from(block.j0, 0), head.d, block.n, rows.behind(block, head.k, head.d),
+    decode_scores<T>(rows.k.from(block.j0, 0), head.d, block.n, rows.behind(block, rows.k, head.d),
                      buffers, task.rows, units.alpha, {parts.scores + block.j0, row});
     for (Index r = 0; r < task.rows; ++r) {
       parts.greatest[number * parts.rows + r] = greatest_score<T>(
           parts.scores + r * row + block.j0, rows.seen[r], std::numeric_limits<T>::lowest());
     }
-    work.executed_flops += score_flops<T>(rows, block);
+    work.executed_flops += score_flops(rows, block);
   }
   return work;
 }
 
 /// The second: weights, by the greatest scores of all blocks before, and the context of each block.
-template <class T>
+template <class T, class U>
 TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
                       const DecodeParts<T>& parts, Scratch<T> memory) {
   constexpr Index keys = DecodeTile<T>::keys;
   constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
-  DecodeRows<T> rows(group, task);
+  DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const ScoreUnits<T> units(head.scale);
@@ -8230,18 +8538,18 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
     }
     T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
     work.executed_flops +=
-        2 * add_block<T>(rows, block, weights, row, rows.behind(block, head.v, head.dv), buffers.v,
-                         {contexts, parts.context_row, nullptr});
+        2 * add_block(rows, block, weights, row, rows.behind(block, rows.v, head.dv), buffers.v,
+                      {contexts, parts.context_row, nullptr});
   }
   return work;
 }
 
 /// The third: sums of weights and contexts, block by block.
-template <class T>
+template <class T, class U>
 void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const DecodeParts<T>& parts,
                  Scratch<T> memory) {
   using S = Simd<T>;
-  DecodeRows<T> rows(group, task);
+  DecodeRows<T, U> rows(group, task);
   const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
   for (Index r = 0; r < task.rows; ++r) {
     T greatest = std::numeric_limits<T>::lowest(), sum = T(0);
@@ -8260,11 +8568,11 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
         S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
       }
     }
-    store_row<T>(rows, r, buffers.context, greatest, sum);
+    store_row(rows, r, buffers.context, greatest, sum);
   }
 }
 
-template <Scalar T>
+template <Scalar T, class U = T>
 constexpr DecodeKernels<T> decode_kernels() {
   if constexpr (simd::vectorised<T>) {
     return {.queries = DecodeTile<T>::queries,
@@ -8272,11 +8580,17 @@ constexpr DecodeKernels<T> decode_kernels() {
             .keys = DecodeTile<T>::keys,
             .width = Tile<T>::width,
             .scratch = &decode_scratch<T>,
-            .run = &decode<T>,
-            .score = &decode_score<T>,
-            .weigh = &decode_weigh<T>,
-            .join = &decode_join<T>};
+            .run = &decode<T, U>,
+            .score = &decode_score<T, U>,
+            .weigh = &decode_weigh<T, U>,
+            .join = &decode_join<T, U>};
   }
+  return {};
+}
+
+template <Scalar T, class U>
+constexpr DecodeKernels<T> stored_decode_kernels() {
+  if constexpr (std::same_as<T, float>) return decode_kernels<T, U>();
   return {};
 }
 
@@ -8750,6 +9064,8 @@ inline constexpr ModelKernels<T> model_table = {
     .sgd = &sgd<T>,
     .scale_elements = &scale_elements<T>,
     .sum_of_squares = &sum_of_squares<T>,
+    .decode_bf16 = stored_decode_kernels<T, BFloat16>(),
+    .decode_fp16 = stored_decode_kernels<T, Float16>(),
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -8929,6 +9245,81 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/float16.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector from_fp16_bits(typename Simd<T>::BitVector half) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto in = __builtin_bit_cast(IntVector, half);
+  const IntVector exponents = S::broadcast_int(0x0f800000), rebias = S::broadcast_int(0x38000000);
+  const IntVector magnitude = (in & S::broadcast_int(0x7fff)) << 13;
+  const IntVector exponent = magnitude & exponents, sign = (in & S::broadcast_int(0x8000)) << 16;
+  const IntVector normal = magnitude + rebias;
+  const IntVector endless = normal + rebias;  // infinity and NaN
+  const auto tiny = __builtin_bit_cast(Vector, normal + S::broadcast_int(0x00800000)) -
+                    __builtin_bit_cast(Vector, S::broadcast_int(0x38800000));
+  const IntVector is_tiny = exponent == IntVector{}, is_endless = exponent == exponents;
+  const IntVector chosen = (is_tiny & __builtin_bit_cast(IntVector, tiny)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(Vector, chosen | sign);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector load_halves(const void* from) {
+  using BitVector = typename Simd<T>::BitVector;
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  Halves bits;
+  std::memcpy(&bits, from, sizeof bits);
+#if HEADWISE_ISA_BYTES == 64
+  return __builtin_bit_cast(BitVector,
+                            _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, bits)));
+#elif HEADWISE_ISA_BYTES == 32
+  return __builtin_bit_cast(BitVector, _mm256_cvtepu16_epi32(__builtin_bit_cast(__m128i, bits)));
+#else
+  return __builtin_convertvector(bits, BitVector);
+#endif
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_as(const U* from) {
+  using S = Simd<T>;
+  if constexpr (std::same_as<T, U>) {
+    return S::load(from);
+  } else {
+    static_assert(std::same_as<T, float>);
+    if constexpr (std::same_as<U, BFloat16>) {
+      return __builtin_bit_cast(typename S::Vector, load_halves<T>(from) << 16);
+    } else {
+#if HEADWISE_ISA_BYTES == 64
+      __m256i bits;
+      std::memcpy(&bits, from, sizeof bits);
+      return __builtin_bit_cast(typename S::Vector, _mm512_maskz_cvtph_ps(0xFFFF, bits));
+#else
+      return from_fp16_bits<T>(load_halves<T>(from));
+#endif
+    }
+  }
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE T element_as(const U& x) {
+  if constexpr (std::same_as<T, U>) {
+    return x;
+  } else {
+    return convert_float<T>(x);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/exp.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -9143,6 +9534,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
+using simd::HEADWISE_ISA::element_as;
+using simd::HEADWISE_ISA::load_as;
 using simd::HEADWISE_ISA::Simd;
 using simd::HEADWISE_ISA::unrolled;
 
@@ -9448,18 +9841,18 @@ constexpr Index copied_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
 }
 
-template <class T>
-Operand<T> copy_rows(Matrix<const T> b, Index rows, Index N, bool finite, T* to) {
+template <class T, class U>
+Operand<T> copy_rows(Matrix<const U> b, Index rows, Index N, bool finite, T* to) {
   using S = Simd<T>;
   const Index row = round_up(N, S::width);
   for (Index k = 0; k < rows; ++k) {
-    const T* from = b.data + k * b.row;
+    const U* from = b.data + k * b.row;
     T* out = to + k * row;
     Index n = 0;
     if (b.column == 1) {
-      for (; n + S::width <= N; n += S::width) S::store(S::load(from + n), out + n);
+      for (; n + S::width <= N; n += S::width) S::store(load_as<T>(from + n), out + n);
     }
-    for (; n < N; ++n) out[n] = from[n * b.column];
+    for (; n < N; ++n) out[n] = element_as<T>(from[n * b.column]);
     for (; n < row; ++n) out[n] = T(0);
   }
   return {to, row, 1, finite || all_finite<T>({to, row, 1}, rows, N)};
@@ -11297,7 +11690,7 @@ template <class T>
 void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
                              Matrix<const T> weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
-  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h, score] = head;
+  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h, score, stored] = head;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = visibility.sees_all();
@@ -12037,8 +12430,29 @@ struct KeyBlock {
 };
 
 template <class T>
+KeyBlock<T> stored_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                             const ForwardScratch<T>& buffers) {
+  KeyBlock<T> block{};
+  if constexpr (std::same_as<T, float>) {
+    const auto copy = [&]<class U>(std::type_identity<U>) {
+      const auto k = head.template keys<U>(), v = head.template values<U>();
+      const auto keys = copy_rows<T>(k.from(j0, 0), n, head.d, true, buffers.k);
+      block.k = {keys.data, keys.step, 1};
+      block.v = copy_rows<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+    };
+    if (head.stored.as == StoredAs::bf16) {
+      copy(std::type_identity<BFloat16>());
+    } else {
+      copy(std::type_identity<Float16>());
+    }
+  }
+  return block;
+}
+
+template <class T>
 KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
                       const ForwardScratch<T>& buffers) {
+  if (head.stored.as != StoredAs::same) return stored_key_block<T>(head, j0, n, all_seen, buffers);
   const auto k = head.k.from(j0, 0), v = head.v.from(j0, 0);
   const auto stays = [&](Matrix<const T> x, Index N) {
     return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
@@ -12156,14 +12570,14 @@ constexpr Index decode_scratch(Index d, Index dv) {
   return count.taken();
 }
 
-template <class T>
+template <class U>
 struct RowsAhead {
-  const T* data;
+  const U* data;
   Index row;    // from one row to the next
   Index width;  // elements of a row that are wanted
   Index count;  // rows; 0 for none
 
-  static constexpr Index line = 64 / static_cast<Index>(sizeof(T));
+  static constexpr Index line = 64 / static_cast<Index>(sizeof(U));
 
   HEADWISE_INLINE void ask(Index r, Index n, Index columns) const {
     if (r >= count || n >= width || n % line != 0) return;
@@ -12178,8 +12592,8 @@ struct ScoreRows {
   Index row;
 };
 
-template <class T, int rows>
-void score_square(const Matrix<const T>& k, Index d, const T* q, T alpha, const RowsAhead<T>& ahead,
+template <class T, int rows, class U>
+void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const RowsAhead<U>& ahead,
                   const ScoreRows<T>& s) {
   using S = Simd<T>;
   constexpr int width = S::width;
@@ -12188,7 +12602,7 @@ void score_square(const Matrix<const T>& k, Index d, const T* q, T alpha, const 
   for (Index n = 0; n + width <= d; n += width) {
     typename S::Vector square[std::size_t{width}];
     unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-      square[r] = S::load(k.data + r * k.row + n);
+      square[r] = load_as<T>(k.data + r * k.row + n);
       ahead.ask(r, n, width);
     });
     if constexpr (width > 8) exchange_halves<T, 8>(square);
@@ -12206,8 +12620,17 @@ void score_square(const Matrix<const T>& k, Index d, const T* q, T alpha, const 
   });
 }
 
-template <class T>
-void transpose_keys(const Matrix<const T>& k, Index d, Index count, const RowsAhead<T>& ahead,
+template <class T, class U>
+HEADWISE_INLINE void copy_as(const U* from, Index n, T* to) {
+  if (n == Tile<T>::width) {
+    Simd<T>::store(load_as<T>(from), to);
+    return;
+  }
+  for (Index i = 0; i < n; ++i) to[i] = element_as<T>(from[i]);
+}
+
+template <class T, class U>
+void transpose_keys(const Matrix<const U>& k, Index d, Index count, const RowsAhead<U>& ahead,
                     T* to) {
   constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
   T part[std::size_t{width * width}] = {};
@@ -12215,20 +12638,22 @@ void transpose_keys(const Matrix<const T>& k, Index d, Index count, const RowsAh
     const Index keys = std::min<Index>(width, count - j);
     for (Index n = 0; n < d; n += width) {
       const Index filled = std::min<Index>(width, d - n);
-      const T* from = k.data + j * k.row + n;
+      const U* from = k.data + j * k.row + n;
       for (Index r = 0; r < keys; ++r) ahead.ask(j + r, n, width);
-      if (keys == width && filled == width) {
-        transpose_square<T>(from, k.row, to + n * columns + j, columns);
-        continue;
+      if constexpr (std::same_as<T, U>) {
+        if (keys == width && filled == width) {
+          transpose_square<T>(from, k.row, to + n * columns + j, columns);
+          continue;
+        }
       }
-      for (Index r = 0; r < keys; ++r) std::copy_n(from + r * k.row, filled, part + r * width);
+      for (Index r = 0; r < keys; ++r) copy_as<T>(from + r * k.row, filled, part + r * width);
       transpose_square<T>(part, width, to + n * columns + j, columns);
     }
   }
 }
 
-template <class T>
-void decode_scores(const Matrix<const T>& k, Index d, Index n, const RowsAhead<T>& ahead,
+template <class T, class U>
+void decode_scores(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U>& ahead,
                    const DecodeScratch<T>& buffers, Index rows, T alpha, const ScoreRows<T>& s) {
   constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
   Index j = 0;
@@ -12267,9 +12692,9 @@ struct ContextRows {
   }
 };
 
-template <class T, int rows, int vectors>
-void add_rows_of_values(const T* p, Index p_row, const Walk<T>& v, Index n, Index column,
-                        const RowsAhead<T>& ahead, const ContextRows<T>& to) {
+template <class T, int rows, int vectors, class U, class V>
+void add_rows_of_values(const T* p, Index p_row, const Matrix<const U>& v, Index n, Index column,
+                        const RowsAhead<V>& ahead, const ContextRows<T>& to) {
   using S = Simd<T>;
   typename S::Vector sum[std::size_t{rows}][std::size_t{vectors}];
   const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
@@ -12278,11 +12703,12 @@ void add_rows_of_values(const T* p, Index p_row, const Walk<T>& v, Index n, Inde
     });
   };
   each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::zero(); });
-  const T* row = v.data;
-  for (Index j = 0; j < n; ++j, row += v.step) {
+  const U* row = v.data;
+  for (Index j = 0; j < n; ++j, row += v.row) {
     ahead.ask(j, column, vectors * S::width);
     typename S::Vector x[std::size_t{vectors}];
-    unrolled<vectors>([&](auto c) HEADWISE_ALWAYS_INLINE { x[c] = S::load(row + c * S::width); });
+    unrolled<vectors>([&](auto c)
+                          HEADWISE_ALWAYS_INLINE { x[c] = load_as<T>(row + c * S::width); });
     unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
       const auto weight = S::broadcast(p[r * p_row + j]);
       unrolled<vectors>(
@@ -12299,15 +12725,15 @@ void add_rows_of_values(const T* p, Index p_row, const Walk<T>& v, Index n, Inde
   });
 }
 
-template <class T>
-std::int64_t decode_values(const Matrix<const T>& v, Index dv, KeyRange range, const T* p,
-                           Index p_row, Index rows, RowsAhead<T> ahead, T* last_columns,
+template <class T, class U>
+std::int64_t decode_values(const Matrix<const U>& v, Index dv, KeyRange range, const T* p,
+                           Index p_row, Index rows, RowsAhead<U> ahead, T* last_columns,
                            const ContextRows<T>& to) {
   constexpr Index width = Tile<T>::width;
   constexpr int vectors = Tile<T>::vectors;
-  const auto add = [&](Index c, const Walk<T>& from, auto vectors_here) {
+  const auto add = [&](Index c, const auto& from, auto vectors_here) {
     Index r = 0;
-    RowsAhead<T> more = ahead;
+    RowsAhead<U> more = ahead;
     const auto some = [&](auto count) {
       const ContextRows<T> part{to.data + r * to.row + c, to.row,
                                 to.factors == nullptr ? nullptr : to.factors + r};
@@ -12321,15 +12747,15 @@ std::int64_t decode_values(const Matrix<const T>& v, Index dv, KeyRange range, c
   };
   Index c = 0;
   for (; c + Tile<T>::columns <= dv; c += Tile<T>::columns) {
-    add(c, {v.data + range.begin * v.row + c, 0, v.row}, std::integral_constant<int, vectors>{});
+    add(c, v.from(range.begin, c), std::integral_constant<int, vectors>{});
   }
   for (; c + width <= dv; c += width) {
-    add(c, {v.data + range.begin * v.row + c, 0, v.row}, std::integral_constant<int, 1>{});
+    add(c, v.from(range.begin, c), std::integral_constant<int, 1>{});
   }
   if (c < dv) {
     const auto copy =
         copy_rows<T>(v.from(range.begin, c), range.size(), dv - c, true, last_columns);
-    add(c, copy.walk(0), std::integral_constant<int, 1>{});
+    add(c, Matrix<const T>{copy.data, copy.step, 1}, std::integral_constant<int, 1>{});
   }
   return rows * round_up(dv, width) * range.size();
 }
@@ -12423,12 +12849,13 @@ struct DecodeBlock {
   Index number, j0, n;
 };
 
-template <class T>
+template <class T, class U>
 struct DecodeRows {
   static constexpr Index keys = DecodeTile<T>::keys;
 
   const DecodeGroup<T>& group;
   const AttentionHead<T>& head;
+  Matrix<const U> k, v;
   DecodeTask task;
   KeyRange range;                                   // all keys that some row sees
   KeyRange blocks;                                  // in which they lie: those of the task's part
@@ -12436,7 +12863,11 @@ struct DecodeRows {
   bool all = false;                                 // every row sees every key of it
 
   DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
-      : group(of), head(of.first), task(which) {
+      : group(of),
+        head(of.first),
+        k(of.first.template keys<U>()),
+        v(of.first.template values<U>()),
+        task(which) {
     const bool one_head = query(0) + task.rows <= head.L;
     range =
         one_head ? head.visibility.range(query(0), task.rows) : head.visibility.range(0, head.L);
@@ -12463,14 +12894,14 @@ struct DecodeRows {
     all = pairs == task.rows * block.n;
     return pairs;
   }
-  RowsAhead<T> behind(const DecodeBlock& block, const Matrix<const T>& x, Index width) const {
+  RowsAhead<U> behind(const DecodeBlock& block, const Matrix<const U>& x, Index width) const {
     const Index j = block.j0 + block.n;
     return {x.data + j * x.row, x.row, width, std::min<Index>(keys, range.end - j)};
   }
 };
 
-template <class T>
-void copy_queries(const DecodeRows<T>& rows, T* q) {
+template <class T, class U>
+void copy_queries(const DecodeRows<T, U>& rows, T* q) {
   const Index d = rows.head.d;
   for (Index r = 0; r < rows.task.rows; ++r) {
     const auto from = rows.head.q.from(rows.query(r), 0);
@@ -12479,10 +12910,10 @@ void copy_queries(const DecodeRows<T>& rows, T* q) {
   }
 }
 
-template <class T>
-std::int64_t add_block(const DecodeRows<T>& rows, const DecodeBlock& block, const T* p, Index p_row,
-                       RowsAhead<T> ahead, T* last_columns, const ContextRows<T>& to) {
-  const auto v = rows.head.v.from(block.j0, 0);
+template <class T, class U>
+std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const T* p,
+                       Index p_row, RowsAhead<U> ahead, T* last_columns, const ContextRows<T>& to) {
+  const auto v = rows.v.from(block.j0, 0);
   const Index dv = rows.head.dv;
   if (rows.all) {
     return decode_values<T>(v, dv, {0, block.n}, p, p_row, rows.task.rows, ahead, last_columns, to);
@@ -12497,8 +12928,8 @@ std::int64_t add_block(const DecodeRows<T>& rows, const DecodeBlock& block, cons
   return products;
 }
 
-template <class T>
-void store_row(const DecodeRows<T>& rows, Index r, const T* context, T greatest, T sum) {
+template <class T, class U>
+void store_row(const DecodeRows<T, U>& rows, Index r, const T* context, T greatest, T sum) {
   const DecodeGroup<T>& group = rows.group;
   const Index i = rows.query(r), h = rows.head_of(r);
   const bool any = rows.head.visibility.range(i).size() != 0;
@@ -12511,16 +12942,16 @@ void store_row(const DecodeRows<T>& rows, Index r, const T* context, T greatest,
   store_logsumexp<T>(any, greatest * ScoreUnits<T>(rows.head.scale).greatest, sum, lse, 0);
 }
 
-template <class T>
-std::int64_t score_flops(const DecodeRows<T>& rows, const DecodeBlock& block) {
+template <class T, class U>
+std::int64_t score_flops(const DecodeRows<T, U>& rows, const DecodeBlock& block) {
   return rows.task.rows * round_up(block.n, Tile<T>::width) * (2 * rows.head.d + 5);
 }
 
-template <class T>
+template <class T, class U>
 TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> memory) {
   constexpr Index keys = DecodeTile<T>::keys;
   constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
-  DecodeRows<T> rows(group, task);
+  DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const Index context_row = round_up(head.dv, Tile<T>::width);
@@ -12529,14 +12960,14 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
   std::fill_n(sum, task.rows, T(0));
   TileWork work;
-  copy_queries<T>(rows, buffers.q);
+  copy_queries(rows, buffers.q);
   set_zero<T>(buffers.context, task.rows * context_row);
 
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     work.pairs += rows.meet(block);
-    const auto v = head.v.from(block.j0, 0);
-    decode_scores<T>(head.k.from(block.j0, 0), head.d, block.n, {v.data, v.row, head.dv, block.n},
+    const auto v = rows.v.from(block.j0, 0);
+    decode_scores<T>(rows.k.from(block.j0, 0), head.d, block.n, {v.data, v.row, head.dv, block.n},
                      buffers, task.rows, units.alpha, {buffers.s, keys});
     for (Index r = 0; r < task.rows; ++r) {
       T* s = buffers.s + r * keys;
@@ -12548,47 +12979,47 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
       greatest[r] = m;
     }
     const auto products =
-        add_block<T>(rows, block, buffers.s, keys, rows.behind(block, head.k, head.d), buffers.v,
-                     {buffers.context, context_row, factors});
-    work.executed_flops += 2 * products + score_flops<T>(rows, block);
+        add_block(rows, block, buffers.s, keys, rows.behind(block, rows.k, head.d), buffers.v,
+                  {buffers.context, context_row, factors});
+    work.executed_flops += 2 * products + score_flops(rows, block);
   }
   for (Index r = 0; r < task.rows; ++r) {
-    store_row<T>(rows, r, buffers.context + r * context_row, greatest[r], sum[r]);
+    store_row(rows, r, buffers.context + r * context_row, greatest[r], sum[r]);
   }
   return work;
 }
 
-template <class T>
+template <class T, class U>
 TileWork decode_score(const DecodeGroup<T>& group, const DecodeTask& task,
                       const DecodeParts<T>& parts, Scratch<T> memory) {
   constexpr Index keys = DecodeTile<T>::keys;
-  DecodeRows<T> rows(group, task);
+  DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const ScoreUnits<T> units(head.scale);
   const Index row = parts.blocks * keys;
   TileWork work;
-  copy_queries<T>(rows, buffers.q);
+  copy_queries(rows, buffers.q);
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     work.pairs += rows.meet(block);
-    decode_scores<T>(head.k.from(block.j0, 0), head.d, block.n, rows.behind(block, head.k, head.d),
+    decode_scores<T>(rows.k.from(block.j0, 0), head.d, block.n, rows.behind(block, rows.k, head.d),
                      buffers, task.rows, units.alpha, {parts.scores + block.j0, row});
     for (Index r = 0; r < task.rows; ++r) {
       parts.greatest[number * parts.rows + r] = greatest_score<T>(
           parts.scores + r * row + block.j0, rows.seen[r], std::numeric_limits<T>::lowest());
     }
-    work.executed_flops += score_flops<T>(rows, block);
+    work.executed_flops += score_flops(rows, block);
   }
   return work;
 }
 
-template <class T>
+template <class T, class U>
 TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
                       const DecodeParts<T>& parts, Scratch<T> memory) {
   constexpr Index keys = DecodeTile<T>::keys;
   constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
-  DecodeRows<T> rows(group, task);
+  DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const ScoreUnits<T> units(head.scale);
@@ -12616,17 +13047,17 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
     }
     T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
     work.executed_flops +=
-        2 * add_block<T>(rows, block, weights, row, rows.behind(block, head.v, head.dv), buffers.v,
-                         {contexts, parts.context_row, nullptr});
+        2 * add_block(rows, block, weights, row, rows.behind(block, rows.v, head.dv), buffers.v,
+                      {contexts, parts.context_row, nullptr});
   }
   return work;
 }
 
-template <class T>
+template <class T, class U>
 void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const DecodeParts<T>& parts,
                  Scratch<T> memory) {
   using S = Simd<T>;
-  DecodeRows<T> rows(group, task);
+  DecodeRows<T, U> rows(group, task);
   const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
   for (Index r = 0; r < task.rows; ++r) {
     T greatest = std::numeric_limits<T>::lowest(), sum = T(0);
@@ -12645,11 +13076,11 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
         S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
       }
     }
-    store_row<T>(rows, r, buffers.context, greatest, sum);
+    store_row(rows, r, buffers.context, greatest, sum);
   }
 }
 
-template <Scalar T>
+template <Scalar T, class U = T>
 constexpr DecodeKernels<T> decode_kernels() {
   if constexpr (simd::vectorised<T>) {
     return {.queries = DecodeTile<T>::queries,
@@ -12657,11 +13088,17 @@ constexpr DecodeKernels<T> decode_kernels() {
             .keys = DecodeTile<T>::keys,
             .width = Tile<T>::width,
             .scratch = &decode_scratch<T>,
-            .run = &decode<T>,
-            .score = &decode_score<T>,
-            .weigh = &decode_weigh<T>,
-            .join = &decode_join<T>};
+            .run = &decode<T, U>,
+            .score = &decode_score<T, U>,
+            .weigh = &decode_weigh<T, U>,
+            .join = &decode_join<T, U>};
   }
+  return {};
+}
+
+template <Scalar T, class U>
+constexpr DecodeKernels<T> stored_decode_kernels() {
+  if constexpr (std::same_as<T, float>) return decode_kernels<T, U>();
   return {};
 }
 
@@ -13086,6 +13523,8 @@ inline constexpr ModelKernels<T> model_table = {
     .sgd = &sgd<T>,
     .scale_elements = &scale_elements<T>,
     .sum_of_squares = &sum_of_squares<T>,
+    .decode_bf16 = stored_decode_kernels<T, BFloat16>(),
+    .decode_fp16 = stored_decode_kernels<T, Float16>(),
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -13263,6 +13702,81 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/float16.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector from_fp16_bits(typename Simd<T>::BitVector half) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto in = __builtin_bit_cast(IntVector, half);
+  const IntVector exponents = S::broadcast_int(0x0f800000), rebias = S::broadcast_int(0x38000000);
+  const IntVector magnitude = (in & S::broadcast_int(0x7fff)) << 13;
+  const IntVector exponent = magnitude & exponents, sign = (in & S::broadcast_int(0x8000)) << 16;
+  const IntVector normal = magnitude + rebias;
+  const IntVector endless = normal + rebias;  // infinity and NaN
+  const auto tiny = __builtin_bit_cast(Vector, normal + S::broadcast_int(0x00800000)) -
+                    __builtin_bit_cast(Vector, S::broadcast_int(0x38800000));
+  const IntVector is_tiny = exponent == IntVector{}, is_endless = exponent == exponents;
+  const IntVector chosen = (is_tiny & __builtin_bit_cast(IntVector, tiny)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(Vector, chosen | sign);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector load_halves(const void* from) {
+  using BitVector = typename Simd<T>::BitVector;
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  Halves bits;
+  std::memcpy(&bits, from, sizeof bits);
+#if HEADWISE_ISA_BYTES == 64
+  return __builtin_bit_cast(BitVector,
+                            _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, bits)));
+#elif HEADWISE_ISA_BYTES == 32
+  return __builtin_bit_cast(BitVector, _mm256_cvtepu16_epi32(__builtin_bit_cast(__m128i, bits)));
+#else
+  return __builtin_convertvector(bits, BitVector);
+#endif
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_as(const U* from) {
+  using S = Simd<T>;
+  if constexpr (std::same_as<T, U>) {
+    return S::load(from);
+  } else {
+    static_assert(std::same_as<T, float>);
+    if constexpr (std::same_as<U, BFloat16>) {
+      return __builtin_bit_cast(typename S::Vector, load_halves<T>(from) << 16);
+    } else {
+#if HEADWISE_ISA_BYTES == 64
+      __m256i bits;
+      std::memcpy(&bits, from, sizeof bits);
+      return __builtin_bit_cast(typename S::Vector, _mm512_maskz_cvtph_ps(0xFFFF, bits));
+#else
+      return from_fp16_bits<T>(load_halves<T>(from));
+#endif
+    }
+  }
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE T element_as(const U& x) {
+  if constexpr (std::same_as<T, U>) {
+    return x;
+  } else {
+    return convert_float<T>(x);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/exp.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -13477,6 +13991,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
+using simd::HEADWISE_ISA::element_as;
+using simd::HEADWISE_ISA::load_as;
 using simd::HEADWISE_ISA::Simd;
 using simd::HEADWISE_ISA::unrolled;
 
@@ -13782,18 +14298,18 @@ constexpr Index copied_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
 }
 
-template <class T>
-Operand<T> copy_rows(Matrix<const T> b, Index rows, Index N, bool finite, T* to) {
+template <class T, class U>
+Operand<T> copy_rows(Matrix<const U> b, Index rows, Index N, bool finite, T* to) {
   using S = Simd<T>;
   const Index row = round_up(N, S::width);
   for (Index k = 0; k < rows; ++k) {
-    const T* from = b.data + k * b.row;
+    const U* from = b.data + k * b.row;
     T* out = to + k * row;
     Index n = 0;
     if (b.column == 1) {
-      for (; n + S::width <= N; n += S::width) S::store(S::load(from + n), out + n);
+      for (; n + S::width <= N; n += S::width) S::store(load_as<T>(from + n), out + n);
     }
-    for (; n < N; ++n) out[n] = from[n * b.column];
+    for (; n < N; ++n) out[n] = element_as<T>(from[n * b.column]);
     for (; n < row; ++n) out[n] = T(0);
   }
   return {to, row, 1, finite || all_finite<T>({to, row, 1}, rows, N)};
@@ -15631,7 +16147,7 @@ template <class T>
 void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
                              Matrix<const T> weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
-  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h, score] = head;
+  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h, score, stored] = head;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = visibility.sees_all();
@@ -16371,8 +16887,29 @@ struct KeyBlock {
 };
 
 template <class T>
+KeyBlock<T> stored_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                             const ForwardScratch<T>& buffers) {
+  KeyBlock<T> block{};
+  if constexpr (std::same_as<T, float>) {
+    const auto copy = [&]<class U>(std::type_identity<U>) {
+      const auto k = head.template keys<U>(), v = head.template values<U>();
+      const auto keys = copy_rows<T>(k.from(j0, 0), n, head.d, true, buffers.k);
+      block.k = {keys.data, keys.step, 1};
+      block.v = copy_rows<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+    };
+    if (head.stored.as == StoredAs::bf16) {
+      copy(std::type_identity<BFloat16>());
+    } else {
+      copy(std::type_identity<Float16>());
+    }
+  }
+  return block;
+}
+
+template <class T>
 KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
                       const ForwardScratch<T>& buffers) {
+  if (head.stored.as != StoredAs::same) return stored_key_block<T>(head, j0, n, all_seen, buffers);
   const auto k = head.k.from(j0, 0), v = head.v.from(j0, 0);
   const auto stays = [&](Matrix<const T> x, Index N) {
     return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
@@ -16490,14 +17027,14 @@ constexpr Index decode_scratch(Index d, Index dv) {
   return count.taken();
 }
 
-template <class T>
+template <class U>
 struct RowsAhead {
-  const T* data;
+  const U* data;
   Index row;    // from one row to the next
   Index width;  // elements of a row that are wanted
   Index count;  // rows; 0 for none
 
-  static constexpr Index line = 64 / static_cast<Index>(sizeof(T));
+  static constexpr Index line = 64 / static_cast<Index>(sizeof(U));
 
   HEADWISE_INLINE void ask(Index r, Index n, Index columns) const {
     if (r >= count || n >= width || n % line != 0) return;
@@ -16512,8 +17049,8 @@ struct ScoreRows {
   Index row;
 };
 
-template <class T, int rows>
-void score_square(const Matrix<const T>& k, Index d, const T* q, T alpha, const RowsAhead<T>& ahead,
+template <class T, int rows, class U>
+void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const RowsAhead<U>& ahead,
                   const ScoreRows<T>& s) {
   using S = Simd<T>;
   constexpr int width = S::width;
@@ -16522,7 +17059,7 @@ void score_square(const Matrix<const T>& k, Index d, const T* q, T alpha, const 
   for (Index n = 0; n + width <= d; n += width) {
     typename S::Vector square[std::size_t{width}];
     unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-      square[r] = S::load(k.data + r * k.row + n);
+      square[r] = load_as<T>(k.data + r * k.row + n);
       ahead.ask(r, n, width);
     });
     if constexpr (width > 8) exchange_halves<T, 8>(square);
@@ -16540,8 +17077,17 @@ void score_square(const Matrix<const T>& k, Index d, const T* q, T alpha, const 
   });
 }
 
-template <class T>
-void transpose_keys(const Matrix<const T>& k, Index d, Index count, const RowsAhead<T>& ahead,
+template <class T, class U>
+HEADWISE_INLINE void copy_as(const U* from, Index n, T* to) {
+  if (n == Tile<T>::width) {
+    Simd<T>::store(load_as<T>(from), to);
+    return;
+  }
+  for (Index i = 0; i < n; ++i) to[i] = element_as<T>(from[i]);
+}
+
+template <class T, class U>
+void transpose_keys(const Matrix<const U>& k, Index d, Index count, const RowsAhead<U>& ahead,
                     T* to) {
   constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
   T part[std::size_t{width * width}] = {};
@@ -16549,20 +17095,22 @@ void transpose_keys(const Matrix<const T>& k, Index d, Index count, const RowsAh
     const Index keys = std::min<Index>(width, count - j);
     for (Index n = 0; n < d; n += width) {
       const Index filled = std::min<Index>(width, d - n);
-      const T* from = k.data + j * k.row + n;
+      const U* from = k.data + j * k.row + n;
       for (Index r = 0; r < keys; ++r) ahead.ask(j + r, n, width);
-      if (keys == width && filled == width) {
-        transpose_square<T>(from, k.row, to + n * columns + j, columns);
-        continue;
+      if constexpr (std::same_as<T, U>) {
+        if (keys == width && filled == width) {
+          transpose_square<T>(from, k.row, to + n * columns + j, columns);
+          continue;
+        }
       }
-      for (Index r = 0; r < keys; ++r) std::copy_n(from + r * k.row, filled, part + r * width);
+      for (Index r = 0; r < keys; ++r) copy_as<T>(from + r * k.row, filled, part + r * width);
       transpose_square<T>(part, width, to + n * columns + j, columns);
     }
   }
 }
 
-template <class T>
-void decode_scores(const Matrix<const T>& k, Index d, Index n, const RowsAhead<T>& ahead,
+template <class T, class U>
+void decode_scores(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U>& ahead,
                    const DecodeScratch<T>& buffers, Index rows, T alpha, const ScoreRows<T>& s) {
   constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
   Index j = 0;
@@ -16601,9 +17149,9 @@ struct ContextRows {
   }
 };
 
-template <class T, int rows, int vectors>
-void add_rows_of_values(const T* p, Index p_row, const Walk<T>& v, Index n, Index column,
-                        const RowsAhead<T>& ahead, const ContextRows<T>& to) {
+template <class T, int rows, int vectors, class U, class V>
+void add_rows_of_values(const T* p, Index p_row, const Matrix<const U>& v, Index n, Index column,
+                        const RowsAhead<V>& ahead, const ContextRows<T>& to) {
   using S = Simd<T>;
   typename S::Vector sum[std::size_t{rows}][std::size_t{vectors}];
   const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
@@ -16612,11 +17160,12 @@ void add_rows_of_values(const T* p, Index p_row, const Walk<T>& v, Index n, Inde
     });
   };
   each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::zero(); });
-  const T* row = v.data;
-  for (Index j = 0; j < n; ++j, row += v.step) {
+  const U* row = v.data;
+  for (Index j = 0; j < n; ++j, row += v.row) {
     ahead.ask(j, column, vectors * S::width);
     typename S::Vector x[std::size_t{vectors}];
-    unrolled<vectors>([&](auto c) HEADWISE_ALWAYS_INLINE { x[c] = S::load(row + c * S::width); });
+    unrolled<vectors>([&](auto c)
+                          HEADWISE_ALWAYS_INLINE { x[c] = load_as<T>(row + c * S::width); });
     unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
       const auto weight = S::broadcast(p[r * p_row + j]);
       unrolled<vectors>(
@@ -16633,15 +17182,15 @@ void add_rows_of_values(const T* p, Index p_row, const Walk<T>& v, Index n, Inde
   });
 }
 
-template <class T>
-std::int64_t decode_values(const Matrix<const T>& v, Index dv, KeyRange range, const T* p,
-                           Index p_row, Index rows, RowsAhead<T> ahead, T* last_columns,
+template <class T, class U>
+std::int64_t decode_values(const Matrix<const U>& v, Index dv, KeyRange range, const T* p,
+                           Index p_row, Index rows, RowsAhead<U> ahead, T* last_columns,
                            const ContextRows<T>& to) {
   constexpr Index width = Tile<T>::width;
   constexpr int vectors = Tile<T>::vectors;
-  const auto add = [&](Index c, const Walk<T>& from, auto vectors_here) {
+  const auto add = [&](Index c, const auto& from, auto vectors_here) {
     Index r = 0;
-    RowsAhead<T> more = ahead;
+    RowsAhead<U> more = ahead;
     const auto some = [&](auto count) {
       const ContextRows<T> part{to.data + r * to.row + c, to.row,
                                 to.factors == nullptr ? nullptr : to.factors + r};
@@ -16655,15 +17204,15 @@ std::int64_t decode_values(const Matrix<const T>& v, Index dv, KeyRange range, c
   };
   Index c = 0;
   for (; c + Tile<T>::columns <= dv; c += Tile<T>::columns) {
-    add(c, {v.data + range.begin * v.row + c, 0, v.row}, std::integral_constant<int, vectors>{});
+    add(c, v.from(range.begin, c), std::integral_constant<int, vectors>{});
   }
   for (; c + width <= dv; c += width) {
-    add(c, {v.data + range.begin * v.row + c, 0, v.row}, std::integral_constant<int, 1>{});
+    add(c, v.from(range.begin, c), std::integral_constant<int, 1>{});
   }
   if (c < dv) {
     const auto copy =
         copy_rows<T>(v.from(range.begin, c), range.size(), dv - c, true, last_columns);
-    add(c, copy.walk(0), std::integral_constant<int, 1>{});
+    add(c, Matrix<const T>{copy.data, copy.step, 1}, std::integral_constant<int, 1>{});
   }
   return rows * round_up(dv, width) * range.size();
 }
@@ -16757,12 +17306,13 @@ struct DecodeBlock {
   Index number, j0, n;
 };
 
-template <class T>
+template <class T, class U>
 struct DecodeRows {
   static constexpr Index keys = DecodeTile<T>::keys;
 
   const DecodeGroup<T>& group;
   const AttentionHead<T>& head;
+  Matrix<const U> k, v;
   DecodeTask task;
   KeyRange range;                                   // all keys that some row sees
   KeyRange blocks;                                  // in which they lie: those of the task's part
@@ -16770,7 +17320,11 @@ struct DecodeRows {
   bool all = false;                                 // every row sees every key of it
 
   DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
-      : group(of), head(of.first), task(which) {
+      : group(of),
+        head(of.first),
+        k(of.first.template keys<U>()),
+        v(of.first.template values<U>()),
+        task(which) {
     const bool one_head = query(0) + task.rows <= head.L;
     range =
         one_head ? head.visibility.range(query(0), task.rows) : head.visibility.range(0, head.L);
@@ -16797,14 +17351,14 @@ struct DecodeRows {
     all = pairs == task.rows * block.n;
     return pairs;
   }
-  RowsAhead<T> behind(const DecodeBlock& block, const Matrix<const T>& x, Index width) const {
+  RowsAhead<U> behind(const DecodeBlock& block, const Matrix<const U>& x, Index width) const {
     const Index j = block.j0 + block.n;
     return {x.data + j * x.row, x.row, width, std::min<Index>(keys, range.end - j)};
   }
 };
 
-template <class T>
-void copy_queries(const DecodeRows<T>& rows, T* q) {
+template <class T, class U>
+void copy_queries(const DecodeRows<T, U>& rows, T* q) {
   const Index d = rows.head.d;
   for (Index r = 0; r < rows.task.rows; ++r) {
     const auto from = rows.head.q.from(rows.query(r), 0);
@@ -16813,10 +17367,10 @@ void copy_queries(const DecodeRows<T>& rows, T* q) {
   }
 }
 
-template <class T>
-std::int64_t add_block(const DecodeRows<T>& rows, const DecodeBlock& block, const T* p, Index p_row,
-                       RowsAhead<T> ahead, T* last_columns, const ContextRows<T>& to) {
-  const auto v = rows.head.v.from(block.j0, 0);
+template <class T, class U>
+std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const T* p,
+                       Index p_row, RowsAhead<U> ahead, T* last_columns, const ContextRows<T>& to) {
+  const auto v = rows.v.from(block.j0, 0);
   const Index dv = rows.head.dv;
   if (rows.all) {
     return decode_values<T>(v, dv, {0, block.n}, p, p_row, rows.task.rows, ahead, last_columns, to);
@@ -16831,8 +17385,8 @@ std::int64_t add_block(const DecodeRows<T>& rows, const DecodeBlock& block, cons
   return products;
 }
 
-template <class T>
-void store_row(const DecodeRows<T>& rows, Index r, const T* context, T greatest, T sum) {
+template <class T, class U>
+void store_row(const DecodeRows<T, U>& rows, Index r, const T* context, T greatest, T sum) {
   const DecodeGroup<T>& group = rows.group;
   const Index i = rows.query(r), h = rows.head_of(r);
   const bool any = rows.head.visibility.range(i).size() != 0;
@@ -16845,16 +17399,16 @@ void store_row(const DecodeRows<T>& rows, Index r, const T* context, T greatest,
   store_logsumexp<T>(any, greatest * ScoreUnits<T>(rows.head.scale).greatest, sum, lse, 0);
 }
 
-template <class T>
-std::int64_t score_flops(const DecodeRows<T>& rows, const DecodeBlock& block) {
+template <class T, class U>
+std::int64_t score_flops(const DecodeRows<T, U>& rows, const DecodeBlock& block) {
   return rows.task.rows * round_up(block.n, Tile<T>::width) * (2 * rows.head.d + 5);
 }
 
-template <class T>
+template <class T, class U>
 TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> memory) {
   constexpr Index keys = DecodeTile<T>::keys;
   constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
-  DecodeRows<T> rows(group, task);
+  DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const Index context_row = round_up(head.dv, Tile<T>::width);
@@ -16863,14 +17417,14 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
   std::fill_n(sum, task.rows, T(0));
   TileWork work;
-  copy_queries<T>(rows, buffers.q);
+  copy_queries(rows, buffers.q);
   set_zero<T>(buffers.context, task.rows * context_row);
 
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     work.pairs += rows.meet(block);
-    const auto v = head.v.from(block.j0, 0);
-    decode_scores<T>(head.k.from(block.j0, 0), head.d, block.n, {v.data, v.row, head.dv, block.n},
+    const auto v = rows.v.from(block.j0, 0);
+    decode_scores<T>(rows.k.from(block.j0, 0), head.d, block.n, {v.data, v.row, head.dv, block.n},
                      buffers, task.rows, units.alpha, {buffers.s, keys});
     for (Index r = 0; r < task.rows; ++r) {
       T* s = buffers.s + r * keys;
@@ -16882,47 +17436,47 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
       greatest[r] = m;
     }
     const auto products =
-        add_block<T>(rows, block, buffers.s, keys, rows.behind(block, head.k, head.d), buffers.v,
-                     {buffers.context, context_row, factors});
-    work.executed_flops += 2 * products + score_flops<T>(rows, block);
+        add_block(rows, block, buffers.s, keys, rows.behind(block, rows.k, head.d), buffers.v,
+                  {buffers.context, context_row, factors});
+    work.executed_flops += 2 * products + score_flops(rows, block);
   }
   for (Index r = 0; r < task.rows; ++r) {
-    store_row<T>(rows, r, buffers.context + r * context_row, greatest[r], sum[r]);
+    store_row(rows, r, buffers.context + r * context_row, greatest[r], sum[r]);
   }
   return work;
 }
 
-template <class T>
+template <class T, class U>
 TileWork decode_score(const DecodeGroup<T>& group, const DecodeTask& task,
                       const DecodeParts<T>& parts, Scratch<T> memory) {
   constexpr Index keys = DecodeTile<T>::keys;
-  DecodeRows<T> rows(group, task);
+  DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const ScoreUnits<T> units(head.scale);
   const Index row = parts.blocks * keys;
   TileWork work;
-  copy_queries<T>(rows, buffers.q);
+  copy_queries(rows, buffers.q);
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     work.pairs += rows.meet(block);
-    decode_scores<T>(head.k.from(block.j0, 0), head.d, block.n, rows.behind(block, head.k, head.d),
+    decode_scores<T>(rows.k.from(block.j0, 0), head.d, block.n, rows.behind(block, rows.k, head.d),
                      buffers, task.rows, units.alpha, {parts.scores + block.j0, row});
     for (Index r = 0; r < task.rows; ++r) {
       parts.greatest[number * parts.rows + r] = greatest_score<T>(
           parts.scores + r * row + block.j0, rows.seen[r], std::numeric_limits<T>::lowest());
     }
-    work.executed_flops += score_flops<T>(rows, block);
+    work.executed_flops += score_flops(rows, block);
   }
   return work;
 }
 
-template <class T>
+template <class T, class U>
 TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
                       const DecodeParts<T>& parts, Scratch<T> memory) {
   constexpr Index keys = DecodeTile<T>::keys;
   constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
-  DecodeRows<T> rows(group, task);
+  DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const ScoreUnits<T> units(head.scale);
@@ -16950,17 +17504,17 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
     }
     T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
     work.executed_flops +=
-        2 * add_block<T>(rows, block, weights, row, rows.behind(block, head.v, head.dv), buffers.v,
-                         {contexts, parts.context_row, nullptr});
+        2 * add_block(rows, block, weights, row, rows.behind(block, rows.v, head.dv), buffers.v,
+                      {contexts, parts.context_row, nullptr});
   }
   return work;
 }
 
-template <class T>
+template <class T, class U>
 void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const DecodeParts<T>& parts,
                  Scratch<T> memory) {
   using S = Simd<T>;
-  DecodeRows<T> rows(group, task);
+  DecodeRows<T, U> rows(group, task);
   const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
   for (Index r = 0; r < task.rows; ++r) {
     T greatest = std::numeric_limits<T>::lowest(), sum = T(0);
@@ -16979,11 +17533,11 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
         S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
       }
     }
-    store_row<T>(rows, r, buffers.context, greatest, sum);
+    store_row(rows, r, buffers.context, greatest, sum);
   }
 }
 
-template <Scalar T>
+template <Scalar T, class U = T>
 constexpr DecodeKernels<T> decode_kernels() {
   if constexpr (simd::vectorised<T>) {
     return {.queries = DecodeTile<T>::queries,
@@ -16991,11 +17545,17 @@ constexpr DecodeKernels<T> decode_kernels() {
             .keys = DecodeTile<T>::keys,
             .width = Tile<T>::width,
             .scratch = &decode_scratch<T>,
-            .run = &decode<T>,
-            .score = &decode_score<T>,
-            .weigh = &decode_weigh<T>,
-            .join = &decode_join<T>};
+            .run = &decode<T, U>,
+            .score = &decode_score<T, U>,
+            .weigh = &decode_weigh<T, U>,
+            .join = &decode_join<T, U>};
   }
+  return {};
+}
+
+template <Scalar T, class U>
+constexpr DecodeKernels<T> stored_decode_kernels() {
+  if constexpr (std::same_as<T, float>) return decode_kernels<T, U>();
   return {};
 }
 
@@ -17420,6 +17980,8 @@ inline constexpr ModelKernels<T> model_table = {
     .sgd = &sgd<T>,
     .scale_elements = &scale_elements<T>,
     .sum_of_squares = &sum_of_squares<T>,
+    .decode_bf16 = stored_decode_kernels<T, BFloat16>(),
+    .decode_fp16 = stored_decode_kernels<T, Float16>(),
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -20796,9 +21358,9 @@ struct AttentionSizes {
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Checks queries, keys, values and options, and names their sizes.
-template <class T>
-AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, const In<T, 4>& k,
-                                 const In<T, 4>& v, const AttentionOptions<T>& options) {
+template <class T, class U>
+AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, const In<U, 4>& k,
+                                 const In<U, 4>& v, const AttentionOptions<T>& options) {
   const AttentionSizes sizes{q.extent(0), q.extent(1), k.extent(1), q.extent(2),
                              k.extent(2), q.extent(3), v.extent(3)};
   const auto [B, H, G, L, S, d, dv] = sizes;
@@ -20869,6 +21431,14 @@ HeadScore<T> head_score(const ScoreOptions<T>& options, Index b, Index h, Index 
   return score;
 }
 
+/// What a forward call reads: keys and values that may be stored in 16 bits.
+template <class T, class U>
+struct ForwardInputs {
+  In<T, 4> q;
+  In<U, 4> k, v;
+};
+
+/// Head h of batch element b.
 template <class T>
 kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T, 4>& q,
                                          const In<T, 4>& k, const In<T, 4>& v,
@@ -20891,6 +21461,18 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           b,
           h,
           head_score(options.score, b, h, L, S)};
+}
+
+/// The same of keys and values of 16 bits.
+template <class T, NarrowFloat U>
+kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T, 4>& q,
+                                         const In<U, 4>& k, const In<U, 4>& v,
+                                         const AttentionOptions<T>& options, Index b, Index h) {
+  auto head = attention_head<T>(sizes, q, In<T, 4>{}, In<T, 4>{}, options, b, h);
+  const Index kv_head = h / sizes.group();
+  head.stored = {stored_as<U>, kernels::StoredMatrix::of(kernels::matrix(k, b, kv_head)),
+                 kernels::StoredMatrix::of(kernels::matrix(v, b, kv_head))};
+  return head;
 }
 
 HEADWISE_STRICT_MATH_END
@@ -21003,13 +21585,12 @@ inline FlashSequences sequences_of(const AttentionSizes& sizes) {
 }
 
 /// Head h of sequence b.
-template <class T>
-kernels::AttentionHead<T> head_of_sequence(const FlashSequences& sequences,
-                                           const AttentionInputs<T>& inputs,
+template <class T, class Inputs>
+kernels::AttentionHead<T> head_of_sequence(const FlashSequences& sequences, const Inputs& inputs,
                                            const AttentionOptions<T>& options, Index b, Index h) {
-  return attention_head<T>(sequences.of(b), sequences.queries.of(inputs.q, b),
-                           sequences.keys.of(inputs.k, b), sequences.keys.of(inputs.v, b), options,
-                           b, h);
+  return attention_head(sequences.of(b), sequences.queries.of(inputs.q, b),
+                        sequences.keys.of(inputs.k, b), sequences.keys.of(inputs.v, b), options, b,
+                        h);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -21362,8 +21943,8 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Whether the kernels of decoding take a call of few queries: nothing about a pair has to be asked
 /// for by itself, and rows of keys and values are dense. Every other call goes the general way.
-template <class T>
-bool decodes(const In<T, 4>& k, const In<T, 4>& v, const AttentionOptions<T>& options) {
+template <class T, class U>
+bool decodes(const In<U, 4>& k, const In<U, 4>& v, const AttentionOptions<T>& options) {
   return k.stride(3) == 1 && v.stride(3) == 1 && options.mask.pair_masks().empty() &&
          options.mask.biases().empty() && options.mask.first_keys() == 0 &&
          !options.mask.documents().present() && !options.dropout.active() && options.score.plain();
@@ -21397,12 +21978,22 @@ class ForwardWorkspace {
   Workspace<T> shared_;
 };
 
+/// The kernels of decoding over keys and values of U.
+template <class T, class U>
+const kernels::DecodeKernels<T>& decode_kernels_here() {
+  if constexpr (std::same_as<T, U>) {
+    return kernels::kernels_here<T>().decode;
+  } else {
+    return kernels::model_kernels_here<T>().decode(stored_as<U>);
+  }
+}
+
 /// The call of few queries: o and lse are as flash_attention_forward leaves them.
-template <class T>
+template <class T, class U>
 class DecodeCall {
  public:
   DecodeCall(ForwardWorkspace<T>& scratch, const AttentionSizes& sizes,
-             const AttentionInputs<T>& in, const AttentionOptions<T>& options, const Out<T, 4>& o,
+             const ForwardInputs<T, U>& in, const AttentionOptions<T>& options, const Out<T, 4>& o,
              const Out<T, 4>& lse, const Context& context)
       : scratch_(scratch),
         sizes_(sizes),
@@ -21473,12 +22064,12 @@ class DecodeCall {
 
   ForwardWorkspace<T>& scratch_;
   const AttentionSizes& sizes_;
-  const AttentionInputs<T>& in_;
+  const ForwardInputs<T, U>& in_;
   const AttentionOptions<T>& options_;
   const Out<T, 4>& o_;
   const Out<T, 4>& lse_;
   const Context& context_;
-  const kernels::DecodeKernels<T>& run_ = kernels::kernels_here<T>().decode;
+  const kernels::DecodeKernels<T>& run_ = decode_kernels_here<T, U>();
 };
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -21735,8 +22326,8 @@ Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, 
 
 /// A call of flash attention forward whose arguments fit. A task is some queries of a head. The
 /// scratch has room for run.flash_forward_scratch of each worker.
-template <class T, class Scratches>
-void forward_sequences(const FlashSequences& sequences, const AttentionInputs<T>& inputs,
+template <class T, class Inputs, class Scratches>
+void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
                        const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
                        Scratches& scratch, const Context& context) {
   const AttentionSizes& sizes = sequences.sizes;
@@ -21758,6 +22349,31 @@ void forward_sequences(const FlashSequences& sequences, const AttentionInputs<T>
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
   context.executor.run(sizes.H * rows.block_numbers(queries), task);
+}
+
+/// flash_attention_forward, of keys and values of U.
+template <class T, class U>
+void flash_forward(const ForwardInputs<T, U>& in, const AttentionOptions<T>& options,
+                   const Out<T, 4>& o, const Out<T, 4>& lse, const Context& context) {
+  constexpr std::string_view function = "flash_attention_forward";
+  const auto& [q, k, v] = in;
+  const auto sizes = require_attention(function, q, k, v, options);
+  require_shape(function, "o", o, Shape{sizes.B, sizes.H, sizes.L, sizes.dv}, "q, head width of v");
+  if (!lse.absent()) {
+    require_shape(function, "lse", lse, Shape{sizes.B, sizes.H, sizes.L, Index{2}},
+                  "two numbers a query of q");
+  }
+  require_apart(function, {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
+  require_apart(function, {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
+  require_apart_from_options<T>(function, {"o", o}, options);
+  require_apart_from_options<T>(function, {"lse", lse}, options);
+  if (o.size() == 0 && lse.size() == 0) return;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  ForwardWorkspace<T> scratch(run, sizes, context);
+  if (scratch.few() && decodes(k, v, options)) {
+    return DecodeCall<T, U>(scratch, sizes, in, options, o, lse, context).compute();
+  }
+  forward_sequences(sequences_of(sizes), in, options, o, lse, scratch, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -21790,25 +22406,14 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                              const AttentionOptions<std::type_identity_t<T>>& options,
                              Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 4> lse,
                              const Context& context = {}) {
-  const auto sizes = detail::require_attention<T>("flash_attention_forward", q, k, v, options);
-  const auto [B, H, G, L, S, d, dv] = sizes;
-  require_shape("flash_attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
-  if (!lse.absent()) {
-    require_shape("flash_attention_forward", "lse", lse, Shape{B, H, L, 2},
-                  "two numbers a query of q");
-  }
-  require_apart("flash_attention_forward", {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
-  require_apart("flash_attention_forward", {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
-  detail::require_apart_from_options<T>("flash_attention_forward", {"o", o}, options);
-  detail::require_apart_from_options<T>("flash_attention_forward", {"lse", lse}, options);
-  if (o.size() == 0 && lse.size() == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  detail::ForwardWorkspace<T> scratch(run, sizes, context);
-  if (scratch.few() && detail::decodes<T>(k, v, options)) {
-    return detail::DecodeCall<T>(scratch, sizes, {q, k, v}, options, o, lse, context).compute();
-  }
-  detail::forward_sequences<T>(detail::sequences_of(sizes), {q, k, v}, options, o, lse, scratch,
-                               context);
+  detail::flash_forward<T, T>({q, k, v}, options, o, lse, context);
+}
+/// The same of keys and values stored in 16 bits: the bits that their numbers give as floats.
+template <NarrowFloat U>
+void flash_attention_forward(In<float, 4> q, In<U, 4> k, In<std::type_identity_t<U>, 4> v,
+                             const AttentionOptions<float>& options, Out<float, 4> o,
+                             Out<float, 4> lse, const Context& context = {}) {
+  detail::flash_forward<float, U>({q, k, v}, options, o, lse, context);
 }
 
 /// The gradients of flash_attention_forward.
@@ -26758,6 +27363,185 @@ MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/nn/kv_cache_options.hpp
+// What a cache of keys and values is made of.
+
+namespace headwise::inline v0_1 {
+
+/// How much a KeyValueCache holds.
+struct KeyValueCacheOptions {
+  Index batch_size = 1;    // B
+  Index num_kv_heads = 1;  // G
+  Index capacity = 0;      // most tokens of a sequence; with a window, that are held at least
+  Index d_head = 0;        // d
+  Index d_value = 0;       // dv; 0: d
+  Index window = 0;        // keys that a query sees, its own among them; 0: all before it
+  Index first_keys = 0;    // keys that it sees beside the window, from the first on
+  // In 16 bits they take half the memory, and half the time to read: caches of float alone. A key
+  // is rounded once, when it is appended, to nearest, ties to even.
+  StoredAs stored_as = StoredAs::same;
+
+  /// Throws ArgumentError for a negative extent, or what does not go together. Of a cache of float
+  /// or of another type.
+  void require_valid(bool of_float) const {
+    constexpr std::string_view function = "KeyValueCache";
+    const auto require_extent = [&](const char* name, Index extent) {
+      require(extent >= 0, function, [&] {
+        return std::string(name) + " is " + std::to_string(extent) + ", expected >= 0";
+      });
+    };
+    require_extent("batch_size", batch_size);
+    require_extent("num_kv_heads", num_kv_heads);
+    require_extent("capacity", capacity);
+    require_extent("d_head", d_head);
+    require_extent("d_value", d_value);
+    require_extent("window", window);
+    require_extent("first_keys", first_keys);
+    const auto require_countable_slots = [&](const char* name, Index slots) {
+      constexpr Index most = Index{1} << 48;
+      require(window == 0 || slots <= most, function, [&] {
+        return std::string(name) + " is " + std::to_string(slots) +
+               ", expected at most 2^48 beside a window";
+      });
+    };
+    require_countable_slots("capacity", capacity);
+    require_countable_slots("window", window);
+    require_countable_slots("first_keys", first_keys);
+    require(window != 0 || first_keys == 0, function, [&] {
+      return "first_keys is " + std::to_string(first_keys) +
+             " and window 0, expected a window beside which they are kept";
+    });
+    require(of_float || stored_as == StoredAs::same, function,
+            "stored_as is of 16 bits, expected StoredAs::same: the cache is not of float");
+  }
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/nn/kv_cache_rows.hpp
+// The rows of a cache, of keys or of values: as they are computed with, or in 16 bits.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// [B, G, capacity, width] of T, or of what numbers are stored as.
+template <Scalar T>
+class KeyValueRows {
+ public:
+  KeyValueRows() = default;
+  /// Throws ShapeError for more than memory holds, std::bad_alloc.
+  KeyValueRows(StoredAs as, const Shape<4>& shape, std::pmr::memory_resource* memory) : as_(as) {
+    with_type([&]<class U>(std::type_identity<U>) {
+      tensor_of<U>(*this) = Tensor<U, 4>::uninitialized(shape, memory);
+    });
+  }
+  void swap(KeyValueRows& other) noexcept {
+    std::swap(as_, other.as_);
+    same_.swap(other.same_);
+    bf16_.swap(other.bf16_);
+    fp16_.swap(other.fp16_);
+  }
+
+  /// Whether bytes of another tensor are among these.
+  bool overlaps(const Footprint& other) const {
+    bool shared = false;
+    with_type([&]<class U>(std::type_identity<U>) {
+      shared = overlap({"", In<U, 4>(tensor_of<U>(*this))}, other);
+    });
+    return shared;
+  }
+  /// f(std::type_identity of the type that is stored).
+  template <class F>
+  void with_type(const F& f) const {
+    if constexpr (std::same_as<T, float>) {
+      if (as_ == StoredAs::bf16) return f(std::type_identity<BFloat16>());
+      if (as_ == StoredAs::fp16) return f(std::type_identity<Float16>());
+    }
+    f(std::type_identity<T>());
+  }
+  /// Throws ArgumentError unless it is U that is stored.
+  template <class U>
+  void require_stored(std::string_view function) const {
+    require(as_ == stored_as<U>, function, [&] {
+      constexpr const char* types[] = {"the cache's own type", "BFloat16", "Float16"};
+      const auto name = [&](StoredAs as) {
+        return std::string(types[static_cast<std::size_t>(as)]);
+      };
+      return "a view of " + name(stored_as<U>) + " is asked for, expected one of " + name(as_) +
+             " (stored_as)";
+    });
+  }
+  /// The first `held` rows of sequences b ... b + batch - 1, [batch, G, held, width]. Of U alone.
+  template <class U>
+  In<U, 4> filled(Index b, Index batch, Index held) const {
+    const Tensor<U, 4>& all = tensor_of<U>(*this);
+    Shape<4> shape = all.shape();
+    shape[0] = batch;
+    shape[2] = held;
+    return {all.size() == 0 ? all.data() : all.data() + b * all.stride(0), shape, all.strides()};
+  }
+
+  /// The first n rows of sequence b of `from` [B, G, more, width] to those from `slot` on.
+  void write(const In<T, 4>& from, Index b, Index n, Index slot) {
+    with_type([&]<class U>(std::type_identity<U>) {
+      Tensor<U, 4>& to = tensor_of<U>(*this);
+      const Index width = from.extent(3);
+      if (width == 0) return;
+      const auto copy = [&](const T* in, auto step, U* out) {
+        for (Index t = 0; t < width; ++t) out[t] = stored<U>(in[t * step]);
+      };
+      for (Index g = 0; g < from.extent(1); ++g) {
+        for (Index i = 0; i < n; ++i) {
+          const T* in = &from(b, g, i, Index{0});
+          U* out = &to(b, g, slot + i, Index{0});
+          if (from.stride(3) == 1) {
+            copy(in, std::integral_constant<Index, 1>(), out);
+          } else {
+            copy(in, from.stride(3), out);
+          }
+        }
+      }
+    });
+  }
+  /// Rows begin ... end - 1 of sequence b move to those from `slot` on, which lies before them.
+  void move_up(Index b, Index begin, Index end, Index slot) {
+    with_type([&]<class U>(std::type_identity<U>) {
+      Tensor<U, 4>& all = tensor_of<U>(*this);
+      const Index width = all.extent(3);
+      for (Index g = 0; g < all.extent(1) && width != 0; ++g) {
+        U* const rows = &all(b, g, Index{0}, Index{0});
+        std::copy(rows + begin * width, rows + end * width, rows + slot * width);
+      }
+    });
+  }
+
+ private:
+  template <class U>
+  static U stored(const T& x) {
+    if constexpr (std::same_as<U, T>) {
+      return x;
+    } else {
+      return convert_float<U>(x);
+    }
+  }
+  template <class U, class Rows>
+  static auto& tensor_of(Rows& rows) {
+    if constexpr (std::same_as<U, T>) {
+      return rows.same_;
+    } else if constexpr (std::same_as<U, BFloat16>) {
+      return rows.bf16_;
+    } else {
+      return rows.fp16_;
+    }
+  }
+
+  StoredAs as_ = StoredAs::same;
+  Tensor<T, 4> same_;  // one of the three has elements
+  Tensor<BFloat16, 4> bf16_;
+  Tensor<Float16, 4> fp16_;
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/nn/kv_cache_slots.hpp
 // Where the keys of one sequence lie in a cache: arithmetic alone. Key j of a sequence that drops
 // none is in slot j. With a window, blocks of keys that no query will see again make room: the
@@ -26856,21 +27640,6 @@ inline void require_counts(std::string_view function, std::span<const Index> cou
 // Keys and values of the tokens so far, for decoding one token, or a few, at a time: attention of
 // new queries over the views of what is filled gives the bits that the whole sequence gives.
 
-namespace headwise::inline v0_1 {
-
-/// How much a KeyValueCache holds.
-struct KeyValueCacheOptions {
-  Index batch_size = 1;    // B
-  Index num_kv_heads = 1;  // G
-  Index capacity = 0;      // most tokens of a sequence; with a window, that are held at least
-  Index d_head = 0;        // d
-  Index d_value = 0;       // dv; 0: d
-  Index window = 0;        // keys that a query sees, its own among them; 0: all before it
-  Index first_keys = 0;    // keys that it sees beside the window, from the first on
-};
-
-}  // namespace headwise::inline v0_1
-
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 template <class T>
@@ -26885,7 +27654,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// With a window a cache holds the first keys and the last ones of a sequence of any length: what
 /// no query will see again makes room, block by block of the kernels (kv_cache_slots.hpp).
-/// Memory: B G capacity (d + dv) elements, taken at once, in huge pages from 4 MiB on.
+/// Memory: B G capacity (d + dv) elements of T or of 2 bytes, taken at once, in huge pages from
+/// 4 MiB on.
 /// Source: Xiao et al., 2023, arXiv 2309.17453 (which turns keys by their place in the cache).
 template <Scalar T>
 class KeyValueCache {
@@ -26895,32 +27665,7 @@ class KeyValueCache {
   explicit KeyValueCache(const KeyValueCacheOptions& options,
                          std::pmr::memory_resource* memory = default_memory())
       : options_(options) {
-    const auto require_extent = [](const char* name, Index extent) {
-      require(extent >= 0, "KeyValueCache", [&] {
-        return std::string(name) + " is " + std::to_string(extent) + ", expected >= 0";
-      });
-    };
-    require_extent("batch_size", options.batch_size);
-    require_extent("num_kv_heads", options.num_kv_heads);
-    require_extent("capacity", options.capacity);
-    require_extent("d_head", options.d_head);
-    require_extent("d_value", options.d_value);
-    require_extent("window", options.window);
-    require_extent("first_keys", options.first_keys);
-    const auto require_countable_slots = [&](const char* name, Index slots) {
-      constexpr Index most = Index{1} << 48;
-      require(options.window == 0 || slots <= most, "KeyValueCache", [&] {
-        return std::string(name) + " is " + std::to_string(slots) +
-               ", expected at most 2^48 beside a window";
-      });
-    };
-    require_countable_slots("capacity", options.capacity);
-    require_countable_slots("window", options.window);
-    require_countable_slots("first_keys", options.first_keys);
-    require(options.window != 0 || options.first_keys == 0, "KeyValueCache", [&] {
-      return "first_keys is " + std::to_string(options.first_keys) +
-             " and window 0, expected a window beside which they are kept";
-    });
+    options.require_valid(std::same_as<T, float>);
     slots_.capacity = options.capacity;
     if (options.window != 0) {
       slots_ =
@@ -26930,8 +27675,8 @@ class KeyValueCache {
     options_.capacity = slots_.capacity;
     if (options_.d_value == 0) options_.d_value = options_.d_head;
     const Index B = options_.batch_size, G = options_.num_kv_heads, most = slots_.capacity;
-    k_ = Tensor<T, 4>::uninitialized({B, G, most, options_.d_head}, memory);
-    v_ = Tensor<T, 4>::uninitialized({B, G, most, options_.d_value}, memory);
+    k_ = {options_.stored_as, {B, G, most, options_.d_head}, memory};
+    v_ = {options_.stored_as, {B, G, most, options_.d_value}, memory};
     lengths_ = Tensor<Index, 1>(Shape{B}, memory);
     dropped_ = Tensor<Index, 1>(Shape{B}, memory);
   }
@@ -26967,10 +27712,9 @@ class KeyValueCache {
                   "batch, heads and width of the cache, length of k");
     detail::require_counts(function, counts, B, n);
     require_room(function, n, counts);
-    const detail::Footprint mine[] = {{"", k_}, {"", v_}}, theirs[] = {{"k", k}, {"v", v}};
-    for (const auto& from : theirs) {
-      const bool apart = !detail::overlap(mine[0], from) && !detail::overlap(mine[1], from);
-      require(apart, function, "k or v lie in the cache, expected memory of their own");
+    for (const auto& from : {detail::Footprint("k", k), detail::Footprint("v", v)}) {
+      require(!k_.overlaps(from) && !v_.overlaps(from), function,
+              "k or v lie in the cache, expected memory of their own");
     }
     write(k, v, counts);
     keep(n, counts);
@@ -27038,14 +27782,27 @@ class KeyValueCache {
 
   /// Keys so far [B, G, held, d], as many as the longest holds; of the others, what is behind their
   /// length may be anything. A view, right until the cache goes or what it sees is rolled back or
-  /// dropped.
-  In<T, 4> k() const { return filled(k_, 0, options_.batch_size, longest_held()); }
+  /// dropped. Of keys that are stored in 16 bits it is k<BFloat16>() or k<Float16>(). Throws
+  /// ArgumentError for another type than they are stored as.
+  template <class U = T>
+  In<U, 4> k() const {
+    return view<U>("KeyValueCache::k", k_, 0, options_.batch_size, longest_held());
+  }
   /// Values so far [B, G, held, dv].
-  In<T, 4> v() const { return filled(v_, 0, options_.batch_size, longest_held()); }
+  template <class U = T>
+  In<U, 4> v() const {
+    return view<U>("KeyValueCache::v", v_, 0, options_.batch_size, longest_held());
+  }
   /// Keys of sequence b [1, G, held, d].
-  In<T, 4> k(Index b) const { return filled(k_, b, 1, at(b).held()); }
+  template <class U = T>
+  In<U, 4> k(Index b) const {
+    return view<U>("KeyValueCache::k", k_, b, 1, at(b).held());
+  }
   /// Values of sequence b [1, G, held, dv].
-  In<T, 4> v(Index b) const { return filled(v_, b, 1, at(b).held()); }
+  template <class U = T>
+  In<U, 4> v(Index b) const {
+    return view<U>("KeyValueCache::v", v_, b, 1, at(b).held());
+  }
 
  private:
   template <class>
@@ -27061,11 +27818,11 @@ class KeyValueCache {
     for (Index b = 0; b < lengths_.size(); ++b) most = std::max<Index>(most, at(b).held());
     return most;
   }
-  static In<T, 4> filled(const Tensor<T, 4>& all, Index b, Index batch, Index held) {
-    Shape<4> shape = all.shape();
-    shape[0] = batch;
-    shape[2] = held;
-    return {all.size() == 0 ? all.data() : all.data() + b * all.stride(0), shape, all.strides()};
+  template <class U>
+  static In<U, 4> view(std::string_view function, const detail::KeyValueRows<T>& rows, Index b,
+                       Index batch, Index held) {
+    rows.template require_stored<U>(function);
+    return rows.template filled<U>(b, batch, held);
   }
 
   void require_sequence(std::string_view function, Index b) const {
@@ -27092,8 +27849,8 @@ class KeyValueCache {
     for (Index b = 0; b < lengths_.size(); ++b) {
       const Index n = detail::count_of(counts, b, k.extent(2));
       if (at(b).held() + n > slots_.capacity) drop(b);
-      copy_behind(k, b, n, k_);
-      copy_behind(v, b, n, v_);
+      k_.write(k, b, n, at(b).held());
+      v_.write(v, b, n, at(b).held());
     }
   }
   void keep(Index n, std::span<const Index> counts) noexcept {
@@ -27102,38 +27859,18 @@ class KeyValueCache {
   }
   void drop(Index b) {
     const Index gone = at(b).droppable(slots_), end = at(b).held();
-    for (Tensor<T, 4>* all : {&k_, &v_}) {
-      const Index width = all->extent(3);
-      for (Index g = 0; g < all->extent(1) && width != 0; ++g) {
-        T* const rows = &(*all)(b, g, Index{0}, Index{0});
-        std::copy(rows + (slots_.first + gone) * width, rows + end * width,
-                  rows + slots_.first * width);
-      }
+    for (detail::KeyValueRows<T>* rows : {&k_, &v_}) {
+      rows->move_up(b, slots_.first + gone, end, slots_.first);
     }
     dropped_(b) += gone;
-  }
-  void copy_behind(const In<T, 4>& from, Index b, Index n, Tensor<T, 4>& to) const {
-    const Index width = from.extent(3), slot = at(b).held();
-    if (width == 0) return;
-    for (Index g = 0; g < from.extent(1); ++g) {
-      for (Index i = 0; i < n; ++i) {
-        const T* in = &from(b, g, i, Index{0});
-        T* out = &to(b, g, slot + i, Index{0});
-        if (from.stride(3) == 1) {
-          std::copy_n(in, width, out);
-        } else {
-          for (Index t = 0; t < width; ++t) out[t] = in[t * from.stride(3)];
-        }
-      }
-    }
   }
 
   KeyValueCacheOptions options_;
   detail::KeyValueSlots slots_;
-  Tensor<T, 4> k_;            // [B, G, capacity, d]
-  Tensor<T, 4> v_;            // [B, G, capacity, dv]
-  Tensor<Index, 1> lengths_;  // [B]
-  Tensor<Index, 1> dropped_;  // [B]
+  detail::KeyValueRows<T> k_;  // [B, G, capacity, d]
+  detail::KeyValueRows<T> v_;  // [B, G, capacity, dv]
+  Tensor<Index, 1> lengths_;   // [B]
+  Tensor<Index, 1> dropped_;   // [B]
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -27408,11 +28145,15 @@ class NewTokens {
     }
     return same;
   }
-  /// The keys or values of sequences b ... b + batch - 1 with the new ones, [batch, G, held, d].
-  ///@{
-  In<T, 4> k(Index b, Index batch) const { return with_new(cache_.k_, b, batch); }
-  In<T, 4> v(Index b, Index batch) const { return with_new(cache_.v_, b, batch); }
-  ///@}
+  /// f(keys, values) of sequences b ... b + batch - 1 with the new ones, [batch, G, held, d] and
+  /// [batch, G, held, dv], of the type that they are stored as.
+  template <class F>
+  void with_keys(Index b, Index batch, const F& f) const {
+    const Index held = cache_.at(b).held() + count(b);
+    cache_.k_.with_type([&]<class U>(std::type_identity<U>) {
+      f(cache_.k_.template filled<U>(b, batch, held), cache_.v_.template filled<U>(b, batch, held));
+    });
+  }
 
   /// What the new queries of sequence b see: slots behind the first keys' are in the order of their
   /// positions, and the last are the queries' own.
@@ -27423,10 +28164,6 @@ class NewTokens {
   }
 
  private:
-  In<T, 4> with_new(const Tensor<T, 4>& all, Index b, Index batch) const {
-    return KeyValueCache<T>::filled(all, b, batch, cache_.at(b).held() + count(b));
-  }
-
   KeyValueCache<T>& cache_;
   Index n_;
   std::span<const Index> counts_;
@@ -27480,18 +28217,19 @@ template <class T>
 void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens, const Out<T, 4>& o,
                        const Context& context) {
   if (tokens.batch() == 0) return;
+  const auto attend = [&](const In<T, 4>& some_q, Index b, Index batch, const Out<T, 4>& some_o) {
+    tokens.with_keys(b, batch, [&](const auto& k, const auto& v) {
+      flash_attention_forward(some_q, k, v, {.mask = tokens.mask(b)}, some_o, {}, context);
+    });
+  };
   if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
-    flash_attention_forward(q, tokens.k(0, tokens.batch()), tokens.v(0, tokens.batch()),
-                            {.mask = tokens.mask(0)}, o, {}, context);
-    return;
+    return attend(q, 0, tokens.batch(), o);
   }
   for (Index b = 0; b < tokens.batch(); ++b) {
     const Index n = tokens.count(b), rest = q.extent(2) - n;
     fill(Out<T, 4>(slice(slice(o, 0, b, 1), 2, n, rest)), T(0));
     if (n == 0) continue;
-    flash_attention_forward(In<T, 4>(slice(slice(q, 0, b, 1), 2, 0, n)), tokens.k(b, 1),
-                            tokens.v(b, 1), {.mask = tokens.mask(b)},
-                            slice(slice(o, 0, b, 1), 2, 0, n), {}, context);
+    attend(slice(slice(q, 0, b, 1), 2, 0, n), b, 1, slice(slice(o, 0, b, 1), 2, 0, n));
   }
 }
 
@@ -28837,11 +29575,11 @@ class TransformerDecoderState {
 
  private:
   friend class TransformerDecoder<T>;
-  TransformerDecoderState(const TransformerDecoderOptions& o, Index batch_size, Index capacity,
+  TransformerDecoderState(const TransformerDecoderOptions& o, const KeyValueCacheOptions& cache,
                           std::pmr::memory_resource* memory)
       : module_(o) {
     for (Index n = 0; n < o.num_blocks; ++n) {
-      caches_.push_back(key_value_cache<T>(o.block.attention(), batch_size, capacity, memory));
+      caches_.push_back(key_value_cache<T>(o.block.attention(), cache, memory));
     }
   }
   TransformerDecoderOptions module_;
@@ -28927,11 +29665,24 @@ class TransformerDecoder {
   /// for extents that are none, ShapeError for more than memory holds, std::bad_alloc.
   State state(Index batch_size = 1, Index capacity = 0,
               std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
-    require(capacity >= 0 && capacity <= options_.max_length, "TransformerDecoder::state", [&] {
-      return "capacity is " + std::to_string(capacity) + ", expected 1 to max_length " +
-             std::to_string(options_.max_length) + ", or 0 for it";
+    return state(KeyValueCacheOptions{.batch_size = batch_size, .capacity = capacity}, memory);
+  }
+  /// The same with all that caches can be given: numbers of 16 bits, or, of a decoder without
+  /// position vectors, a window, with which sequences may outgrow max_length.
+  State state(KeyValueCacheOptions cache,
+              std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+    constexpr std::string_view function = "TransformerDecoder::state";
+    const Index most = options_.max_length;
+    require(cache.window == 0 || !options_.position_vectors, function,
+            "window is given to a decoder with position vectors, expected none: a sequence would "
+            "outgrow max_length");
+    const bool fits = cache.capacity >= 0 && (cache.capacity <= most || cache.window != 0);
+    require(fits, function, [&] {
+      return "capacity is " + std::to_string(cache.capacity) + ", expected 1 to max_length " +
+             std::to_string(most) + ", or 0 for it";
     });
-    return State(options_, batch_size, capacity == 0 ? options_.max_length : capacity, memory);
+    if (cache.capacity == 0 && cache.window == 0) cache.capacity = most;
+    return State(options_, cache, memory);
   }
 
   /// Logits [B, V] of the token behind the last of tokens [B, n], n at least 1, which come behind
@@ -29235,8 +29986,8 @@ void packed_attention_forward(const PackedSequences<T>& inputs,
   const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
   Workspace<T> scratch(context.executor.concurrency(),
                        kernels::kernels_here<T>().flash_forward_scratch(d, dv), context.memory);
-  detail::forward_sequences<T>(sequences, {of(q), of(k), of(v)}, options, of(o), of(lse), scratch,
-                               context);
+  detail::forward_sequences(sequences, AttentionInputs<T>{of(q), of(k), of(v)}, options, of(o),
+                            of(lse), scratch, context);
 }
 
 /// The gradients of packed_attention_forward.

@@ -118,6 +118,17 @@ const Refusals decoding(all_of({
              {.capacity = (Index{1} << 48) + 1, .window = 1}),
         made("window is 281474976710657, expected at most 2^48 beside a window",
              {.window = (Index{1} << 48) + 1}),
+        made("stored_as is of 16 bits, expected StoredAs::same: the cache is not of float",
+             {.stored_as = StoredAs::bf16}),
+        argument_error(
+            "KeyValueCache::k: a view of the cache's own type is asked for, expected one "
+            "of Float16 (stored_as)",
+            [](Witness&) { (void)KeyValueCache<float>({.stored_as = StoredAs::fp16}).k(); }),
+        argument_error("KeyValueCache::v: a view of BFloat16 is asked for, expected one of the "
+                       "cache's own type (stored_as)",
+                       [](Witness&) {
+                         (void)KeyValueCache<double>(KeyValueCacheOptions{}).v<BFloat16>(0);
+                       }),
         argument<Append>(
             "KeyValueCache::append: counts are 3, expected 2 (the batch size), or none "
             "for all",

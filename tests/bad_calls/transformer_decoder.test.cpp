@@ -187,6 +187,9 @@ Refusal no_room(Index capacity) {
 const Refusals steps({
     no_room(7),
     no_room(-1),
+    argument_error("TransformerDecoder::state: window is given to a decoder with position vectors, "
+                   "expected none: a sequence would outgrow max_length",
+                   [](Witness& m) { (void)Decoder{m}.decoder.state({.window = 3}); }),
     argument_error("KeyValueCache: batch_size is -1, expected >= 0",
                    [](Witness& m) { (void)Decoder{m}.decoder.state(-1); }),
     step("TransformerDecoder::step: token is [0, 0], expected [5, 4] (the options: a decoder that "

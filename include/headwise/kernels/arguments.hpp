@@ -7,6 +7,7 @@
 #include "headwise/kernels/matrix.hpp"
 #include "headwise/score/dropout_mask.hpp"
 #include "headwise/score/head_score.hpp"
+#include "headwise/tensor/float16.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
@@ -23,6 +24,12 @@ struct Epilogue {
   bool accumulate = false;
 };
 
+/// Keys and values of 16 bits.
+struct StoredKeys {
+  StoredAs as = StoredAs::same;
+  StoredMatrix k = {}, v = {};  // [S, d], [S, dv]
+};
+
 /// What one head of one batch element attends with, on either path.
 template <class T>
 struct AttentionHead {
@@ -35,6 +42,27 @@ struct AttentionHead {
   DropoutMask dropout;
   Index b, h;  // where the head stands: what its dropout mask is drawn from
   HeadScore<T> score = {};
+  StoredKeys stored = {};  // forward of float alone: in place of k and v
+
+  /// Keys and values as they are stored.
+  ///@{
+  template <class U>
+  Matrix<const U> keys() const {
+    if constexpr (std::same_as<U, T>) {
+      return k;
+    } else {
+      return stored.k.as<U>();
+    }
+  }
+  template <class U>
+  Matrix<const U> values() const {
+    if constexpr (std::same_as<U, T>) {
+      return v;
+    } else {
+      return stored.v.as<U>();
+    }
+  }
+  ///@}
 
   /// Whether scores are scale q k^T and nothing else stands beside them.
   bool plain_scores() const {

@@ -22,6 +22,22 @@ struct Matrix {
   operator Matrix<const T>() const { return {data, row, column}; }
 };
 
+/// A matrix of elements of another type than is computed with. Null where there is none.
+struct StoredMatrix {
+  const void* data = nullptr;
+  Index row = 0;
+  Index column = 0;
+
+  template <class U>
+  Matrix<const U> as() const {
+    return {static_cast<const U*>(data), row, column};
+  }
+  template <class U>
+  static StoredMatrix of(const Matrix<const U>& x) {
+    return {x.data, x.row, x.column};
+  }
+};
+
 /// Element n is data[n step]. Null where there is none.
 template <class T>
 struct Row {

@@ -1,11 +1,12 @@
 // The kernels of what a model has around attention: sums and products, activations, what stands at
-// a language model's ends, optimisers. A table of their own, so that a program that calls attention
-// alone compiles none of them.
+// a language model's ends, optimisers, caches of 16 bits. A table of their own, so that a program
+// that calls attention alone compiles none of them.
 #pragma once
 
 #include "headwise/kernels/activation.hpp"
 #include "headwise/kernels/arguments.hpp"
 #include "headwise/kernels/cross_entropy.hpp"
+#include "headwise/kernels/decode.hpp"
 #include "headwise/kernels/optimizer.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
@@ -95,6 +96,13 @@ struct ModelKernels {
   void (*sgd)(const SgdStep<T>& step, T* p, const T* g, T* u, Index n);
   void (*scale_elements)(T factor, T* x, Index n);
   SumOf<T> (*sum_of_squares)(const T* x, Index n);
+
+  // decode.inc, over keys and values of 16 bits; of float alone
+  DecodeKernels<T> decode_bf16, decode_fp16;
+
+  const DecodeKernels<T>& decode(StoredAs stored) const {
+    return stored == StoredAs::bf16 ? decode_bf16 : decode_fp16;
+  }
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

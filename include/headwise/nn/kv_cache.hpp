@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "headwise/kernels/kernels.hpp"
+#include "headwise/nn/kv_cache_options.hpp"
+#include "headwise/nn/kv_cache_rows.hpp"
 #include "headwise/nn/kv_cache_slots.hpp"
 #include "headwise/nn/token_counts.hpp"
 #include "headwise/runtime/recycled_memory.hpp"
@@ -16,21 +18,6 @@
 #include "headwise/tensor/require.hpp"
 #include "headwise/tensor/scalar.hpp"
 #include "headwise/tensor/tensor.hpp"
-
-namespace headwise::inline v0_1 {
-
-/// How much a KeyValueCache holds.
-struct KeyValueCacheOptions {
-  Index batch_size = 1;    // B
-  Index num_kv_heads = 1;  // G
-  Index capacity = 0;      // most tokens of a sequence; with a window, that are held at least
-  Index d_head = 0;        // d
-  Index d_value = 0;       // dv; 0: d
-  Index window = 0;        // keys that a query sees, its own among them; 0: all before it
-  Index first_keys = 0;    // keys that it sees beside the window, from the first on
-};
-
-}  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -46,7 +33,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// With a window a cache holds the first keys and the last ones of a sequence of any length: what
 /// no query will see again makes room, block by block of the kernels (kv_cache_slots.hpp).
-/// Memory: B G capacity (d + dv) elements, taken at once, in huge pages from 4 MiB on.
+/// Memory: B G capacity (d + dv) elements of T or of 2 bytes, taken at once, in huge pages from
+/// 4 MiB on.
 /// Source: Xiao et al., 2023, arXiv 2309.17453 (which turns keys by their place in the cache).
 template <Scalar T>
 class KeyValueCache {
@@ -56,32 +44,7 @@ class KeyValueCache {
   explicit KeyValueCache(const KeyValueCacheOptions& options,
                          std::pmr::memory_resource* memory = default_memory())
       : options_(options) {
-    const auto require_extent = [](const char* name, Index extent) {
-      require(extent >= 0, "KeyValueCache", [&] {
-        return std::string(name) + " is " + std::to_string(extent) + ", expected >= 0";
-      });
-    };
-    require_extent("batch_size", options.batch_size);
-    require_extent("num_kv_heads", options.num_kv_heads);
-    require_extent("capacity", options.capacity);
-    require_extent("d_head", options.d_head);
-    require_extent("d_value", options.d_value);
-    require_extent("window", options.window);
-    require_extent("first_keys", options.first_keys);
-    const auto require_countable_slots = [&](const char* name, Index slots) {
-      constexpr Index most = Index{1} << 48;
-      require(options.window == 0 || slots <= most, "KeyValueCache", [&] {
-        return std::string(name) + " is " + std::to_string(slots) +
-               ", expected at most 2^48 beside a window";
-      });
-    };
-    require_countable_slots("capacity", options.capacity);
-    require_countable_slots("window", options.window);
-    require_countable_slots("first_keys", options.first_keys);
-    require(options.window != 0 || options.first_keys == 0, "KeyValueCache", [&] {
-      return "first_keys is " + std::to_string(options.first_keys) +
-             " and window 0, expected a window beside which they are kept";
-    });
+    options.require_valid(std::same_as<T, float>);
     slots_.capacity = options.capacity;
     if (options.window != 0) {
       slots_ =
@@ -91,8 +54,8 @@ class KeyValueCache {
     options_.capacity = slots_.capacity;
     if (options_.d_value == 0) options_.d_value = options_.d_head;
     const Index B = options_.batch_size, G = options_.num_kv_heads, most = slots_.capacity;
-    k_ = Tensor<T, 4>::uninitialized({B, G, most, options_.d_head}, memory);
-    v_ = Tensor<T, 4>::uninitialized({B, G, most, options_.d_value}, memory);
+    k_ = {options_.stored_as, {B, G, most, options_.d_head}, memory};
+    v_ = {options_.stored_as, {B, G, most, options_.d_value}, memory};
     lengths_ = Tensor<Index, 1>(Shape{B}, memory);
     dropped_ = Tensor<Index, 1>(Shape{B}, memory);
   }
@@ -128,10 +91,9 @@ class KeyValueCache {
                   "batch, heads and width of the cache, length of k");
     detail::require_counts(function, counts, B, n);
     require_room(function, n, counts);
-    const detail::Footprint mine[] = {{"", k_}, {"", v_}}, theirs[] = {{"k", k}, {"v", v}};
-    for (const auto& from : theirs) {
-      const bool apart = !detail::overlap(mine[0], from) && !detail::overlap(mine[1], from);
-      require(apart, function, "k or v lie in the cache, expected memory of their own");
+    for (const auto& from : {detail::Footprint("k", k), detail::Footprint("v", v)}) {
+      require(!k_.overlaps(from) && !v_.overlaps(from), function,
+              "k or v lie in the cache, expected memory of their own");
     }
     write(k, v, counts);
     keep(n, counts);
@@ -199,14 +161,27 @@ class KeyValueCache {
 
   /// Keys so far [B, G, held, d], as many as the longest holds; of the others, what is behind their
   /// length may be anything. A view, right until the cache goes or what it sees is rolled back or
-  /// dropped.
-  In<T, 4> k() const { return filled(k_, 0, options_.batch_size, longest_held()); }
+  /// dropped. Of keys that are stored in 16 bits it is k<BFloat16>() or k<Float16>(). Throws
+  /// ArgumentError for another type than they are stored as.
+  template <class U = T>
+  In<U, 4> k() const {
+    return view<U>("KeyValueCache::k", k_, 0, options_.batch_size, longest_held());
+  }
   /// Values so far [B, G, held, dv].
-  In<T, 4> v() const { return filled(v_, 0, options_.batch_size, longest_held()); }
+  template <class U = T>
+  In<U, 4> v() const {
+    return view<U>("KeyValueCache::v", v_, 0, options_.batch_size, longest_held());
+  }
   /// Keys of sequence b [1, G, held, d].
-  In<T, 4> k(Index b) const { return filled(k_, b, 1, at(b).held()); }
+  template <class U = T>
+  In<U, 4> k(Index b) const {
+    return view<U>("KeyValueCache::k", k_, b, 1, at(b).held());
+  }
   /// Values of sequence b [1, G, held, dv].
-  In<T, 4> v(Index b) const { return filled(v_, b, 1, at(b).held()); }
+  template <class U = T>
+  In<U, 4> v(Index b) const {
+    return view<U>("KeyValueCache::v", v_, b, 1, at(b).held());
+  }
 
  private:
   template <class>
@@ -222,11 +197,11 @@ class KeyValueCache {
     for (Index b = 0; b < lengths_.size(); ++b) most = std::max<Index>(most, at(b).held());
     return most;
   }
-  static In<T, 4> filled(const Tensor<T, 4>& all, Index b, Index batch, Index held) {
-    Shape<4> shape = all.shape();
-    shape[0] = batch;
-    shape[2] = held;
-    return {all.size() == 0 ? all.data() : all.data() + b * all.stride(0), shape, all.strides()};
+  template <class U>
+  static In<U, 4> view(std::string_view function, const detail::KeyValueRows<T>& rows, Index b,
+                       Index batch, Index held) {
+    rows.template require_stored<U>(function);
+    return rows.template filled<U>(b, batch, held);
   }
 
   void require_sequence(std::string_view function, Index b) const {
@@ -253,8 +228,8 @@ class KeyValueCache {
     for (Index b = 0; b < lengths_.size(); ++b) {
       const Index n = detail::count_of(counts, b, k.extent(2));
       if (at(b).held() + n > slots_.capacity) drop(b);
-      copy_behind(k, b, n, k_);
-      copy_behind(v, b, n, v_);
+      k_.write(k, b, n, at(b).held());
+      v_.write(v, b, n, at(b).held());
     }
   }
   void keep(Index n, std::span<const Index> counts) noexcept {
@@ -263,38 +238,18 @@ class KeyValueCache {
   }
   void drop(Index b) {
     const Index gone = at(b).droppable(slots_), end = at(b).held();
-    for (Tensor<T, 4>* all : {&k_, &v_}) {
-      const Index width = all->extent(3);
-      for (Index g = 0; g < all->extent(1) && width != 0; ++g) {
-        T* const rows = &(*all)(b, g, Index{0}, Index{0});
-        std::copy(rows + (slots_.first + gone) * width, rows + end * width,
-                  rows + slots_.first * width);
-      }
+    for (detail::KeyValueRows<T>* rows : {&k_, &v_}) {
+      rows->move_up(b, slots_.first + gone, end, slots_.first);
     }
     dropped_(b) += gone;
-  }
-  void copy_behind(const In<T, 4>& from, Index b, Index n, Tensor<T, 4>& to) const {
-    const Index width = from.extent(3), slot = at(b).held();
-    if (width == 0) return;
-    for (Index g = 0; g < from.extent(1); ++g) {
-      for (Index i = 0; i < n; ++i) {
-        const T* in = &from(b, g, i, Index{0});
-        T* out = &to(b, g, slot + i, Index{0});
-        if (from.stride(3) == 1) {
-          std::copy_n(in, width, out);
-        } else {
-          for (Index t = 0; t < width; ++t) out[t] = in[t * from.stride(3)];
-        }
-      }
-    }
   }
 
   KeyValueCacheOptions options_;
   detail::KeyValueSlots slots_;
-  Tensor<T, 4> k_;            // [B, G, capacity, d]
-  Tensor<T, 4> v_;            // [B, G, capacity, dv]
-  Tensor<Index, 1> lengths_;  // [B]
-  Tensor<Index, 1> dropped_;  // [B]
+  detail::KeyValueRows<T> k_;  // [B, G, capacity, d]
+  detail::KeyValueRows<T> v_;  // [B, G, capacity, dv]
+  Tensor<Index, 1> lengths_;   // [B]
+  Tensor<Index, 1> dropped_;   // [B]
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

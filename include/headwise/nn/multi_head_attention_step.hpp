@@ -33,11 +33,15 @@ class NewTokens {
     }
     return same;
   }
-  /// The keys or values of sequences b ... b + batch - 1 with the new ones, [batch, G, held, d].
-  ///@{
-  In<T, 4> k(Index b, Index batch) const { return with_new(cache_.k_, b, batch); }
-  In<T, 4> v(Index b, Index batch) const { return with_new(cache_.v_, b, batch); }
-  ///@}
+  /// f(keys, values) of sequences b ... b + batch - 1 with the new ones, [batch, G, held, d] and
+  /// [batch, G, held, dv], of the type that they are stored as.
+  template <class F>
+  void with_keys(Index b, Index batch, const F& f) const {
+    const Index held = cache_.at(b).held() + count(b);
+    cache_.k_.with_type([&]<class U>(std::type_identity<U>) {
+      f(cache_.k_.template filled<U>(b, batch, held), cache_.v_.template filled<U>(b, batch, held));
+    });
+  }
 
   /// What the new queries of sequence b see: slots behind the first keys' are in the order of their
   /// positions, and the last are the queries' own.
@@ -48,10 +52,6 @@ class NewTokens {
   }
 
  private:
-  In<T, 4> with_new(const Tensor<T, 4>& all, Index b, Index batch) const {
-    return KeyValueCache<T>::filled(all, b, batch, cache_.at(b).held() + count(b));
-  }
-
   KeyValueCache<T>& cache_;
   Index n_;
   std::span<const Index> counts_;
@@ -105,18 +105,19 @@ template <class T>
 void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens, const Out<T, 4>& o,
                        const Context& context) {
   if (tokens.batch() == 0) return;
+  const auto attend = [&](const In<T, 4>& some_q, Index b, Index batch, const Out<T, 4>& some_o) {
+    tokens.with_keys(b, batch, [&](const auto& k, const auto& v) {
+      flash_attention_forward(some_q, k, v, {.mask = tokens.mask(b)}, some_o, {}, context);
+    });
+  };
   if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
-    flash_attention_forward(q, tokens.k(0, tokens.batch()), tokens.v(0, tokens.batch()),
-                            {.mask = tokens.mask(0)}, o, {}, context);
-    return;
+    return attend(q, 0, tokens.batch(), o);
   }
   for (Index b = 0; b < tokens.batch(); ++b) {
     const Index n = tokens.count(b), rest = q.extent(2) - n;
     fill(Out<T, 4>(slice(slice(o, 0, b, 1), 2, n, rest)), T(0));
     if (n == 0) continue;
-    flash_attention_forward(In<T, 4>(slice(slice(q, 0, b, 1), 2, 0, n)), tokens.k(b, 1),
-                            tokens.v(b, 1), {.mask = tokens.mask(b)},
-                            slice(slice(o, 0, b, 1), 2, 0, n), {}, context);
+    attend(slice(slice(q, 0, b, 1), 2, 0, n), b, 1, slice(slice(o, 0, b, 1), 2, 0, n));
   }
 }
 

@@ -52,11 +52,11 @@ class TransformerDecoderState {
 
  private:
   friend class TransformerDecoder<T>;
-  TransformerDecoderState(const TransformerDecoderOptions& o, Index batch_size, Index capacity,
+  TransformerDecoderState(const TransformerDecoderOptions& o, const KeyValueCacheOptions& cache,
                           std::pmr::memory_resource* memory)
       : module_(o) {
     for (Index n = 0; n < o.num_blocks; ++n) {
-      caches_.push_back(key_value_cache<T>(o.block.attention(), batch_size, capacity, memory));
+      caches_.push_back(key_value_cache<T>(o.block.attention(), cache, memory));
     }
   }
   TransformerDecoderOptions module_;
@@ -142,11 +142,24 @@ class TransformerDecoder {
   /// for extents that are none, ShapeError for more than memory holds, std::bad_alloc.
   State state(Index batch_size = 1, Index capacity = 0,
               std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
-    require(capacity >= 0 && capacity <= options_.max_length, "TransformerDecoder::state", [&] {
-      return "capacity is " + std::to_string(capacity) + ", expected 1 to max_length " +
-             std::to_string(options_.max_length) + ", or 0 for it";
+    return state(KeyValueCacheOptions{.batch_size = batch_size, .capacity = capacity}, memory);
+  }
+  /// The same with all that caches can be given: numbers of 16 bits, or, of a decoder without
+  /// position vectors, a window, with which sequences may outgrow max_length.
+  State state(KeyValueCacheOptions cache,
+              std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+    constexpr std::string_view function = "TransformerDecoder::state";
+    const Index most = options_.max_length;
+    require(cache.window == 0 || !options_.position_vectors, function,
+            "window is given to a decoder with position vectors, expected none: a sequence would "
+            "outgrow max_length");
+    const bool fits = cache.capacity >= 0 && (cache.capacity <= most || cache.window != 0);
+    require(fits, function, [&] {
+      return "capacity is " + std::to_string(cache.capacity) + ", expected 1 to max_length " +
+             std::to_string(most) + ", or 0 for it";
     });
-    return State(options_, batch_size, capacity == 0 ? options_.max_length : capacity, memory);
+    if (cache.capacity == 0 && cache.window == 0) cache.capacity = most;
+    return State(options_, cache, memory);
   }
 
   /// Logits [B, V] of the token behind the last of tokens [B, n], n at least 1, which come behind

@@ -119,9 +119,9 @@ struct AttentionSizes {
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Checks queries, keys, values and options, and names their sizes.
-template <class T>
-AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, const In<T, 4>& k,
-                                 const In<T, 4>& v, const AttentionOptions<T>& options) {
+template <class T, class U>
+AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, const In<U, 4>& k,
+                                 const In<U, 4>& v, const AttentionOptions<T>& options) {
   const AttentionSizes sizes{q.extent(0), q.extent(1), k.extent(1), q.extent(2),
                              k.extent(2), q.extent(3), v.extent(3)};
   const auto [B, H, G, L, S, d, dv] = sizes;
@@ -192,6 +192,14 @@ HeadScore<T> head_score(const ScoreOptions<T>& options, Index b, Index h, Index 
   return score;
 }
 
+/// What a forward call reads: keys and values that may be stored in 16 bits.
+template <class T, class U>
+struct ForwardInputs {
+  In<T, 4> q;
+  In<U, 4> k, v;
+};
+
+/// Head h of batch element b.
 template <class T>
 kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T, 4>& q,
                                          const In<T, 4>& k, const In<T, 4>& v,
@@ -214,6 +222,18 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           b,
           h,
           head_score(options.score, b, h, L, S)};
+}
+
+/// The same of keys and values of 16 bits.
+template <class T, NarrowFloat U>
+kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T, 4>& q,
+                                         const In<U, 4>& k, const In<U, 4>& v,
+                                         const AttentionOptions<T>& options, Index b, Index h) {
+  auto head = attention_head<T>(sizes, q, In<T, 4>{}, In<T, 4>{}, options, b, h);
+  const Index kv_head = h / sizes.group();
+  head.stored = {stored_as<U>, kernels::StoredMatrix::of(kernels::matrix(k, b, kv_head)),
+                 kernels::StoredMatrix::of(kernels::matrix(v, b, kv_head))};
+  return head;
 }
 
 HEADWISE_STRICT_MATH_END

@@ -11,8 +11,8 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Whether the kernels of decoding take a call of few queries: nothing about a pair has to be asked
 /// for by itself, and rows of keys and values are dense. Every other call goes the general way.
-template <class T>
-bool decodes(const In<T, 4>& k, const In<T, 4>& v, const AttentionOptions<T>& options) {
+template <class T, class U>
+bool decodes(const In<U, 4>& k, const In<U, 4>& v, const AttentionOptions<T>& options) {
   return k.stride(3) == 1 && v.stride(3) == 1 && options.mask.pair_masks().empty() &&
          options.mask.biases().empty() && options.mask.first_keys() == 0 &&
          !options.mask.documents().present() && !options.dropout.active() && options.score.plain();
@@ -46,12 +46,22 @@ class ForwardWorkspace {
   Workspace<T> shared_;
 };
 
+/// The kernels of decoding over keys and values of U.
+template <class T, class U>
+const kernels::DecodeKernels<T>& decode_kernels_here() {
+  if constexpr (std::same_as<T, U>) {
+    return kernels::kernels_here<T>().decode;
+  } else {
+    return kernels::model_kernels_here<T>().decode(stored_as<U>);
+  }
+}
+
 /// The call of few queries: o and lse are as flash_attention_forward leaves them.
-template <class T>
+template <class T, class U>
 class DecodeCall {
  public:
   DecodeCall(ForwardWorkspace<T>& scratch, const AttentionSizes& sizes,
-             const AttentionInputs<T>& in, const AttentionOptions<T>& options, const Out<T, 4>& o,
+             const ForwardInputs<T, U>& in, const AttentionOptions<T>& options, const Out<T, 4>& o,
              const Out<T, 4>& lse, const Context& context)
       : scratch_(scratch),
         sizes_(sizes),
@@ -122,12 +132,12 @@ class DecodeCall {
 
   ForwardWorkspace<T>& scratch_;
   const AttentionSizes& sizes_;
-  const AttentionInputs<T>& in_;
+  const ForwardInputs<T, U>& in_;
   const AttentionOptions<T>& options_;
   const Out<T, 4>& o_;
   const Out<T, 4>& lse_;
   const Context& context_;
-  const kernels::DecodeKernels<T>& run_ = kernels::kernels_here<T>().decode;
+  const kernels::DecodeKernels<T>& run_ = decode_kernels_here<T, U>();
 };
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

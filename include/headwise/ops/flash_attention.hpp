@@ -31,8 +31,8 @@ Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, 
 
 /// A call of flash attention forward whose arguments fit. A task is some queries of a head. The
 /// scratch has room for run.flash_forward_scratch of each worker.
-template <class T, class Scratches>
-void forward_sequences(const FlashSequences& sequences, const AttentionInputs<T>& inputs,
+template <class T, class Inputs, class Scratches>
+void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
                        const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
                        Scratches& scratch, const Context& context) {
   const AttentionSizes& sizes = sequences.sizes;
@@ -54,6 +54,31 @@ void forward_sequences(const FlashSequences& sequences, const AttentionInputs<T>
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
   context.executor.run(sizes.H * rows.block_numbers(queries), task);
+}
+
+/// flash_attention_forward, of keys and values of U.
+template <class T, class U>
+void flash_forward(const ForwardInputs<T, U>& in, const AttentionOptions<T>& options,
+                   const Out<T, 4>& o, const Out<T, 4>& lse, const Context& context) {
+  constexpr std::string_view function = "flash_attention_forward";
+  const auto& [q, k, v] = in;
+  const auto sizes = require_attention(function, q, k, v, options);
+  require_shape(function, "o", o, Shape{sizes.B, sizes.H, sizes.L, sizes.dv}, "q, head width of v");
+  if (!lse.absent()) {
+    require_shape(function, "lse", lse, Shape{sizes.B, sizes.H, sizes.L, Index{2}},
+                  "two numbers a query of q");
+  }
+  require_apart(function, {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
+  require_apart(function, {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
+  require_apart_from_options<T>(function, {"o", o}, options);
+  require_apart_from_options<T>(function, {"lse", lse}, options);
+  if (o.size() == 0 && lse.size() == 0) return;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  ForwardWorkspace<T> scratch(run, sizes, context);
+  if (scratch.few() && decodes(k, v, options)) {
+    return DecodeCall<T, U>(scratch, sizes, in, options, o, lse, context).compute();
+  }
+  forward_sequences(sequences_of(sizes), in, options, o, lse, scratch, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -86,25 +111,14 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                              const AttentionOptions<std::type_identity_t<T>>& options,
                              Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 4> lse,
                              const Context& context = {}) {
-  const auto sizes = detail::require_attention<T>("flash_attention_forward", q, k, v, options);
-  const auto [B, H, G, L, S, d, dv] = sizes;
-  require_shape("flash_attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
-  if (!lse.absent()) {
-    require_shape("flash_attention_forward", "lse", lse, Shape{B, H, L, 2},
-                  "two numbers a query of q");
-  }
-  require_apart("flash_attention_forward", {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
-  require_apart("flash_attention_forward", {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
-  detail::require_apart_from_options<T>("flash_attention_forward", {"o", o}, options);
-  detail::require_apart_from_options<T>("flash_attention_forward", {"lse", lse}, options);
-  if (o.size() == 0 && lse.size() == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  detail::ForwardWorkspace<T> scratch(run, sizes, context);
-  if (scratch.few() && detail::decodes<T>(k, v, options)) {
-    return detail::DecodeCall<T>(scratch, sizes, {q, k, v}, options, o, lse, context).compute();
-  }
-  detail::forward_sequences<T>(detail::sequences_of(sizes), {q, k, v}, options, o, lse, scratch,
-                               context);
+  detail::flash_forward<T, T>({q, k, v}, options, o, lse, context);
+}
+/// The same of keys and values stored in 16 bits: the bits that their numbers give as floats.
+template <NarrowFloat U>
+void flash_attention_forward(In<float, 4> q, In<U, 4> k, In<std::type_identity_t<U>, 4> v,
+                             const AttentionOptions<float>& options, Out<float, 4> o,
+                             Out<float, 4> lse, const Context& context = {}) {
+  detail::flash_forward<float, U>({q, k, v}, options, o, lse, context);
 }
 
 /// The gradients of flash_attention_forward.

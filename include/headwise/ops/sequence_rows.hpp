@@ -101,13 +101,12 @@ inline FlashSequences sequences_of(const AttentionSizes& sizes) {
 }
 
 /// Head h of sequence b.
-template <class T>
-kernels::AttentionHead<T> head_of_sequence(const FlashSequences& sequences,
-                                           const AttentionInputs<T>& inputs,
+template <class T, class Inputs>
+kernels::AttentionHead<T> head_of_sequence(const FlashSequences& sequences, const Inputs& inputs,
                                            const AttentionOptions<T>& options, Index b, Index h) {
-  return attention_head<T>(sequences.of(b), sequences.queries.of(inputs.q, b),
-                           sequences.keys.of(inputs.k, b), sequences.keys.of(inputs.v, b), options,
-                           b, h);
+  return attention_head(sequences.of(b), sequences.queries.of(inputs.q, b),
+                        sequences.keys.of(inputs.k, b), sequences.keys.of(inputs.v, b), options, b,
+                        h);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
