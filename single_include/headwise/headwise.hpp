@@ -22353,8 +22353,8 @@ void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
 
 /// flash_attention_forward, of keys and values of U.
 template <class T, class U>
-void flash_forward(const ForwardInputs<T, U>& in, const AttentionOptions<T>& options,
-                   const Out<T, 4>& o, const Out<T, 4>& lse, const Context& context) {
+void flash_forward_call(const ForwardInputs<T, U>& in, const AttentionOptions<T>& options,
+                        const Out<T, 4>& o, const Out<T, 4>& lse, const Context& context) {
   constexpr std::string_view function = "flash_attention_forward";
   const auto& [q, k, v] = in;
   const auto sizes = require_attention(function, q, k, v, options);
@@ -22406,14 +22406,14 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                              const AttentionOptions<std::type_identity_t<T>>& options,
                              Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 4> lse,
                              const Context& context = {}) {
-  detail::flash_forward<T, T>({q, k, v}, options, o, lse, context);
+  detail::flash_forward_call<T, T>({q, k, v}, options, o, lse, context);
 }
 /// The same of keys and values stored in 16 bits: the bits that their numbers give as floats.
 template <NarrowFloat U>
 void flash_attention_forward(In<float, 4> q, In<U, 4> k, In<std::type_identity_t<U>, 4> v,
                              const AttentionOptions<float>& options, Out<float, 4> o,
                              Out<float, 4> lse, const Context& context = {}) {
-  detail::flash_forward<float, U>({q, k, v}, options, o, lse, context);
+  detail::flash_forward_call<float, U>({q, k, v}, options, o, lse, context);
 }
 
 /// The gradients of flash_attention_forward.
