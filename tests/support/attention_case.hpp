@@ -230,4 +230,11 @@ struct Case {
   }
 };
 
+/// A kind of mask, by the name that a failure shows.
+template <class T>
+struct Recipe {
+  const char* name;
+  std::function<void(Case<T>&)> apply;
+};
+
 }  // namespace headwise_tests

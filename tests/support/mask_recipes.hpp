@@ -2,20 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <vector>
 
 #include "support/attention_case.hpp"
 
 namespace headwise_tests {
-
-/// A kind of mask, by the name that a failure shows.
-template <class T>
-struct Recipe {
-  const char* name;
-  std::function<void(Case<T>&)> apply;
-};
 
 template <class T>
 std::vector<Recipe<T>> mask_recipes() {
