@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 
+#include "headwise/kernels/mask_function.hpp"
 #include "headwise/kernels/score_function.hpp"
 #include "headwise/ops/packed_attention.hpp"
 #include "headwise/runtime/tally.hpp"

@@ -2,6 +2,7 @@
 // where it is given, between which keys that is asked at all.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -26,6 +27,7 @@ concept MaskBounds =
 
 /// The bounds of a mask function that is asked about all keys.
 struct AllKeys {
+  /// All keys, for every query.
   KeyRange operator()(const Position&) const { return {0, (std::numeric_limits<Index>::max)()}; }
 };
 
