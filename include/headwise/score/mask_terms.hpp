@@ -88,6 +88,7 @@ struct Mask {
   /// key, query i is where key i + (S - L) is. The keys of a document stand side by side, under any
   /// id. Tiles without a pair of one document are skipped.
   static Documents documents(In<Index, 2> ids) { return {ids, {}}; }
+  /// The same, ids of 32 bits.
   static Documents documents(In<std::int32_t, 2> ids) { return {{}, ids}; }
 
   /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed.
