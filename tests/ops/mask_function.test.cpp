@@ -209,6 +209,24 @@ TEST_CASE("pairs between the bounds are counted, and keys beyond those of a tile
   }
 }
 
+TEST_CASE("both attentions count the same pairs between bounds, with every mask", "[ops]") {
+  for (const Recipe<float>& recipe : mask_recipes<float>()) {
+    for (const Sizes& sizes : shapes) {
+      Case<float> x(sizes, 4350);
+      recipe.apply(x);
+      const auto f = mask_function(CoinPattern{2, 3}, ScatteredBounds{sizes.S});
+      x.options.mask.add(Mask::function(f));
+      Tensor4<float> o(x.d_o.shape()), weights(Shape{sizes.B, sizes.H, sizes.L, sizes.S});
+      FlopTally readable, flash;
+      attention_forward(x.q, x.k, x.v, x.options, weights, o, {.flops = &readable});
+      flash_attention_forward(x.q, x.k, x.v, x.options, o, {}, {.flops = &flash});
+      CAPTURE(recipe.name, sizes.format());
+      CHECK(flash.useful == readable.useful);
+      CHECK(flash.executed >= flash.useful);
+    }
+  }
+}
+
 TEMPLATE_TEST_CASE("a mask function of packed sequences counts within each of them", "[ops]", float,
                    double) {
   using T = TestType;
