@@ -14,6 +14,7 @@
 #include "headwise/autograd/functions.hpp"
 #include "headwise/autograd/profile.hpp"
 #include "headwise/autograd/tape.hpp"
+#include "headwise/kernels/mask_function.hpp"
 #include "headwise/kernels/score_function.hpp"
 #include "headwise/nn/cost.hpp"
 #include "headwise/nn/embedding.hpp"

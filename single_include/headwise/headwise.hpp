@@ -1604,6 +1604,92 @@ class DocumentRow {
 
 }  // namespace headwise::inline v0_1
 
+// headwise/score/mask_function.hpp
+// Mask functions of the user's own, without their types: what is asked for the visibility of pairs,
+// a run of keys of one query at a time.
+
+namespace headwise::inline v0_1 {
+
+/// A view of a mask function: kernels/mask_function.hpp makes them. What it views must outlive the
+/// call, and for training the backward call too.
+struct MaskFunctionRef {
+  const void* function = nullptr;  // null for none
+  /// bytes[n] becomes 0 where the query of `first` does not see key first.key + n.
+  void (*hide)(const void* function, const Position& first, Index count,
+               std::uint8_t* bytes) = nullptr;
+  /// The keys that the function is asked about for a query; null for all.
+  KeyRange (*bounds)(const void* function, const Position& query) = nullptr;
+
+  /// Whether there is none.
+  bool absent() const { return function == nullptr; }
+
+  static constexpr int most = 4;  // of one mask
+};
+
+/// The mask functions of one head.
+class HeadMaskFunctions {
+ public:
+  /// At most MaskFunctionRef::most, of the head where `first` stands.
+  HeadMaskFunctions(std::span<const MaskFunctionRef> functions, const Position& first)
+      : first_(first) {
+    for (const MaskFunctionRef& function : functions) {
+      functions_[static_cast<std::size_t>(count_++)] = function;
+      have_bounds_ = have_bounds_ || function.bounds != nullptr;
+    }
+  }
+
+  /// Whether there are any.
+  bool present() const { return count_ != 0; }
+  /// Whether one has bounds.
+  bool have_bounds() const { return have_bounds_; }
+
+  /// What of keys is within the bounds of all of them for query i.
+  KeyRange in_bounds(Index i, KeyRange keys) const {
+    for (int t = 0; have_bounds_ && t < count_; ++t) {
+      const MaskFunctionRef& f = functions_[static_cast<std::size_t>(t)];
+      if (f.bounds != nullptr) keys = keys.in(f.bounds(f.function, position(i, 0)));
+    }
+    return keys;
+  }
+
+  /// Of keys, those from the first to the last within the bounds of one of the queries first ...
+  /// first + count - 1; {0, 0} for none.
+  KeyRange between_bounds(Index first, Index count, KeyRange keys) const {
+    KeyRange hull{keys.end, keys.begin};
+    for (Index i = first; i < first + count; ++i) {
+      const KeyRange own = in_bounds(i, keys);
+      if (own.size() == 0) continue;
+      hull = {std::min<Index>(hull.begin, own.begin), std::max<Index>(hull.end, own.end)};
+    }
+    return hull.begin < hull.end ? hull : KeyRange{0, 0};
+  }
+
+  /// bytes [keys] become 0 where one of them hides the pair. None is asked beyond the bounds.
+  void ask(Index i, KeyRange keys, std::uint8_t* bytes) const {
+    const KeyRange own = in_bounds(i, keys);
+    const Index n = own.size();
+    if (n != keys.size()) {
+      const Index before = n == 0 ? keys.size() : own.begin - keys.begin;
+      std::memset(bytes, 0, static_cast<std::size_t>(before));
+      std::memset(bytes + before + n, 0, static_cast<std::size_t>(keys.size() - before - n));
+    }
+    for (int t = 0; n != 0 && t < count_; ++t) {
+      const MaskFunctionRef& f = functions_[static_cast<std::size_t>(t)];
+      f.hide(f.function, position(i, own.begin), n, bytes + (own.begin - keys.begin));
+    }
+  }
+
+ private:
+  Position position(Index i, Index j) const { return {first_.batch, first_.head, i, j}; }
+
+  Position first_;
+  int count_ = 0;
+  bool have_bounds_ = false;
+  std::array<MaskFunctionRef, MaskFunctionRef::most> functions_{};
+};
+
+}  // namespace headwise::inline v0_1
+
 // headwise/tensor/overlap.hpp
 // Whether two views share memory, decided from addresses, extents and strides alone: heads that
 // lie between each other in one row are apart, though their ranges of memory are not.
@@ -2146,9 +2232,9 @@ Tensor<To, R> convert(In<From, R> from) {
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/score/mask.hpp
-// Which query may see which key, and what is added to their score. Each kind of mask is a type of
-// its own, so that "true" can't be taken for its opposite; a raw array of bool does not compile.
+// headwise/score/mask_terms.hpp
+// What a mask is put together from. Each kind of mask is a type of its own, so that "true" can't be
+// taken for its opposite.
 
 namespace headwise::inline v0_1 {
 
@@ -2226,6 +2312,7 @@ struct Mask {
   /// key, query i is where key i + (S - L) is. The keys of a document stand side by side, under any
   /// id. Tiles without a pair of one document are skipped.
   static Documents documents(In<Index, 2> ids) { return {ids, {}}; }
+  /// The same, ids of 32 bits.
   static Documents documents(In<std::int32_t, 2> ids) { return {{}, ids}; }
 
   /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed.
@@ -2236,6 +2323,9 @@ struct Mask {
   /// Source  Beltagy et al., 2020, arXiv 2004.05150; the sinks: Xiao et al., "Efficient Streaming
   ///         Language Models with Attention Sinks", 2023, arXiv 2309.17453.
   static Window window(Index size) { return {size, 0}; }
+  /// A query sees a key only where a callable of one's own returns true: a view of what
+  /// mask_function made of it (kernels/mask_function.hpp).
+  static MaskFunctionRef function(const MaskFunctionRef& function) { return function; }
 
  private:
   template <class T>
@@ -2249,14 +2339,22 @@ struct Mask {
   }
 };
 
+}  // namespace headwise::inline v0_1
+
+// headwise/score/mask.hpp
+// Which query may see which key, and what is added to their score: masks by name, any number of
+// them together. A raw array of bool does not compile.
+
+namespace headwise::inline v0_1 {
+
 template <Scalar T>
 class AttentionMask;
 
 /// What an AttentionMask<T> is put together from.
 template <class Term, class T>
-concept MaskTerm =
-    std::same_as<Term, Causal> || std::same_as<Term, Window> || std::same_as<Term, KeyLengths> ||
-    std::same_as<Term, Documents> || std::same_as<Term, PairMask> ||
+concept MaskTerm = std::same_as<Term, Causal> || std::same_as<Term, Window> ||
+    std::same_as<Term, KeyLengths> || std::same_as<Term, Documents> ||
+    std::same_as<Term, MaskFunctionRef> || std::same_as<Term, PairMask> ||
     std::same_as<Term, BiasMask<T>> || std::same_as<Term, AttentionMask<T>>;
 
 /// All masks of a call together: a pair is visible where every one of them lets it be.
@@ -2314,6 +2412,13 @@ class AttentionMask {
             "biases are 5, expected at most 4 (add some up into one tensor)");
     biases_[static_cast<std::size_t>(bias_count_++)] = mask;
   }
+  /// Nothing where it views no function. Throws ArgumentError for more than 4.
+  void add(const MaskFunctionRef& function) {
+    if (function.absent()) return;
+    require(function_count_ < MaskFunctionRef::most, "AttentionMask",
+            "mask functions are 5, expected at most 4 (combine some into one callable)");
+    functions_[static_cast<std::size_t>(function_count_++)] = function;
+  }
   /// All terms of another mask, or, where they do not go together, an error and none.
   void add(const AttentionMask& other) {
     AttentionMask sum = *this;
@@ -2323,6 +2428,7 @@ class AttentionMask {
     if (other.documents_.present()) sum.add(other.documents_);
     for (const PairMask& mask : other.pair_masks()) sum.add(mask);
     for (const BiasMask<T>& mask : other.biases()) sum.add(mask);
+    for (const MaskFunctionRef& function : other.functions()) sum.add(function);
     *this = sum;
   }
 
@@ -2345,6 +2451,10 @@ class AttentionMask {
   /// The biases among the terms.
   std::span<const BiasMask<T>> biases() const {
     return {biases_.data(), static_cast<std::size_t>(bias_count_)};
+  }
+  /// The mask functions among the terms.
+  std::span<const MaskFunctionRef> functions() const {
+    return {functions_.data(), static_cast<std::size_t>(function_count_)};
   }
 
   /// Throws ShapeError or ArgumentError unless every term fits scores [B, H, L, S].
@@ -2403,12 +2513,14 @@ class AttentionMask {
   bool has_key_lengths_ = false;
   int pair_count_ = 0;
   int bias_count_ = 0;
+  int function_count_ = 0;
   Index window_ = 0;
   Index first_keys_ = 0;
   std::span<const Index> key_lengths_;
   Documents documents_ = {};
   std::array<PairMask, most> pairs_{};
   std::array<BiasMask<T>, most> biases_{};
+  std::array<MaskFunctionRef, MaskFunctionRef::most> functions_{};
 };
 
 }  // namespace headwise::inline v0_1
@@ -2450,6 +2562,7 @@ class HeadVisibility {
         keys_(mask.has_key_lengths() ? mask.key_lengths()[static_cast<std::size_t>(b)] : S),
         all_keys_(S),
         documents_(mask.documents(), b),
+        functions_(mask.functions(), {b, h, 0, 0}),
         hidden_below_(std::numeric_limits<T>::lowest()) {
     if (!mask.biases().empty()) hidden_below_ = hidden_below_ / T(4);
     for (const PairMask& term : mask.pair_masks()) {
@@ -2476,9 +2589,15 @@ class HeadVisibility {
     return {begin, std::max<Index>(begin, reach(i).begin)};
   }
 
-  /// How many keys causality, window, length and documents leave to query i.
+  /// Of its range, what the bounds of mask functions leave to query i. Its ends may fall where i
+  /// grows.
+  KeyRange own_range(Index i) const { return functions_.in_bounds(i, range(i)); }
+  /// Whether mask functions have bounds.
+  bool has_bounds() const { return functions_.have_bounds(); }
+
+  /// How many keys causality, window, length, documents and bounds leave to query i.
   Index count(Index i) const {
-    const KeyRange keys = range(i);
+    const KeyRange keys = own_range(i);
     return keys.size() - gap(i).in(keys).size();
   }
 
@@ -2498,9 +2617,11 @@ class HeadVisibility {
   /// The blocks of `size` keys that the queries first ... first + count - 1 look at.
   KeyBlocks blocks(Index first, Index count, Index size) const {
     KeyRange keys = range(first, count);
+    if (has_bounds()) keys = functions_.between_bounds(first, count, keys);
     if (first_keys_ == 0) return {keys, size, {0, 0}};
     const KeyRange hidden = gap(first, count);
     if (hidden.end >= keys.end) keys.end = std::min<Index>(keys.end, hidden.begin);
+    if (keys.end <= keys.begin) return {{0, 0}, size, {0, 0}};
     if (hidden.begin <= keys.begin) {
       return {{std::max<Index>(keys.begin, hidden.end), keys.end}, size, {0, 0}};
     }
@@ -2518,9 +2639,9 @@ class HeadVisibility {
   }
 
   /// Whether pairs within the range have to be asked for one by one.
-  bool has_pair_masks() const { return pair_count_ != 0 || bias_count_ != 0; }
-  /// Whether there are keep and drop masks among them.
-  bool has_keep_masks() const { return pair_count_ != 0; }
+  bool has_pair_masks() const { return has_keep_masks() || bias_count_ != 0; }
+  /// Whether there are keep and drop masks, or mask functions, among them.
+  bool has_keep_masks() const { return pair_count_ != 0 || functions_.present(); }
   /// Whether a query may have a gap in its range.
   bool has_gaps() const { return first_keys_ != 0; }
   /// How many biases are added to a score.
@@ -2544,14 +2665,17 @@ class HeadVisibility {
            !documents_.present();
   }
 
-  /// For a pair within the range: whether neither its gap nor a keep or drop mask hides it.
+  /// For a pair within the range: whether neither its gap, a keep or drop mask nor a mask function
+  /// hides it.
   bool kept(Index i, Index j) const {
     if (const KeyRange hidden = gap(i); j >= hidden.begin && j < hidden.end) return false;
     for (int t = 0; t < pair_count_; ++t) {
       const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
       if (pairs.at(i, j) != keep) return false;
     }
-    return true;
+    std::uint8_t seen = 1;
+    if (functions_.present()) functions_.ask(i, {j, j + 1}, &seen);
+    return seen != 0;
   }
 
   /// The same of all of a run of keys, a byte each.
@@ -2575,6 +2699,7 @@ class HeadVisibility {
         bytes[n] = static_cast<std::uint8_t>(bytes[n] & (from[n * pairs.column] == keep));
       }
     }
+    if (functions_.present()) functions_.ask(i, keys, bytes);
   }
 
   /// For a pair within the range: whether no mask hides it.
@@ -2584,6 +2709,17 @@ class HeadVisibility {
       if (biases_[static_cast<std::size_t>(t)].at(i, j) < hidden_below_) return false;
     }
     return true;
+  }
+
+  /// The same of all of a run of keys, a byte each.
+  void pair_visible(Index i, KeyRange keys, std::uint8_t* bytes) const {
+    kept(i, keys, bytes);
+    for (int t = 0; t < bias_count_; ++t) {
+      const Plane<T>& bias = biases_[static_cast<std::size_t>(t)];
+      for (Index n = 0; n < keys.size(); ++n) {
+        if (bias.at(i, keys.begin + n) < hidden_below_) bytes[n] = 0;
+      }
+    }
   }
 
   /// Whether query i sees key j.
@@ -2649,6 +2785,7 @@ class HeadVisibility {
   Index keys_;
   Index all_keys_;
   DocumentRow documents_;
+  HeadMaskFunctions functions_;
   T hidden_below_;
   int pair_count_ = 0;
   int bias_count_ = 0;
@@ -5778,8 +5915,8 @@ struct RowMask {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    for (Index t = begin; rules != nullptr && t < end; ++t) {
-      seen.bytes[t] = rules->pair_visible(i, n + t);
+    if (rules != nullptr && begin < end) {
+      rules->pair_visible(i, {n + begin, n + end}, seen.bytes + begin);
     }
   }
   /// f(n, all, seen) for the pieces that hold something visible: all of it, or what is seen.
@@ -7092,8 +7229,9 @@ class TileMask {
     asked_ = asked_ || sides == Sides::both;
     const bool each = rules.has_keep_masks() || sides == Sides::both;
     if (asked_ && !each) std::memset(bytes_, 1, sizeof bytes_);
+    if (rules.has_bounds()) std::memset(bytes_, 0, sizeof bytes_);
     for (Index r = 0; r < queries; ++r) {
-      KeyRange range = r < block.rows ? rules.range(block.i0 + r) : KeyRange{0, 0};
+      KeyRange range = r < block.rows ? rules.own_range(block.i0 + r) : KeyRange{0, 0};
       if (sides != Sides::none && r < block.rows) {
         const KeyRange gap = rules.gap(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
@@ -7105,6 +7243,7 @@ class TileMask {
       pairs_ += end_[r] - begin_[r];
       if (each && r < block.rows) ask(rules, block, r);
     }
+    if (rules.has_bounds()) widen(block);
     block.begin = begin_[0];
     block.end = end_[block.rows - 1];
   }
@@ -7117,7 +7256,7 @@ class TileMask {
   }
 
   bool full() const { return full_; }
-  /// Pairs that causality, window and length leave.
+  /// Pairs that causality, window, length, documents and bounds leave.
   std::int64_t pairs() const { return pairs_; }
   /// The keys that range leaves to query r; both ends grow with r. Not of a full tile.
   KeyRange range(Index r) const { return {begin_[r], end_[r]}; }
@@ -7138,6 +7277,20 @@ class TileMask {
   }
 
  private:
+  /// Ranges that bounds left become the smallest that hold them and grow with the query; bytes are
+  /// 0 where they grew.
+  void widen(const TileBlock& block) {
+    const Int last = static_cast<Int>(block.end);
+    Int begin = last, end = 0;
+    for (Index r = 0; r < block.rows; ++r) {
+      if (begin_[r] == end_[r]) begin_[r] = last, end_[r] = 0;
+      end = end_[r] = std::max<Int>(end_[r], end);
+    }
+    for (Index r = block.rows - 1; r >= 0; --r) {
+      begin = begin_[r] = std::min<Int>(begin_[r], begin);
+      end_[r] = std::max<Int>(end_[r], begin);
+    }
+  }
   /// Bytes of query r: whether keep and drop masks, and its gap, leave its keys.
   void ask(const HeadVisibility<T>& rules, const TileBlock& block, Index r) {
     std::uint8_t row[std::size_t{keys}];
@@ -10577,8 +10730,8 @@ struct RowMask {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    for (Index t = begin; rules != nullptr && t < end; ++t) {
-      seen.bytes[t] = rules->pair_visible(i, n + t);
+    if (rules != nullptr && begin < end) {
+      rules->pair_visible(i, {n + begin, n + end}, seen.bytes + begin);
     }
   }
   template <class F>
@@ -11758,8 +11911,9 @@ class TileMask {
     asked_ = asked_ || sides == Sides::both;
     const bool each = rules.has_keep_masks() || sides == Sides::both;
     if (asked_ && !each) std::memset(bytes_, 1, sizeof bytes_);
+    if (rules.has_bounds()) std::memset(bytes_, 0, sizeof bytes_);
     for (Index r = 0; r < queries; ++r) {
-      KeyRange range = r < block.rows ? rules.range(block.i0 + r) : KeyRange{0, 0};
+      KeyRange range = r < block.rows ? rules.own_range(block.i0 + r) : KeyRange{0, 0};
       if (sides != Sides::none && r < block.rows) {
         const KeyRange gap = rules.gap(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
@@ -11771,6 +11925,7 @@ class TileMask {
       pairs_ += end_[r] - begin_[r];
       if (each && r < block.rows) ask(rules, block, r);
     }
+    if (rules.has_bounds()) widen(block);
     block.begin = begin_[0];
     block.end = end_[block.rows - 1];
   }
@@ -11799,6 +11954,18 @@ class TileMask {
   }
 
  private:
+  void widen(const TileBlock& block) {
+    const Int last = static_cast<Int>(block.end);
+    Int begin = last, end = 0;
+    for (Index r = 0; r < block.rows; ++r) {
+      if (begin_[r] == end_[r]) begin_[r] = last, end_[r] = 0;
+      end = end_[r] = std::max<Int>(end_[r], end);
+    }
+    for (Index r = block.rows - 1; r >= 0; --r) {
+      begin = begin_[r] = std::min<Int>(begin_[r], begin);
+      end_[r] = std::max<Int>(end_[r], begin);
+    }
+  }
   void ask(const HeadVisibility<T>& rules, const TileBlock& block, Index r) {
     std::uint8_t row[std::size_t{keys}];
     const Index begin = begin_[r], count = end_[r] - begin;
@@ -15034,8 +15201,8 @@ struct RowMask {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    for (Index t = begin; rules != nullptr && t < end; ++t) {
-      seen.bytes[t] = rules->pair_visible(i, n + t);
+    if (rules != nullptr && begin < end) {
+      rules->pair_visible(i, {n + begin, n + end}, seen.bytes + begin);
     }
   }
   template <class F>
@@ -16215,8 +16382,9 @@ class TileMask {
     asked_ = asked_ || sides == Sides::both;
     const bool each = rules.has_keep_masks() || sides == Sides::both;
     if (asked_ && !each) std::memset(bytes_, 1, sizeof bytes_);
+    if (rules.has_bounds()) std::memset(bytes_, 0, sizeof bytes_);
     for (Index r = 0; r < queries; ++r) {
-      KeyRange range = r < block.rows ? rules.range(block.i0 + r) : KeyRange{0, 0};
+      KeyRange range = r < block.rows ? rules.own_range(block.i0 + r) : KeyRange{0, 0};
       if (sides != Sides::none && r < block.rows) {
         const KeyRange gap = rules.gap(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
@@ -16228,6 +16396,7 @@ class TileMask {
       pairs_ += end_[r] - begin_[r];
       if (each && r < block.rows) ask(rules, block, r);
     }
+    if (rules.has_bounds()) widen(block);
     block.begin = begin_[0];
     block.end = end_[block.rows - 1];
   }
@@ -16256,6 +16425,18 @@ class TileMask {
   }
 
  private:
+  void widen(const TileBlock& block) {
+    const Int last = static_cast<Int>(block.end);
+    Int begin = last, end = 0;
+    for (Index r = 0; r < block.rows; ++r) {
+      if (begin_[r] == end_[r]) begin_[r] = last, end_[r] = 0;
+      end = end_[r] = std::max<Int>(end_[r], end);
+    }
+    for (Index r = block.rows - 1; r >= 0; --r) {
+      begin = begin_[r] = std::min<Int>(begin_[r], begin);
+      end_[r] = std::max<Int>(end_[r], begin);
+    }
+  }
   void ask(const HeadVisibility<T>& rules, const TileBlock& block, Index r) {
     std::uint8_t row[std::size_t{keys}];
     const Index begin = begin_[r], count = end_[r] - begin;
@@ -21946,8 +22127,9 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 template <class T, class U>
 bool decodes(const In<U, 4>& k, const In<U, 4>& v, const AttentionOptions<T>& options) {
   return k.stride(3) == 1 && v.stride(3) == 1 && options.mask.pair_masks().empty() &&
-         options.mask.biases().empty() && options.mask.first_keys() == 0 &&
-         !options.mask.documents().present() && !options.dropout.active() && options.score.plain();
+         options.mask.functions().empty() && options.mask.biases().empty() &&
+         options.mask.first_keys() == 0 && !options.mask.documents().present() &&
+         !options.dropout.active() && options.score.plain();
 }
 
 /// What a forward call asks the memory resource for.
@@ -25598,6 +25780,185 @@ auto score_function(const std::array<T, P>& parameters, F callable) {
                 "auto& parameters) and returns what the score is: a T, and a Dual<T> where a "
                 "derivative is asked for");
   return ScoreFunction<T, P, F>(std::move(callable), parameters);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/kernels/mask_function.hpp
+// A mask of one's own: a callable that says of a pair whether the query sees the key, and another,
+// where it is given, between which keys that is asked at all.
+
+namespace headwise::inline v0_1 {
+
+/// What may be a mask function: it takes where a pair stands and returns bool.
+template <class F>
+concept MaskCallable =
+    std::copy_constructible<F> && std::is_invocable_r_v<bool, const F&, const Position&> &&
+    std::same_as < std::invoke_result_t<const F&, const Position&>,
+bool > ;
+
+/// What may be its bounds: it takes where a query stands (key is 0) and returns a KeyRange.
+template <class B>
+concept MaskBounds =
+    std::copy_constructible<B> && std::is_invocable_r_v<KeyRange, const B&, const Position&>;
+
+/// The bounds of a mask function that is asked about all keys.
+struct AllKeys {
+  /// All keys, for every query.
+  KeyRange operator()(const Position&) const { return {0, (std::numeric_limits<Index>::max)()}; }
+};
+
+}  // namespace headwise::inline v0_1
+
+#define HEADWISE_ISA generic
+
+// headwise/kernels/mask_function.inc
+// A user's mask function over runs of keys. Read once for each instruction set, so that a loop over
+// the function has its vectors, whatever the flags of the user's program.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// bytes[n] becomes 0 where the query of `first` does not see key first.key + n.
+template <class Function>
+void hide(const void* function, const Position& first, Index count, std::uint8_t* bytes) {
+  // A copy of plain data lies where no byte that is written can.
+  using Held =
+      std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
+  Held f = *static_cast<const Function*>(function);
+  const PairRun at{first, 0, 1, count};
+  score_functions::HEADWISE_ISA::each_pair(count, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    bytes[n] = static_cast<std::uint8_t>(bytes[n] & static_cast<std::uint8_t>(f.sees(at(n))));
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA
+
+#undef HEADWISE_ISA
+
+#if HEADWISE_X86
+HEADWISE_REGION(HEADWISE_AVX2)
+#define HEADWISE_ISA avx2
+
+// headwise/kernels/mask_function.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class Function>
+void hide(const void* function, const Position& first, Index count, std::uint8_t* bytes) {
+  using Held =
+      std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
+  Held f = *static_cast<const Function*>(function);
+  const PairRun at{first, 0, 1, count};
+  score_functions::HEADWISE_ISA::each_pair(count, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    bytes[n] = static_cast<std::uint8_t>(bytes[n] & static_cast<std::uint8_t>(f.sees(at(n))));
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA
+
+#undef HEADWISE_ISA
+HEADWISE_REGION_END
+
+HEADWISE_REGION(HEADWISE_AVX512)
+#define HEADWISE_ISA avx512
+
+// headwise/kernels/mask_function.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class Function>
+void hide(const void* function, const Position& first, Index count, std::uint8_t* bytes) {
+  using Held =
+      std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
+  Held f = *static_cast<const Function*>(function);
+  const PairRun at{first, 0, 1, count};
+  score_functions::HEADWISE_ISA::each_pair(count, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    bytes[n] = static_cast<std::uint8_t>(bytes[n] & static_cast<std::uint8_t>(f.sees(at(n))));
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA
+
+#undef HEADWISE_ISA
+HEADWISE_REGION_END
+#endif
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// A callable and its bounds, for Mask::function.
+template <MaskCallable F, MaskBounds B>
+class MaskFunction {
+ public:
+  /// Of callables, which are copied.
+  MaskFunction(F callable, B bounds) : callable_(std::move(callable)), bounds_(std::move(bounds)) {}
+
+  /// Whether the query sees the key.
+  HEADWISE_INLINE bool sees(const Position& at) const { return callable_(at); }
+
+  /// A view for a mask: this must outlive the call, and its backward too.
+  operator MaskFunctionRef() const& {
+    constexpr auto bounds = std::same_as<B, AllKeys> ? nullptr : &bounds_of;
+#if HEADWISE_X86
+    const InstructionSet set = instruction_set();
+    if (set == InstructionSet::avx512) {
+      return {this, &mask_functions::avx512::hide<MaskFunction>, bounds};
+    }
+    if (set == InstructionSet::avx2) {
+      return {this, &mask_functions::avx2::hide<MaskFunction>, bounds};
+    }
+#endif
+    return {this, &mask_functions::generic::hide<MaskFunction>, bounds};
+  }
+  /// One without a name would be gone before the call.
+  operator MaskFunctionRef() const&& = delete;
+
+ private:
+  static KeyRange bounds_of(const void* function, const Position& query) {
+    return static_cast<const MaskFunction*>(function)->bounds_(query);
+  }
+
+  F callable_;
+  B bounds_;
+};
+
+/// A mask of one's own: true where the query sees the key.
+///   const auto dilated = mask_function([](const Position& at) {
+///     return (at.query - at.key) % 4 == 0;
+///   });
+///   flash_attention_forward(q, k, v, {.mask = {causal, Mask::function(dilated)}}, o, lse);
+///
+/// Both attentions call it many times for a pair, from several threads: it says the same each time.
+template <class F>
+auto mask_function(F callable) {
+  static_assert(MaskCallable<F>,
+                "a mask function takes (const Position& at) and returns bool: "
+                "true where the query sees the key");
+  return MaskFunction<F, AllKeys>(std::move(callable), {});
+}
+/// The same with bounds: of a query, the keys between which it is asked. Those beyond are not seen,
+/// and blocks of keys beyond the bounds of all queries of a tile are skipped:
+/// mask_function(sees, [](const Position& at) { return KeyRange{at.query - 9, at.query + 10}; })
+template <class F, class B>
+auto mask_function(F callable, B bounds) {
+  static_assert(MaskCallable<F>,
+                "a mask function takes (const Position& at) and returns bool: "
+                "true where the query sees the key");
+  static_assert(MaskBounds<B>,
+                "the bounds of a mask function take (const Position& query) and "
+                "return the keys that it may see: a KeyRange{begin, end}");
+  return MaskFunction<F, B>(std::move(callable), std::move(bounds));
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

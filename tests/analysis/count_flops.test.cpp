@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "headwise/kernels/mask_function.hpp"
 #include "headwise/kernels/score_function.hpp"
 #include "headwise/nn/cost.hpp"
 #include "headwise/nn/multi_head_attention.hpp"
@@ -121,6 +122,7 @@ TEST_CASE("useful FLOPs counted while running equal the formulas to the last one
   const Tensor<double, 2> bias({21, 21}), square_bias({48, 48}), table({2, 9});
   const Tensor<double, 1> slopes({2}), sinks({2});
   const auto bent = score_function<double>([](auto s, const Position&) { return s * s; });
+  const auto even = mask_function([](const Position& at) { return at.key % 2 == 0; });
   struct Case {
     MultiHeadAttentionOptions options;
     MultiHeadAttentionCall<double> call;
@@ -147,6 +149,7 @@ TEST_CASE("useful FLOPs counted while running equal the formulas to the last one
        2,
        21},
       {{.d_model = 6, .num_heads = 2}, {.mask = {causal}}, 1, 60, 20},
+      {{.d_model = 6, .num_heads = 2}, {.mask = {causal, Mask::function(even)}}, 1, 300},
       {{.d_model = 6, .num_heads = 2},
        {.mask = {causal, Mask::window(5).keeping_first(7)}},
        1,

@@ -48,6 +48,10 @@ concept BiasedBy = requires(X&& values) {
   Mask::bias(static_cast<X&&>(values));
 };
 template <class X>
+concept AskedOf = requires(X&& x) {
+  Mask::function(static_cast<X&&>(x));
+};
+template <class X>
 concept Sliced = requires(X&& x) {
   slice(static_cast<X&&>(x), 0, 0, 1);
 };
@@ -99,6 +103,11 @@ TEST_CASE("what would be gone before it is read is not viewed", "[bad_calls]") {
   STATIC_REQUIRE_FALSE(MaskedBy<Tensor2<bool>>);
   STATIC_REQUIRE(BiasedBy<Tensor2<float>&>);
   STATIC_REQUIRE_FALSE(BiasedBy<Tensor2<float>>);
+  using Function = MaskFunction<bool (*)(const Position&), AllKeys>;
+  STATIC_REQUIRE(AskedOf<Function&>);
+  STATIC_REQUIRE(AskedOf<const Function&>);
+  STATIC_REQUIRE_FALSE(AskedOf<Function>);
+  STATIC_REQUIRE_FALSE(AskedOf<bool (*)(const Position&)>);
   STATIC_REQUIRE(Sliced<Tensor2<float>&>);
   STATIC_REQUIRE_FALSE(Sliced<Tensor2<float>>);
   STATIC_REQUIRE(TrainedOn<Tensor3<float>&>);

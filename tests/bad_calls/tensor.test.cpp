@@ -132,6 +132,7 @@ Refusal add(const std::string& message, void (*given)(AttentionMask<double>&, Wi
 using M = AttentionMask<double>;
 const std::vector<Index> one{1};
 const Tensor2<Index> ids(Shape{1, 1}, {1});
+const auto diagonal = mask_function([](const Position& at) { return at.query == at.key; });
 const std::string fifth =
     "AttentionMask: keep and drop masks are 5, expected at most 4 (combine some into one tensor)";
 const Refusals masks({
@@ -159,6 +160,11 @@ const Refusals masks({
     add(fifth,
         [](M& x, Witness& m) {
           x.add(M(Mask::window(2), Mask::keep(m.bools(Shape{1, 1}))));
+        }),
+    add("AttentionMask: mask functions are 5, expected at most 4 (combine some into one callable)",
+        [](M& x, Witness&) {
+          x.add(M(Mask::function(diagonal), Mask::function(diagonal), Mask::function(diagonal),
+                  Mask::function(diagonal), Mask::function(diagonal)));
         }),
     add("AttentionMask: biases are 5, expected at most 4 (add some up into one tensor)",
         [](M& x, Witness& m) { x.add(Mask::bias(m.tensor(1, 1))); }),

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <limits>
 
-#include "support/attention_case.hpp"
 #include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
+#include "support/mask_recipes.hpp"
 
 using namespace headwise_tests;
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "headwise/ops/attention.hpp"
+#include "support/mask_patterns.hpp"
 #include "support/oracle.hpp"
 #include "support/tile_sizes.hpp"
 
@@ -136,6 +137,17 @@ struct Case {
       return Real{(*values)(broadcast(values->shape(), b, h, i, j))};
     });
   }
+  /// A mask function of coins that fall for most pairs, asked between bounds in no order or of all.
+  void function(bool bounded) {
+    const CoinPattern coins{static_cast<std::uint64_t>(numbers.below(1000)), 6};
+    const ScatteredBounds bounds{sizes.S, bounded};
+    const auto f = std::make_shared<MaskFunction<CoinPattern, ScatteredBounds>>(coins, bounds);
+    options.mask.add(bounded ? Mask::function(*f) : without_bounds(*f));
+    rules.push_back([f, coins, bounds](Index b, Index h, Index i, Index j) {
+      const KeyRange own = bounds({b, h, i, 0});
+      return j >= own.begin && j < own.end && coins({b, h, i, j});
+    });
+  }
   void softcap(double most) {
     options.score.softcap = static_cast<T>(most);
     caps.push_back(static_cast<Real>(static_cast<T>(most)));
@@ -224,71 +236,5 @@ struct Recipe {
   const char* name;
   std::function<void(Case<T>&)> apply;
 };
-
-template <class T>
-std::vector<Recipe<T>> mask_recipes() {
-  using C = Case<T>&;
-  constexpr T hidden = -std::numeric_limits<T>::infinity();
-  const auto full = [](C c) { return Shape{c.sizes.B, c.sizes.H, c.sizes.L, c.sizes.S}; };
-  const auto by_head = [](C c) { return Shape{Index{1}, c.sizes.H, c.sizes.L, c.sizes.S}; };
-  const auto by_key = [](C c) { return Shape{c.sizes.B, Index{1}, Index{1}, c.sizes.S}; };
-  return {
-      {"plain", [](C) {}},
-      {"causal", [](C c) { c.causal(); }},
-      {"window 1", [](C c) { c.window(1); }},
-      {"window 5", [](C c) { c.window(5); }},
-      {"causal window 70", [](C c) { c.causal(), c.window(70); }},
-      {"window 1 and first key", [](C c) { c.window(1, 1); }},
-      {"causal window 5 and first 3", [](C c) { c.causal(), c.window(5, 3); }},
-      {"causal window 7 and first 140", [](C c) { c.causal(), c.window(7, 140); }},
-      {"window 9, first 4, lengths, keys",
-       [](C c) { c.window(9, 4), c.key_lengths(), c.keys(true); }},
-      {"documents", [](C c) { c.template documents<Index>(40, c.sizes.B); }},
-      {"causal, documents of int32",
-       [](C c) { c.causal(), c.template documents<std::int32_t>(90, 1); }},
-      {"documents, window 6 and first 30, lengths, keys",
-       [](C c) {
-         c.template documents<Index>(60, 1), c.window(6, 30), c.key_lengths(), c.keys(true);
-       }},
-      {"causal window 11 and first 2, bias",
-       [=](C c) { c.causal(), c.window(11, 2), c.bias(by_head(c)); }},
-      {"key lengths", [](C c) { c.key_lengths(); }},
-      {"keep keys", [](C c) { c.keys(true); }},
-      {"drop keys", [](C c) { c.keys(false); }},
-      {"keep [L, S]", [](C c) { c.square(true); }},
-      {"drop [B, 1, 1, S]", [=](C c) { c.pairs(by_key(c), false); }},
-      {"drop [1, H, L, S]", [=](C c) { c.pairs(by_head(c), false); }},
-      {"drop [B, H, L, S]", [=](C c) { c.pairs(full(c), false); }},
-      {"keep [1, 1, L, 1]",
-       [](C c) {
-         c.pairs(Shape{1, 1, c.sizes.L, 1}, true);
-       }},
-      {"keep [1, H, 1, 1]",
-       [](C c) {
-         c.pairs(Shape{1, c.sizes.H, 1, 1}, true);
-       }},
-      {"bias [1, 1, L, S]",
-       [](C c) {
-         c.bias(Shape{1, 1, c.sizes.L, c.sizes.S});
-       }},
-      {"bias [B, 1, 1, S]", [=](C c) { c.bias(by_key(c)); }},
-      {"bias [1, H, L, S]", [=](C c) { c.bias(by_head(c)); }},
-      {"bias [1, H, L, 1]",
-       [](C c) {
-         c.bias(Shape{1, c.sizes.H, c.sizes.L, 1});
-       }},
-      {"bias [B, H, L, S]", [=](C c) { c.bias(full(c)); }},
-      {"bias with -inf", [=](C c) { c.bias(full(c), 0.4, hidden); }},
-      {"bias [B, 1, 1, S] with -inf", [=](C c) { c.bias(by_key(c), 0.4, hidden); }},
-      {"bias with -1e9 in half a row", [=](C c) { c.bias(full(c), 0.5, T(-1e9)); }},
-      {"causal, key lengths", [](C c) { c.causal(), c.key_lengths(); }},
-      {"causal, bias, keys", [=](C c) { c.causal(), c.bias(by_head(c)), c.keys(true); }},
-      {"all at once",
-       [=](C c) {
-         c.causal(), c.window(61), c.key_lengths(), c.square(true), c.pairs(by_head(c), false);
-         c.bias(full(c)), c.bias(by_key(c), 0.2, hidden), c.scale(-0.3);
-       }},
-  };
-}
 
 }  // namespace headwise_tests

@@ -67,6 +67,8 @@ inline std::vector<std::string> features(const RandomConfiguration& c) {
     note(holds(-std::numeric_limits<double>::infinity()), "bias -inf");
   }
   note(m.biases.size() == 2, "two biases");
+  note(m.function && m.bounded, "mask function between bounds");
+  note(m.function && !m.bounded, "mask function");
   const RandomScores& s = c.score;
   note(s.softcap.has_value(), "softcap"), note(s.learned_biases, "learned biases");
   note(!s.tensors.slopes.absent(), "alibi"), note(!s.tensors.sinks.absent(), "sinks");

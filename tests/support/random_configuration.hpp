@@ -13,6 +13,7 @@
 
 #include "headwise/nn/multi_head_attention.hpp"
 #include "headwise/tensor/dual.hpp"
+#include "support/mask_patterns.hpp"
 #include "support/score_tensors.hpp"
 #include "support/tile_sizes.hpp"
 
@@ -104,9 +105,11 @@ struct RandomMask {
   std::optional<std::vector<Index>> lengths = {};
   std::vector<Pairs> pairs = {};
   std::vector<Bias> biases = {};
+  std::optional<MaskFunction<CoinPattern, ScatteredBounds>> function = {};
+  bool bounded = false;  // whether the function has bounds
 
   int terms() const {
-    return int{causal} + int{window != 0} + int{lengths.has_value()} +
+    return int{causal} + int{window != 0} + int{lengths.has_value()} + int{function.has_value()} +
            static_cast<int>(pairs.size() + biases.size());
   }
 
@@ -132,6 +135,7 @@ struct RandomMask {
       mask.add(bias.square ? Mask::bias(In<T, 2>(values.data(), Shape{s[2], s[3]}))
                            : Mask::bias(values));
     }
+    if (function) mask.add(bounded ? Mask::function(*function) : without_bounds(*function));
     return mask;
   }
 
@@ -304,6 +308,14 @@ inline void draw_mask(Draw& draw, RandomConfiguration& c) {
   }
 }
 
+/// A mask function, apart from the other masks, so that the rest of a number stays what it is.
+inline void draw_mask_function(RandomConfiguration& c) {
+  Draw draw(c.seed + 5000000);
+  if (!draw.coin(0.2)) return;
+  c.mask.bounded = draw.coin();
+  c.mask.function.emplace(CoinPattern{c.seed, draw.coin() ? 2u : 6u}, ScatteredBounds{c.S});
+}
+
 /// Norms and positions of queries and keys, behind everything else, so that the rest of a number
 /// stays what it is. The norm's epsilon is large: of rows of one element it is all that bends.
 inline void draw_positions(RandomConfiguration& c) {
@@ -366,6 +378,7 @@ inline RandomConfiguration random_configuration(std::uint64_t seed) {
   if (draw.coin(0.3)) c.weight_dropout = dropout();
   if (!c.bare && draw.coin(0.3)) c.output_dropout = dropout();
   for (Layout& layout : c.layouts) layout = static_cast<Layout>(draw.between(0, 4));
+  draw_mask_function(c);
   c.dead_rows = count_dead_rows(c, -1e9);
   draw_positions(c);
   draw_scores(c);

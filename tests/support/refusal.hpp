@@ -107,6 +107,7 @@ inline std::string state_of(const AttentionMask<double>& m) {
                       std::to_string(m.key_lengths().size());
   for (const PairMask& mask : m.pair_masks()) state += state_of(mask.pairs);
   for (const BiasMask<double>& mask : m.biases()) state += state_of(mask.values);
+  state += std::to_string(m.functions().size());
   return state;
 }
 

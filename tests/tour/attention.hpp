@@ -4,8 +4,10 @@
 // compiler that is told that there are none may make anything of it.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
+#include "headwise/kernels/mask_function.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/flash_attention.hpp"
 #include "support/tile_sizes.hpp"
@@ -105,6 +107,11 @@ void visit_pair_masks(const std::string& type, const Context& context,
   for (Index n = 0; n < square.size(); ++n) square.data()[n] = n / 7 == 3 || n % 7 == 6;
   keys(0, 2) = keys(0, 6) = true;
   const std::vector<Index> lengths = {6};
+  const auto sparse =
+      mask_function([](const Position& at) { return (at.query + at.key + at.head) % 3 != 0; },
+                    [](const Position& at) {
+                      return KeyRange{at.query - 4, std::min<Index>(at.query, 6)};
+                    });
   const auto visit = [&](const std::string& name, const AttentionMask<T>& mask, bool poison) {
     visit_attention<T>({.name = type + name, .poison = poison}, {.mask = mask}, context, results);
   };
@@ -118,6 +125,7 @@ void visit_pair_masks(const std::string& type, const Context& context,
   visit("drop with a dead row, poisoned", Mask::drop(square), true);
   visit("keep keys", {Mask::keep_keys(keys), causal}, false);
   visit("drop keys, poisoned", Mask::drop_keys(keys), true);
+  visit("mask function with dead rows, poisoned", Mask::function(sparse), true);
 }
 
 /// More than a vector of queries, more than a block of queries and of keys, and the smallest there

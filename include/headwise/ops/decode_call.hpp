@@ -14,8 +14,9 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 template <class T, class U>
 bool decodes(const In<U, 4>& k, const In<U, 4>& v, const AttentionOptions<T>& options) {
   return k.stride(3) == 1 && v.stride(3) == 1 && options.mask.pair_masks().empty() &&
-         options.mask.biases().empty() && options.mask.first_keys() == 0 &&
-         !options.mask.documents().present() && !options.dropout.active() && options.score.plain();
+         options.mask.functions().empty() && options.mask.biases().empty() &&
+         options.mask.first_keys() == 0 && !options.mask.documents().present() &&
+         !options.dropout.active() && options.score.plain();
 }
 
 /// What a forward call asks the memory resource for.

@@ -1,5 +1,5 @@
-// Which query may see which key, and what is added to their score. Each kind of mask is a type of
-// its own, so that "true" can't be taken for its opposite; a raw array of bool does not compile.
+// Which query may see which key, and what is added to their score: masks by name, any number of
+// them together. A raw array of bool does not compile.
 #pragma once
 
 #include <algorithm>
@@ -7,121 +7,20 @@
 #include <limits>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <utility>
-#include <vector>
 
-#include "headwise/score/documents.hpp"
-#include "headwise/tensor/scalar.hpp"
-#include "headwise/tensor/view_ops.hpp"
+#include "headwise/score/mask_terms.hpp"
 
 namespace headwise::inline v0_1 {
-
-/// Query i sees key j only where j <= i + (S - L): the last query sees the last key.
-struct Causal {};
-/// The causal mask, as calls name it: `{.mask = causal}`.
-inline constexpr Causal causal{};
-
-/// Query i sees key j only where |i + (S - L) - j| < size, or where j < first_keys.
-struct Window {
-  Index size;            // 1: itself alone
-  Index first_keys = 0;  // attention sinks: keys that no window leaves behind
-
-  /// The same window, and keys 0 ... n - 1 besides; n >= 0.
-  Window keeping_first(Index n) const { return {size, n}; }
-};
-
-/// Element b of the batch has keys 0 ... lengths[b] - 1.
-struct KeyLengths {
-  std::span<const Index> lengths;  // [B]
-};
-
-/// A pair is visible where keep(b, h, i, j) == keep. Axes of extent 1 stand for all.
-struct PairMask {
-  In<bool, 4> pairs;  // [B or 1, H or 1, L or 1, S or 1]
-  bool keep;          // what `pairs` holds where a pair is visible
-};
-
-/// Added to the scaled score. A value below -max/4, -infinity among them, hides the pair.
-template <Scalar T>
-struct BiasMask {
-  In<T, 4> values;  // [B or 1, H or 1, L or 1, S or 1]
-};
-
-/// The masks by name. Views are kept, not copied: they must outlive the call, and for training the
-/// backward call too.
-struct Mask {
-  /// True where the query may see the key.
-  static PairMask keep(In<bool, 4> pairs) { return {pairs, true}; }  // [B, H, L, S] or 1
-  /// The same [L, S] for all batches and heads.
-  static PairMask keep(In<bool, 2> pairs) { return {all(pairs), true}; }  // [L, S]
-  /// True where the query may not see the key.
-  static PairMask drop(In<bool, 4> pairs) { return {pairs, false}; }  // [B, H, L, S] or 1
-  /// The same [L, S] for all batches and heads.
-  static PairMask drop(In<bool, 2> pairs) { return {all(pairs), false}; }
-  /// True where a key counts: [B, S], for all heads and queries.
-  static PairMask keep_keys(In<bool, 2> keys) { return {of_keys(keys), true}; }
-  /// True where a key is padding: [B, S], for all heads and queries.
-  static PairMask drop_keys(In<bool, 2> keys) { return {of_keys(keys), false}; }
-  /// Added to the scores: ALiBi, relative positions, or a mask of -infinity.
-  template <class V>
-  requires(view_of<V&>::rank == 4 || view_of<V&>::rank == 2) static auto bias(const V& values) {
-    using T = std::remove_const_t<typename V::value_type>;
-    if constexpr (view_of<V&>::rank == 4) {
-      return BiasMask<T>{In<T, 4>(values)};
-    } else {
-      return BiasMask<T>{all(In<T, 2>(values))};
-    }
-  }
-  /// The masks view their tensors: one without a name would be gone before the call.
-  template <class T, int R>
-  static void keep(const Tensor<T, R>&& temporary) = delete;
-  template <class T, int R>
-  static void drop(const Tensor<T, R>&& temporary) = delete;
-  template <class T, int R>
-  static void keep_keys(const Tensor<T, R>&& temporary) = delete;
-  template <class T, int R>
-  static void drop_keys(const Tensor<T, R>&& temporary) = delete;
-  template <class T, int R>
-  static void bias(const Tensor<T, R>&& temporary) = delete;
-  template <class T, int R>
-  static void documents(const Tensor<T, R>&& temporary) = delete;
-
-  /// A query sees the keys of its own document alone: ids [B or 1, S] name the document of each
-  /// key, query i is where key i + (S - L) is. The keys of a document stand side by side, under any
-  /// id. Tiles without a pair of one document are skipped.
-  static Documents documents(In<Index, 2> ids) { return {ids, {}}; }
-  static Documents documents(In<std::int32_t, 2> ids) { return {{}, ids}; }
-
-  /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed.
-  static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
-  static void key_lengths(const std::vector<Index>&& temporary) = delete;
-  /// Query i sees key j only where |i + (S - L) - j| < size; size >= 1. With .keeping_first(n) it
-  /// sees keys 0 ... n - 1 besides, as attention sinks.
-  /// Source  Beltagy et al., 2020, arXiv 2004.05150; the sinks: Xiao et al., "Efficient Streaming
-  ///         Language Models with Attention Sinks", 2023, arXiv 2309.17453.
-  static Window window(Index size) { return {size, 0}; }
-
- private:
-  template <class T>
-  static In<T, 4> all(In<T, 2> pairs) {
-    return {pairs.data(), Shape{1, 1, pairs.extent(0), pairs.extent(1)},
-            Shape{0, 0, pairs.stride(0), pairs.stride(1)}};
-  }
-  static In<bool, 4> of_keys(In<bool, 2> keys) {
-    return {keys.data(), Shape{keys.extent(0), 1, 1, keys.extent(1)},
-            Shape{keys.stride(0), 0, 0, keys.stride(1)}};
-  }
-};
 
 template <Scalar T>
 class AttentionMask;
 
 /// What an AttentionMask<T> is put together from.
 template <class Term, class T>
-concept MaskTerm =
-    std::same_as<Term, Causal> || std::same_as<Term, Window> || std::same_as<Term, KeyLengths> ||
-    std::same_as<Term, Documents> || std::same_as<Term, PairMask> ||
+concept MaskTerm = std::same_as<Term, Causal> || std::same_as<Term, Window> ||
+    std::same_as<Term, KeyLengths> || std::same_as<Term, Documents> ||
+    std::same_as<Term, MaskFunctionRef> || std::same_as<Term, PairMask> ||
     std::same_as<Term, BiasMask<T>> || std::same_as<Term, AttentionMask<T>>;
 
 /// All masks of a call together: a pair is visible where every one of them lets it be.
@@ -179,6 +78,13 @@ class AttentionMask {
             "biases are 5, expected at most 4 (add some up into one tensor)");
     biases_[static_cast<std::size_t>(bias_count_++)] = mask;
   }
+  /// Nothing where it views no function. Throws ArgumentError for more than 4.
+  void add(const MaskFunctionRef& function) {
+    if (function.absent()) return;
+    require(function_count_ < MaskFunctionRef::most, "AttentionMask",
+            "mask functions are 5, expected at most 4 (combine some into one callable)");
+    functions_[static_cast<std::size_t>(function_count_++)] = function;
+  }
   /// All terms of another mask, or, where they do not go together, an error and none.
   void add(const AttentionMask& other) {
     AttentionMask sum = *this;
@@ -188,6 +94,7 @@ class AttentionMask {
     if (other.documents_.present()) sum.add(other.documents_);
     for (const PairMask& mask : other.pair_masks()) sum.add(mask);
     for (const BiasMask<T>& mask : other.biases()) sum.add(mask);
+    for (const MaskFunctionRef& function : other.functions()) sum.add(function);
     *this = sum;
   }
 
@@ -210,6 +117,10 @@ class AttentionMask {
   /// The biases among the terms.
   std::span<const BiasMask<T>> biases() const {
     return {biases_.data(), static_cast<std::size_t>(bias_count_)};
+  }
+  /// The mask functions among the terms.
+  std::span<const MaskFunctionRef> functions() const {
+    return {functions_.data(), static_cast<std::size_t>(function_count_)};
   }
 
   /// Throws ShapeError or ArgumentError unless every term fits scores [B, H, L, S].
@@ -268,12 +179,14 @@ class AttentionMask {
   bool has_key_lengths_ = false;
   int pair_count_ = 0;
   int bias_count_ = 0;
+  int function_count_ = 0;
   Index window_ = 0;
   Index first_keys_ = 0;
   std::span<const Index> key_lengths_;
   Documents documents_ = {};
   std::array<PairMask, most> pairs_{};
   std::array<BiasMask<T>, most> biases_{};
+  std::array<MaskFunctionRef, MaskFunctionRef::most> functions_{};
 };
 
 }  // namespace headwise::inline v0_1

@@ -25,6 +25,7 @@ class HeadVisibility {
         keys_(mask.has_key_lengths() ? mask.key_lengths()[static_cast<std::size_t>(b)] : S),
         all_keys_(S),
         documents_(mask.documents(), b),
+        functions_(mask.functions(), {b, h, 0, 0}),
         hidden_below_(std::numeric_limits<T>::lowest()) {
     if (!mask.biases().empty()) hidden_below_ = hidden_below_ / T(4);
     for (const PairMask& term : mask.pair_masks()) {
@@ -51,9 +52,15 @@ class HeadVisibility {
     return {begin, std::max<Index>(begin, reach(i).begin)};
   }
 
-  /// How many keys causality, window, length and documents leave to query i.
+  /// Of its range, what the bounds of mask functions leave to query i. Its ends may fall where i
+  /// grows.
+  KeyRange own_range(Index i) const { return functions_.in_bounds(i, range(i)); }
+  /// Whether mask functions have bounds.
+  bool has_bounds() const { return functions_.have_bounds(); }
+
+  /// How many keys causality, window, length, documents and bounds leave to query i.
   Index count(Index i) const {
-    const KeyRange keys = range(i);
+    const KeyRange keys = own_range(i);
     return keys.size() - gap(i).in(keys).size();
   }
 
@@ -73,9 +80,11 @@ class HeadVisibility {
   /// The blocks of `size` keys that the queries first ... first + count - 1 look at.
   KeyBlocks blocks(Index first, Index count, Index size) const {
     KeyRange keys = range(first, count);
+    if (has_bounds()) keys = functions_.between_bounds(first, count, keys);
     if (first_keys_ == 0) return {keys, size, {0, 0}};
     const KeyRange hidden = gap(first, count);
     if (hidden.end >= keys.end) keys.end = std::min<Index>(keys.end, hidden.begin);
+    if (keys.end <= keys.begin) return {{0, 0}, size, {0, 0}};
     if (hidden.begin <= keys.begin) {
       return {{std::max<Index>(keys.begin, hidden.end), keys.end}, size, {0, 0}};
     }
@@ -93,9 +102,9 @@ class HeadVisibility {
   }
 
   /// Whether pairs within the range have to be asked for one by one.
-  bool has_pair_masks() const { return pair_count_ != 0 || bias_count_ != 0; }
-  /// Whether there are keep and drop masks among them.
-  bool has_keep_masks() const { return pair_count_ != 0; }
+  bool has_pair_masks() const { return has_keep_masks() || bias_count_ != 0; }
+  /// Whether there are keep and drop masks, or mask functions, among them.
+  bool has_keep_masks() const { return pair_count_ != 0 || functions_.present(); }
   /// Whether a query may have a gap in its range.
   bool has_gaps() const { return first_keys_ != 0; }
   /// How many biases are added to a score.
@@ -119,14 +128,17 @@ class HeadVisibility {
            !documents_.present();
   }
 
-  /// For a pair within the range: whether neither its gap nor a keep or drop mask hides it.
+  /// For a pair within the range: whether neither its gap, a keep or drop mask nor a mask function
+  /// hides it.
   bool kept(Index i, Index j) const {
     if (const KeyRange hidden = gap(i); j >= hidden.begin && j < hidden.end) return false;
     for (int t = 0; t < pair_count_; ++t) {
       const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
       if (pairs.at(i, j) != keep) return false;
     }
-    return true;
+    std::uint8_t seen = 1;
+    if (functions_.present()) functions_.ask(i, {j, j + 1}, &seen);
+    return seen != 0;
   }
 
   /// The same of all of a run of keys, a byte each.
@@ -150,6 +162,7 @@ class HeadVisibility {
         bytes[n] = static_cast<std::uint8_t>(bytes[n] & (from[n * pairs.column] == keep));
       }
     }
+    if (functions_.present()) functions_.ask(i, keys, bytes);
   }
 
   /// For a pair within the range: whether no mask hides it.
@@ -159,6 +172,17 @@ class HeadVisibility {
       if (biases_[static_cast<std::size_t>(t)].at(i, j) < hidden_below_) return false;
     }
     return true;
+  }
+
+  /// The same of all of a run of keys, a byte each.
+  void pair_visible(Index i, KeyRange keys, std::uint8_t* bytes) const {
+    kept(i, keys, bytes);
+    for (int t = 0; t < bias_count_; ++t) {
+      const Plane<T>& bias = biases_[static_cast<std::size_t>(t)];
+      for (Index n = 0; n < keys.size(); ++n) {
+        if (bias.at(i, keys.begin + n) < hidden_below_) bytes[n] = 0;
+      }
+    }
   }
 
   /// Whether query i sees key j.
@@ -224,6 +248,7 @@ class HeadVisibility {
   Index keys_;
   Index all_keys_;
   DocumentRow documents_;
+  HeadMaskFunctions functions_;
   T hidden_below_;
   int pair_count_ = 0;
   int bias_count_ = 0;
