@@ -1587,14 +1587,14 @@ class DocumentRow {
   template <class Id>
   Index reach(const Id* row, Index j, Index direction) const {
     const Id id = row[j * step_];
-    const auto holds = [&](Index distance) {
-      const Index key = j + direction * distance;
+    const auto holds = [&](Index steps) {
+      const Index key = j + direction * steps;
       return key >= 0 && key < count_ && row[key * step_] == id;
     };
-    Index far = 0, step = 1;
-    for (; holds(far + step); step *= 2) far += step;
-    for (step /= 2; step > 0; step /= 2) far += holds(far + step) ? step : 0;
-    return far;
+    Index distance = 0, step = 1;
+    for (; holds(distance + step); step *= 2) distance += step;
+    for (step /= 2; step > 0; step /= 2) distance += holds(distance + step) ? step : 0;
+    return distance;
   }
 
   const Index* wide_ = nullptr;
@@ -8846,8 +8846,8 @@ HEADWISE_INLINE typename Simd<T>::Vector without_denormals(const typename Simd<T
   using S = Simd<T>;
   if constexpr (simd::vectorised<T>) {
     constexpr T tiny = (std::numeric_limits<T>::min)() / std::numeric_limits<T>::epsilon();
-    const auto small = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
-    return S::select(small, S::zero(), x);
+    const auto negligible = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
+    return S::select(negligible, S::zero(), x);
   } else {
     return x;
   }
@@ -13357,8 +13357,8 @@ HEADWISE_INLINE typename Simd<T>::Vector without_denormals(const typename Simd<T
   using S = Simd<T>;
   if constexpr (simd::vectorised<T>) {
     constexpr T tiny = (std::numeric_limits<T>::min)() / std::numeric_limits<T>::epsilon();
-    const auto small = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
-    return S::select(small, S::zero(), x);
+    const auto negligible = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
+    return S::select(negligible, S::zero(), x);
   } else {
     return x;
   }
@@ -17828,8 +17828,8 @@ HEADWISE_INLINE typename Simd<T>::Vector without_denormals(const typename Simd<T
   using S = Simd<T>;
   if constexpr (simd::vectorised<T>) {
     constexpr T tiny = (std::numeric_limits<T>::min)() / std::numeric_limits<T>::epsilon();
-    const auto small = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
-    return S::select(small, S::zero(), x);
+    const auto negligible = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
+    return S::select(negligible, S::zero(), x);
   } else {
     return x;
   }
@@ -21122,10 +21122,10 @@ struct Dual {
   HEADWISE_INLINE friend constexpr bool operator>=(const Dual& a, const Dual& b) { return b <= a; }
 
   /// As std::max and std::min: of equal values, the first.
-  HEADWISE_INLINE friend constexpr Dual max(const Dual& a, const Dual& b) {
+  HEADWISE_INLINE friend constexpr Dual(max)(const Dual& a, const Dual& b) {
     return select(a < b, b, a);
   }
-  HEADWISE_INLINE friend constexpr Dual min(const Dual& a, const Dual& b) {
+  HEADWISE_INLINE friend constexpr Dual(min)(const Dual& a, const Dual& b) {
     return select(b < a, b, a);
   }
   /// At 0, the derivative from the right.
@@ -21222,8 +21222,8 @@ class std::numeric_limits<headwise::Dual<T>> : public std::numeric_limits<T> {
  public:
   /// What T has under that name, as a constant.
   ///@{
-  static constexpr Number min() { return Number((Base::min)()); }
-  static constexpr Number max() { return Number((Base::max)()); }
+  static constexpr Number(min)() { return Number((Base::min)()); }
+  static constexpr Number(max)() { return Number((Base::max)()); }
   static constexpr Number lowest() { return Number(Base::lowest()); }
   static constexpr Number epsilon() { return Number(Base::epsilon()); }
   static constexpr Number round_error() { return Number(Base::round_error()); }

@@ -98,14 +98,14 @@ class DocumentRow {
   template <class Id>
   Index reach(const Id* row, Index j, Index direction) const {
     const Id id = row[j * step_];
-    const auto holds = [&](Index distance) {
-      const Index key = j + direction * distance;
+    const auto holds = [&](Index steps) {
+      const Index key = j + direction * steps;
       return key >= 0 && key < count_ && row[key * step_] == id;
     };
-    Index far = 0, step = 1;
-    for (; holds(far + step); step *= 2) far += step;
-    for (step /= 2; step > 0; step /= 2) far += holds(far + step) ? step : 0;
-    return far;
+    Index distance = 0, step = 1;
+    for (; holds(distance + step); step *= 2) distance += step;
+    for (step /= 2; step > 0; step /= 2) distance += holds(distance + step) ? step : 0;
+    return distance;
   }
 
   const Index* wide_ = nullptr;

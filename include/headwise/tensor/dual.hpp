@@ -104,10 +104,10 @@ struct Dual {
   HEADWISE_INLINE friend constexpr bool operator>=(const Dual& a, const Dual& b) { return b <= a; }
 
   /// As std::max and std::min: of equal values, the first.
-  HEADWISE_INLINE friend constexpr Dual max(const Dual& a, const Dual& b) {
+  HEADWISE_INLINE friend constexpr Dual(max)(const Dual& a, const Dual& b) {
     return select(a < b, b, a);
   }
-  HEADWISE_INLINE friend constexpr Dual min(const Dual& a, const Dual& b) {
+  HEADWISE_INLINE friend constexpr Dual(min)(const Dual& a, const Dual& b) {
     return select(b < a, b, a);
   }
   /// At 0, the derivative from the right.
@@ -204,8 +204,8 @@ class std::numeric_limits<headwise::Dual<T>> : public std::numeric_limits<T> {
  public:
   /// What T has under that name, as a constant.
   ///@{
-  static constexpr Number min() { return Number((Base::min)()); }
-  static constexpr Number max() { return Number((Base::max)()); }
+  static constexpr Number(min)() { return Number((Base::min)()); }
+  static constexpr Number(max)() { return Number((Base::max)()); }
   static constexpr Number lowest() { return Number(Base::lowest()); }
   static constexpr Number epsilon() { return Number(Base::epsilon()); }
   static constexpr Number round_error() { return Number(Base::round_error()); }
