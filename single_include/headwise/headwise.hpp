@@ -1351,8 +1351,9 @@ struct Position {
 
 /// Pairs in a row: the first, and how far the next stands from each.
 struct PairRun {
-  Position first;
-  Index query_step, key_step, count;
+  Position first;              // the first of them
+  Index query_step, key_step;  // from pair to pair
+  Index count;                 // pairs
   /// The n-th of them.
   HEADWISE_INLINE constexpr Position operator()(Index n) const {
     return {first.batch, first.head, first.query + n * query_step, first.key + n * key_step};
@@ -2649,9 +2650,10 @@ class HeadVisibility {
   /// A bias of pairs as it lies in memory: element (i, j) is data[i row + j column].
   template <class V>
   struct Plane {
-    const V* data = nullptr;
-    Index row = 0;
-    Index column = 0;
+    const V* data = nullptr;  // element (0, 0)
+    Index row = 0;            // from row to row
+    Index column = 0;         // from column to column
+    /// Element (i, j).
     const V& at(Index i, Index j) const { return data[i * row + j * column]; }
   };
   /// The n-th of them.
@@ -2813,21 +2815,24 @@ struct HeadScore {
   bool alibi = false;        // whether `slope` is asked for
   T slope = T(0);            // of ALiBi
   const T* table = nullptr;  // [2 reach + 1]; null for none
-  Index table_step = 1;
-  Index reach = 0;
-  bool has_sink = false;
-  T sink = T(0);     // the sink's logit
-  Index offset = 0;  // S - L
+  Index table_step = 1;      // from number to number of it
+  Index reach = 0;           // distances beyond it count as it
+  bool has_sink = false;     // whether `sink` is asked for
+  T sink = T(0);             // the sink's logit
+  Index offset = 0;          // S - L
 
-  ScoreFunctionRef<T> function = {};
-  Position first = {};  // of the head: its batch element and number
+  ScoreFunctionRef<T> function = {};  // the user's own
+  Position first = {};                // of the head: its batch element and number
 
   /// Whether a score is more than scale q k^T + the biases of its mask.
   bool changes() const { return caps() || by_distance() || calls(); }
   /// Whether what flows into a score is not what flows into scale q k^T.
   bool returns() const { return caps() || calls(); }
+  /// Whether the user's function is called.
   bool calls() const { return !function.absent(); }
+  /// Whether scores are capped.
   bool caps() const { return softcap != T(0); }
+  /// Whether something is added by the distance of key and query.
   bool by_distance() const { return alibi || table != nullptr; }
   /// Whether the sink takes weight: one that is as low as a bias that hides does not.
   bool sink_counts() const { return has_sink && !(sink < std::numeric_limits<T>::lowest() / T(4)); }
@@ -21438,12 +21443,12 @@ template <Scalar T>
 struct ScoreOptions {
   std::optional<T> softcap = {};  // c > 0: a score becomes c tanh(score / c)
   In<T, 1> alibi_slopes = {};     // [H]: less slope |j - i - (S - L)|
-  // [H or 1, 2 R + 1]: plus the number at clamp(j - i - (S - L), -R, R) + R. Source: Shaw,
-  // Uszkoreit and Vaswani, 2018, arXiv 1803.02155; Raffel et al., 2020, arXiv 1910.10683,
-  // section 2.1.
+  /// [H or 1, 2 R + 1]: plus the number at clamp(j - i - (S - L), -R, R) + R. Source: Shaw,
+  /// Uszkoreit and Vaswani, 2018, arXiv 1803.02155; Raffel et al., 2020, arXiv 1910.10683,
+  /// section 2.1.
   In<T, 2> relative_bias = {};
-  // Then, behind the mask's biases, a function of one's own, of which this is a view
-  // (kernels/score_function.hpp); what hides pairs is asked apart from it.
+  /// Then, behind the mask's biases, a function of one's own, of which this is a view
+  /// (kernels/score_function.hpp); what hides pairs is asked apart from it.
   ScoreFunctionRef<T> function = {};
   In<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value
 
@@ -21506,7 +21511,7 @@ struct ScoreGradients {
   InOut<T, 2> d_relative_bias = {};  // [H or 1, 2 R + 1], as its values
   InOut<T, 1> d_sinks = {};          // [H]
   InOut<T, 1> d_function = {};       // [P], of the parameters of a function of one's own
-  // Of the mask's biases in the order in which they were listed, each of its bias's shape.
+  /// Of the mask's biases in the order in which they were listed, each of its bias's shape.
   std::array<InOut<T, 4>, AttentionMask<T>::most> d_biases = {};
 
   /// Whether one is asked for.
@@ -21522,8 +21527,8 @@ struct ScoreGradients {
 /// what changes scores.
 template <Scalar T>
 struct AttentionGradients {
-  Out<T, 4> dq, dk, dv;  // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
-  ScoreGradients<T> score = {};
+  Out<T, 4> dq, dk, dv;          // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
+  ScoreGradients<T> score = {};  // of what changes scores
 };
 
 /// The letters of an attention: queries [B, H, L, d], keys [B, G, S, d], values [B, G, S, dv].
@@ -27738,8 +27743,8 @@ struct KeyValueCacheOptions {
   Index d_value = 0;       // dv; 0: d
   Index window = 0;        // keys that a query sees, its own among them; 0: all before it
   Index first_keys = 0;    // keys that it sees beside the window, from the first on
-  // In 16 bits they take half the memory, and half the time to read: caches of float alone. A key
-  // is rounded once, when it is appended, to nearest, ties to even.
+  /// In 16 bits keys and values take half the memory, and half the time to read: caches of float
+  /// alone. A number is rounded once, when it is appended, to nearest, ties to even.
   StoredAs stored_as = StoredAs::same;
 
   /// Throws ArgumentError for a negative extent, or what does not go together. Of a cache of float

@@ -19,8 +19,8 @@ struct KeyValueCacheOptions {
   Index d_value = 0;       // dv; 0: d
   Index window = 0;        // keys that a query sees, its own among them; 0: all before it
   Index first_keys = 0;    // keys that it sees beside the window, from the first on
-  // In 16 bits they take half the memory, and half the time to read: caches of float alone. A key
-  // is rounded once, when it is appended, to nearest, ties to even.
+  /// In 16 bits keys and values take half the memory, and half the time to read: caches of float
+  /// alone. A number is rounded once, when it is appended, to nearest, ties to even.
   StoredAs stored_as = StoredAs::same;
 
   /// Throws ArgumentError for a negative extent, or what does not go together. Of a cache of float

@@ -18,12 +18,12 @@ template <Scalar T>
 struct ScoreOptions {
   std::optional<T> softcap = {};  // c > 0: a score becomes c tanh(score / c)
   In<T, 1> alibi_slopes = {};     // [H]: less slope |j - i - (S - L)|
-  // [H or 1, 2 R + 1]: plus the number at clamp(j - i - (S - L), -R, R) + R. Source: Shaw,
-  // Uszkoreit and Vaswani, 2018, arXiv 1803.02155; Raffel et al., 2020, arXiv 1910.10683,
-  // section 2.1.
+  /// [H or 1, 2 R + 1]: plus the number at clamp(j - i - (S - L), -R, R) + R. Source: Shaw,
+  /// Uszkoreit and Vaswani, 2018, arXiv 1803.02155; Raffel et al., 2020, arXiv 1910.10683,
+  /// section 2.1.
   In<T, 2> relative_bias = {};
-  // Then, behind the mask's biases, a function of one's own, of which this is a view
-  // (kernels/score_function.hpp); what hides pairs is asked apart from it.
+  /// Then, behind the mask's biases, a function of one's own, of which this is a view
+  /// (kernels/score_function.hpp); what hides pairs is asked apart from it.
   ScoreFunctionRef<T> function = {};
   In<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value
 
@@ -86,7 +86,7 @@ struct ScoreGradients {
   InOut<T, 2> d_relative_bias = {};  // [H or 1, 2 R + 1], as its values
   InOut<T, 1> d_sinks = {};          // [H]
   InOut<T, 1> d_function = {};       // [P], of the parameters of a function of one's own
-  // Of the mask's biases in the order in which they were listed, each of its bias's shape.
+  /// Of the mask's biases in the order in which they were listed, each of its bias's shape.
   std::array<InOut<T, 4>, AttentionMask<T>::most> d_biases = {};
 
   /// Whether one is asked for.
@@ -102,8 +102,8 @@ struct ScoreGradients {
 /// what changes scores.
 template <Scalar T>
 struct AttentionGradients {
-  Out<T, 4> dq, dk, dv;  // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
-  ScoreGradients<T> score = {};
+  Out<T, 4> dq, dk, dv;          // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
+  ScoreGradients<T> score = {};  // of what changes scores
 };
 
 /// The letters of an attention: queries [B, H, L, d], keys [B, G, S, d], values [B, G, S, dv].

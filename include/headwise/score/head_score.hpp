@@ -17,21 +17,24 @@ struct HeadScore {
   bool alibi = false;        // whether `slope` is asked for
   T slope = T(0);            // of ALiBi
   const T* table = nullptr;  // [2 reach + 1]; null for none
-  Index table_step = 1;
-  Index reach = 0;
-  bool has_sink = false;
-  T sink = T(0);     // the sink's logit
-  Index offset = 0;  // S - L
+  Index table_step = 1;      // from number to number of it
+  Index reach = 0;           // distances beyond it count as it
+  bool has_sink = false;     // whether `sink` is asked for
+  T sink = T(0);             // the sink's logit
+  Index offset = 0;          // S - L
 
-  ScoreFunctionRef<T> function = {};
-  Position first = {};  // of the head: its batch element and number
+  ScoreFunctionRef<T> function = {};  // the user's own
+  Position first = {};                // of the head: its batch element and number
 
   /// Whether a score is more than scale q k^T + the biases of its mask.
   bool changes() const { return caps() || by_distance() || calls(); }
   /// Whether what flows into a score is not what flows into scale q k^T.
   bool returns() const { return caps() || calls(); }
+  /// Whether the user's function is called.
   bool calls() const { return !function.absent(); }
+  /// Whether scores are capped.
   bool caps() const { return softcap != T(0); }
+  /// Whether something is added by the distance of key and query.
   bool by_distance() const { return alibi || table != nullptr; }
   /// Whether the sink takes weight: one that is as low as a bias that hides does not.
   bool sink_counts() const { return has_sink && !(sink < std::numeric_limits<T>::lowest() / T(4)); }

@@ -15,8 +15,9 @@ struct Position {
 
 /// Pairs in a row: the first, and how far the next stands from each.
 struct PairRun {
-  Position first;
-  Index query_step, key_step, count;
+  Position first;              // the first of them
+  Index query_step, key_step;  // from pair to pair
+  Index count;                 // pairs
   /// The n-th of them.
   HEADWISE_INLINE constexpr Position operator()(Index n) const {
     return {first.batch, first.head, first.query + n * query_step, first.key + n * key_step};

@@ -112,9 +112,10 @@ class HeadVisibility {
   /// A bias of pairs as it lies in memory: element (i, j) is data[i row + j column].
   template <class V>
   struct Plane {
-    const V* data = nullptr;
-    Index row = 0;
-    Index column = 0;
+    const V* data = nullptr;  // element (0, 0)
+    Index row = 0;            // from row to row
+    Index column = 0;         // from column to column
+    /// Element (i, j).
     const V& at(Index i, Index j) const { return data[i * row + j * column]; }
   };
   /// The n-th of them.
