@@ -34,7 +34,8 @@ std::vector<Exception> exceptions() {
       {"SafetensorsWriter::merge: name __metadata__ is the format's own",
        "no writer holds such a tensor"},
   };
-  for (const std::string function : {"attention_backward", "flash_attention_backward"}) {
+  for (const std::string function :
+       {"attention_backward", "flash_attention_backward", "packed_attention_backward"}) {
     all.push_back({function + ": d_scale holds one element*", "it is of one element"});
   }
   for (const std::string field : {"key_len", "num_kv_heads", "d_head", "d_value", "kdim", "vdim",

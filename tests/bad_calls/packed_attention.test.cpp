@@ -1,6 +1,7 @@
 // packed_attention_forward and _backward, wrong in every way that has a rule.
 #include <functional>
 
+#include "bad_calls/score_gradient_rules.hpp"
 #include "support/refusal.hpp"
 
 using namespace headwise_tests;
@@ -19,6 +20,7 @@ struct Call {
   std::span<const Index> starts_in_output = {};      // stands for query_starts where it is given
   std::span<const Index> key_starts_in_output = {};  // and for key_starts
   AttentionOptions<double> options = {};
+  ScoreGradients<double> learned = {};
   Context context = memory.context();
 
   PackedSequences<double> inputs() const {
@@ -37,7 +39,7 @@ const Function forward = {"packed_attention_forward",
                           }},
                backward = {"packed_attention_backward", [](Call&c) {
                              packed_attention_backward(c.d_o, c.inputs(), c.o, c.lse, c.options,
-                                                       {c.dq, c.dk, c.dv}, c.context);
+                                                       {c.dq, c.dk, c.dv, c.learned}, c.context);
                            }};
 const std::vector<Function> both = {forward, backward};
 
@@ -279,6 +281,20 @@ std::vector<Rule> own_memory(const std::string& name, Member member,
   return rules;
 }
 
+std::vector<Rule> of_score_gradients() {
+  static const ScoreGradientRules<Call> of_call{{3, 4, 1, 1}, {1, 4, 1, 1}, {3, 1, 1, 1}, 3, false};
+  std::vector<Rule> rules;
+  for (const auto& rule : of_call.all()) rules.push_back({rule.message, rule.spoil});
+  rules.push_back({"d_sinks overlaps key_starts, expected memory of its own", [](Call& c) {
+                     static std::vector<Index> storage(8);
+                     of_call.learn(c);
+                     std::copy(c.key_starts.begin(), c.key_starts.end(), storage.begin());
+                     c.key_starts_in_output = {storage.data(), 4};
+                     c.learned.d_sinks = {reinterpret_cast<double*>(storage.data() + 3), Shape{4}};
+                   }});
+  return rules;
+}
+
 const std::pair<std::string, Member> q{"q", &Call::q}, k{"k", &Call::k}, v{"v", &Call::v},
     d_o{"d_o", &Call::d_o}, o{"o", &Call::o}, lse{"lse", &Call::lse}, dq{"dq", &Call::dq},
     dk{"dk", &Call::dk};
@@ -297,6 +313,7 @@ const std::vector<Refusals> refusals = {
     table({backward}, own_memory("dq", &Call::dq, {d_o, q, k, v, o, lse})),
     table({backward}, own_memory("dk", &Call::dk, {d_o, q, k, v, o, lse, dq})),
     table({backward}, own_memory("dv", &Call::dv, {d_o, q, k, v, o, lse, dq, dk})),
+    table({backward}, of_score_gradients()),
 };
 
 }  // namespace

@@ -52,6 +52,10 @@ std::vector<Recipe<T>> score_recipes() {
        [](C c) {
          c.bias(Shape{1, 1, c.sizes.L, 1}), c.sinks();
        }},
+      {"learned biases [1, H, 1, 1] and [B, H, 1, 1]",
+       [](C c) {
+         c.bias(Shape{1, c.sizes.H, 1, 1}), c.bias(Shape{c.sizes.B, c.sizes.H, 1, 1});
+       }},
       {"all at once",
        [=](C c) {
          c.causal(), c.window(61), c.key_lengths(), c.square(true), c.scale(-0.3), c.softcap(3);

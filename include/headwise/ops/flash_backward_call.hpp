@@ -95,16 +95,16 @@ class FlashBackwardCall {
     context_.executor.run(sizes_.G * rows.block_numbers(run_.backward_keys), task);
   }
 
-  /// All blocks of keys of one key/value head of a batch, where no other may run beside it.
+  /// All blocks of keys of one key/value head of a sequence, where no other may run beside it.
   void run_head(Index b, Index g) {
-    const Index blocks = sequences_.keys.block_numbers(run_.backward_keys, b);
+    const Index blocks = sequences_.keys.count_blocks(run_.backward_keys, b);
     if (score_.blocks_in_order()) {
       for (Index block = 0; block < blocks; ++block) run_block(b, g, block, 0);
       return;
     }
-    const Index before = (b * sizes_.G + g) * blocks;
-    const auto task = [&](Index, Index worker) { run_block(b, g, turns_.take() - before, worker); };
+    const auto task = [&](Index, Index worker) { run_block(b, g, turns_.take() - taken_, worker); };
     context_.executor.run(blocks, task);
+    taken_ += blocks;
   }
 
   T* deltas_of(Index b, Index h) {
@@ -166,6 +166,7 @@ class FlashBackwardCall {
   Workspace<T> workspace_, delta_storage_;
   T* deltas_;  // [B, H, L]
   OrderedTurns turns_;
+  Index taken_ = 0;  // blocks of the heads before, where heads come one after the other
   ScoreGradientSums<T> score_;
 };
 

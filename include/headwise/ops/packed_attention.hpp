@@ -18,10 +18,12 @@ struct PackedSequences {
   std::span<const Index> query_starts, key_starts;  // [B + 1]
 };
 
-/// The gradients of queries, keys and values, of their shapes; overwritten.
+/// The gradients of queries, keys and values, of their shapes; overwritten. Beside them those of
+/// what changes scores: added to, sequence by sequence.
 template <Scalar T>
 struct PackedGradients {
-  Out<T, 3> dq, dk, dv;  // [N, H, d], [M, G, d], [M, G, dv]
+  Out<T, 3> dq, dk, dv;          // [N, H, d], [M, G, d], [M, G, dv]
+  ScoreGradients<T> score = {};  // as flash_attention_backward's
 };
 
 }  // namespace headwise::inline v0_1
@@ -115,15 +117,17 @@ FlashSequences require_packed(std::string_view function, const PackedSequences<T
   return {{B, H, G, N, M, d, dv}, SequenceRows(x.query_starts), SequenceRows(x.key_starts)};
 }
 
+/// Cumulative lengths, as what others must not share memory with.
+inline In<Index, 1> starts(std::span<const Index> x) {
+  return {x.data(), Shape{static_cast<Index>(x.size())}};
+}
+
 /// Throws ShapeError where an output shares memory with what a packed call reads besides.
 template <class T>
 void require_apart_from_starts(std::string_view function, const Footprint& out,
                                const PackedSequences<T>& x, const AttentionOptions<T>& options) {
-  const auto numbers = [](std::span<const Index> starts) {
-    return In<Index, 1>(starts.data(), Shape{static_cast<Index>(starts.size())});
-  };
   require_apart(function, out,
-                {{"query_starts", numbers(x.query_starts)}, {"key_starts", numbers(x.key_starts)}});
+                {{"query_starts", starts(x.query_starts)}, {"key_starts", starts(x.key_starts)}});
   require_apart_from_options<T>(function, out, options);
 }
 
@@ -195,8 +199,8 @@ void packed_attention_forward(const PackedSequences<T>& inputs,
 /// lse        [N, H, 2]    in; what forward returned
 /// gradients               out; dq [N, H, d], dk [M, G, d], dv [M, G, dv]
 ///
-/// The bits of a sequence are those of a call for it alone. What changes scores is as in forward;
-/// gradients of it are flash_attention_backward's.
+/// The bits of a sequence are those of a call for it alone; of gradients of what changes scores,
+/// those of such calls one after the other.
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair, one more a bias and two for dropout, 2 dv a query.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
@@ -209,7 +213,7 @@ void packed_attention_backward(In<T, 3> d_o, const PackedSequences<std::type_ide
   constexpr std::string_view function = "packed_attention_backward";
   const auto sequences = detail::require_packed<T>(function, inputs, options);
   const auto& [q, k, v, query_starts, key_starts] = inputs;
-  const auto& [dq, dk, dv] = gradients;
+  const auto& [dq, dk, dv, d_score] = gradients;
   const auto [B, H, G, N, M, d, width_v] = sequences.sizes;
   require_shape(function, "d_o", d_o, Shape{N, H, width_v}, "q, head width of v");
   require_shape(function, "o", o, Shape{N, H, width_v}, "q, head width of v");
@@ -227,11 +231,23 @@ void packed_attention_backward(In<T, 3> d_o, const PackedSequences<std::type_ide
   detail::require_apart_from_starts<T>(function, {"dq", dq}, inputs, options);
   detail::require_apart_from_starts<T>(function, {"dk", dk}, inputs, options);
   detail::require_apart_from_starts<T>(function, {"dv", dv}, inputs, options);
+  detail::require_score_gradients<T>(function, d_score, options,
+                                     {{"d_o", d_o},
+                                      {"q", q},
+                                      {"k", k},
+                                      {"v", v},
+                                      {"o", o},
+                                      {"lse", lse},
+                                      {"dq", dq},
+                                      {"dk", dk},
+                                      {"dv", dv},
+                                      {"query_starts", detail::starts(query_starts)},
+                                      {"key_starts", detail::starts(key_starts)}});
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
   detail::flash_backward<T>(sequences, of(d_o), {of(q), of(k), of(v)}, {of(o), of(lse)}, options,
-                            {of(dq), of(dk), of(dv)}, context);
+                            {of(dq), of(dk), of(dv), d_score}, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -101,22 +101,25 @@ class ScoreGradientSums {
   }
 
   /// Whether heads share elements of a bias's gradient, so that they have to come one after the
-  /// other; and whether blocks of keys of several heads do.
+  /// other.
   bool heads_in_order() const {
     bool shared = false;
     for (const InOut<T, 4>& bias : to_.d_biases) {
       shared = shared || (!bias.absent() && (bias.extent(0) < sequences_.sizes.B ||
                                              bias.extent(1) < sequences_.sizes.H));
     }
-    return shared;
+    return shared || blocks_in_order();
   }
+  /// Whether blocks of keys do, of one head or of several that share the keys: those of a head add
+  /// to a row of queries in turns, and no others wait for each other.
   bool blocks_in_order() const {
+    const AttentionSizes& s = sequences_.sizes;
     bool shared = false;
     for (const InOut<T, 4>& bias : to_.d_biases) {
-      shared = shared || (!bias.absent() && bias.extent(1) < sequences_.sizes.H &&
-                          bias.extent(3) < sequences_.sizes.S);
+      if (bias.absent() || bias.extent(3) == s.S) continue;
+      shared = shared || bias.extent(2) < s.L || (bias.extent(1) < s.H && s.group() > 1);
     }
-    return shared && sequences_.sizes.group() > 1;
+    return shared;
   }
 
   /// Where a block of keys of a head adds.
