@@ -40,4 +40,5 @@ endforeach()
 set(name "layering: every header stands alone, and may be included twice")
 add_test(NAME "${name}" COMMAND "${CMAKE_COMMAND}" --build "${CMAKE_BINARY_DIR}" --target
                                 headwise_header_checks --parallel)
-set_tests_properties("${name}" PROPERTIES LABELS "layering;slow" TIMEOUT 1200)
+set_tests_properties("${name}" PROPERTIES LABELS "layering;slow" TIMEOUT 1200
+                                            RESOURCE_LOCK build_tree)
