@@ -120,7 +120,7 @@ TEST_CASE("projections and the core cost the same where the sequence is twice th
 TEST_CASE("useful FLOPs counted while running equal the formulas to the last one", "[analysis]") {
   const std::vector<Index> lengths = {7, 0, 3};
   const Tensor<double, 2> bias({21, 21}), square_bias({48, 48}), table({2, 9});
-  const Tensor<double, 1> slopes({2}), sinks({2});
+  const Tensor<double, 1> slopes(2), sinks(2);
   const auto bent = score_function<double>([](auto s, const Position&) { return s * s; });
   const auto even = mask_function([](const Position& at) { return at.key % 2 == 0; });
   struct Case {

@@ -88,7 +88,7 @@ struct ExpectedLearned {
 
   template <class T>
   ExpectedLearned(const Case<T>& x, const OracleResult& y) : slopes(x.sizes.H), sinks(x.sizes.H) {
-    const auto [B, H, G, L, S, d, dv] = x.sizes;
+    const Index B = x.sizes.B, H = x.sizes.H, L = x.sizes.L, S = x.sizes.S;
     const auto& values = x.options.score.relative_bias;
     const Index width = values.extent(1), reach = (width - 1) / 2;
     table = Field(values.size());

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "headwise/score/mask.hpp"
 #include "headwise/tensor/tensor.hpp"
 #include "support/catch.hpp"
 
