@@ -3,22 +3,21 @@
 #pragma once
 
 #include <concepts>
-#include <cstdint>
 #include <limits>
 #include <type_traits>
 #include <utility>
 
-#include "headwise/kernels/score_function.hpp"
+#include "headwise/kernels/pair_functions.hpp"
+#include "headwise/runtime/instruction_set.hpp"
 #include "headwise/score/mask_function.hpp"
 
 namespace headwise::inline v0_1 {
 
 /// What may be a mask function: it takes where a pair stands and returns bool.
 template <class F>
-concept MaskCallable =
-    std::copy_constructible<F> && std::is_invocable_r_v<bool, const F&, const Position&> &&
-    std::same_as < std::invoke_result_t<const F&, const Position&>,
-bool > ;
+concept MaskCallable = std::copy_constructible<F> && requires(const F& f, const Position& at) {
+  { f(at) } -> std::same_as<bool>;
+};
 
 /// What may be its bounds: it takes where a query stands (key is 0) and returns a KeyRange.
 template <class B>
@@ -32,24 +31,6 @@ struct AllKeys {
 };
 
 }  // namespace headwise::inline v0_1
-
-#define HEADWISE_ISA generic
-#include "headwise/kernels/mask_function.inc"
-#undef HEADWISE_ISA
-
-#if HEADWISE_X86
-HEADWISE_REGION(HEADWISE_AVX2)
-#define HEADWISE_ISA avx2
-#include "headwise/kernels/mask_function.inc"
-#undef HEADWISE_ISA
-HEADWISE_REGION_END
-
-HEADWISE_REGION(HEADWISE_AVX512)
-#define HEADWISE_ISA avx512
-#include "headwise/kernels/mask_function.inc"
-#undef HEADWISE_ISA
-HEADWISE_REGION_END
-#endif
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 

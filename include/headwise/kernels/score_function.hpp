@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "headwise/kernels/pair_functions.hpp"
 #include "headwise/runtime/instruction_set.hpp"
 #include "headwise/score/score_function.hpp"
 #include "headwise/tensor/dual.hpp"
@@ -22,24 +23,6 @@ concept ScoreCallable = std::copy_constructible<F> &&
                                         const std::array<Dual<T>, P>&>);
 
 }  // namespace headwise::inline v0_1
-
-#define HEADWISE_ISA generic
-#include "headwise/kernels/score_function.inc"
-#undef HEADWISE_ISA
-
-#if HEADWISE_X86
-HEADWISE_REGION(HEADWISE_AVX2)
-#define HEADWISE_ISA avx2
-#include "headwise/kernels/score_function.inc"
-#undef HEADWISE_ISA
-HEADWISE_REGION_END
-
-HEADWISE_REGION(HEADWISE_AVX512)
-#define HEADWISE_ISA avx512
-#include "headwise/kernels/score_function.inc"
-#undef HEADWISE_ISA
-HEADWISE_REGION_END
-#endif
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
