@@ -35,7 +35,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// no query will see again makes room, block by block of the kernels (kv_cache_slots.hpp).
 /// Memory: B G capacity (d + dv) elements of T or of 2 bytes, taken at once, in huge pages from
 /// 4 MiB on.
-/// Source: Xiao et al., 2023, arXiv 2309.17453 (which turns keys by their place in the cache).
+/// Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, arXiv
+/// 2309.17453 (which turns keys by their place in the cache; here by that in the sequence).
 template <Scalar T>
 class KeyValueCache {
  public:
