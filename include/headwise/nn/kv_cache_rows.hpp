@@ -44,11 +44,7 @@ class KeyValueRows {
   /// f(std::type_identity of the type that is stored).
   template <class F>
   void with_type(const F& f) const {
-    if constexpr (std::same_as<T, float>) {
-      if (as_ == StoredAs::bf16) return f(std::type_identity<BFloat16>());
-      if (as_ == StoredAs::fp16) return f(std::type_identity<Float16>());
-    }
-    f(std::type_identity<T>());
+    with_stored_type<T>(as_, f);
   }
   /// Throws ArgumentError unless it is U that is stored.
   template <class U>

@@ -44,6 +44,16 @@ inline constexpr StoredAs stored_as = std::same_as<T, BFloat16>  ? StoredAs::bf1
                                       : std::same_as<T, Float16> ? StoredAs::fp16
                                                                  : StoredAs::same;
 
+/// f(std::type_identity of what numbers of T are kept as). In 16 bits they are of float alone.
+template <class T, class F>
+constexpr void with_stored_type(StoredAs as, const F& f) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return f(std::type_identity<BFloat16>());
+    if (as == StoredAs::fp16) return f(std::type_identity<Float16>());
+  }
+  f(std::type_identity<T>());
+}
+
 struct FloatFormat {
   int exponent_bits;
   int fraction_bits;
