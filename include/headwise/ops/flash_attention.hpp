@@ -9,6 +9,7 @@
 #include "headwise/ops/attention_options.hpp"
 #include "headwise/ops/decode_call.hpp"
 #include "headwise/ops/flash_backward_call.hpp"
+#include "headwise/ops/flash_backward_views.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -144,37 +145,12 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
                               const AttentionOptions<std::type_identity_t<T>>& options,
                               const AttentionGradients<std::type_identity_t<T>>& gradients,
                               const Context& context = {}) {
-  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
-  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
-  const auto sizes = detail::require_attention<T>("flash_attention_backward", q, k, v, options);
-  const auto [B, H, G, L, S, d, width_v] = sizes;
   constexpr std::string_view function = "flash_attention_backward";
-  require_shape(function, "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
-  require_shape(function, "o", o, Shape{B, H, L, width_v}, "q, head width of v");
-  require_shape(function, "lse", lse, Shape{B, H, L, 2}, "two numbers a query of q");
-  require_shape(function, "dq", dq, q.shape(), "the shape of q");
-  require_shape(function, "dk", dk, k.shape(), "the shape of k");
-  require_shape(function, "dv", dv, v.shape(), "the shape of v");
-  require_apart(function, {"dq", dq},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}});
-  require_apart(function, {"dk", dk},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}});
-  require_apart(
-      function, {"dv", dv},
-      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
-  detail::require_apart_from_options<T>(function, {"dq", dq}, options);
-  detail::require_apart_from_options<T>(function, {"dk", dk}, options);
-  detail::require_apart_from_options<T>(function, {"dv", dv}, options);
-  detail::require_score_gradients<T>(function, gradients.score, options,
-                                     {{"d_o", d_o},
-                                      {"q", q},
-                                      {"k", k},
-                                      {"v", v},
-                                      {"o", o},
-                                      {"lse", lse},
-                                      {"dq", dq},
-                                      {"dk", dk},
-                                      {"dv", dv}});
+  const auto& [q, k, v] = inputs;
+  const auto& [dq, dk, dv, d_score] = gradients;
+  const auto sizes = detail::require_attention<T>(function, q, k, v, options);
+  detail::require_flash_backward<T, 4>(function, {d_o, q, k, v, o, lse, dq, dk, dv}, options,
+                                       d_score);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   detail::flash_backward<T>(detail::sequences_of(sizes), d_o, inputs, {o, lse}, options, gradients,

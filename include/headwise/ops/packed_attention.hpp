@@ -122,13 +122,12 @@ inline In<Index, 1> starts(std::span<const Index> x) {
   return {x.data(), Shape{static_cast<Index>(x.size())}};
 }
 
-/// Throws ShapeError where an output shares memory with what a packed call reads besides.
+/// Throws ShapeError where an output shares memory with the cumulative lengths.
 template <class T>
 void require_apart_from_starts(std::string_view function, const Footprint& out,
-                               const PackedSequences<T>& x, const AttentionOptions<T>& options) {
+                               const PackedSequences<T>& x) {
   require_apart(function, out,
                 {{"query_starts", starts(x.query_starts)}, {"key_starts", starts(x.key_starts)}});
-  require_apart_from_options<T>(function, out, options);
 }
 
 /// The same elements as [B, heads, rows, width], every sequence over all rows: SequenceRows cuts
@@ -180,8 +179,10 @@ void packed_attention_forward(const PackedSequences<T>& inputs,
   }
   require_apart(function, {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
   require_apart(function, {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
-  detail::require_apart_from_starts<T>(function, {"o", o}, inputs, options);
-  detail::require_apart_from_starts<T>(function, {"lse", lse}, inputs, options);
+  detail::require_apart_from_starts<T>(function, {"o", o}, inputs);
+  detail::require_apart_from_starts<T>(function, {"lse", lse}, inputs);
+  detail::require_apart_from_options<T>(function, {"o", o}, options);
+  detail::require_apart_from_options<T>(function, {"lse", lse}, options);
   if (o.size() == 0 && lse.size() == 0) return;
 
   const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
@@ -214,38 +215,17 @@ void packed_attention_backward(In<T, 3> d_o, const PackedSequences<std::type_ide
   const auto sequences = detail::require_packed<T>(function, inputs, options);
   const auto& [q, k, v, query_starts, key_starts] = inputs;
   const auto& [dq, dk, dv, d_score] = gradients;
-  const auto [B, H, G, N, M, d, width_v] = sequences.sizes;
-  require_shape(function, "d_o", d_o, Shape{N, H, width_v}, "q, head width of v");
-  require_shape(function, "o", o, Shape{N, H, width_v}, "q, head width of v");
-  require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
-  require_shape(function, "dq", dq, q.shape(), "the shape of q");
-  require_shape(function, "dk", dk, k.shape(), "the shape of k");
-  require_shape(function, "dv", dv, v.shape(), "the shape of v");
-  require_apart(function, {"dq", dq},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}});
-  require_apart(function, {"dk", dk},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}});
-  require_apart(
-      function, {"dv", dv},
-      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
-  detail::require_apart_from_starts<T>(function, {"dq", dq}, inputs, options);
-  detail::require_apart_from_starts<T>(function, {"dk", dk}, inputs, options);
-  detail::require_apart_from_starts<T>(function, {"dv", dv}, inputs, options);
-  detail::require_score_gradients<T>(function, d_score, options,
-                                     {{"d_o", d_o},
-                                      {"q", q},
-                                      {"k", k},
-                                      {"v", v},
-                                      {"o", o},
-                                      {"lse", lse},
-                                      {"dq", dq},
-                                      {"dk", dk},
-                                      {"dv", dv},
-                                      {"query_starts", detail::starts(query_starts)},
-                                      {"key_starts", detail::starts(key_starts)}});
+  detail::require_flash_backward<T, 3>(
+      function,
+      {d_o, q, k, v, o, lse, dq, dk, dv, detail::starts(query_starts), detail::starts(key_starts)},
+      options, d_score);
+  detail::require_apart_from_starts<T>(function, {"dq", dq}, inputs);
+  detail::require_apart_from_starts<T>(function, {"dk", dk}, inputs);
+  detail::require_apart_from_starts<T>(function, {"dv", dv}, inputs);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
-  const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
+  const Index B = sequences.sizes.B;
+  const auto of = [&](const auto& x) { return detail::by_sequence<T>(x, B); };
   detail::flash_backward<T>(sequences, of(d_o), {of(q), of(k), of(v)}, {of(o), of(lse)}, options,
                             {of(dq), of(dk), of(dv), d_score}, context);
 }

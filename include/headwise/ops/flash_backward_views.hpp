@@ -1,0 +1,73 @@
+// What flash attention reads and overwrites on its way back, and the rules that it keeps: of a
+// batch, where R is 4, and of packed sequences, where it is 3.
+#pragma once
+
+#include "headwise/ops/score_gradients.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// [B, H, L, width] of queries and [B, G, S, width] of keys, or [N, H, width] and [M, G, width].
+template <class T, int R>
+struct FlashBackwardViews {
+  In<T, R> d_o;      // of queries, dv wide
+  In<T, R> q, k, v;  // inputs of forward, which are checked before
+  In<T, R> o, lse;   // of queries, dv and 2 wide: what forward left
+  Out<T, R> dq, dk, dv;
+  In<Index, 1> query_starts = {}, key_starts = {};  // [sequences + 1] of packed ones
+};
+
+/// Throws ShapeError unless what forward left and all gradients have their shapes, and what is
+/// written shares memory with nothing else; of dq, dk and dv with starts, that is their caller's to
+/// check.
+template <class T, int R>
+void require_flash_backward(std::string_view function, const FlashBackwardViews<T, R>& x,
+                            const AttentionOptions<T>& options, const ScoreGradients<T>& score) {
+  const auto of_queries = [&](Index width) {
+    Shape<R> shape = x.q.shape();
+    shape[R - 1] = width;
+    return shape;
+  };
+  const Shape<R> of_o = of_queries(x.v.extent(R - 1));
+  require_shape(function, "d_o", x.d_o, of_o, "q, head width of v");
+  require_shape(function, "o", x.o, of_o, "q, head width of v");
+  require_shape(function, "lse", x.lse, of_queries(2), "two numbers a query of q");
+  require_shape(function, "dq", x.dq, x.q.shape(), "the shape of q");
+  require_shape(function, "dk", x.dk, x.k.shape(), "the shape of k");
+  require_shape(function, "dv", x.dv, x.v.shape(), "the shape of v");
+  require_apart(function, {"dq", x.dq},
+                {{"d_o", x.d_o}, {"q", x.q}, {"k", x.k}, {"v", x.v}, {"o", x.o}, {"lse", x.lse}});
+  require_apart(function, {"dk", x.dk},
+                {{"d_o", x.d_o},
+                 {"q", x.q},
+                 {"k", x.k},
+                 {"v", x.v},
+                 {"o", x.o},
+                 {"lse", x.lse},
+                 {"dq", x.dq}});
+  require_apart(function, {"dv", x.dv},
+                {{"d_o", x.d_o},
+                 {"q", x.q},
+                 {"k", x.k},
+                 {"v", x.v},
+                 {"o", x.o},
+                 {"lse", x.lse},
+                 {"dq", x.dq},
+                 {"dk", x.dk}});
+  require_apart_from_options<T>(function, {"dq", x.dq}, options);
+  require_apart_from_options<T>(function, {"dk", x.dk}, options);
+  require_apart_from_options<T>(function, {"dv", x.dv}, options);
+  require_score_gradients<T>(function, score, options,
+                             {{"d_o", x.d_o},
+                              {"q", x.q},
+                              {"k", x.k},
+                              {"v", x.v},
+                              {"o", x.o},
+                              {"lse", x.lse},
+                              {"dq", x.dq},
+                              {"dk", x.dk},
+                              {"dv", x.dv},
+                              {"query_starts", x.query_starts},
+                              {"key_starts", x.key_starts}});
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
