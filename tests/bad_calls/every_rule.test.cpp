@@ -26,9 +26,6 @@ std::vector<Exception> exceptions() {
       {"MultiHeadAttention::backward_cross: the cache is of a call with separate keys and values: "
        "use backward_cross",
        "that cache is the right one"},
-      {"TransformerDecoder::step: * tokens behind * are more than the * that fit beside the "
-       "window*",
-       "the caches of a decoder's state have no window"},
       {"packed_attention_forward: * overlaps Mask::documents, *", "it takes none of these"},
       {"packed_attention_backward: * overlaps Mask::documents, *", "it takes none of these"},
       {"SafetensorsWriter::merge: name __metadata__ is the format's own",

@@ -175,6 +175,20 @@ const Refusals calls({
              [](Decoder& c) { c.gradients.blocks[0].attention.w_o = {}; }),
 });
 
+/// Without position vectors; a state with a window has seen 2 tokens.
+struct Windowed {
+  static Options options() {
+    Options o = small;
+    o.position_vectors = false;
+    return o;
+  }
+  TransformerDecoder<double> decoder{options()};
+  TransformerDecoderState<double> state = decoder.state({.batch_size = 2, .window = 3});
+
+  Windowed() { (void)decoder.step(Tokens(Shape{2, 2}), state); }
+};
+const Index too_long = Windowed{}.state.room() + 1;
+
 const std::string no_state =
     "TransformerDecoder::step: the state is of a decoder of another shape, or was moved from, "
     "expected one that state() of this decoder made";
@@ -233,6 +247,16 @@ const Refusals steps({
         "roll it back, clear it or make a larger one",
         [](Decoder& c) {
           c.tokens = c.m.make<Tokens>(Shape{2, 5});
+        },
+        argument_error),
+    step(
+        "TransformerDecoder::step: " + std::to_string(too_long) +
+            " tokens behind 2 are more than the " + std::to_string(too_long - 1) +
+            " that fit beside the window: take fewer at a time",
+        [](Decoder& c) {
+          Windowed windowed;
+          c.decoder = std::move(windowed.decoder), c.state = std::move(windowed.state);
+          c.tokens = c.m.make<Tokens>(Shape{2, too_long});
         },
         argument_error),
     step(
