@@ -6,6 +6,7 @@
 #include "support/attention_case.hpp"
 #include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
+#include "support/packed_sequence.hpp"
 #include "support/score_tensors.hpp"
 
 using namespace headwise_tests;
@@ -52,21 +53,6 @@ AttentionOptions<T> options_of(const ScoreTensors<T>& x, const Function& functio
   }
   return options;
 }
-
-/// Rows of sequence b as [1, heads, rows, width].
-///@{
-template <class T>
-Out<T, 4> sequence(Tensor3<T>& x, const std::vector<Index>& starts, Index b) {
-  const auto at = static_cast<std::size_t>(b);
-  const Index heads = x.extent(1), width = x.extent(2), rows = starts[at + 1] - starts[at];
-  return {x.data() + starts[at] * heads * width, Shape{Index{1}, heads, rows, width},
-          Shape{Index{0}, width, heads * width, Index{1}}};
-}
-template <class T>
-In<T, 4> sequence(const Tensor3<T>& x, const std::vector<Index>& starts, Index b) {
-  return sequence(const_cast<Tensor3<T>&>(x), starts, b);
-}
-///@}
 
 /// Outputs of a call, and the gradients of what is learned, which begin with 1.
 template <class T>
