@@ -6,11 +6,12 @@
 #include <map>
 #include <string>
 
+#include "headwise/nn/multi_head_attention.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/flash_attention.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "support/catch.hpp"
-#include "support/random_configuration.hpp"
+#include "support/draw.hpp"
 
 using namespace headwise_tests;
 

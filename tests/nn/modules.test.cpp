@@ -3,7 +3,7 @@
 #include "headwise/testing/close_to.hpp"
 #include "headwise/testing/gradient_check.hpp"
 #include "support/catch.hpp"
-#include "support/random_configuration.hpp"
+#include "support/draw.hpp"
 
 using namespace headwise_tests;
 

@@ -2,10 +2,11 @@
 // mask, and how weights start.
 #include <cmath>
 
+#include "headwise/nn/multi_head_attention.hpp"
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
+#include "support/draw.hpp"
 #include "support/module_call.hpp"
-#include "support/random_configuration.hpp"
 
 using namespace headwise_tests;
 

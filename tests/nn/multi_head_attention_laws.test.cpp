@@ -2,11 +2,12 @@
 #include <cmath>
 
 #include "headwise/nn/head_parallel.hpp"
+#include "headwise/nn/multi_head_attention.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
+#include "support/draw.hpp"
 #include "support/module_call.hpp"
-#include "support/random_configuration.hpp"
 
 using namespace headwise_tests;
 

@@ -2,10 +2,12 @@
 #include <cstring>
 #include <thread>
 
+#include "headwise/nn/multi_head_attention.hpp"
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
+#include "support/draw.hpp"
 #include "support/failing_memory.hpp"
-#include "support/random_configuration.hpp"
+#include "support/laid_out.hpp"
 
 using namespace headwise_tests;
 

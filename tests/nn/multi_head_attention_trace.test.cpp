@@ -3,10 +3,11 @@
 #include <cmath>
 #include <map>
 
+#include "headwise/nn/multi_head_attention.hpp"
 #include "headwise/ops/softmax.hpp"
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
-#include "support/random_configuration.hpp"
+#include "support/draw.hpp"
 
 using namespace headwise_tests;
 

@@ -4,6 +4,7 @@
 
 #include "support/catch.hpp"
 #include "support/configuration_features.hpp"
+#include "support/random_configuration.hpp"
 
 using namespace headwise_tests;
 

@@ -17,6 +17,7 @@
 #include "headwise/testing/gradient_check.hpp"
 #include "support/catch.hpp"
 #include "support/configuration_features.hpp"
+#include "support/random_configuration.hpp"
 
 using namespace headwise_tests;
 

@@ -7,6 +7,7 @@
 #include "headwise/testing/gradient_check.hpp"
 #include "support/catch.hpp"
 #include "support/failing_memory.hpp"
+#include "support/laid_out.hpp"
 #include "support/parameter_values.hpp"
 
 using namespace headwise_tests;

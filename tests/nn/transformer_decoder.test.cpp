@@ -9,6 +9,7 @@
 #include "headwise/testing/gradient_check.hpp"
 #include "nn/transformer_decoder_case.hpp"
 #include "support/catch.hpp"
+#include "support/laid_out.hpp"
 
 using namespace headwise_tests;
 

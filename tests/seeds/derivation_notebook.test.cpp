@@ -7,7 +7,7 @@
 #include "headwise/testing/check_op.hpp"
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
-#include "support/random_configuration.hpp"
+#include "support/draw.hpp"
 
 using namespace headwise_tests;
 

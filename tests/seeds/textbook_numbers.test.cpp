@@ -5,8 +5,8 @@
 #include "headwise/testing/close_to.hpp"
 #include "headwise/testing/gradient_check.hpp"
 #include "support/catch.hpp"
+#include "support/draw.hpp"
 #include "support/module_call.hpp"
-#include "support/random_configuration.hpp"
 
 using namespace headwise_tests;
 

@@ -3,7 +3,8 @@
 
 #include <string>
 
-#include "support/random_configuration.hpp"
+#include "support/random_call.hpp"
+#include "support/tile_sizes.hpp"
 
 namespace headwise_tests {
 

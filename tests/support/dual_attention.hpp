@@ -5,7 +5,7 @@
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/flash_attention.hpp"
 #include "support/dual_pair.hpp"
-#include "support/random_configuration.hpp"
+#include "support/random_call.hpp"
 
 namespace headwise_tests {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "headwise/tensor/view_ops.hpp"
-#include "support/random_configuration.hpp"
+#include "support/draw.hpp"
 
 namespace headwise_tests {
 
