@@ -2927,6 +2927,16 @@ inline constexpr StoredAs stored_as = std::same_as<T, BFloat16>  ? StoredAs::bf1
                                       : std::same_as<T, Float16> ? StoredAs::fp16
                                                                  : StoredAs::same;
 
+/// f(std::type_identity of what numbers of T are kept as). In 16 bits they are of float alone.
+template <class T, class F>
+constexpr void with_stored_type(StoredAs as, const F& f) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return f(std::type_identity<BFloat16>());
+    if (as == StoredAs::fp16) return f(std::type_identity<Float16>());
+  }
+  f(std::type_identity<T>());
+}
+
 struct FloatFormat {
   int exponent_bits;
   int fraction_bits;
@@ -7157,17 +7167,18 @@ template <class T>
 void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
                              Matrix<const T> weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
-  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h, score, stored] = head;
+  const Matrix<const T> q = head.q, k = head.k, v = head.v;
+  const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
-  const bool all = visibility.sees_all();
+  const bool all = head.visibility.sees_all();
   const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
   const auto seen_by = [&](Index j, Index i) { return head.visibility.visible(i, j); };
 
   // 4e dp = d_o v^T,  dv = p^T d_o
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
-  if (dropout.active()) {
+  if (head.dropout.active()) {
     T* dropped = memory.take(L * S);
     drop_weights<T>(head, weights, dropped);
     p = {dropped, S, 1};
@@ -7175,7 +7186,7 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   all, seen_by);
   // 4d dropout, 4c softmax, 4b biases and softcap, 4a scale
-  const bool plain = !score.returns() && !to.flows.any();
+  const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
     raw.data = memory.take(L * S);
@@ -7187,7 +7198,7 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
       T& sink = to.flows.sink[0];
       sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
     }
-    softmax_head_row_backward<T>(head, i, row(weights, i), plain ? scale : T(1), flow);
+    softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
   // 4a dq = ds k,  dk = ds^T q
@@ -8014,19 +8025,12 @@ template <class T>
 KeyBlock<T> stored_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                              const ForwardScratch<T>& buffers) {
   KeyBlock<T> block{};
-  if constexpr (std::same_as<T, float>) {
-    const auto copy = [&]<class U>(std::type_identity<U>) {
-      const auto k = head.template keys<U>(), v = head.template values<U>();
-      const auto keys = copy_rows<T>(k.from(j0, 0), n, head.d, true, buffers.k);
-      block.k = {keys.data, keys.step, 1};
-      block.v = copy_rows<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
-    };
-    if (head.stored.as == StoredAs::bf16) {
-      copy(std::type_identity<BFloat16>());
-    } else {
-      copy(std::type_identity<Float16>());
-    }
-  }
+  detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+    const auto k = head.template keys<U>(), v = head.template values<U>();
+    const auto keys = copy_rows<T>(k.from(j0, 0), n, head.d, true, buffers.k);
+    block.k = {keys.data, keys.step, 1};
+    block.v = copy_rows<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+  });
   return block;
 }
 
@@ -8487,7 +8491,7 @@ struct DecodeBlock {
 
 /// What a task of decoding walks: its rows, the blocks of keys that they see, and what each row
 /// sees of the block that is met.
-template <class T, class U>
+template <class T, class U = T>
 struct DecodeRows {
   static constexpr Index keys = DecodeTile<T>::keys;
 
@@ -8702,12 +8706,12 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
   return work;
 }
 
-/// The third: sums of weights and contexts, block by block.
-template <class T, class U>
+/// The third: sums of weights and contexts, block by block. It reads neither keys nor values.
+template <class T>
 void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const DecodeParts<T>& parts,
                  Scratch<T> memory) {
   using S = Simd<T>;
-  DecodeRows<T, U> rows(group, task);
+  const DecodeRows<T> rows(group, task);
   const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
   for (Index r = 0; r < task.rows; ++r) {
     T greatest = std::numeric_limits<T>::lowest(), sum = T(0);
@@ -8730,9 +8734,10 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
   }
 }
 
+/// Over keys and values of U; of 16 bits where T is float. Other types have none.
 template <Scalar T, class U = T>
 constexpr DecodeKernels<T> decode_kernels() {
-  if constexpr (simd::vectorised<T>) {
+  if constexpr (simd::vectorised<T> && (std::same_as<U, T> || std::same_as<T, float>)) {
     return {.queries = DecodeTile<T>::queries,
             .rows = DecodeTile<T>::rows,
             .keys = DecodeTile<T>::keys,
@@ -8741,14 +8746,8 @@ constexpr DecodeKernels<T> decode_kernels() {
             .run = &decode<T, U>,
             .score = &decode_score<T, U>,
             .weigh = &decode_weigh<T, U>,
-            .join = &decode_join<T, U>};
+            .join = &decode_join<T>};
   }
-  return {};
-}
-
-template <Scalar T, class U>
-constexpr DecodeKernels<T> stored_decode_kernels() {
-  if constexpr (std::same_as<T, float>) return decode_kernels<T, U>();
   return {};
 }
 
@@ -9222,8 +9221,8 @@ inline constexpr ModelKernels<T> model_table = {
     .sgd = &sgd<T>,
     .scale_elements = &scale_elements<T>,
     .sum_of_squares = &sum_of_squares<T>,
-    .decode_bf16 = stored_decode_kernels<T, BFloat16>(),
-    .decode_fp16 = stored_decode_kernels<T, Float16>(),
+    .decode_bf16 = decode_kernels<T, BFloat16>(),
+    .decode_fp16 = decode_kernels<T, Float16>(),
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -11848,23 +11847,24 @@ template <class T>
 void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
                              Matrix<const T> weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
-  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h, score, stored] = head;
+  const Matrix<const T> q = head.q, k = head.k, v = head.v;
+  const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
-  const bool all = visibility.sees_all();
+  const bool all = head.visibility.sees_all();
   const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
   const auto seen_by = [&](Index j, Index i) { return head.visibility.visible(i, j); };
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
-  if (dropout.active()) {
+  if (head.dropout.active()) {
     T* dropped = memory.take(L * S);
     drop_weights<T>(head, weights, dropped);
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   all, seen_by);
-  const bool plain = !score.returns() && !to.flows.any();
+  const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
     raw.data = memory.take(L * S);
@@ -11876,7 +11876,7 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
       T& sink = to.flows.sink[0];
       sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
     }
-    softmax_head_row_backward<T>(head, i, row(weights, i), plain ? scale : T(1), flow);
+    softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
@@ -12605,19 +12605,12 @@ template <class T>
 KeyBlock<T> stored_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                              const ForwardScratch<T>& buffers) {
   KeyBlock<T> block{};
-  if constexpr (std::same_as<T, float>) {
-    const auto copy = [&]<class U>(std::type_identity<U>) {
-      const auto k = head.template keys<U>(), v = head.template values<U>();
-      const auto keys = copy_rows<T>(k.from(j0, 0), n, head.d, true, buffers.k);
-      block.k = {keys.data, keys.step, 1};
-      block.v = copy_rows<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
-    };
-    if (head.stored.as == StoredAs::bf16) {
-      copy(std::type_identity<BFloat16>());
-    } else {
-      copy(std::type_identity<Float16>());
-    }
-  }
+  detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+    const auto k = head.template keys<U>(), v = head.template values<U>();
+    const auto keys = copy_rows<T>(k.from(j0, 0), n, head.d, true, buffers.k);
+    block.k = {keys.data, keys.step, 1};
+    block.v = copy_rows<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+  });
   return block;
 }
 
@@ -13021,7 +13014,7 @@ struct DecodeBlock {
   Index number, j0, n;
 };
 
-template <class T, class U>
+template <class T, class U = T>
 struct DecodeRows {
   static constexpr Index keys = DecodeTile<T>::keys;
 
@@ -13225,11 +13218,11 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
   return work;
 }
 
-template <class T, class U>
+template <class T>
 void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const DecodeParts<T>& parts,
                  Scratch<T> memory) {
   using S = Simd<T>;
-  DecodeRows<T, U> rows(group, task);
+  const DecodeRows<T> rows(group, task);
   const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
   for (Index r = 0; r < task.rows; ++r) {
     T greatest = std::numeric_limits<T>::lowest(), sum = T(0);
@@ -13254,7 +13247,7 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
 
 template <Scalar T, class U = T>
 constexpr DecodeKernels<T> decode_kernels() {
-  if constexpr (simd::vectorised<T>) {
+  if constexpr (simd::vectorised<T> && (std::same_as<U, T> || std::same_as<T, float>)) {
     return {.queries = DecodeTile<T>::queries,
             .rows = DecodeTile<T>::rows,
             .keys = DecodeTile<T>::keys,
@@ -13263,14 +13256,8 @@ constexpr DecodeKernels<T> decode_kernels() {
             .run = &decode<T, U>,
             .score = &decode_score<T, U>,
             .weigh = &decode_weigh<T, U>,
-            .join = &decode_join<T, U>};
+            .join = &decode_join<T>};
   }
-  return {};
-}
-
-template <Scalar T, class U>
-constexpr DecodeKernels<T> stored_decode_kernels() {
-  if constexpr (std::same_as<T, float>) return decode_kernels<T, U>();
   return {};
 }
 
@@ -13695,8 +13682,8 @@ inline constexpr ModelKernels<T> model_table = {
     .sgd = &sgd<T>,
     .scale_elements = &scale_elements<T>,
     .sum_of_squares = &sum_of_squares<T>,
-    .decode_bf16 = stored_decode_kernels<T, BFloat16>(),
-    .decode_fp16 = stored_decode_kernels<T, Float16>(),
+    .decode_bf16 = decode_kernels<T, BFloat16>(),
+    .decode_fp16 = decode_kernels<T, Float16>(),
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -16319,23 +16306,24 @@ template <class T>
 void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
                              Matrix<const T> weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
-  const auto& [q, k, v, L, S, d, dv, scale, visibility, dropout, b, h, score, stored] = head;
+  const Matrix<const T> q = head.q, k = head.k, v = head.v;
+  const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
-  const bool all = visibility.sees_all();
+  const bool all = head.visibility.sees_all();
   const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
   const auto seen_by = [&](Index j, Index i) { return head.visibility.visible(i, j); };
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
-  if (dropout.active()) {
+  if (head.dropout.active()) {
     T* dropped = memory.take(L * S);
     drop_weights<T>(head, weights, dropped);
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   all, seen_by);
-  const bool plain = !score.returns() && !to.flows.any();
+  const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
     raw.data = memory.take(L * S);
@@ -16347,7 +16335,7 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
       T& sink = to.flows.sink[0];
       sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
     }
-    softmax_head_row_backward<T>(head, i, row(weights, i), plain ? scale : T(1), flow);
+    softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
@@ -17076,19 +17064,12 @@ template <class T>
 KeyBlock<T> stored_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                              const ForwardScratch<T>& buffers) {
   KeyBlock<T> block{};
-  if constexpr (std::same_as<T, float>) {
-    const auto copy = [&]<class U>(std::type_identity<U>) {
-      const auto k = head.template keys<U>(), v = head.template values<U>();
-      const auto keys = copy_rows<T>(k.from(j0, 0), n, head.d, true, buffers.k);
-      block.k = {keys.data, keys.step, 1};
-      block.v = copy_rows<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
-    };
-    if (head.stored.as == StoredAs::bf16) {
-      copy(std::type_identity<BFloat16>());
-    } else {
-      copy(std::type_identity<Float16>());
-    }
-  }
+  detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+    const auto k = head.template keys<U>(), v = head.template values<U>();
+    const auto keys = copy_rows<T>(k.from(j0, 0), n, head.d, true, buffers.k);
+    block.k = {keys.data, keys.step, 1};
+    block.v = copy_rows<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+  });
   return block;
 }
 
@@ -17492,7 +17473,7 @@ struct DecodeBlock {
   Index number, j0, n;
 };
 
-template <class T, class U>
+template <class T, class U = T>
 struct DecodeRows {
   static constexpr Index keys = DecodeTile<T>::keys;
 
@@ -17696,11 +17677,11 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
   return work;
 }
 
-template <class T, class U>
+template <class T>
 void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const DecodeParts<T>& parts,
                  Scratch<T> memory) {
   using S = Simd<T>;
-  DecodeRows<T, U> rows(group, task);
+  const DecodeRows<T> rows(group, task);
   const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
   for (Index r = 0; r < task.rows; ++r) {
     T greatest = std::numeric_limits<T>::lowest(), sum = T(0);
@@ -17725,7 +17706,7 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
 
 template <Scalar T, class U = T>
 constexpr DecodeKernels<T> decode_kernels() {
-  if constexpr (simd::vectorised<T>) {
+  if constexpr (simd::vectorised<T> && (std::same_as<U, T> || std::same_as<T, float>)) {
     return {.queries = DecodeTile<T>::queries,
             .rows = DecodeTile<T>::rows,
             .keys = DecodeTile<T>::keys,
@@ -17734,14 +17715,8 @@ constexpr DecodeKernels<T> decode_kernels() {
             .run = &decode<T, U>,
             .score = &decode_score<T, U>,
             .weigh = &decode_weigh<T, U>,
-            .join = &decode_join<T, U>};
+            .join = &decode_join<T>};
   }
-  return {};
-}
-
-template <Scalar T, class U>
-constexpr DecodeKernels<T> stored_decode_kernels() {
-  if constexpr (std::same_as<T, float>) return decode_kernels<T, U>();
   return {};
 }
 
@@ -18166,8 +18141,8 @@ inline constexpr ModelKernels<T> model_table = {
     .sgd = &sgd<T>,
     .scale_elements = &scale_elements<T>,
     .sum_of_squares = &sum_of_squares<T>,
-    .decode_bf16 = stored_decode_kernels<T, BFloat16>(),
-    .decode_fp16 = stored_decode_kernels<T, Float16>(),
+    .decode_bf16 = decode_kernels<T, BFloat16>(),
+    .decode_fp16 = decode_kernels<T, Float16>(),
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -22491,6 +22466,78 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
+// headwise/ops/flash_backward_views.hpp
+// What flash attention reads and overwrites on its way back, and the rules that it keeps: of a
+// batch, where R is 4, and of packed sequences, where it is 3.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// [B, H, L, width] of queries and [B, G, S, width] of keys, or [N, H, width] and [M, G, width].
+template <class T, int R>
+struct FlashBackwardViews {
+  In<T, R> d_o;      // of queries, dv wide
+  In<T, R> q, k, v;  // inputs of forward, which are checked before
+  In<T, R> o, lse;   // of queries, dv and 2 wide: what forward left
+  Out<T, R> dq, dk, dv;
+  In<Index, 1> query_starts = {}, key_starts = {};  // [sequences + 1] of packed ones
+};
+
+/// Throws ShapeError unless what forward left and all gradients have their shapes, and what is
+/// written shares memory with nothing else; of dq, dk and dv with starts, that is their caller's to
+/// check.
+template <class T, int R>
+void require_flash_backward(std::string_view function, const FlashBackwardViews<T, R>& x,
+                            const AttentionOptions<T>& options, const ScoreGradients<T>& score) {
+  const auto of_queries = [&](Index width) {
+    Shape<R> shape = x.q.shape();
+    shape[R - 1] = width;
+    return shape;
+  };
+  const Shape<R> of_o = of_queries(x.v.extent(R - 1));
+  require_shape(function, "d_o", x.d_o, of_o, "q, head width of v");
+  require_shape(function, "o", x.o, of_o, "q, head width of v");
+  require_shape(function, "lse", x.lse, of_queries(2), "two numbers a query of q");
+  require_shape(function, "dq", x.dq, x.q.shape(), "the shape of q");
+  require_shape(function, "dk", x.dk, x.k.shape(), "the shape of k");
+  require_shape(function, "dv", x.dv, x.v.shape(), "the shape of v");
+  require_apart(function, {"dq", x.dq},
+                {{"d_o", x.d_o}, {"q", x.q}, {"k", x.k}, {"v", x.v}, {"o", x.o}, {"lse", x.lse}});
+  require_apart(function, {"dk", x.dk},
+                {{"d_o", x.d_o},
+                 {"q", x.q},
+                 {"k", x.k},
+                 {"v", x.v},
+                 {"o", x.o},
+                 {"lse", x.lse},
+                 {"dq", x.dq}});
+  require_apart(function, {"dv", x.dv},
+                {{"d_o", x.d_o},
+                 {"q", x.q},
+                 {"k", x.k},
+                 {"v", x.v},
+                 {"o", x.o},
+                 {"lse", x.lse},
+                 {"dq", x.dq},
+                 {"dk", x.dk}});
+  require_apart_from_options<T>(function, {"dq", x.dq}, options);
+  require_apart_from_options<T>(function, {"dk", x.dk}, options);
+  require_apart_from_options<T>(function, {"dv", x.dv}, options);
+  require_score_gradients<T>(function, score, options,
+                             {{"d_o", x.d_o},
+                              {"q", x.q},
+                              {"k", x.k},
+                              {"v", x.v},
+                              {"o", x.o},
+                              {"lse", x.lse},
+                              {"dq", x.dq},
+                              {"dk", x.dk},
+                              {"dv", x.dv},
+                              {"query_starts", x.query_starts},
+                              {"key_starts", x.key_starts}});
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/ops/flash_attention.hpp
 // Scaled dot-product attention in tiles: the same function as in attention.hpp, with nothing of
 // size L x S in either direction. Forward keeps the logsumexp of each query, from which backward
@@ -22630,37 +22677,12 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
                               const AttentionOptions<std::type_identity_t<T>>& options,
                               const AttentionGradients<std::type_identity_t<T>>& gradients,
                               const Context& context = {}) {
-  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
-  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
-  const auto sizes = detail::require_attention<T>("flash_attention_backward", q, k, v, options);
-  const auto [B, H, G, L, S, d, width_v] = sizes;
   constexpr std::string_view function = "flash_attention_backward";
-  require_shape(function, "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
-  require_shape(function, "o", o, Shape{B, H, L, width_v}, "q, head width of v");
-  require_shape(function, "lse", lse, Shape{B, H, L, 2}, "two numbers a query of q");
-  require_shape(function, "dq", dq, q.shape(), "the shape of q");
-  require_shape(function, "dk", dk, k.shape(), "the shape of k");
-  require_shape(function, "dv", dv, v.shape(), "the shape of v");
-  require_apart(function, {"dq", dq},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}});
-  require_apart(function, {"dk", dk},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}});
-  require_apart(
-      function, {"dv", dv},
-      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
-  detail::require_apart_from_options<T>(function, {"dq", dq}, options);
-  detail::require_apart_from_options<T>(function, {"dk", dk}, options);
-  detail::require_apart_from_options<T>(function, {"dv", dv}, options);
-  detail::require_score_gradients<T>(function, gradients.score, options,
-                                     {{"d_o", d_o},
-                                      {"q", q},
-                                      {"k", k},
-                                      {"v", v},
-                                      {"o", o},
-                                      {"lse", lse},
-                                      {"dq", dq},
-                                      {"dk", dk},
-                                      {"dv", dv}});
+  const auto& [q, k, v] = inputs;
+  const auto& [dq, dk, dv, d_score] = gradients;
+  const auto sizes = detail::require_attention<T>(function, q, k, v, options);
+  detail::require_flash_backward<T, 4>(function, {d_o, q, k, v, o, lse, dq, dk, dv}, options,
+                                       d_score);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   detail::flash_backward<T>(detail::sequences_of(sizes), d_o, inputs, {o, lse}, options, gradients,
@@ -25485,26 +25507,16 @@ Variable<T, 1> mean(const Variable<T, R>& x) {
 // All functions of the tape: the library's operations on variables.
 
 
-// headwise/kernels/score_function.hpp
-// A score function of one's own: a callable that attention inlines into its tiles, with gradients
-// by dual numbers. It changes scores behind softcap and biases, before the mask.
-
-namespace headwise::inline v0_1 {
-
-/// What may be a score function of P parameters: it takes a score of any type S, where the pair
-/// stands and, with P > 0, std::array<S, P>, and returns the changed score, an S.
-template <class F, class T, std::size_t P>
-concept ScoreCallable = std::copy_constructible<F> &&
-    (P == 0 ? std::is_invocable_r_v<T, const F&, T, const Position&> &&
-                  std::is_invocable_r_v<Dual<T>, const F&, Dual<T>, const Position&>
-            : std::is_invocable_r_v<T, const F&, T, const Position&, const std::array<T, P>&> &&
-                  std::is_invocable_r_v<Dual<T>, const F&, Dual<T>, const Position&,
-                                        const std::array<Dual<T>, P>&>);
-
-}  // namespace headwise::inline v0_1
+// headwise/kernels/pair_functions.hpp
+// What a user says of a pair, a score function or a mask function, over runs of pairs: compiled in
+// the user's program once for each instruction set.
 
 #define HEADWISE_ISA generic
 
+// headwise/kernels/pair_functions.inc
+// What a user says of pairs, compiled for an instruction set: read once for each, inside its
+// region. HEADWISE_ISA is its name. In this order: the latter runs the loop of the former.
+// clang-format off
 // headwise/kernels/score_function.inc
 // A user's score function over runs of pairs. Read once for each instruction set, so that a loop
 // over the function has its vectors, whatever the flags of the user's program.
@@ -25566,12 +25578,40 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::score_functions::HEADWISE_ISA
 
+// headwise/kernels/mask_function.inc
+// A user's mask function over runs of keys. Read once for each instruction set, so that a loop over
+// the function has its vectors, whatever the flags of the user's program.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// bytes[n] becomes 0 where the query of `first` does not see key first.key + n.
+template <class Function>
+void hide(const void* function, const Position& first, Index count, std::uint8_t* bytes) {
+  // A copy of plain data lies where no byte that is written can.
+  using Held =
+      std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
+  Held f = *static_cast<const Function*>(function);
+  const PairRun at{first, 0, 1, count};
+  score_functions::HEADWISE_ISA::each_pair(count, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    bytes[n] = static_cast<std::uint8_t>(bytes[n] & static_cast<std::uint8_t>(f.sees(at(n))));
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA
+
+// clang-format on
+
 #undef HEADWISE_ISA
 
 #if HEADWISE_X86
 HEADWISE_REGION(HEADWISE_AVX2)
 #define HEADWISE_ISA avx2
 
+// headwise/kernels/pair_functions.inc
 // headwise/kernels/score_function.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::score_functions::HEADWISE_ISA {
@@ -25628,6 +25668,27 @@ void add_flows(const void* function, const PairRun& run, const T* scores, const 
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::score_functions::HEADWISE_ISA
+
+// headwise/kernels/mask_function.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class Function>
+void hide(const void* function, const Position& first, Index count, std::uint8_t* bytes) {
+  using Held =
+      std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
+  Held f = *static_cast<const Function*>(function);
+  const PairRun at{first, 0, 1, count};
+  score_functions::HEADWISE_ISA::each_pair(count, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    bytes[n] = static_cast<std::uint8_t>(bytes[n] & static_cast<std::uint8_t>(f.sees(at(n))));
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA
 
 #undef HEADWISE_ISA
 HEADWISE_REGION_END
@@ -25635,6 +25696,7 @@ HEADWISE_REGION_END
 HEADWISE_REGION(HEADWISE_AVX512)
 #define HEADWISE_ISA avx512
 
+// headwise/kernels/pair_functions.inc
 // headwise/kernels/score_function.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::score_functions::HEADWISE_ISA {
@@ -25692,9 +25754,141 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::score_functions::HEADWISE_ISA
 
+// headwise/kernels/mask_function.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class Function>
+void hide(const void* function, const Position& first, Index count, std::uint8_t* bytes) {
+  using Held =
+      std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
+  Held f = *static_cast<const Function*>(function);
+  const PairRun at{first, 0, 1, count};
+  score_functions::HEADWISE_ISA::each_pair(count, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    bytes[n] = static_cast<std::uint8_t>(bytes[n] & static_cast<std::uint8_t>(f.sees(at(n))));
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA
+
 #undef HEADWISE_ISA
 HEADWISE_REGION_END
 #endif
+
+// headwise/kernels/mask_function.hpp
+// A mask of one's own: a callable that says of a pair whether the query sees the key, and another,
+// where it is given, between which keys that is asked at all.
+
+namespace headwise::inline v0_1 {
+
+/// What may be a mask function: it takes where a pair stands and returns bool.
+template <class F>
+concept MaskCallable = std::copy_constructible<F> && requires(const F& f, const Position& at) {
+  { f(at) } -> std::same_as<bool>;
+};
+
+/// What may be its bounds: it takes where a query stands (key is 0) and returns a KeyRange.
+template <class B>
+concept MaskBounds =
+    std::copy_constructible<B> && std::is_invocable_r_v<KeyRange, const B&, const Position&>;
+
+/// The bounds of a mask function that is asked about all keys.
+struct AllKeys {
+  /// All keys, for every query.
+  KeyRange operator()(const Position&) const { return {0, (std::numeric_limits<Index>::max)()}; }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// A callable and its bounds, for Mask::function.
+template <MaskCallable F, MaskBounds B>
+class MaskFunction {
+ public:
+  /// Of callables, which are copied.
+  MaskFunction(F callable, B bounds) : callable_(std::move(callable)), bounds_(std::move(bounds)) {}
+
+  /// Whether the query sees the key.
+  HEADWISE_INLINE bool sees(const Position& at) const { return callable_(at); }
+
+  /// A view for a mask: this must outlive the call, and its backward too.
+  operator MaskFunctionRef() const& {
+    constexpr auto bounds = std::same_as<B, AllKeys> ? nullptr : &bounds_of;
+#if HEADWISE_X86
+    const InstructionSet set = instruction_set();
+    if (set == InstructionSet::avx512) {
+      return {this, &mask_functions::avx512::hide<MaskFunction>, bounds};
+    }
+    if (set == InstructionSet::avx2) {
+      return {this, &mask_functions::avx2::hide<MaskFunction>, bounds};
+    }
+#endif
+    return {this, &mask_functions::generic::hide<MaskFunction>, bounds};
+  }
+  /// One without a name would be gone before the call.
+  operator MaskFunctionRef() const&& = delete;
+
+ private:
+  static KeyRange bounds_of(const void* function, const Position& query) {
+    return static_cast<const MaskFunction*>(function)->bounds_(query);
+  }
+
+  F callable_;
+  B bounds_;
+};
+
+/// A mask of one's own: true where the query sees the key.
+///   const auto dilated = mask_function([](const Position& at) {
+///     return (at.query - at.key) % 4 == 0;
+///   });
+///   flash_attention_forward(q, k, v, {.mask = {causal, Mask::function(dilated)}}, o, lse);
+///
+/// Both attentions call it many times for a pair, from several threads: it says the same each time.
+template <class F>
+auto mask_function(F callable) {
+  static_assert(MaskCallable<F>,
+                "a mask function takes (const Position& at) and returns bool: "
+                "true where the query sees the key");
+  return MaskFunction<F, AllKeys>(std::move(callable), {});
+}
+/// The same with bounds: of a query, the keys between which it is asked. Those beyond are not seen,
+/// and blocks of keys beyond the bounds of all queries of a tile are skipped:
+/// mask_function(sees, [](const Position& at) { return KeyRange{at.query - 9, at.query + 10}; })
+template <class F, class B>
+auto mask_function(F callable, B bounds) {
+  static_assert(MaskCallable<F>,
+                "a mask function takes (const Position& at) and returns bool: "
+                "true where the query sees the key");
+  static_assert(MaskBounds<B>,
+                "the bounds of a mask function take (const Position& query) and "
+                "return the keys that it may see: a KeyRange{begin, end}");
+  return MaskFunction<F, B>(std::move(callable), std::move(bounds));
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/kernels/score_function.hpp
+// A score function of one's own: a callable that attention inlines into its tiles, with gradients
+// by dual numbers. It changes scores behind softcap and biases, before the mask.
+
+namespace headwise::inline v0_1 {
+
+/// What may be a score function of P parameters: it takes a score of any type S, where the pair
+/// stands and, with P > 0, std::array<S, P>, and returns the changed score, an S.
+template <class F, class T, std::size_t P>
+concept ScoreCallable = std::copy_constructible<F> &&
+    (P == 0 ? std::is_invocable_r_v<T, const F&, T, const Position&> &&
+                  std::is_invocable_r_v<Dual<T>, const F&, Dual<T>, const Position&>
+            : std::is_invocable_r_v<T, const F&, T, const Position&, const std::array<T, P>&> &&
+                  std::is_invocable_r_v<Dual<T>, const F&, Dual<T>, const Position&,
+                                        const std::array<Dual<T>, P>&>);
+
+}  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -25789,185 +25983,6 @@ auto score_function(const std::array<T, P>& parameters, F callable) {
                 "auto& parameters) and returns what the score is: a T, and a Dual<T> where a "
                 "derivative is asked for");
   return ScoreFunction<T, P, F>(std::move(callable), parameters);
-}
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/kernels/mask_function.hpp
-// A mask of one's own: a callable that says of a pair whether the query sees the key, and another,
-// where it is given, between which keys that is asked at all.
-
-namespace headwise::inline v0_1 {
-
-/// What may be a mask function: it takes where a pair stands and returns bool.
-template <class F>
-concept MaskCallable =
-    std::copy_constructible<F> && std::is_invocable_r_v<bool, const F&, const Position&> &&
-    std::same_as < std::invoke_result_t<const F&, const Position&>,
-bool > ;
-
-/// What may be its bounds: it takes where a query stands (key is 0) and returns a KeyRange.
-template <class B>
-concept MaskBounds =
-    std::copy_constructible<B> && std::is_invocable_r_v<KeyRange, const B&, const Position&>;
-
-/// The bounds of a mask function that is asked about all keys.
-struct AllKeys {
-  /// All keys, for every query.
-  KeyRange operator()(const Position&) const { return {0, (std::numeric_limits<Index>::max)()}; }
-};
-
-}  // namespace headwise::inline v0_1
-
-#define HEADWISE_ISA generic
-
-// headwise/kernels/mask_function.inc
-// A user's mask function over runs of keys. Read once for each instruction set, so that a loop over
-// the function has its vectors, whatever the flags of the user's program.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// bytes[n] becomes 0 where the query of `first` does not see key first.key + n.
-template <class Function>
-void hide(const void* function, const Position& first, Index count, std::uint8_t* bytes) {
-  // A copy of plain data lies where no byte that is written can.
-  using Held =
-      std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
-  Held f = *static_cast<const Function*>(function);
-  const PairRun at{first, 0, 1, count};
-  score_functions::HEADWISE_ISA::each_pair(count, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    bytes[n] = static_cast<std::uint8_t>(bytes[n] & static_cast<std::uint8_t>(f.sees(at(n))));
-  });
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA
-
-#undef HEADWISE_ISA
-
-#if HEADWISE_X86
-HEADWISE_REGION(HEADWISE_AVX2)
-#define HEADWISE_ISA avx2
-
-// headwise/kernels/mask_function.inc
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-template <class Function>
-void hide(const void* function, const Position& first, Index count, std::uint8_t* bytes) {
-  using Held =
-      std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
-  Held f = *static_cast<const Function*>(function);
-  const PairRun at{first, 0, 1, count};
-  score_functions::HEADWISE_ISA::each_pair(count, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    bytes[n] = static_cast<std::uint8_t>(bytes[n] & static_cast<std::uint8_t>(f.sees(at(n))));
-  });
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA
-
-#undef HEADWISE_ISA
-HEADWISE_REGION_END
-
-HEADWISE_REGION(HEADWISE_AVX512)
-#define HEADWISE_ISA avx512
-
-// headwise/kernels/mask_function.inc
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-template <class Function>
-void hide(const void* function, const Position& first, Index count, std::uint8_t* bytes) {
-  using Held =
-      std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
-  Held f = *static_cast<const Function*>(function);
-  const PairRun at{first, 0, 1, count};
-  score_functions::HEADWISE_ISA::each_pair(count, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    bytes[n] = static_cast<std::uint8_t>(bytes[n] & static_cast<std::uint8_t>(f.sees(at(n))));
-  });
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::mask_functions::HEADWISE_ISA
-
-#undef HEADWISE_ISA
-HEADWISE_REGION_END
-#endif
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// A callable and its bounds, for Mask::function.
-template <MaskCallable F, MaskBounds B>
-class MaskFunction {
- public:
-  /// Of callables, which are copied.
-  MaskFunction(F callable, B bounds) : callable_(std::move(callable)), bounds_(std::move(bounds)) {}
-
-  /// Whether the query sees the key.
-  HEADWISE_INLINE bool sees(const Position& at) const { return callable_(at); }
-
-  /// A view for a mask: this must outlive the call, and its backward too.
-  operator MaskFunctionRef() const& {
-    constexpr auto bounds = std::same_as<B, AllKeys> ? nullptr : &bounds_of;
-#if HEADWISE_X86
-    const InstructionSet set = instruction_set();
-    if (set == InstructionSet::avx512) {
-      return {this, &mask_functions::avx512::hide<MaskFunction>, bounds};
-    }
-    if (set == InstructionSet::avx2) {
-      return {this, &mask_functions::avx2::hide<MaskFunction>, bounds};
-    }
-#endif
-    return {this, &mask_functions::generic::hide<MaskFunction>, bounds};
-  }
-  /// One without a name would be gone before the call.
-  operator MaskFunctionRef() const&& = delete;
-
- private:
-  static KeyRange bounds_of(const void* function, const Position& query) {
-    return static_cast<const MaskFunction*>(function)->bounds_(query);
-  }
-
-  F callable_;
-  B bounds_;
-};
-
-/// A mask of one's own: true where the query sees the key.
-///   const auto dilated = mask_function([](const Position& at) {
-///     return (at.query - at.key) % 4 == 0;
-///   });
-///   flash_attention_forward(q, k, v, {.mask = {causal, Mask::function(dilated)}}, o, lse);
-///
-/// Both attentions call it many times for a pair, from several threads: it says the same each time.
-template <class F>
-auto mask_function(F callable) {
-  static_assert(MaskCallable<F>,
-                "a mask function takes (const Position& at) and returns bool: "
-                "true where the query sees the key");
-  return MaskFunction<F, AllKeys>(std::move(callable), {});
-}
-/// The same with bounds: of a query, the keys between which it is asked. Those beyond are not seen,
-/// and blocks of keys beyond the bounds of all queries of a tile are skipped:
-/// mask_function(sees, [](const Position& at) { return KeyRange{at.query - 9, at.query + 10}; })
-template <class F, class B>
-auto mask_function(F callable, B bounds) {
-  static_assert(MaskCallable<F>,
-                "a mask function takes (const Position& at) and returns bool: "
-                "true where the query sees the key");
-  static_assert(MaskBounds<B>,
-                "the bounds of a mask function take (const Position& query) and "
-                "return the keys that it may see: a KeyRange{begin, end}");
-  return MaskFunction<F, B>(std::move(callable), std::move(bounds));
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -27822,11 +27837,7 @@ class KeyValueRows {
   /// f(std::type_identity of the type that is stored).
   template <class F>
   void with_type(const F& f) const {
-    if constexpr (std::same_as<T, float>) {
-      if (as_ == StoredAs::bf16) return f(std::type_identity<BFloat16>());
-      if (as_ == StoredAs::fp16) return f(std::type_identity<Float16>());
-    }
-    f(std::type_identity<T>());
+    with_stored_type<T>(as_, f);
   }
   /// Throws ArgumentError unless it is U that is stored.
   template <class U>
@@ -28026,7 +28037,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// no query will see again makes room, block by block of the kernels (kv_cache_slots.hpp).
 /// Memory: B G capacity (d + dv) elements of T or of 2 bytes, taken at once, in huge pages from
 /// 4 MiB on.
-/// Source: Xiao et al., 2023, arXiv 2309.17453 (which turns keys by their place in the cache).
+/// Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, arXiv
+/// 2309.17453 (which turns keys by their place in the cache; here by that in the sequence).
 template <Scalar T>
 class KeyValueCache {
  public:
@@ -30295,13 +30307,12 @@ inline In<Index, 1> starts(std::span<const Index> x) {
   return {x.data(), Shape{static_cast<Index>(x.size())}};
 }
 
-/// Throws ShapeError where an output shares memory with what a packed call reads besides.
+/// Throws ShapeError where an output shares memory with the cumulative lengths.
 template <class T>
 void require_apart_from_starts(std::string_view function, const Footprint& out,
-                               const PackedSequences<T>& x, const AttentionOptions<T>& options) {
+                               const PackedSequences<T>& x) {
   require_apart(function, out,
                 {{"query_starts", starts(x.query_starts)}, {"key_starts", starts(x.key_starts)}});
-  require_apart_from_options<T>(function, out, options);
 }
 
 /// The same elements as [B, heads, rows, width], every sequence over all rows: SequenceRows cuts
@@ -30353,8 +30364,10 @@ void packed_attention_forward(const PackedSequences<T>& inputs,
   }
   require_apart(function, {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
   require_apart(function, {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
-  detail::require_apart_from_starts<T>(function, {"o", o}, inputs, options);
-  detail::require_apart_from_starts<T>(function, {"lse", lse}, inputs, options);
+  detail::require_apart_from_starts<T>(function, {"o", o}, inputs);
+  detail::require_apart_from_starts<T>(function, {"lse", lse}, inputs);
+  detail::require_apart_from_options<T>(function, {"o", o}, options);
+  detail::require_apart_from_options<T>(function, {"lse", lse}, options);
   if (o.size() == 0 && lse.size() == 0) return;
 
   const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
@@ -30387,38 +30400,17 @@ void packed_attention_backward(In<T, 3> d_o, const PackedSequences<std::type_ide
   const auto sequences = detail::require_packed<T>(function, inputs, options);
   const auto& [q, k, v, query_starts, key_starts] = inputs;
   const auto& [dq, dk, dv, d_score] = gradients;
-  const auto [B, H, G, N, M, d, width_v] = sequences.sizes;
-  require_shape(function, "d_o", d_o, Shape{N, H, width_v}, "q, head width of v");
-  require_shape(function, "o", o, Shape{N, H, width_v}, "q, head width of v");
-  require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
-  require_shape(function, "dq", dq, q.shape(), "the shape of q");
-  require_shape(function, "dk", dk, k.shape(), "the shape of k");
-  require_shape(function, "dv", dv, v.shape(), "the shape of v");
-  require_apart(function, {"dq", dq},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}});
-  require_apart(function, {"dk", dk},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}});
-  require_apart(
-      function, {"dv", dv},
-      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"o", o}, {"lse", lse}, {"dq", dq}, {"dk", dk}});
-  detail::require_apart_from_starts<T>(function, {"dq", dq}, inputs, options);
-  detail::require_apart_from_starts<T>(function, {"dk", dk}, inputs, options);
-  detail::require_apart_from_starts<T>(function, {"dv", dv}, inputs, options);
-  detail::require_score_gradients<T>(function, d_score, options,
-                                     {{"d_o", d_o},
-                                      {"q", q},
-                                      {"k", k},
-                                      {"v", v},
-                                      {"o", o},
-                                      {"lse", lse},
-                                      {"dq", dq},
-                                      {"dk", dk},
-                                      {"dv", dv},
-                                      {"query_starts", detail::starts(query_starts)},
-                                      {"key_starts", detail::starts(key_starts)}});
+  detail::require_flash_backward<T, 3>(
+      function,
+      {d_o, q, k, v, o, lse, dq, dk, dv, detail::starts(query_starts), detail::starts(key_starts)},
+      options, d_score);
+  detail::require_apart_from_starts<T>(function, {"dq", dq}, inputs);
+  detail::require_apart_from_starts<T>(function, {"dk", dk}, inputs);
+  detail::require_apart_from_starts<T>(function, {"dv", dv}, inputs);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
-  const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
+  const Index B = sequences.sizes.B;
+  const auto of = [&](const auto& x) { return detail::by_sequence<T>(x, B); };
   detail::flash_backward<T>(sequences, of(d_o), {of(q), of(k), of(v)}, {of(o), of(lse)}, options,
                             {of(dq), of(dk), of(dv), d_score}, context);
 }
