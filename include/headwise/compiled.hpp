@@ -7,6 +7,7 @@
 
 #include "headwise/nn/multi_head_attention.hpp"
 #include "headwise/nn/transformer_block.hpp"
+#include "headwise/ops/bf16_products.hpp"
 #include "headwise/ops/packed_attention.hpp"
 #include "headwise/ops/softmax.hpp"
 
@@ -80,6 +81,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 HEADWISE_INSTANCE const Kernels<float>& kernels_of<float>(InstructionSet);
 HEADWISE_INSTANCE const ModelKernels<float>& model_kernels_of<float>(InstructionSet);
+HEADWISE_INSTANCE const Kernels<float>& bf16_kernels_of<float>(Bf16Unit, InstructionSet);
 HEADWISE_INSTANCE const Kernels<double>& kernels_of<double>(InstructionSet);
 HEADWISE_INSTANCE const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
 

@@ -33,6 +33,7 @@
 #include "headwise/ops/accumulate.hpp"
 #include "headwise/ops/activation.hpp"
 #include "headwise/ops/attention.hpp"
+#include "headwise/ops/bf16_products.hpp"
 #include "headwise/ops/cross_entropy.hpp"
 #include "headwise/ops/dropout.hpp"
 #include "headwise/ops/elementwise.hpp"

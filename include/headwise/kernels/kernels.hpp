@@ -18,6 +18,7 @@
 #include "headwise/kernels/model_kernels.hpp"
 #include "headwise/kernels/rms_norm.hpp"
 #include "headwise/kernels/softmax.hpp"
+#include "headwise/runtime/context.hpp"
 #include "headwise/runtime/instruction_set.hpp"
 #include "headwise/runtime/workspace.hpp"
 #include "headwise/simd/constants.hpp"
@@ -109,25 +110,31 @@ struct Kernels {
 
 #define HEADWISE_ISA generic
 #define HEADWISE_ISA_BYTES 16
+#define HEADWISE_ISA_PAIRS 0
 #include "headwise/kernels/isa.inc"
 #undef HEADWISE_ISA
 #undef HEADWISE_ISA_BYTES
+#undef HEADWISE_ISA_PAIRS
 
 #if HEADWISE_CONFIG_VECTOR_KERNELS
 HEADWISE_REGION(HEADWISE_AVX2)
 #define HEADWISE_ISA avx2
 #define HEADWISE_ISA_BYTES 32
+#define HEADWISE_ISA_PAIRS 0
 #include "headwise/kernels/isa.inc"
 #undef HEADWISE_ISA
 #undef HEADWISE_ISA_BYTES
+#undef HEADWISE_ISA_PAIRS
 HEADWISE_REGION_END
 
 HEADWISE_REGION(HEADWISE_AVX512)
 #define HEADWISE_ISA avx512
 #define HEADWISE_ISA_BYTES 64
+#define HEADWISE_ISA_PAIRS 0
 #include "headwise/kernels/isa.inc"
 #undef HEADWISE_ISA
 #undef HEADWISE_ISA_BYTES
+#undef HEADWISE_ISA_PAIRS
 HEADWISE_REGION_END
 #endif
 
@@ -168,6 +175,15 @@ extern template const ModelKernels<double>& model_kernels_of<double>(Instruction
 template <Scalar T>
 const Kernels<T>& kernels_here() {
   return kernels_of<T>(instruction_set());
+}
+/// The same, for a call: with products as it asks for.
+template <Scalar T>
+const Kernels<T>& kernels_for(const Context& context) {
+  if constexpr (std::same_as<T, float>) {
+    const void* asked = context.products.kernels();
+    if (asked != nullptr) return *static_cast<const Kernels<float>*>(asked);
+  }
+  return kernels_here<T>();
 }
 template <Scalar T>
 const ModelKernels<T>& model_kernels_here() {

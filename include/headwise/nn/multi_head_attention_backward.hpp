@@ -221,7 +221,8 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
   if (context.trace != nullptr) {  // of this call alone, whatever `gradients` held
     Tensor<T, 3> dx = inputs.query;
     MultiHeadAttentionGradients<T> alone(o, context.memory);
-    finish(dx, alone, {.executor = context.executor, .memory = context.memory});
+    finish(dx, alone,
+           {.executor = context.executor, .memory = context.memory, .products = context.products});
     context.trace->record("dX", dx);
     alone.MultiHeadAttentionParameters<T>::for_each(
         [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");

@@ -39,7 +39,7 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   detail::require_apart_from_options<T>("attention_forward", {"o", o}, options);
   if (weights.size() == 0 && o.size() == 0) return;
 
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   Workspace<T> workspace(context.executor.concurrency(),
                          run.attention_forward_scratch(L, S, d, dv, options.dropout.active()),
                          context.memory);
@@ -109,7 +109,7 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
                                       {"dv", dv}});
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   Workspace<T> workspace(
       context.executor.concurrency(),
       run.attention_backward_scratch(

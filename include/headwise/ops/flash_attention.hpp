@@ -38,7 +38,7 @@ void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
                        Scratches& scratch, const Context& context) {
   const AttentionSizes& sizes = sequences.sizes;
   const SequenceRows& rows = sequences.queries;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   const Index queries = queries_of_task(run, rows, sizes.H, context.executor.concurrency());
   const auto task = [&](Index t, Index worker) {
     const auto [b, number] = rows.task(t, sizes.H, queries);
@@ -74,7 +74,7 @@ void flash_forward_call(const ForwardInputs<T, U>& in, const AttentionOptions<T>
   require_apart_from_options<T>(function, {"o", o}, options);
   require_apart_from_options<T>(function, {"lse", lse}, options);
   if (o.size() == 0 && lse.size() == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   ForwardWorkspace<T> scratch(run, sizes, context);
   if (scratch.few() && decodes(k, v, options)) {
     return DecodeCall<T, U>(scratch, sizes, in, options, o, lse, context).compute();

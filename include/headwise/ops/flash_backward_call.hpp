@@ -33,7 +33,7 @@ class FlashBackwardCall {
         options_(options),
         to_(to),
         context_(context),
-        run_(kernels::kernels_here<T>()),
+        run_(kernels::kernels_for<T>(context)),
         workspace_(context.executor.concurrency(), run_.flash_backward_scratch(sizes_.d, sizes_.dv),
                    context.memory),
         delta_storage_(1, sizes_.H * queries_.total(), context.memory),

@@ -76,28 +76,28 @@ class LinearWeightGradient {
   /// dy [N, O], x [N, K]; both have to stay. Throws std::bad_alloc.
   LinearWeightGradient(const In<T, 2>& dy, const In<T, 2>& x, const Context& context)
       : dy_(dy),
-        x_(without_idle_rows<T>(kernels::kernels_here<T>(), x, dy, storage_, context)),
+        run_(kernels::kernels_for<T>(context)),
+        x_(without_idle_rows<T>(run_, x, dy, storage_, context)),
         size_{x.extent(1), dy.extent(1), x.extent(0)} {}
   LinearWeightGradient(const LinearWeightGradient&) = delete;
   LinearWeightGradient& operator=(const LinearWeightGradient&) = delete;
 
   /// Elements that each worker needs.
-  Index scratch() const {
-    return size_.M == 0 ? 0 : kernels::kernels_here<T>().gemm_scratch(size_);
-  }
+  Index scratch() const { return size_.M == 0 ? 0 : run_.gemm_scratch(size_); }
   /// dw [K, O].
   void add_to(const InOut<T, 2>& dw, Workspace<T>& workspace, const Context& context) const {
     if (size_.M == 0 || size_.N == 0 || size_.K == 0) return;
-    const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-    run_gemm<T>(run, context, workspace, kernels::matrix(x_).transposed(), kernels::matrix(dy_),
+    run_gemm<T>(run_, context, workspace, kernels::matrix(x_).transposed(), kernels::matrix(dy_),
                 kernels::matrix(dw), size_, {.accumulate = true});
     context.count_flops(std::int64_t{2} * size_.M * size_.N * size_.K,
-                        run.executed_gemm_flops(size_));
+                        run_.executed_gemm_flops(size_));
   }
 
  private:
   Tensor<T, 2> storage_;
-  const In<T, 2> dy_, x_;
+  const In<T, 2> dy_;
+  const kernels::Kernels<T>& run_;
+  const In<T, 2> x_;
   const kernels::Extents size_;
 };
 
@@ -139,7 +139,7 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
     dense_bias = contiguous(b, context.memory);
     bias = dense_bias.data();
   }
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   Workspace<T> workspace(context.executor.concurrency(), run.gemm_scratch({N, O, K}),
                          context.memory);
   detail::run_gemm<T>(run, context, workspace, kernels::matrix(x), kernels::matrix(w),
@@ -162,7 +162,7 @@ void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Cont
   require_shape("bias_backward", "db", db, Shape{dy.extent(1)}, "columns of dy");
   require_apart("bias_backward", {"db", db}, {{"dy", dy}});
   if (dy.size() == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   detail::for_columns(context, dy.extent(0), dy.extent(1), [&](Index begin, Index end) {
     run.add_rows(kernels::matrix(dy), dy.extent(0), begin, end, kernels::row(db));
   });
@@ -204,7 +204,7 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                 {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}, {"dw", dw}});
 
   const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   const kernels::Extents of_dx{N, K, O};
   std::optional<detail::LinearWeightGradient<T>> of_dw;
   if (wants_dw) of_dw.emplace(dy, x, context);

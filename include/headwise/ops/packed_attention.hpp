@@ -187,7 +187,8 @@ void packed_attention_forward(const PackedSequences<T>& inputs,
 
   const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
   Workspace<T> scratch(context.executor.concurrency(),
-                       kernels::kernels_here<T>().flash_forward_scratch(d, dv), context.memory);
+                       kernels::kernels_for<T>(context).flash_forward_scratch(d, dv),
+                       context.memory);
   detail::forward_sequences(sequences, AttentionInputs<T>{of(q), of(k), of(v)}, options, of(o),
                             of(lse), scratch, context);
 }

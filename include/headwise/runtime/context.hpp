@@ -6,6 +6,7 @@
 #include <memory_resource>
 
 #include "headwise/runtime/executor_ref.hpp"
+#include "headwise/runtime/products.hpp"
 #include "headwise/runtime/recycled_memory.hpp"
 #include "headwise/runtime/tally.hpp"
 #include "headwise/runtime/trace.hpp"
@@ -20,6 +21,7 @@ struct Context {
   std::pmr::memory_resource* memory = default_memory();
   FlopTally* flops = nullptr;  // counts, where it is given
   Trace* trace = nullptr;      // records, where it is given
+  Products products = {};      // what those of float round their factors to; nothing by default
 
   /// Adds to the tally, if there is one.
   void count_flops(std::int64_t useful, std::int64_t executed) const {

@@ -5,9 +5,35 @@
 
 #include "headwise/tensor/config.hpp"
 
+#if HEADWISE_X86
+#include <cpuid.h>
+#endif
+
 namespace headwise::inline v0_1 {
 
-/// The instruction sets that matter to kernels, by their usual names: "sse2 avx avx2 fma avx512f".
+#if HEADWISE_X86
+namespace detail {
+
+/// What the processor has for numbers of bf16: the compilers' own question knows no AMX.
+struct Bf16Features {
+  bool avx512 = false, amx = false;
+
+  Bf16Features() {
+    constexpr unsigned amx_bits = 1u << 22 | 1u << 24;  // AMX-BF16, AMX-TILE
+    constexpr unsigned avx512_bit = 1u << 5;
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return;
+    amx = (edx & amx_bits) == amx_bits;
+    if (eax == 0 || __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0) return;
+    avx512 = (eax & avx512_bit) != 0;
+  }
+};
+
+}  // namespace detail
+#endif
+
+/// The instruction sets that matter to kernels, by their usual names: "sse2 avx avx2 fma avx512f
+/// avx512_bf16 amx_bf16".
 /// Empty on other machines than x86-64.
 inline std::string processor_features() {
   std::string names;
@@ -22,6 +48,9 @@ inline std::string processor_features() {
   add(__builtin_cpu_supports("avx2"), "avx2");
   add(__builtin_cpu_supports("fma"), "fma");
   add(__builtin_cpu_supports("avx512f"), "avx512f");
+  const detail::Bf16Features bf16;
+  add(bf16.avx512, "avx512_bf16");
+  add(bf16.amx, "amx_bf16");
 #endif
   return names;
 }

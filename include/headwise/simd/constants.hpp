@@ -1,5 +1,5 @@
-// What the vector functions share over all instruction sets: which types have vectors, and the
-// coefficients of their polynomials.
+// What the vector functions share over all instruction sets: which types have vectors, what pairs
+// are, and the coefficients of their polynomials.
 #pragma once
 
 #include <concepts>
@@ -11,6 +11,11 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::simd {
 
 template <class T>
 inline constexpr bool vectorised = std::same_as<T, float> || std::same_as<T, double>;
+
+/// Two neighbours along the inner index of a product, as bf16, the first in the lower half.
+struct BFloat16Pair {
+  std::uint32_t bits;
+};
 
 /// 2^f as a polynomial that is 1 at 0 and elsewhere nearest by relative error, over
 /// [-1/2, 1/2]. Each coefficient is rounded before those above it are fitted, so that they make up

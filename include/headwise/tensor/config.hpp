@@ -95,6 +95,8 @@
 // (g++ 12, clang 14 and 19.)
 #define HEADWISE_AVX2 "avx2,fma"
 #define HEADWISE_AVX512 "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"
+#define HEADWISE_AMX "amx-tile,amx-bf16,avx512bf16,avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"
+#define HEADWISE_AVX512_BF16 "avx512bf16,avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"
 #define HEADWISE_CONFIG_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define HEADWISE_REGION(features) \
