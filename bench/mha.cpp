@@ -10,7 +10,7 @@ namespace {
 /// The first sequence alone on the readable path gives the same, where that is short enough. Longer
 /// ones are held to the readable path by sdpa/.
 template <class T>
-bool right(const Module<T>& done, bool with_backward) {
+bool right(const Module<T>& done, bool with_backward, double allowed) {
   if (done.sizes.L > 1024) return true;
   const auto first = [](const Tensor<T, 3>& tensor) { return contiguous(slice(tensor, 0, 0, 1)); };
   const Tensor<T, 3> x = first(done.x), dy = first(done.dy);
@@ -18,22 +18,42 @@ bool right(const Module<T>& done, bool with_backward) {
   readable.path = Path::materialized;
   MultiHeadAttentionCache<T> cache;
   const auto y = done.module.forward(x, readable, cache);
-  if (!close_to(slice(done.y, 0, 0, 1), In<T, 3>(y), tolerance<T>)) return false;
+  if (!close_to(slice(done.y, 0, 0, 1), In<T, 3>(y), allowed)) return false;
   if (!with_backward) return true;
   auto gradients = done.module.zero_gradients();
   const auto dx = done.module.backward(dy, cache, gradients);
-  return bool(close_to(slice(done.dx, 0, 0, 1), In<T, 3>(dx), tolerance<T>));
+  return bool(close_to(slice(done.dx, 0, 0, 1), In<T, 3>(dx), allowed));
+}
+
+template <class T>
+Case case_of(const std::shared_ptr<Module<T>>& module, bool with_backward) {
+  Case one;
+  one.flops = module->flops(with_backward);
+  one.bytes = module->bytes(with_backward);
+  one.tokens = module->sizes.tokens();
+  return one;
 }
 
 template <class T, bool with_backward>
 Case mha(const std::vector<Index>& values) {
   const auto module = std::make_shared<Module<T>>(values);
-  Case one;
+  Case one = case_of(module, with_backward);
   one.run = [module](const Context& context) { module->run(with_backward, context); };
-  one.right = [module] { return right(*module, with_backward); };
-  one.flops = module->flops(with_backward);
-  one.bytes = module->bytes(with_backward);
-  one.tokens = module->sizes.tokens();
+  one.right = [module] { return right(*module, with_backward, tolerance<T>); };
+  return one;
+}
+
+/// The same module with the factors of its products rounded to bf16.
+template <bool with_backward>
+Case mha_bf16(const std::vector<Index>& values) {
+  constexpr double allowed = 0.05;  // of the largest: products keep 8 digits
+  const auto module = std::make_shared<Module<float>>(values);
+  Case one = case_of(module, with_backward);
+  one.run = [module](Context context) {
+    context.products = bf16_products();
+    module->run(with_backward, context);
+  };
+  one.right = [module] { return right(*module, with_backward, allowed); };
   return one;
 }
 
@@ -49,6 +69,10 @@ void add(Families& families, Index longest) {
 
 void add_mha(Families& families) {
   add<float>(families, 8192);
+  families.push_back({name_of<float>("mha_bf16/forward"), attention_arguments(),
+                      attention_values(8192), mha_bf16<false>});
+  families.push_back({name_of<float>("mha_bf16/forward_backward"), attention_arguments(),
+                      attention_values(8192), mha_bf16<true>});
   add<double>(families, 2048);
 }
 
