@@ -1,0 +1,165 @@
+// Both attentions by products of bf16, against the oracle.
+//
+// The inputs are numbers of bf16 already, so that q k^T, d_o v^T and with them scores, logsumexp
+// and weights are those of float. What is rounded is p and ds, each by at most 2^-8 of itself:
+//
+//   o = p v, dv = p^T d_o     2^-8 of the sum of |p v|, of |p d_o|
+//   delta = d_o o             in tiles of that o: 2^-8 of its terms |d_o p v|
+//   ds = p (dp - delta)       so 2^-8 of p times the terms of dp and delta, rounded as much again
+//   dq = ds k, dk = ds^T q    2 times 2^-8 of the sum of the absolute values of all of these
+//
+// So c 2^-8 of an element's own sum of absolute values bounds its error, c = 1 for o and dv, 2 for
+// dq and dk; 2^-6 of that for products of errors, and beside it what float loses. (The largest
+// found: 0.90, 0.98, 0.77 and 0.73. Where few numbers are summed, cutting them off comes to 2.)
+#include <cmath>
+#include <limits>
+
+#include "headwise/ops/bf16_products.hpp"
+#include "support/attention_outputs.hpp"
+#include "support/bf16_units.hpp"
+#include "support/catch.hpp"
+#include "support/mask_recipes.hpp"
+
+using namespace headwise_tests;
+
+namespace {
+
+const std::vector<Sizes> shapes = {{1, 1, 1, 1, 1, 1, 1},
+                                   {3, 4, 2, 7, 5, 3, 2},
+                                   {3, 2, 2, 1, 67, 4, 9},
+                                   {2, 4, 2, 49, 67, 33, 17},
+                                   {1, 2, 1, 97, 48, 16, 5},
+                                   {1, 2, 2, 33, 131, 17, 32},
+                                   beyond_tiles};
+
+Case<float> case_of_bf16(const Sizes& sizes, std::uint64_t seed) {
+  Case<float> x(sizes, seed);
+  for (Tensor4<float>* t : {&x.q, &x.k, &x.v, &x.d_o}) {
+    for (float& value : *t) value = bf16_factor(value);
+  }
+  return x;
+}
+
+/// The greatest error of an element beyond `loss` of the greatest sum, in units of 2^-8 of its own
+/// sum of absolute values.
+Real error_in_bf16(const Tensor4<float>& got, const Field& expected, Real loss) {
+  const Real lost = loss * expected.size();
+  Real worst = 0;
+  for (Index n = 0; n < got.size(); ++n) {
+    const Real error = std::abs(Real{got.data()[n]} - expected[n]) - lost;
+    const Real sum = expected.sums[static_cast<std::size_t>(n)];
+    if (!(error <= worst * sum * 0x1p-8L)) worst = error / (sum * 0x1p-8L);
+  }
+  return worst;
+}
+
+void check_all(const Case<float>& x) {
+  const OracleResult y = oracle_attention(x.problem());
+  const Sizes& s = x.sizes;
+  const Index n = std::max({s.d, s.dv, s.S, s.L * (s.H / s.G)});
+  const Real loss =  // as in support/attention_outputs.hpp
+      4 * Real{std::numeric_limits<float>::epsilon()} * (std::sqrt(Real(n)) + y.condition);
+  constexpr Real more = 1 + 0x1p-6L;
+  for (const Bf16Unit unit : supported_bf16_units()) {
+    for (Path path : {Path::materialized, Path::flash}) {
+      const bool tiled = path == Path::flash;
+      const Outputs<float> got = run(path, x, {.products = bf16_products(unit)});
+      CAPTURE(name_of(unit), tiled);
+      if (tiled) {
+        CHECK(relative_error(In<float, 4>(slice(got.lse, 3, 0, 1)), y.lse) <= loss);
+      } else {
+        CHECK(relative_error(In<float, 4>(got.weights), y.weights) <= loss);
+      }
+      CHECK(error_in_bf16(got.o, y.o, loss) <= more);
+      CHECK(error_in_bf16(got.dv, y.dv, loss) <= more);
+      CHECK(error_in_bf16(got.dq, y.dq, loss) <= 2 * more);
+      CHECK(error_in_bf16(got.dk, y.dk, loss) <= 2 * more);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("both attentions by bf16 equal the oracle to their rounding, for every mask", "[ops]") {
+  std::uint64_t seed = 4000;
+  for (const Recipe<float>& recipe : mask_recipes<float>()) {
+    for (const Sizes& sizes : shapes) {
+      Case<float> x = case_of_bf16(sizes, ++seed);
+      recipe.apply(x);
+      CAPTURE(recipe.name, sizes.format(), seed);
+      check_all(x);
+    }
+  }
+}
+
+TEST_CASE("both attentions by bf16 equal the oracle whatever changes their scores", "[ops]") {
+  using C = Case<float>&;
+  const std::vector<Recipe<float>> recipes = {
+      {"softcap", [](C c) { c.softcap(1.5); }},
+      {"ALiBi", [](C c) { c.causal(), c.alibi(); }},
+      {"relative biases, sinks", [](C c) { c.relative(5, false), c.sinks(); }},
+      {"scale", [](C c) { c.scale(-0.7); }},
+      {"dropout", [](C c) { c.dropout(0.3); }},
+      {"all of dropout", [](C c) { c.dropout(1.0), c.causal(); }},
+      {"everything", [](C c) {
+         c.causal(), c.window(31, 3), c.keys(true), c.bias(Shape{1, c.sizes.H, c.sizes.L, 1});
+         c.softcap(2.5), c.alibi(), c.relative(9, true), c.sinks(), c.scale(0.4), c.dropout(0.2);
+       }}};
+  std::uint64_t seed = 4500;
+  for (const Recipe<float>& recipe : recipes) {
+    for (const Sizes& sizes : shapes) {
+      Case<float> x = case_of_bf16(sizes, ++seed);
+      recipe.apply(x);
+      CAPTURE(recipe.name, sizes.format(), seed);
+      check_all(x);
+    }
+  }
+}
+
+TEST_CASE("both attentions by bf16 equal the oracle for wide heads", "[ops]") {
+  const Index d = GENERATE(31, 64, 127, 129), dv = GENERATE(33, 64, 130);
+  Case<float> x = case_of_bf16(Sizes{1, 2, 1, 53, 71, d, dv}, 4600);
+  x.causal();
+  CAPTURE(x.sizes.format());
+  check_all(x);
+}
+
+TEST_CASE("a query that sees no key has 0 and logsumexp -infinity by bf16 too", "[ops]") {
+  Index dead = 0;
+  for (const Recipe<float>& recipe : mask_recipes<float>()) {
+    for (const Sizes& sizes : {Sizes{3, 4, 2, 49, 37, 5, 3}, Sizes{1, 2, 1, 97, 48, 16, 5}}) {
+      Case<float> x(sizes, 4700);
+      recipe.apply(x);
+      for (const Bf16Unit unit : supported_bf16_units()) {
+        const Context context{.products = bf16_products(unit)};
+        const auto kept = run(Path::materialized, x, context), tiled = run(Path::flash, x, context);
+        Index wrong = 0;
+        for_each_index(Shape{sizes.B, sizes.H, sizes.L}, [&](const Shape<3>& row) {
+          const auto [b, h, i] = row.extents;
+          if (x.sees_any(b, h, i)) return;
+          ++dead;
+          wrong += tiled.lse(b, h, i, 0) == -std::numeric_limits<float>::infinity() ? 0 : 1;
+          for (Index j = 0; j < sizes.S; ++j) wrong += kept.weights(b, h, i, j) == 0 ? 0 : 1;
+          for (const auto* y : {&kept, &tiled}) {
+            for (Index c = 0; c < sizes.dv; ++c) wrong += y->o(b, h, i, c) == 0 ? 0 : 1;
+            for (Index c = 0; c < sizes.d; ++c) wrong += y->dq(b, h, i, c) == 0 ? 0 : 1;
+          }
+        });
+        CAPTURE(recipe.name, sizes.format(), name_of(unit));
+        CHECK(wrong == 0);
+      }
+    }
+  }
+  CHECK(dead > 100);
+}
+
+TEST_CASE("attention of double has the bits that it has without products of bf16", "[ops]") {
+  Case<double> x(Sizes{2, 4, 2, 49, 67, 33, 17}, 4800);
+  x.causal(), x.dropout(0.2);
+  for (Path path : {Path::materialized, Path::flash}) {
+    const Outputs<double> exact = run(path, x);
+    for (const Bf16Unit unit : supported_bf16_units()) {
+      CHECK(bit_difference(run(path, x, {.products = bf16_products(unit)}), exact) == "");
+    }
+  }
+}
