@@ -49,7 +49,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 /// Those of a unit that the processor has, beside the kernels of an instruction set.
 template <std::same_as<float> T>
-const Kernels<T>& bf16_kernels_of([[maybe_unused]] Bf16Unit unit, InstructionSet set) {
+const Kernels<T>& bf16_kernels_of([[maybe_unused]] Bf16Unit unit,
+                                  [[maybe_unused]] InstructionSet set) {
 #if HEADWISE_CONFIG_VECTOR_KERNELS
   if (unit == Bf16Unit::amx) {
     static const auto table = amx_bf16::with_pairs<T>(kernels_of<T>(InstructionSet::avx512));
