@@ -2,7 +2,9 @@
 #include "headwise/nn/multi_head_attention.hpp"
 
 #include "headwise/autograd/functions.hpp"
+#include "headwise/ops/bf16_products.hpp"
 #include "headwise/runtime/thread_pool.hpp"
+#include "support/bf16_units.hpp"
 #include "support/taped.hpp"
 
 using namespace headwise_tests;
@@ -187,6 +189,14 @@ TEST_CASE("multi-head attention on the tape has the module's bits on any number 
   for (const Index threads : {2, 3}) {
     ThreadPool pool(threads);
     compare_all<float>({.executor = pool});
+  }
+}
+
+TEST_CASE("multi-head attention on the tape has the module's bits by products of bf16",
+          "[autograd]") {
+  for (const Bf16Unit unit : supported_bf16_units()) {
+    CAPTURE(name_of(unit));
+    compare_all<float>({.products = bf16_products(unit)});
   }
 }
 

@@ -10,6 +10,7 @@
 #include "headwise/nn/multi_head_attention_step.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "headwise/testing/close_to.hpp"
+#include "nn/transformer_decoder_case.hpp"
 #include "support/bf16_units.hpp"
 #include "support/catch.hpp"
 #include "support/draw.hpp"
@@ -172,5 +173,22 @@ TEST_CASE("step by step over a cache, of float or of bf16, come the bits of the 
         CHECK(bitwise_equal(y, whole));
       }
     }
+  }
+}
+
+TEST_CASE("a decoder by bf16 has the same logits token by token and at once", "[nn]") {
+  const auto decoder = drawn<float>(with(true, NormKind::rms_norm, 48));
+  const auto tokens = some_tokens(2, 37);
+  auto exact_state = decoder.state(2, 37);
+  const auto exact = decoder.step(tokens, exact_state);
+  for (const Bf16Unit unit : supported_bf16_units()) {
+    const Context context{.products = bf16_products(unit)};
+    auto whole = decoder.state(2, 37), state = decoder.state(2, 37);
+    const auto at_once = decoder.step(tokens, whole, context);
+    auto logits = decoder.step(slice(tokens, 1, 0, 1), state, context);
+    for (Index i = 1; i < 37; ++i) logits = decoder.step(slice(tokens, 1, i, 1), state, context);
+    CAPTURE(name_of(unit));
+    CHECK(bitwise_equal(logits, at_once));
+    CHECK_FALSE(bitwise_equal(at_once, exact).ok);
   }
 }

@@ -3,9 +3,11 @@
 #include <limits>
 
 #include "headwise/ops/bf16_products.hpp"
+#include "headwise/ops/packed_attention.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "support/bf16_units.hpp"
 #include "support/mask_recipes.hpp"
+#include "support/packed_sequence.hpp"
 #include "support/poison_reach.hpp"
 
 using namespace headwise_tests;
@@ -143,6 +145,40 @@ TEST_CASE("by bf16 any number of threads gives the same bits, time after time", 
       }
     }
   });
+}
+
+TEST_CASE("by bf16 a packed sequence has the bits that it has alone", "[ops]") {
+  const std::vector<Index> starts = {0, 5, 5, 6, 137, 204};
+  Numbers numbers(5050);
+  const auto q = numbers.tensor<float>(Shape{204, 4, 17}),
+             k = numbers.tensor<float>(Shape{204, 2, 17}),
+             v = numbers.tensor<float>(Shape{204, 2, 33}),
+             d_o = numbers.tensor<float>(Shape{204, 4, 33});
+  const PackedSequences<float> packed{q, k, v, starts, starts};
+  ThreadPool pool(3);
+  for (const AttentionMask<float>& mask :
+       {AttentionMask<float>{}, AttentionMask<float>{causal},
+        AttentionMask<float>{causal, Mask::window(13).keeping_first(3)}}) {
+    const AttentionOptions<float> options{.mask = mask, .scale = 0.3f};
+    for (const Bf16Unit unit : supported_bf16_units()) {
+      const Context context{.executor = pool, .products = bf16_products(unit)};
+      Tensor3<float> o(d_o.shape()), lse(Shape{204, 4, 2}), dq(q.shape()), dk(k.shape()),
+          dv(v.shape());
+      packed_attention_forward(packed, options, o, lse, context);
+      packed_attention_backward(d_o, packed, o, lse, options, {dq, dk, dv}, context);
+      for (Index b = 0; b < 5; ++b) {
+        const auto part = [&](const Tensor3<float>& t) { return sequence(t, starts, b); };
+        const Outputs<float> alone = run<float>(Path::flash, part(q), part(k), part(v), part(d_o),
+                                                options, {.products = context.products});
+        CAPTURE(name_of(unit), b);
+        CHECK(same_bits<float, 4>(part(o), alone.o));
+        CHECK(same_bits<float, 4>(part(lse), alone.lse));
+        CHECK(same_bits<float, 4>(part(dq), alone.dq));
+        CHECK(same_bits<float, 4>(part(dk), alone.dk));
+        CHECK(same_bits<float, 4>(part(dv), alone.dv));
+      }
+    }
+  }
 }
 
 TEST_CASE("by bf16 what a query may not see never reaches it, and NaN in what it sees shows",
