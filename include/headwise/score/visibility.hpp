@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <cstring>
 
 #include "headwise/score/key_range.hpp"
 #include "headwise/score/mask.hpp"
@@ -144,20 +146,25 @@ class HeadVisibility {
 
   /// The same of all of a run of keys, a byte each.
   void kept(Index i, KeyRange keys, std::uint8_t* bytes) const {
-    const KeyRange hidden = gap(i);
-    for (Index n = 0; n < keys.size(); ++n) {
-      const Index j = keys.begin + n;
-      bytes[n] = static_cast<std::uint8_t>(j < hidden.begin || j >= hidden.end);
+    std::fill_n(bytes, keys.size(), std::uint8_t{1});
+    const KeyRange hidden = gap(i).in(keys);
+    if (hidden.size() > 0) {
+      std::fill_n(bytes + (hidden.begin - keys.begin), hidden.size(), std::uint8_t{0});
     }
     for (int t = 0; t < pair_count_; ++t) {
       const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
       const bool* from = &pairs.at(i, keys.begin);
       Index n = 0;
-      constexpr Index together = 16;  // a loop of constant count becomes vectors
+      // Copied, words of 0s and 1s can't overlap `bytes`: else they are asked for one by one.
+      using Words = std::array<std::uint64_t, 4>;
+      constexpr auto together = static_cast<Index>(sizeof(Words));
+      const std::uint64_t other = keep ? 0 : 0x0101010101010101u;
       for (; pairs.column == 1 && n + together <= keys.size(); n += together) {
-        for (Index m = 0; m < together; ++m) {
-          bytes[n + m] = static_cast<std::uint8_t>(bytes[n + m] & (from[n + m] == keep));
-        }
+        Words seen, kept;
+        std::memcpy(&seen, bytes + n, sizeof seen);
+        std::memcpy(&kept, from + n, sizeof kept);
+        for (std::size_t m = 0; m < kept.size(); ++m) seen[m] &= kept[m] ^ other;
+        std::memcpy(bytes + n, &seen, sizeof seen);
       }
       for (; n < keys.size(); ++n) {
         bytes[n] = static_cast<std::uint8_t>(bytes[n] & (from[n * pairs.column] == keep));
