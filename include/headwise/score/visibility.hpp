@@ -95,12 +95,18 @@ class HeadVisibility {
     return {keys, size, {begin, end}};
   }
 
-  /// Whether each of the queries first ... first + count - 1 sees each of the keys.
-  bool sees_all(Index first, Index count, KeyRange keys) const {
+  /// Whether each of the queries first ... first + count - 1 has each of the keys in what its range,
+  /// its gap and bounds leave.
+  bool ranges_hold(Index first, Index count, KeyRange keys) const {
     const Index last = first + count - 1;
     const KeyRange hidden{gap(first).begin, gap(last).end};
-    return !has_pair_masks() && range(last).begin <= keys.begin && range(first).end >= keys.end &&
+    return !has_bounds() && range(last).begin <= keys.begin && range(first).end >= keys.end &&
            hidden.in(keys).size() == 0;
+  }
+
+  /// Whether each of the queries first ... first + count - 1 sees each of the keys.
+  bool sees_all(Index first, Index count, KeyRange keys) const {
+    return !has_pair_masks() && ranges_hold(first, count, keys);
   }
 
   /// Whether pairs within the range have to be asked for one by one.
