@@ -128,6 +128,12 @@ class HeadVisibility {
   };
   /// The n-th of them.
   const Plane<T>& bias_plane(int n) const { return biases_[static_cast<std::size_t>(n)]; }
+  /// How many keep and drop masks there are.
+  int pair_mask_count() const { return pair_count_; }
+  /// The n-th of them.
+  const Plane<bool>& pair_mask_plane(int n) const {
+    return pairs_[static_cast<std::size_t>(n)].pairs;
+  }
   /// A bias below it hides its pair.
   T hidden_below() const { return hidden_below_; }
 
