@@ -125,6 +125,27 @@ struct Case {
     options.mask.add(keep ? Mask::keep_keys(view) : Mask::drop_keys(view));
     add_rule(bits, keep);
   }
+  /// Whole tiles are hidden, by bits [L, S].
+  void tiles(bool keep) {
+    const auto bits = std::make_shared<Tensor<bool, 4>>(Shape{1, 1, sizes.L, sizes.S});
+    for_each_index(bits->shape(), [&](const Shape<4>& at) {
+      (*bits)(at) = ((at[2] / TileSizes::queries + at[3] / TileSizes::keys) % 2 == 0) == keep;
+    });
+    options.mask.add(keep ? Mask::keep(as_in(*bits)) : Mask::drop(as_in(*bits)));
+    add_rule(bits, keep);
+  }
+  /// The same tiles, by a bias of 0 and -infinity.
+  void bias_of_tiles() {
+    const auto values = std::make_shared<Tensor4<T>>(Shape{1, 1, sizes.L, sizes.S});
+    const auto hidden = [](Index i, Index j) {
+      return (i / TileSizes::queries + j / TileSizes::keys) % 2 != 0;
+    };
+    for_each_index(values->shape(), [&](const Shape<4>& at) {
+      (*values)(at) = hidden(at[2], at[3]) ? -std::numeric_limits<T>::infinity() : T(0);
+    });
+    options.mask.add(Mask::bias(*values));
+    rules.push_back([values, hidden](Index, Index, Index i, Index j) { return !hidden(i, j); });
+  }
   /// Numbers, `share` of them replaced by `special`; the oracle hides what is -infinity.
   void bias(const Shape<4>& shape, double share = 0, T special = T(0)) {
     const auto values = std::make_shared<Tensor4<T>>(numbers.tensor<T>(shape));

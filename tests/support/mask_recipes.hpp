@@ -51,6 +51,12 @@ std::vector<Recipe<T>> mask_recipes() {
        [](C c) {
          c.pairs(Shape{1, c.sizes.H, 1, 1}, true);
        }},
+      {"keep of whole tiles", [](C c) { c.tiles(true); }},
+      {"causal, drop of whole tiles, bias",
+       [=](C c) { c.causal(), c.tiles(false), c.bias(full(c)); }},
+      {"bias of whole tiles", [](C c) { c.bias_of_tiles(); }},
+      {"causal window 70 and first 3, bias of whole tiles",
+       [](C c) { c.causal(), c.window(70, 3), c.bias_of_tiles(); }},
       {"bias [1, 1, L, S]",
        [](C c) {
          c.bias(Shape{1, 1, c.sizes.L, c.sizes.S});

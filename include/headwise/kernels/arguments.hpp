@@ -134,7 +134,8 @@ constexpr std::int64_t readable_backward_extras(const AttentionHead<T>& head) {
 }
 
 /// What a task of attention has done: the pairs that causality, window and lengths leave to its
-/// queries, and the multiply-adds and score operations that ran, padding and masked pairs too.
+/// queries, and the multiply-adds and score operations that ran, padding and masked pairs too: less
+/// than the pairs' where keep and drop masks hide whole tiles, which are skipped.
 struct TileWork {
   std::int64_t pairs = 0;
   std::int64_t executed_flops = 0;

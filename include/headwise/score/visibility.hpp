@@ -95,8 +95,8 @@ class HeadVisibility {
     return {keys, size, {begin, end}};
   }
 
-  /// Whether each of the queries first ... first + count - 1 has each of the keys in what its range,
-  /// its gap and bounds leave.
+  /// Whether each of the queries first ... first + count - 1 has each of the keys in what its
+  /// range, its gap and bounds leave.
   bool ranges_hold(Index first, Index count, KeyRange keys) const {
     const Index last = first + count - 1;
     const KeyRange hidden{gap(first).begin, gap(last).end};
