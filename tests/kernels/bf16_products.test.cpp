@@ -69,9 +69,9 @@ std::vector<float> times_one(const kernels::Kernels<float>& run, const std::vect
   std::vector<float> y(x.size(), 7.0f);
   const auto n = static_cast<Index>(x.size());
   if (left) {
-    run_gemm<float>(run, {x.data(), 1, 1}, {&one, 1, 1}, {y.data(), 1, 1}, {n, 1, 1});
+    gemm_by<float>(run, {x.data(), 1, 1}, {&one, 1, 1}, {y.data(), 1, 1}, {n, 1, 1});
   } else {
-    run_gemm<float>(run, {&one, 1, 1}, {x.data(), n, 1}, {y.data(), n, 1}, {1, n, 1});
+    gemm_by<float>(run, {&one, 1, 1}, {x.data(), n, 1}, {y.data(), n, 1}, {1, n, 1});
   }
   return y;
 }
@@ -183,8 +183,8 @@ TEST_CASE("times the identity a matrix is rounded, wherever its numbers lie", "[
           const Placed<float> x = drawn_bits(rows, columns, order);
           Placed<float> y(rows, columns, Order::row_major, 1);
           const Placed<float> one = identity(n, orders[static_cast<std::size_t>(n % 3)]);
-          run_gemm<float>(*of.run, (left ? x : one).read(), (left ? one : x).read(), y.matrix(),
-                          {rows, columns, n});
+          gemm_by<float>(*of.run, (left ? x : one).read(), (left ? one : x).read(), y.matrix(),
+                         {rows, columns, n});
           Index wrong = 0;
           for (Index i = 0; i < rows; ++i) {
             for (Index j = 0; j < columns; ++j) {
@@ -208,14 +208,14 @@ TEST_CASE("NaN and what bf16 has no number for reach their own row and column al
     for (const Order order : orders) {
       const Placed<float> a(M, K, order, 1), b(K, N, order, 2);
       Placed<float> clean(M, N, Order::row_major, 3);
-      run_gemm<float>(*of.run, a.read(), b.read(), clean.matrix(), {M, N, K});
+      gemm_by<float>(*of.run, a.read(), b.read(), clean.matrix(), {M, N, K});
       for (float poison : poisons) {
         for (const auto& [at, k] : {std::pair<Index, Index>{0, 0}, {5, 40}, {16, 31}, {22, 70}}) {
           for (bool left : {true, false}) {
             Placed<float> x = left ? a : b, y = clean;
             (left ? x.matrix()(at, k) : x.matrix()(k, at)) = poison;
-            run_gemm<float>(*of.run, (left ? x : a).read(), (left ? b : x).read(), y.matrix(),
-                            {M, N, K});
+            gemm_by<float>(*of.run, (left ? x : a).read(), (left ? b : x).read(), y.matrix(),
+                           {M, N, K});
             Index changed = 0, lost = 0;
             for (Index i = 0; i < M; ++i) {
               for (Index j = 0; j < N; ++j) {
@@ -260,8 +260,8 @@ TEST_CASE("a product of bf16 overwrites c without reading it, and over no terms 
         for (Index i = 0; i < M; ++i) {
           for (Index j = 0; j < N; ++j) y->matrix()(i, j) = not_a_number;
         }
-        run_gemm<float>(*of.run, a.read(), b.read(), y->matrix(), {M, N, K},
-                        {.bias = bias.read().data});
+        gemm_by<float>(*of.run, a.read(), b.read(), y->matrix(), {M, N, K},
+                       {.bias = bias.read().data});
       }
       for (Index i = 0; i < M; ++i) {
         for (Index j = 0; j < N; ++j) {

@@ -85,8 +85,7 @@ TEST_CASE("gemm overwrites c without reading it, NaN and all", "[kernels]") {
       for (Index i = 0; i < M; ++i) {
         for (Index j = 0; j < N; ++j) x->matrix()(i, j) = std::numeric_limits<double>::quiet_NaN();
       }
-      run_gemm<double>(kernels::kernels_of<double>(set), a.read(), b.read(), x->matrix(),
-                       {M, N, K});
+      gemm_by<double>(kernels::kernels_of<double>(set), a.read(), b.read(), x->matrix(), {M, N, K});
     }
     bool finite_and_equal = true;
     for (Index i = 0; i < M; ++i) {
@@ -102,11 +101,11 @@ TEST_CASE("a product over no terms is the bias, or what was there", "[kernels]")
     CAPTURE(name_of(set));
     const float bias[3] = {1, 2, 3};
     float c[6] = {9, 9, 9, 9, 9, 9};
-    run_gemm<float>(kernels::kernels_of<float>(set), {nullptr, 0, 1}, {nullptr, 3, 1}, {c, 3, 1},
-                    {2, 3, 0}, {.bias = bias});
+    gemm_by<float>(kernels::kernels_of<float>(set), {nullptr, 0, 1}, {nullptr, 3, 1}, {c, 3, 1},
+                   {2, 3, 0}, {.bias = bias});
     for (int n = 0; n < 6; ++n) CHECK(c[n] == bias[n % 3]);
-    run_gemm<float>(kernels::kernels_of<float>(set), {nullptr, 0, 1}, {nullptr, 3, 1}, {c, 3, 1},
-                    {2, 3, 0}, {.accumulate = true});
+    gemm_by<float>(kernels::kernels_of<float>(set), {nullptr, 0, 1}, {nullptr, 3, 1}, {c, 3, 1},
+                   {2, 3, 0}, {.accumulate = true});
     for (int n = 0; n < 6; ++n) CHECK(c[n] == bias[n % 3]);
   }
 }

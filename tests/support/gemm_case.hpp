@@ -77,8 +77,8 @@ bool same_bits_of(const T& a, const T& b) {
 /// A product on scratch of the size that the kernel asks for, full of NaN, between elements that
 /// nobody may touch.
 template <class T>
-void run_gemm(const kernels::Kernels<T>& run, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
-              const kernels::Extents& size, const kernels::Epilogue<T>& epilogue = {}) {
+void gemm_by(const kernels::Kernels<T>& run, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
+             const kernels::Extents& size, const kernels::Epilogue<T>& epilogue = {}) {
   constexpr Index guard = storage_alignment;
   const Index used = run.gemm_scratch(size);
   std::vector<T> scratch(static_cast<std::size_t>(used + 2 * guard),
@@ -125,7 +125,7 @@ double gemm_error(const std::vector<const kernels::Kernels<T>*>& runs, const Gem
   std::vector<Placed<T>> results;
   for (const auto* run : runs) {
     results.push_back(before);
-    run_gemm<T>(*run, a.read(), b.read(), results.back().matrix(), of.size, epilogue);
+    gemm_by<T>(*run, a.read(), b.read(), results.back().matrix(), of.size, epilogue);
     CHECK(results.back().untouched_around(before));
   }
   long double worst = 0;
@@ -162,13 +162,13 @@ void check_row_invariance(const kernels::Kernels<T>& run, Index N, Index K) {
   const Placed<T> a(M, K, row_major, 5), b(K, N, row_major, 6);
   const Placed<T> turned_a = placed_as(a, column_major), turned_b = placed_as(b, column_major);
   Placed<T> whole(M, N, row_major, 7);
-  run_gemm<T>(run, a.read(), b.read(), whole.matrix(), {M, N, K});
+  gemm_by<T>(run, a.read(), b.read(), whole.matrix(), {M, N, K});
   bool equal = true;
   for (Index first = 0; first < M; ++first) {
     for (Index count = 1; count <= M - first; count += first % 2 + 1) {
       Placed<T> part(count, N, first % 3 == 0 ? spread : row_major, 8);
-      run_gemm<T>(run, (first % 2 == 0 ? a : turned_a).read().from(first, 0),
-                  (count % 2 == 0 ? b : turned_b).read(), part.matrix(), {count, N, K});
+      gemm_by<T>(run, (first % 2 == 0 ? a : turned_a).read().from(first, 0),
+                 (count % 2 == 0 ? b : turned_b).read(), part.matrix(), {count, N, K});
       for (Index i = 0; i < count; ++i) {
         for (Index j = 0; j < N; ++j) {
           equal = equal && same_bits_of(part(i, j), whole(first + i, j));
@@ -184,7 +184,7 @@ void check_row_invariance(const kernels::Kernels<T>& run, Index N, Index K) {
     if (first >= N) continue;
     for (const auto* from : {&b, &turned_b}) {
       Placed<T> part(M, N - first, row_major, 9);
-      run_gemm<T>(run, a.read(), from->read().from(0, first), part.matrix(), {M, N - first, K});
+      gemm_by<T>(run, a.read(), from->read().from(0, first), part.matrix(), {M, N - first, K});
       for (Index i = 0; i < M; ++i) {
         for (Index j = first; j < N; ++j) {
           equal = equal && same_bits_of(part(i, j - first), whole(i, j));
