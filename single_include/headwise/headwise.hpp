@@ -5138,7 +5138,7 @@ struct Simd<T> {
     return x;
   }
   HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { std::memcpy(to, &x, sizeof x); }
-  /// `width` bytes, each to a lane: 0 where it is 0. (By the intrinsics: g++ 12 takes a vector of
+  /// `width` bytes, each to a lane. (By the intrinsics: g++ 12 takes a vector of
   /// bytes apart one by one, which was a quarter of attention forward with a keep mask.)
   HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) {
     typedef std::uint8_t Bytes __attribute__((vector_size(16)));
@@ -5146,10 +5146,11 @@ struct Simd<T> {
                                     std::conditional_t<width == 4, std::uint32_t, std::uint16_t>>;
     typedef Word Words __attribute__((vector_size(16)));
     Words words{};
-    for (int n = 0; n < width / static_cast<int>(sizeof(Word)); ++n) {
+    constexpr int size = sizeof(Word);
+    for (int at = 0; at < width; at += size) {
       Word word;
-      std::memcpy(&word, from + n * static_cast<int>(sizeof(Word)), sizeof word);
-      words[n] = word;
+      std::memcpy(&word, from + at, sizeof word);
+      words[at / size] = word;
     }
     auto x = __builtin_bit_cast(Bytes, words);
 #if HEADWISE_ISA_BYTES == 64
@@ -5167,11 +5168,12 @@ struct Simd<T> {
       return __builtin_bit_cast(IntVector, _mm256_cvtepu8_epi64(bytes));
     }
 #else
-    x = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    x = __builtin_shufflevector(x, x, 0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
+    const Bytes none{};
+    x = __builtin_shufflevector(x, none, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    x = __builtin_shufflevector(x, none, 0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23);
     if constexpr (sizeof(T) == 4) return __builtin_bit_cast(IntVector, x);
-    return __builtin_bit_cast(
-        IntVector, __builtin_shufflevector(x, x, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7));
+    return __builtin_bit_cast(IntVector, __builtin_shufflevector(x, none, 0, 1, 2, 3, 16, 17, 18,
+                                                                 19, 4, 5, 6, 7, 20, 21, 22, 23));
 #endif
   }
   /// The lowest byte of each lane: not 0 for a true one.
@@ -10823,10 +10825,11 @@ struct Simd<T> {
                                     std::conditional_t<width == 4, std::uint32_t, std::uint16_t>>;
     typedef Word Words __attribute__((vector_size(16)));
     Words words{};
-    for (int n = 0; n < width / static_cast<int>(sizeof(Word)); ++n) {
+    constexpr int size = sizeof(Word);
+    for (int at = 0; at < width; at += size) {
       Word word;
-      std::memcpy(&word, from + n * static_cast<int>(sizeof(Word)), sizeof word);
-      words[n] = word;
+      std::memcpy(&word, from + at, sizeof word);
+      words[at / size] = word;
     }
     auto x = __builtin_bit_cast(Bytes, words);
 #if HEADWISE_ISA_BYTES == 64
@@ -10844,11 +10847,12 @@ struct Simd<T> {
       return __builtin_bit_cast(IntVector, _mm256_cvtepu8_epi64(bytes));
     }
 #else
-    x = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    x = __builtin_shufflevector(x, x, 0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
+    const Bytes none{};
+    x = __builtin_shufflevector(x, none, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    x = __builtin_shufflevector(x, none, 0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23);
     if constexpr (sizeof(T) == 4) return __builtin_bit_cast(IntVector, x);
-    return __builtin_bit_cast(
-        IntVector, __builtin_shufflevector(x, x, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7));
+    return __builtin_bit_cast(IntVector, __builtin_shufflevector(x, none, 0, 1, 2, 3, 16, 17, 18,
+                                                                 19, 4, 5, 6, 7, 20, 21, 22, 23));
 #endif
   }
   HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) {
@@ -15885,10 +15889,11 @@ struct Simd<T> {
                                     std::conditional_t<width == 4, std::uint32_t, std::uint16_t>>;
     typedef Word Words __attribute__((vector_size(16)));
     Words words{};
-    for (int n = 0; n < width / static_cast<int>(sizeof(Word)); ++n) {
+    constexpr int size = sizeof(Word);
+    for (int at = 0; at < width; at += size) {
       Word word;
-      std::memcpy(&word, from + n * static_cast<int>(sizeof(Word)), sizeof word);
-      words[n] = word;
+      std::memcpy(&word, from + at, sizeof word);
+      words[at / size] = word;
     }
     auto x = __builtin_bit_cast(Bytes, words);
 #if HEADWISE_ISA_BYTES == 64
@@ -15906,11 +15911,12 @@ struct Simd<T> {
       return __builtin_bit_cast(IntVector, _mm256_cvtepu8_epi64(bytes));
     }
 #else
-    x = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    x = __builtin_shufflevector(x, x, 0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
+    const Bytes none{};
+    x = __builtin_shufflevector(x, none, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    x = __builtin_shufflevector(x, none, 0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23);
     if constexpr (sizeof(T) == 4) return __builtin_bit_cast(IntVector, x);
-    return __builtin_bit_cast(
-        IntVector, __builtin_shufflevector(x, x, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7));
+    return __builtin_bit_cast(IntVector, __builtin_shufflevector(x, none, 0, 1, 2, 3, 16, 17, 18,
+                                                                 19, 4, 5, 6, 7, 20, 21, 22, 23));
 #endif
   }
   HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) {
@@ -32249,6 +32255,10 @@ inline Bf16Unit bf16_unit() {
 #define HEADWISE_ISA_BYTES 16
 #define HEADWISE_ISA_PAIRS 1
 
+// headwise/kernels/bf16.inc
+// All that is compiled for what multiplies pairs of bf16: read once for each, inside its region.
+// The second needs the first.
+// clang-format off
 // headwise/kernels/products.inc
 // headwise/simd/vector.inc
 
@@ -32324,10 +32334,11 @@ struct Simd<T> {
                                     std::conditional_t<width == 4, std::uint32_t, std::uint16_t>>;
     typedef Word Words __attribute__((vector_size(16)));
     Words words{};
-    for (int n = 0; n < width / static_cast<int>(sizeof(Word)); ++n) {
+    constexpr int size = sizeof(Word);
+    for (int at = 0; at < width; at += size) {
       Word word;
-      std::memcpy(&word, from + n * static_cast<int>(sizeof(Word)), sizeof word);
-      words[n] = word;
+      std::memcpy(&word, from + at, sizeof word);
+      words[at / size] = word;
     }
     auto x = __builtin_bit_cast(Bytes, words);
 #if HEADWISE_ISA_BYTES == 64
@@ -32345,11 +32356,12 @@ struct Simd<T> {
       return __builtin_bit_cast(IntVector, _mm256_cvtepu8_epi64(bytes));
     }
 #else
-    x = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    x = __builtin_shufflevector(x, x, 0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
+    const Bytes none{};
+    x = __builtin_shufflevector(x, none, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    x = __builtin_shufflevector(x, none, 0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23);
     if constexpr (sizeof(T) == 4) return __builtin_bit_cast(IntVector, x);
-    return __builtin_bit_cast(
-        IntVector, __builtin_shufflevector(x, x, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7));
+    return __builtin_bit_cast(IntVector, __builtin_shufflevector(x, none, 0, 1, 2, 3, 16, 17, 18,
+                                                                 19, 4, 5, 6, 7, 20, 21, 22, 23));
 #endif
   }
   HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) {
@@ -35619,6 +35631,8 @@ Kernels<T> with_pairs(const Kernels<T>& full) {
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// clang-format on
+
 #undef HEADWISE_ISA
 #undef HEADWISE_ISA_BYTES
 #undef HEADWISE_ISA_PAIRS
@@ -35629,6 +35643,7 @@ HEADWISE_REGION(HEADWISE_AVX2)
 #define HEADWISE_ISA_BYTES 32
 #define HEADWISE_ISA_PAIRS 1
 
+// headwise/kernels/bf16.inc
 // headwise/kernels/products.inc
 // headwise/simd/vector.inc
 
@@ -35704,10 +35719,11 @@ struct Simd<T> {
                                     std::conditional_t<width == 4, std::uint32_t, std::uint16_t>>;
     typedef Word Words __attribute__((vector_size(16)));
     Words words{};
-    for (int n = 0; n < width / static_cast<int>(sizeof(Word)); ++n) {
+    constexpr int size = sizeof(Word);
+    for (int at = 0; at < width; at += size) {
       Word word;
-      std::memcpy(&word, from + n * static_cast<int>(sizeof(Word)), sizeof word);
-      words[n] = word;
+      std::memcpy(&word, from + at, sizeof word);
+      words[at / size] = word;
     }
     auto x = __builtin_bit_cast(Bytes, words);
 #if HEADWISE_ISA_BYTES == 64
@@ -35725,11 +35741,12 @@ struct Simd<T> {
       return __builtin_bit_cast(IntVector, _mm256_cvtepu8_epi64(bytes));
     }
 #else
-    x = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    x = __builtin_shufflevector(x, x, 0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
+    const Bytes none{};
+    x = __builtin_shufflevector(x, none, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    x = __builtin_shufflevector(x, none, 0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23);
     if constexpr (sizeof(T) == 4) return __builtin_bit_cast(IntVector, x);
-    return __builtin_bit_cast(
-        IntVector, __builtin_shufflevector(x, x, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7));
+    return __builtin_bit_cast(IntVector, __builtin_shufflevector(x, none, 0, 1, 2, 3, 16, 17, 18,
+                                                                 19, 4, 5, 6, 7, 20, 21, 22, 23));
 #endif
   }
   HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) {
@@ -39007,6 +39024,7 @@ HEADWISE_REGION(HEADWISE_AVX512_BF16)
 #define HEADWISE_ISA_BYTES 64
 #define HEADWISE_ISA_PAIRS 2
 
+// headwise/kernels/bf16.inc
 // headwise/kernels/products.inc
 // headwise/simd/vector.inc
 
@@ -39082,10 +39100,11 @@ struct Simd<T> {
                                     std::conditional_t<width == 4, std::uint32_t, std::uint16_t>>;
     typedef Word Words __attribute__((vector_size(16)));
     Words words{};
-    for (int n = 0; n < width / static_cast<int>(sizeof(Word)); ++n) {
+    constexpr int size = sizeof(Word);
+    for (int at = 0; at < width; at += size) {
       Word word;
-      std::memcpy(&word, from + n * static_cast<int>(sizeof(Word)), sizeof word);
-      words[n] = word;
+      std::memcpy(&word, from + at, sizeof word);
+      words[at / size] = word;
     }
     auto x = __builtin_bit_cast(Bytes, words);
 #if HEADWISE_ISA_BYTES == 64
@@ -39103,11 +39122,12 @@ struct Simd<T> {
       return __builtin_bit_cast(IntVector, _mm256_cvtepu8_epi64(bytes));
     }
 #else
-    x = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    x = __builtin_shufflevector(x, x, 0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
+    const Bytes none{};
+    x = __builtin_shufflevector(x, none, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    x = __builtin_shufflevector(x, none, 0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23);
     if constexpr (sizeof(T) == 4) return __builtin_bit_cast(IntVector, x);
-    return __builtin_bit_cast(
-        IntVector, __builtin_shufflevector(x, x, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7));
+    return __builtin_bit_cast(IntVector, __builtin_shufflevector(x, none, 0, 1, 2, 3, 16, 17, 18,
+                                                                 19, 4, 5, 6, 7, 20, 21, 22, 23));
 #endif
   }
   HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) {
@@ -42385,6 +42405,7 @@ HEADWISE_REGION(HEADWISE_AMX)
 #define HEADWISE_ISA_BYTES 64
 #define HEADWISE_ISA_PAIRS 3
 
+// headwise/kernels/bf16.inc
 // headwise/kernels/products.inc
 // headwise/simd/vector.inc
 
@@ -42460,10 +42481,11 @@ struct Simd<T> {
                                     std::conditional_t<width == 4, std::uint32_t, std::uint16_t>>;
     typedef Word Words __attribute__((vector_size(16)));
     Words words{};
-    for (int n = 0; n < width / static_cast<int>(sizeof(Word)); ++n) {
+    constexpr int size = sizeof(Word);
+    for (int at = 0; at < width; at += size) {
       Word word;
-      std::memcpy(&word, from + n * static_cast<int>(sizeof(Word)), sizeof word);
-      words[n] = word;
+      std::memcpy(&word, from + at, sizeof word);
+      words[at / size] = word;
     }
     auto x = __builtin_bit_cast(Bytes, words);
 #if HEADWISE_ISA_BYTES == 64
@@ -42481,11 +42503,12 @@ struct Simd<T> {
       return __builtin_bit_cast(IntVector, _mm256_cvtepu8_epi64(bytes));
     }
 #else
-    x = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    x = __builtin_shufflevector(x, x, 0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
+    const Bytes none{};
+    x = __builtin_shufflevector(x, none, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    x = __builtin_shufflevector(x, none, 0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23);
     if constexpr (sizeof(T) == 4) return __builtin_bit_cast(IntVector, x);
-    return __builtin_bit_cast(
-        IntVector, __builtin_shufflevector(x, x, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7));
+    return __builtin_bit_cast(IntVector, __builtin_shufflevector(x, none, 0, 1, 2, 3, 16, 17, 18,
+                                                                 19, 4, 5, 6, 7, 20, 21, 22, 23));
 #endif
   }
   HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) {

@@ -8,8 +8,7 @@
 #define HEADWISE_ISA generic_bf16
 #define HEADWISE_ISA_BYTES 16
 #define HEADWISE_ISA_PAIRS 1
-#include "headwise/kernels/products.inc"
-#include "headwise/kernels/bf16_table.inc"
+#include "headwise/kernels/bf16.inc"
 #undef HEADWISE_ISA
 #undef HEADWISE_ISA_BYTES
 #undef HEADWISE_ISA_PAIRS
@@ -19,8 +18,7 @@ HEADWISE_REGION(HEADWISE_AVX2)
 #define HEADWISE_ISA avx2_bf16
 #define HEADWISE_ISA_BYTES 32
 #define HEADWISE_ISA_PAIRS 1
-#include "headwise/kernels/products.inc"
-#include "headwise/kernels/bf16_table.inc"
+#include "headwise/kernels/bf16.inc"
 #undef HEADWISE_ISA
 #undef HEADWISE_ISA_BYTES
 #undef HEADWISE_ISA_PAIRS
@@ -30,8 +28,7 @@ HEADWISE_REGION(HEADWISE_AVX512_BF16)
 #define HEADWISE_ISA avx512_bf16
 #define HEADWISE_ISA_BYTES 64
 #define HEADWISE_ISA_PAIRS 2
-#include "headwise/kernels/products.inc"
-#include "headwise/kernels/bf16_table.inc"
+#include "headwise/kernels/bf16.inc"
 #undef HEADWISE_ISA
 #undef HEADWISE_ISA_BYTES
 #undef HEADWISE_ISA_PAIRS
@@ -41,8 +38,7 @@ HEADWISE_REGION(HEADWISE_AMX)
 #define HEADWISE_ISA amx_bf16
 #define HEADWISE_ISA_BYTES 64
 #define HEADWISE_ISA_PAIRS 3
-#include "headwise/kernels/products.inc"
-#include "headwise/kernels/bf16_table.inc"
+#include "headwise/kernels/bf16.inc"
 #undef HEADWISE_ISA
 #undef HEADWISE_ISA_BYTES
 #undef HEADWISE_ISA_PAIRS
