@@ -5392,7 +5392,6 @@ struct Factor {
   static constexpr Index depth = 1;  // inner indices of an element
   static constexpr Index chunk = 1;  // inner indices that are summed up together
 
-  HEADWISE_INLINE static Vector zero() { return S::zero(); }
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
   HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
@@ -5446,7 +5445,6 @@ struct Factor<float> {
   static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
   static constexpr int width = S::width;
 
-  HEADWISE_INLINE static Vector zero() { return Vector{}; }
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
   HEADWISE_INLINE static Vector load(const Element* from) {
     Vector x;
@@ -6128,7 +6126,7 @@ template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
   auto sums = S::zero();
-  T rest[std::size_t{S::width}] = {};
+  T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
     Index j = 0;
@@ -6137,8 +6135,10 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
         sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
       }
     }
-    for (; j < columns; ++j) {
-      rest[0] = row[j * x.column];
+    while (j < columns) {
+      for (Index lane = 0; lane < S::width; ++lane, ++j) {
+        rest[lane] = j < columns ? row[j * x.column] : T(0);
+      }
       sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
     }
   }
@@ -6395,6 +6395,12 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
   return {to, row, 1, true};
 }
 
+/// Rows of a dense copy as a tile walks a left operand.
+template <class T>
+HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+  return {a.data, a.row, a.column};
+}
+
 /// Elements of one row of a left operand from inner index `first` on, one by one.
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
@@ -6584,8 +6590,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 template <class T>
 Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
-    const auto copy = copy_left<T>(a, M, K, scratch);
-    return {copy.data, copy.row, copy.column};
+    return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
     if (across) return pack_left<T>(a, M, K, scratch);
     return {a.data, a.row, a.column};
@@ -8200,8 +8205,8 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   const Element<T>* q = buffers.q + block.first * d;
   const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
-  const bool at_once = mask.whole() && head.visibility.bias_count() == 0;
-  const Index together = at_once ? ForwardTile<T>::keys : Tile<T>::rows;
+  const bool biased = head.visibility.bias_count() != 0;
+  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     Index from = 0, to = vectors;
@@ -8211,13 +8216,14 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       ++from;
     }
     while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
-    // Biases are read after the products: rows of them are asked for beside each six keys.
-    const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
-    prefetch_biases<T>(head, block.i0 + asked, ask - asked,
-                       {block.j0 + block.begin, block.j0 + block.end});
-    asked = ask;
+    if (biased) {  // they are read after the products: rows are asked for beside each six keys
+      const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
+      prefetch_biases<T>(head, block.i0 + asked, ask - asked,
+                         {block.j0 + block.begin, block.j0 + block.end});
+      asked = ask;
+    }
     const auto k = keys.from(j, 0);
-    run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, d,
+    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
                  {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
     count += n * (to - from) * width * d * Factor<T>::depth;
   }
@@ -8253,12 +8259,12 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
-  const auto left = p.from(r, first);
+  const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
   for (Index c = 0; c < dv; c += Tile<T>::columns) {
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
-        {left.data, left.row, left.column}, v.walk(c, range.begin), n, vectors, inner,
+        left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
     count += n * vectors * width * inner * Factor<T>::depth;
   }
@@ -8594,7 +8600,6 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
                            const BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
   const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  const auto q = rows.q.from(r, 0), d_o = rows.d_o.from(r, 0);
   KeyRange range = panel;
   if (!mask.whole()) {
     range.begin = std::max<Index>(c, mask.range(r).begin);
@@ -8603,10 +8608,10 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
   if (range.begin >= range.end) return {c, c};
   const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
   const Index at = c + from * width;
-  run_panel<T>({q.data, q.row, 1}, {buffers.k_t + c * d + from * width, 0, columns}, n, to - from,
-               d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>({d_o.data, d_o.row, 1}, {buffers.v_t + c * dv + from * width, 0, columns}, n,
-               to - from, dv, {buffers.ds + r * row + at, row});
+  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
+               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
+               n, to - from, dv, {buffers.ds + r * row + at, row});
   return {at, c + to * width};
 }
 
@@ -8719,8 +8724,9 @@ template <class T>
 std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
                         const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite))
-    return multiply<T>({a.data, a.row, a.column}, b, c, {block.end, N, block.rows}, add);
+  if (mask.full() || (mask.whole() && b.finite)) {
+    return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
+  }
   const Index together = b.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
   Index low = 0, high = 0;  // queries that see these keys; both grow with the key
@@ -8733,8 +8739,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
     if (!b.finite) {
       seen = copy_kept<T>(b, block.rows, N, kept, [&](Index r) { return mask.visible(r, j); });
     }
-    const auto left = a.from(j, step_of<T>(low));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(low), c.from(j, 0),
+    count += multiply<T>(walk_rows<T>(a.from(j, step_of<T>(low))), seen.from(low), c.from(j, 0),
                          {n, N, high - chunk_begin<T>(low)}, add);
   }
   return count;
@@ -8750,7 +8755,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
   if (mask.full() || (mask.whole() && k.finite)) {
-    return multiply<T>({ds.data, ds.row, ds.column}, k, dq, {block.rows, d, block.end}, add);
+    return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
@@ -8763,8 +8768,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
       seen =
           copy_kept<T>(k, block.end, d, buffers.kept, [&](Index j) { return mask.visible(r, j); });
     }
-    const auto left = ds.from(r, step_of<T>(range.begin));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(range.begin), dq.from(r, 0),
+    const auto left = walk_rows<T>(ds.from(r, step_of<T>(range.begin)));
+    count += multiply<T>(left, seen.from(range.begin), dq.from(r, 0),
                          {n, d, range.end - chunk_begin<T>(range.begin)}, add);
   }
   return count;
@@ -11043,7 +11048,6 @@ struct Factor {
   static constexpr Index depth = 1;  // inner indices of an element
   static constexpr Index chunk = 1;  // inner indices that are summed up together
 
-  HEADWISE_INLINE static Vector zero() { return S::zero(); }
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
   HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
@@ -11088,7 +11092,6 @@ struct Factor<float> {
   static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
   static constexpr int width = S::width;
 
-  HEADWISE_INLINE static Vector zero() { return Vector{}; }
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
   HEADWISE_INLINE static Vector load(const Element* from) {
     Vector x;
@@ -11695,7 +11698,7 @@ template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
   auto sums = S::zero();
-  T rest[std::size_t{S::width}] = {};
+  T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
     Index j = 0;
@@ -11704,8 +11707,10 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
         sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
       }
     }
-    for (; j < columns; ++j) {
-      rest[0] = row[j * x.column];
+    while (j < columns) {
+      for (Index lane = 0; lane < S::width; ++lane, ++j) {
+        rest[lane] = j < columns ? row[j * x.column] : T(0);
+      }
       sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
     }
   }
@@ -11933,6 +11938,11 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
   return {to, row, 1, true};
 }
 
+template <class T>
+HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+  return {a.data, a.row, a.column};
+}
+
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
   constexpr Index depth = Factor<T>::depth;
@@ -12094,8 +12104,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 template <class T>
 Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
-    const auto copy = copy_left<T>(a, M, K, scratch);
-    return {copy.data, copy.row, copy.column};
+    return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
     if (across) return pack_left<T>(a, M, K, scratch);
     return {a.data, a.row, a.column};
@@ -13511,8 +13520,8 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   const Element<T>* q = buffers.q + block.first * d;
   const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
-  const bool at_once = mask.whole() && head.visibility.bias_count() == 0;
-  const Index together = at_once ? ForwardTile<T>::keys : Tile<T>::rows;
+  const bool biased = head.visibility.bias_count() != 0;
+  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     Index from = 0, to = vectors;
@@ -13521,12 +13530,14 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       ++from;
     }
     while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
-    const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
-    prefetch_biases<T>(head, block.i0 + asked, ask - asked,
-                       {block.j0 + block.begin, block.j0 + block.end});
-    asked = ask;
+    if (biased) {  // they are read after the products: rows are asked for beside each six keys
+      const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
+      prefetch_biases<T>(head, block.i0 + asked, ask - asked,
+                         {block.j0 + block.begin, block.j0 + block.end});
+      asked = ask;
+    }
     const auto k = keys.from(j, 0);
-    run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, d,
+    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
                  {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
     count += n * (to - from) * width * d * Factor<T>::depth;
   }
@@ -13557,12 +13568,12 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
-  const auto left = p.from(r, first);
+  const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
   for (Index c = 0; c < dv; c += Tile<T>::columns) {
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
-        {left.data, left.row, left.column}, v.walk(c, range.begin), n, vectors, inner,
+        left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
     count += n * vectors * width * inner * Factor<T>::depth;
   }
@@ -13864,7 +13875,6 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
                            const BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
   const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  const auto q = rows.q.from(r, 0), d_o = rows.d_o.from(r, 0);
   KeyRange range = panel;
   if (!mask.whole()) {
     range.begin = std::max<Index>(c, mask.range(r).begin);
@@ -13873,10 +13883,10 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
   if (range.begin >= range.end) return {c, c};
   const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
   const Index at = c + from * width;
-  run_panel<T>({q.data, q.row, 1}, {buffers.k_t + c * d + from * width, 0, columns}, n, to - from,
-               d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>({d_o.data, d_o.row, 1}, {buffers.v_t + c * dv + from * width, 0, columns}, n,
-               to - from, dv, {buffers.ds + r * row + at, row});
+  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
+               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
+               n, to - from, dv, {buffers.ds + r * row + at, row});
   return {at, c + to * width};
 }
 
@@ -13966,8 +13976,9 @@ template <class T>
 std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
                         const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite))
-    return multiply<T>({a.data, a.row, a.column}, b, c, {block.end, N, block.rows}, add);
+  if (mask.full() || (mask.whole() && b.finite)) {
+    return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
+  }
   const Index together = b.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
   Index low = 0, high = 0;  // queries that see these keys; both grow with the key
@@ -13980,8 +13991,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
     if (!b.finite) {
       seen = copy_kept<T>(b, block.rows, N, kept, [&](Index r) { return mask.visible(r, j); });
     }
-    const auto left = a.from(j, step_of<T>(low));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(low), c.from(j, 0),
+    count += multiply<T>(walk_rows<T>(a.from(j, step_of<T>(low))), seen.from(low), c.from(j, 0),
                          {n, N, high - chunk_begin<T>(low)}, add);
   }
   return count;
@@ -13995,7 +14005,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
   if (mask.full() || (mask.whole() && k.finite)) {
-    return multiply<T>({ds.data, ds.row, ds.column}, k, dq, {block.rows, d, block.end}, add);
+    return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
@@ -14008,8 +14018,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
       seen =
           copy_kept<T>(k, block.end, d, buffers.kept, [&](Index j) { return mask.visible(r, j); });
     }
-    const auto left = ds.from(r, step_of<T>(range.begin));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(range.begin), dq.from(r, 0),
+    const auto left = walk_rows<T>(ds.from(r, step_of<T>(range.begin)));
+    count += multiply<T>(left, seen.from(range.begin), dq.from(r, 0),
                          {n, d, range.end - chunk_begin<T>(range.begin)}, add);
   }
   return count;
@@ -16107,7 +16117,6 @@ struct Factor {
   static constexpr Index depth = 1;  // inner indices of an element
   static constexpr Index chunk = 1;  // inner indices that are summed up together
 
-  HEADWISE_INLINE static Vector zero() { return S::zero(); }
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
   HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
@@ -16152,7 +16161,6 @@ struct Factor<float> {
   static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
   static constexpr int width = S::width;
 
-  HEADWISE_INLINE static Vector zero() { return Vector{}; }
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
   HEADWISE_INLINE static Vector load(const Element* from) {
     Vector x;
@@ -16759,7 +16767,7 @@ template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
   auto sums = S::zero();
-  T rest[std::size_t{S::width}] = {};
+  T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
     Index j = 0;
@@ -16768,8 +16776,10 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
         sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
       }
     }
-    for (; j < columns; ++j) {
-      rest[0] = row[j * x.column];
+    while (j < columns) {
+      for (Index lane = 0; lane < S::width; ++lane, ++j) {
+        rest[lane] = j < columns ? row[j * x.column] : T(0);
+      }
       sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
     }
   }
@@ -16997,6 +17007,11 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
   return {to, row, 1, true};
 }
 
+template <class T>
+HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+  return {a.data, a.row, a.column};
+}
+
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
   constexpr Index depth = Factor<T>::depth;
@@ -17158,8 +17173,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 template <class T>
 Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
-    const auto copy = copy_left<T>(a, M, K, scratch);
-    return {copy.data, copy.row, copy.column};
+    return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
     if (across) return pack_left<T>(a, M, K, scratch);
     return {a.data, a.row, a.column};
@@ -18575,8 +18589,8 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   const Element<T>* q = buffers.q + block.first * d;
   const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
-  const bool at_once = mask.whole() && head.visibility.bias_count() == 0;
-  const Index together = at_once ? ForwardTile<T>::keys : Tile<T>::rows;
+  const bool biased = head.visibility.bias_count() != 0;
+  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     Index from = 0, to = vectors;
@@ -18585,12 +18599,14 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       ++from;
     }
     while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
-    const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
-    prefetch_biases<T>(head, block.i0 + asked, ask - asked,
-                       {block.j0 + block.begin, block.j0 + block.end});
-    asked = ask;
+    if (biased) {  // they are read after the products: rows are asked for beside each six keys
+      const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
+      prefetch_biases<T>(head, block.i0 + asked, ask - asked,
+                         {block.j0 + block.begin, block.j0 + block.end});
+      asked = ask;
+    }
     const auto k = keys.from(j, 0);
-    run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, d,
+    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
                  {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
     count += n * (to - from) * width * d * Factor<T>::depth;
   }
@@ -18621,12 +18637,12 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
-  const auto left = p.from(r, first);
+  const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
   for (Index c = 0; c < dv; c += Tile<T>::columns) {
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
-        {left.data, left.row, left.column}, v.walk(c, range.begin), n, vectors, inner,
+        left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
     count += n * vectors * width * inner * Factor<T>::depth;
   }
@@ -18928,7 +18944,6 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
                            const BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
   const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  const auto q = rows.q.from(r, 0), d_o = rows.d_o.from(r, 0);
   KeyRange range = panel;
   if (!mask.whole()) {
     range.begin = std::max<Index>(c, mask.range(r).begin);
@@ -18937,10 +18952,10 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
   if (range.begin >= range.end) return {c, c};
   const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
   const Index at = c + from * width;
-  run_panel<T>({q.data, q.row, 1}, {buffers.k_t + c * d + from * width, 0, columns}, n, to - from,
-               d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>({d_o.data, d_o.row, 1}, {buffers.v_t + c * dv + from * width, 0, columns}, n,
-               to - from, dv, {buffers.ds + r * row + at, row});
+  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
+               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
+               n, to - from, dv, {buffers.ds + r * row + at, row});
   return {at, c + to * width};
 }
 
@@ -19030,8 +19045,9 @@ template <class T>
 std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
                         const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite))
-    return multiply<T>({a.data, a.row, a.column}, b, c, {block.end, N, block.rows}, add);
+  if (mask.full() || (mask.whole() && b.finite)) {
+    return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
+  }
   const Index together = b.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
   Index low = 0, high = 0;  // queries that see these keys; both grow with the key
@@ -19044,8 +19060,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
     if (!b.finite) {
       seen = copy_kept<T>(b, block.rows, N, kept, [&](Index r) { return mask.visible(r, j); });
     }
-    const auto left = a.from(j, step_of<T>(low));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(low), c.from(j, 0),
+    count += multiply<T>(walk_rows<T>(a.from(j, step_of<T>(low))), seen.from(low), c.from(j, 0),
                          {n, N, high - chunk_begin<T>(low)}, add);
   }
   return count;
@@ -19059,7 +19074,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
   if (mask.full() || (mask.whole() && k.finite)) {
-    return multiply<T>({ds.data, ds.row, ds.column}, k, dq, {block.rows, d, block.end}, add);
+    return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
@@ -19072,8 +19087,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
       seen =
           copy_kept<T>(k, block.end, d, buffers.kept, [&](Index j) { return mask.visible(r, j); });
     }
-    const auto left = ds.from(r, step_of<T>(range.begin));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(range.begin), dq.from(r, 0),
+    const auto left = walk_rows<T>(ds.from(r, step_of<T>(range.begin)));
+    count += multiply<T>(left, seen.from(range.begin), dq.from(r, 0),
                          {n, d, range.end - chunk_begin<T>(range.begin)}, add);
   }
   return count;
@@ -32552,7 +32567,6 @@ struct Factor {
   static constexpr Index depth = 1;  // inner indices of an element
   static constexpr Index chunk = 1;  // inner indices that are summed up together
 
-  HEADWISE_INLINE static Vector zero() { return S::zero(); }
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
   HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
@@ -32597,7 +32611,6 @@ struct Factor<float> {
   static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
   static constexpr int width = S::width;
 
-  HEADWISE_INLINE static Vector zero() { return Vector{}; }
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
   HEADWISE_INLINE static Vector load(const Element* from) {
     Vector x;
@@ -33204,7 +33217,7 @@ template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
   auto sums = S::zero();
-  T rest[std::size_t{S::width}] = {};
+  T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
     Index j = 0;
@@ -33213,8 +33226,10 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
         sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
       }
     }
-    for (; j < columns; ++j) {
-      rest[0] = row[j * x.column];
+    while (j < columns) {
+      for (Index lane = 0; lane < S::width; ++lane, ++j) {
+        rest[lane] = j < columns ? row[j * x.column] : T(0);
+      }
       sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
     }
   }
@@ -33442,6 +33457,11 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
   return {to, row, 1, true};
 }
 
+template <class T>
+HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+  return {a.data, a.row, a.column};
+}
+
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
   constexpr Index depth = Factor<T>::depth;
@@ -33603,8 +33623,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 template <class T>
 Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
-    const auto copy = copy_left<T>(a, M, K, scratch);
-    return {copy.data, copy.row, copy.column};
+    return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
     if (across) return pack_left<T>(a, M, K, scratch);
     return {a.data, a.row, a.column};
@@ -35020,8 +35039,8 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   const Element<T>* q = buffers.q + block.first * d;
   const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
-  const bool at_once = mask.whole() && head.visibility.bias_count() == 0;
-  const Index together = at_once ? ForwardTile<T>::keys : Tile<T>::rows;
+  const bool biased = head.visibility.bias_count() != 0;
+  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     Index from = 0, to = vectors;
@@ -35030,12 +35049,14 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       ++from;
     }
     while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
-    const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
-    prefetch_biases<T>(head, block.i0 + asked, ask - asked,
-                       {block.j0 + block.begin, block.j0 + block.end});
-    asked = ask;
+    if (biased) {  // they are read after the products: rows are asked for beside each six keys
+      const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
+      prefetch_biases<T>(head, block.i0 + asked, ask - asked,
+                         {block.j0 + block.begin, block.j0 + block.end});
+      asked = ask;
+    }
     const auto k = keys.from(j, 0);
-    run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, d,
+    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
                  {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
     count += n * (to - from) * width * d * Factor<T>::depth;
   }
@@ -35066,12 +35087,12 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
-  const auto left = p.from(r, first);
+  const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
   for (Index c = 0; c < dv; c += Tile<T>::columns) {
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
-        {left.data, left.row, left.column}, v.walk(c, range.begin), n, vectors, inner,
+        left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
     count += n * vectors * width * inner * Factor<T>::depth;
   }
@@ -35373,7 +35394,6 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
                            const BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
   const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  const auto q = rows.q.from(r, 0), d_o = rows.d_o.from(r, 0);
   KeyRange range = panel;
   if (!mask.whole()) {
     range.begin = std::max<Index>(c, mask.range(r).begin);
@@ -35382,10 +35402,10 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
   if (range.begin >= range.end) return {c, c};
   const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
   const Index at = c + from * width;
-  run_panel<T>({q.data, q.row, 1}, {buffers.k_t + c * d + from * width, 0, columns}, n, to - from,
-               d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>({d_o.data, d_o.row, 1}, {buffers.v_t + c * dv + from * width, 0, columns}, n,
-               to - from, dv, {buffers.ds + r * row + at, row});
+  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
+               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
+               n, to - from, dv, {buffers.ds + r * row + at, row});
   return {at, c + to * width};
 }
 
@@ -35475,8 +35495,9 @@ template <class T>
 std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
                         const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite))
-    return multiply<T>({a.data, a.row, a.column}, b, c, {block.end, N, block.rows}, add);
+  if (mask.full() || (mask.whole() && b.finite)) {
+    return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
+  }
   const Index together = b.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
   Index low = 0, high = 0;  // queries that see these keys; both grow with the key
@@ -35489,8 +35510,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
     if (!b.finite) {
       seen = copy_kept<T>(b, block.rows, N, kept, [&](Index r) { return mask.visible(r, j); });
     }
-    const auto left = a.from(j, step_of<T>(low));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(low), c.from(j, 0),
+    count += multiply<T>(walk_rows<T>(a.from(j, step_of<T>(low))), seen.from(low), c.from(j, 0),
                          {n, N, high - chunk_begin<T>(low)}, add);
   }
   return count;
@@ -35504,7 +35524,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
   if (mask.full() || (mask.whole() && k.finite)) {
-    return multiply<T>({ds.data, ds.row, ds.column}, k, dq, {block.rows, d, block.end}, add);
+    return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
@@ -35517,8 +35537,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
       seen =
           copy_kept<T>(k, block.end, d, buffers.kept, [&](Index j) { return mask.visible(r, j); });
     }
-    const auto left = ds.from(r, step_of<T>(range.begin));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(range.begin), dq.from(r, 0),
+    const auto left = walk_rows<T>(ds.from(r, step_of<T>(range.begin)));
+    count += multiply<T>(left, seen.from(range.begin), dq.from(r, 0),
                          {n, d, range.end - chunk_begin<T>(range.begin)}, add);
   }
   return count;
@@ -35605,10 +35625,16 @@ HEADWISE_STRICT_MATH_END
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
-/// The kernels of float, those that have products in them replaced.
+/// The kernels of this process, those that have products in them replaced, and their tiles.
 template <std::same_as<float> T>
-Kernels<T> with_pairs(const Kernels<T>& full) {
-  Kernels<T> table = full;
+Kernels<T> kernels_with_pairs() {
+  Kernels<T> table = kernels_here<T>();
+  table.lanes = Simd<T>::width;
+  table.forward_queries = ForwardTile<T>::queries;
+  table.forward_keys = ForwardTile<T>::keys;
+  table.backward_queries = BackwardTile<T>::queries;
+  table.backward_keys = BackwardTile<T>::keys;
+  table.columns = Tile<T>::columns;
   table.all_finite = &all_finite<T>;
   table.gemm_scratch = &gemm_scratch<T>;
   table.gemm = &gemm<T>;
@@ -35937,7 +35963,6 @@ struct Factor {
   static constexpr Index depth = 1;  // inner indices of an element
   static constexpr Index chunk = 1;  // inner indices that are summed up together
 
-  HEADWISE_INLINE static Vector zero() { return S::zero(); }
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
   HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
@@ -35982,7 +36007,6 @@ struct Factor<float> {
   static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
   static constexpr int width = S::width;
 
-  HEADWISE_INLINE static Vector zero() { return Vector{}; }
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
   HEADWISE_INLINE static Vector load(const Element* from) {
     Vector x;
@@ -36589,7 +36613,7 @@ template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
   auto sums = S::zero();
-  T rest[std::size_t{S::width}] = {};
+  T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
     Index j = 0;
@@ -36598,8 +36622,10 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
         sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
       }
     }
-    for (; j < columns; ++j) {
-      rest[0] = row[j * x.column];
+    while (j < columns) {
+      for (Index lane = 0; lane < S::width; ++lane, ++j) {
+        rest[lane] = j < columns ? row[j * x.column] : T(0);
+      }
       sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
     }
   }
@@ -36827,6 +36853,11 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
   return {to, row, 1, true};
 }
 
+template <class T>
+HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+  return {a.data, a.row, a.column};
+}
+
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
   constexpr Index depth = Factor<T>::depth;
@@ -36988,8 +37019,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 template <class T>
 Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
-    const auto copy = copy_left<T>(a, M, K, scratch);
-    return {copy.data, copy.row, copy.column};
+    return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
     if (across) return pack_left<T>(a, M, K, scratch);
     return {a.data, a.row, a.column};
@@ -38405,8 +38435,8 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   const Element<T>* q = buffers.q + block.first * d;
   const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
-  const bool at_once = mask.whole() && head.visibility.bias_count() == 0;
-  const Index together = at_once ? ForwardTile<T>::keys : Tile<T>::rows;
+  const bool biased = head.visibility.bias_count() != 0;
+  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     Index from = 0, to = vectors;
@@ -38415,12 +38445,14 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       ++from;
     }
     while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
-    const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
-    prefetch_biases<T>(head, block.i0 + asked, ask - asked,
-                       {block.j0 + block.begin, block.j0 + block.end});
-    asked = ask;
+    if (biased) {  // they are read after the products: rows are asked for beside each six keys
+      const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
+      prefetch_biases<T>(head, block.i0 + asked, ask - asked,
+                         {block.j0 + block.begin, block.j0 + block.end});
+      asked = ask;
+    }
     const auto k = keys.from(j, 0);
-    run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, d,
+    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
                  {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
     count += n * (to - from) * width * d * Factor<T>::depth;
   }
@@ -38451,12 +38483,12 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
-  const auto left = p.from(r, first);
+  const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
   for (Index c = 0; c < dv; c += Tile<T>::columns) {
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
-        {left.data, left.row, left.column}, v.walk(c, range.begin), n, vectors, inner,
+        left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
     count += n * vectors * width * inner * Factor<T>::depth;
   }
@@ -38758,7 +38790,6 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
                            const BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
   const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  const auto q = rows.q.from(r, 0), d_o = rows.d_o.from(r, 0);
   KeyRange range = panel;
   if (!mask.whole()) {
     range.begin = std::max<Index>(c, mask.range(r).begin);
@@ -38767,10 +38798,10 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
   if (range.begin >= range.end) return {c, c};
   const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
   const Index at = c + from * width;
-  run_panel<T>({q.data, q.row, 1}, {buffers.k_t + c * d + from * width, 0, columns}, n, to - from,
-               d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>({d_o.data, d_o.row, 1}, {buffers.v_t + c * dv + from * width, 0, columns}, n,
-               to - from, dv, {buffers.ds + r * row + at, row});
+  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
+               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
+               n, to - from, dv, {buffers.ds + r * row + at, row});
   return {at, c + to * width};
 }
 
@@ -38860,8 +38891,9 @@ template <class T>
 std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
                         const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite))
-    return multiply<T>({a.data, a.row, a.column}, b, c, {block.end, N, block.rows}, add);
+  if (mask.full() || (mask.whole() && b.finite)) {
+    return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
+  }
   const Index together = b.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
   Index low = 0, high = 0;  // queries that see these keys; both grow with the key
@@ -38874,8 +38906,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
     if (!b.finite) {
       seen = copy_kept<T>(b, block.rows, N, kept, [&](Index r) { return mask.visible(r, j); });
     }
-    const auto left = a.from(j, step_of<T>(low));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(low), c.from(j, 0),
+    count += multiply<T>(walk_rows<T>(a.from(j, step_of<T>(low))), seen.from(low), c.from(j, 0),
                          {n, N, high - chunk_begin<T>(low)}, add);
   }
   return count;
@@ -38889,7 +38920,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
   if (mask.full() || (mask.whole() && k.finite)) {
-    return multiply<T>({ds.data, ds.row, ds.column}, k, dq, {block.rows, d, block.end}, add);
+    return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
@@ -38902,8 +38933,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
       seen =
           copy_kept<T>(k, block.end, d, buffers.kept, [&](Index j) { return mask.visible(r, j); });
     }
-    const auto left = ds.from(r, step_of<T>(range.begin));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(range.begin), dq.from(r, 0),
+    const auto left = walk_rows<T>(ds.from(r, step_of<T>(range.begin)));
+    count += multiply<T>(left, seen.from(range.begin), dq.from(r, 0),
                          {n, d, range.end - chunk_begin<T>(range.begin)}, add);
   }
   return count;
@@ -38990,8 +39021,14 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 template <std::same_as<float> T>
-Kernels<T> with_pairs(const Kernels<T>& full) {
-  Kernels<T> table = full;
+Kernels<T> kernels_with_pairs() {
+  Kernels<T> table = kernels_here<T>();
+  table.lanes = Simd<T>::width;
+  table.forward_queries = ForwardTile<T>::queries;
+  table.forward_keys = ForwardTile<T>::keys;
+  table.backward_queries = BackwardTile<T>::queries;
+  table.backward_keys = BackwardTile<T>::keys;
+  table.columns = Tile<T>::columns;
   table.all_finite = &all_finite<T>;
   table.gemm_scratch = &gemm_scratch<T>;
   table.gemm = &gemm<T>;
@@ -39318,7 +39355,6 @@ struct Factor {
   static constexpr Index depth = 1;  // inner indices of an element
   static constexpr Index chunk = 1;  // inner indices that are summed up together
 
-  HEADWISE_INLINE static Vector zero() { return S::zero(); }
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
   HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
@@ -39363,7 +39399,6 @@ struct Factor<float> {
   static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
   static constexpr int width = S::width;
 
-  HEADWISE_INLINE static Vector zero() { return Vector{}; }
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
   HEADWISE_INLINE static Vector load(const Element* from) {
     Vector x;
@@ -39970,7 +40005,7 @@ template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
   auto sums = S::zero();
-  T rest[std::size_t{S::width}] = {};
+  T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
     Index j = 0;
@@ -39979,8 +40014,10 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
         sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
       }
     }
-    for (; j < columns; ++j) {
-      rest[0] = row[j * x.column];
+    while (j < columns) {
+      for (Index lane = 0; lane < S::width; ++lane, ++j) {
+        rest[lane] = j < columns ? row[j * x.column] : T(0);
+      }
       sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
     }
   }
@@ -40208,6 +40245,11 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
   return {to, row, 1, true};
 }
 
+template <class T>
+HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+  return {a.data, a.row, a.column};
+}
+
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
   constexpr Index depth = Factor<T>::depth;
@@ -40369,8 +40411,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 template <class T>
 Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
-    const auto copy = copy_left<T>(a, M, K, scratch);
-    return {copy.data, copy.row, copy.column};
+    return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
     if (across) return pack_left<T>(a, M, K, scratch);
     return {a.data, a.row, a.column};
@@ -41786,8 +41827,8 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   const Element<T>* q = buffers.q + block.first * d;
   const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
-  const bool at_once = mask.whole() && head.visibility.bias_count() == 0;
-  const Index together = at_once ? ForwardTile<T>::keys : Tile<T>::rows;
+  const bool biased = head.visibility.bias_count() != 0;
+  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     Index from = 0, to = vectors;
@@ -41796,12 +41837,14 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       ++from;
     }
     while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
-    const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
-    prefetch_biases<T>(head, block.i0 + asked, ask - asked,
-                       {block.j0 + block.begin, block.j0 + block.end});
-    asked = ask;
+    if (biased) {  // they are read after the products: rows are asked for beside each six keys
+      const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
+      prefetch_biases<T>(head, block.i0 + asked, ask - asked,
+                         {block.j0 + block.begin, block.j0 + block.end});
+      asked = ask;
+    }
     const auto k = keys.from(j, 0);
-    run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, d,
+    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
                  {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
     count += n * (to - from) * width * d * Factor<T>::depth;
   }
@@ -41832,12 +41875,12 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
-  const auto left = p.from(r, first);
+  const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
   for (Index c = 0; c < dv; c += Tile<T>::columns) {
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
-        {left.data, left.row, left.column}, v.walk(c, range.begin), n, vectors, inner,
+        left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
     count += n * vectors * width * inner * Factor<T>::depth;
   }
@@ -42139,7 +42182,6 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
                            const BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
   const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  const auto q = rows.q.from(r, 0), d_o = rows.d_o.from(r, 0);
   KeyRange range = panel;
   if (!mask.whole()) {
     range.begin = std::max<Index>(c, mask.range(r).begin);
@@ -42148,10 +42190,10 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
   if (range.begin >= range.end) return {c, c};
   const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
   const Index at = c + from * width;
-  run_panel<T>({q.data, q.row, 1}, {buffers.k_t + c * d + from * width, 0, columns}, n, to - from,
-               d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>({d_o.data, d_o.row, 1}, {buffers.v_t + c * dv + from * width, 0, columns}, n,
-               to - from, dv, {buffers.ds + r * row + at, row});
+  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
+               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
+               n, to - from, dv, {buffers.ds + r * row + at, row});
   return {at, c + to * width};
 }
 
@@ -42241,8 +42283,9 @@ template <class T>
 std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
                         const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite))
-    return multiply<T>({a.data, a.row, a.column}, b, c, {block.end, N, block.rows}, add);
+  if (mask.full() || (mask.whole() && b.finite)) {
+    return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
+  }
   const Index together = b.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
   Index low = 0, high = 0;  // queries that see these keys; both grow with the key
@@ -42255,8 +42298,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
     if (!b.finite) {
       seen = copy_kept<T>(b, block.rows, N, kept, [&](Index r) { return mask.visible(r, j); });
     }
-    const auto left = a.from(j, step_of<T>(low));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(low), c.from(j, 0),
+    count += multiply<T>(walk_rows<T>(a.from(j, step_of<T>(low))), seen.from(low), c.from(j, 0),
                          {n, N, high - chunk_begin<T>(low)}, add);
   }
   return count;
@@ -42270,7 +42312,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
   if (mask.full() || (mask.whole() && k.finite)) {
-    return multiply<T>({ds.data, ds.row, ds.column}, k, dq, {block.rows, d, block.end}, add);
+    return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
@@ -42283,8 +42325,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
       seen =
           copy_kept<T>(k, block.end, d, buffers.kept, [&](Index j) { return mask.visible(r, j); });
     }
-    const auto left = ds.from(r, step_of<T>(range.begin));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(range.begin), dq.from(r, 0),
+    const auto left = walk_rows<T>(ds.from(r, step_of<T>(range.begin)));
+    count += multiply<T>(left, seen.from(range.begin), dq.from(r, 0),
                          {n, d, range.end - chunk_begin<T>(range.begin)}, add);
   }
   return count;
@@ -42371,8 +42413,14 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 template <std::same_as<float> T>
-Kernels<T> with_pairs(const Kernels<T>& full) {
-  Kernels<T> table = full;
+Kernels<T> kernels_with_pairs() {
+  Kernels<T> table = kernels_here<T>();
+  table.lanes = Simd<T>::width;
+  table.forward_queries = ForwardTile<T>::queries;
+  table.forward_keys = ForwardTile<T>::keys;
+  table.backward_queries = BackwardTile<T>::queries;
+  table.backward_keys = BackwardTile<T>::keys;
+  table.columns = Tile<T>::columns;
   table.all_finite = &all_finite<T>;
   table.gemm_scratch = &gemm_scratch<T>;
   table.gemm = &gemm<T>;
@@ -42699,7 +42747,6 @@ struct Factor {
   static constexpr Index depth = 1;  // inner indices of an element
   static constexpr Index chunk = 1;  // inner indices that are summed up together
 
-  HEADWISE_INLINE static Vector zero() { return S::zero(); }
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
   HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
@@ -42744,7 +42791,6 @@ struct Factor<float> {
   static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
   static constexpr int width = S::width;
 
-  HEADWISE_INLINE static Vector zero() { return Vector{}; }
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
   HEADWISE_INLINE static Vector load(const Element* from) {
     Vector x;
@@ -43351,7 +43397,7 @@ template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
   auto sums = S::zero();
-  T rest[std::size_t{S::width}] = {};
+  T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
     Index j = 0;
@@ -43360,8 +43406,10 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
         sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
       }
     }
-    for (; j < columns; ++j) {
-      rest[0] = row[j * x.column];
+    while (j < columns) {
+      for (Index lane = 0; lane < S::width; ++lane, ++j) {
+        rest[lane] = j < columns ? row[j * x.column] : T(0);
+      }
       sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
     }
   }
@@ -43589,6 +43637,11 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
   return {to, row, 1, true};
 }
 
+template <class T>
+HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+  return {a.data, a.row, a.column};
+}
+
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
   constexpr Index depth = Factor<T>::depth;
@@ -43750,8 +43803,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 template <class T>
 Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
-    const auto copy = copy_left<T>(a, M, K, scratch);
-    return {copy.data, copy.row, copy.column};
+    return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
     if (across) return pack_left<T>(a, M, K, scratch);
     return {a.data, a.row, a.column};
@@ -45167,8 +45219,8 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   const Element<T>* q = buffers.q + block.first * d;
   const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
-  const bool at_once = mask.whole() && head.visibility.bias_count() == 0;
-  const Index together = at_once ? ForwardTile<T>::keys : Tile<T>::rows;
+  const bool biased = head.visibility.bias_count() != 0;
+  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     Index from = 0, to = vectors;
@@ -45177,12 +45229,14 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       ++from;
     }
     while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
-    const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
-    prefetch_biases<T>(head, block.i0 + asked, ask - asked,
-                       {block.j0 + block.begin, block.j0 + block.end});
-    asked = ask;
+    if (biased) {  // they are read after the products: rows are asked for beside each six keys
+      const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
+      prefetch_biases<T>(head, block.i0 + asked, ask - asked,
+                         {block.j0 + block.begin, block.j0 + block.end});
+      asked = ask;
+    }
     const auto k = keys.from(j, 0);
-    run_panel<T>({k.data, k.row, k.column}, {q + from * width, 0, lanes}, n, to - from, d,
+    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
                  {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
     count += n * (to - from) * width * d * Factor<T>::depth;
   }
@@ -45213,12 +45267,12 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
-  const auto left = p.from(r, first);
+  const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
   for (Index c = 0; c < dv; c += Tile<T>::columns) {
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
-        {left.data, left.row, left.column}, v.walk(c, range.begin), n, vectors, inner,
+        left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
     count += n * vectors * width * inner * Factor<T>::depth;
   }
@@ -45520,7 +45574,6 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
                            const BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
   const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  const auto q = rows.q.from(r, 0), d_o = rows.d_o.from(r, 0);
   KeyRange range = panel;
   if (!mask.whole()) {
     range.begin = std::max<Index>(c, mask.range(r).begin);
@@ -45529,10 +45582,10 @@ KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange 
   if (range.begin >= range.end) return {c, c};
   const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
   const Index at = c + from * width;
-  run_panel<T>({q.data, q.row, 1}, {buffers.k_t + c * d + from * width, 0, columns}, n, to - from,
-               d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>({d_o.data, d_o.row, 1}, {buffers.v_t + c * dv + from * width, 0, columns}, n,
-               to - from, dv, {buffers.ds + r * row + at, row});
+  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
+               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
+               n, to - from, dv, {buffers.ds + r * row + at, row});
   return {at, c + to * width};
 }
 
@@ -45622,8 +45675,9 @@ template <class T>
 std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
                         const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite))
-    return multiply<T>({a.data, a.row, a.column}, b, c, {block.end, N, block.rows}, add);
+  if (mask.full() || (mask.whole() && b.finite)) {
+    return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
+  }
   const Index together = b.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
   Index low = 0, high = 0;  // queries that see these keys; both grow with the key
@@ -45636,8 +45690,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
     if (!b.finite) {
       seen = copy_kept<T>(b, block.rows, N, kept, [&](Index r) { return mask.visible(r, j); });
     }
-    const auto left = a.from(j, step_of<T>(low));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(low), c.from(j, 0),
+    count += multiply<T>(walk_rows<T>(a.from(j, step_of<T>(low))), seen.from(low), c.from(j, 0),
                          {n, N, high - chunk_begin<T>(low)}, add);
   }
   return count;
@@ -45651,7 +45704,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
   if (mask.full() || (mask.whole() && k.finite)) {
-    return multiply<T>({ds.data, ds.row, ds.column}, k, dq, {block.rows, d, block.end}, add);
+    return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
   std::int64_t count = 0;
@@ -45664,8 +45717,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
       seen =
           copy_kept<T>(k, block.end, d, buffers.kept, [&](Index j) { return mask.visible(r, j); });
     }
-    const auto left = ds.from(r, step_of<T>(range.begin));
-    count += multiply<T>({left.data, left.row, left.column}, seen.from(range.begin), dq.from(r, 0),
+    const auto left = walk_rows<T>(ds.from(r, step_of<T>(range.begin)));
+    count += multiply<T>(left, seen.from(range.begin), dq.from(r, 0),
                          {n, d, range.end - chunk_begin<T>(range.begin)}, add);
   }
   return count;
@@ -45752,8 +45805,14 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 template <std::same_as<float> T>
-Kernels<T> with_pairs(const Kernels<T>& full) {
-  Kernels<T> table = full;
+Kernels<T> kernels_with_pairs() {
+  Kernels<T> table = kernels_here<T>();
+  table.lanes = Simd<T>::width;
+  table.forward_queries = ForwardTile<T>::queries;
+  table.forward_keys = ForwardTile<T>::keys;
+  table.backward_queries = BackwardTile<T>::queries;
+  table.backward_keys = BackwardTile<T>::keys;
+  table.columns = Tile<T>::columns;
   table.all_finite = &all_finite<T>;
   table.gemm_scratch = &gemm_scratch<T>;
   table.gemm = &gemm<T>;
@@ -45784,25 +45843,25 @@ HEADWISE_REGION_END
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
-/// Those of a unit that the processor has, beside the kernels of an instruction set.
+/// Those of a unit that the processor has; of multiply_add, by the vectors of an instruction set.
 template <std::same_as<float> T>
 const Kernels<T>& bf16_kernels_of([[maybe_unused]] Bf16Unit unit,
                                   [[maybe_unused]] InstructionSet set) {
 #if HEADWISE_CONFIG_VECTOR_KERNELS
   if (unit == Bf16Unit::amx) {
-    static const auto table = amx_bf16::with_pairs<T>(kernels_of<T>(InstructionSet::avx512));
+    static const auto table = amx_bf16::kernels_with_pairs<T>();
     return table;
   }
   if (unit == Bf16Unit::avx512) {
-    static const auto table = avx512_bf16::with_pairs<T>(kernels_of<T>(InstructionSet::avx512));
+    static const auto table = avx512_bf16::kernels_with_pairs<T>();
     return table;
   }
   if (set != InstructionSet::generic) {
-    static const auto table = avx2_bf16::with_pairs<T>(kernels_of<T>(InstructionSet::avx2));
+    static const auto table = avx2_bf16::kernels_with_pairs<T>();
     return table;
   }
 #endif
-  static const auto table = generic_bf16::with_pairs<T>(kernels_of<T>(InstructionSet::generic));
+  static const auto table = generic_bf16::kernels_with_pairs<T>();
   return table;
 }
 

@@ -11,12 +11,10 @@
 //
 //   for n in $(seq 1 6250 100000); do echo HEADWISE_FIRST=$n; done | xargs -P 16 -I{}
 //     env {} HEADWISE_CONFIGURATIONS=6250 ./headwise_tests_nn "gradients of random*"
-#include <cstdlib>
-#include <optional>
-
 #include "headwise/testing/gradient_check.hpp"
 #include "support/catch.hpp"
 #include "support/configuration_features.hpp"
+#include "support/configuration_numbers.hpp"
 #include "support/random_configuration.hpp"
 
 using namespace headwise_tests;
@@ -24,28 +22,6 @@ using namespace headwise_tests;
 namespace {
 
 constexpr double tolerance = 1e-9;
-
-std::optional<std::uint64_t> environment_number(const char* name) {
-  const char* text = std::getenv(name);
-  if (text == nullptr) return std::nullopt;
-  return std::strtoull(text, nullptr, 10);
-}
-
-/// Configurations first ... first + count - 1.
-struct Numbers {
-  std::uint64_t first, count;
-};
-Numbers all_configurations() {
-  if (const auto one = environment_number("HEADWISE_SEED")) return {*one, 1};
-  return {environment_number("HEADWISE_FIRST").value_or(1),
-          environment_number("HEADWISE_CONFIGURATIONS").value_or(2000)};
-}
-/// Their part 0, 1, 2 or 3.
-Numbers quarter_of_configurations(std::uint64_t part) {
-  const auto [first, count] = all_configurations();
-  const std::uint64_t begin = count * part / 4, end = count * (part + 1) / 4;
-  return {first + begin, end - begin};
-}
 
 std::string describe(const RandomConfiguration& c) {
   const MultiHeadAttentionOptions& o = c.options;

@@ -47,25 +47,25 @@ HEADWISE_REGION_END
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
-/// Those of a unit that the processor has, beside the kernels of an instruction set.
+/// Those of a unit that the processor has; of multiply_add, by the vectors of an instruction set.
 template <std::same_as<float> T>
 const Kernels<T>& bf16_kernels_of([[maybe_unused]] Bf16Unit unit,
                                   [[maybe_unused]] InstructionSet set) {
 #if HEADWISE_CONFIG_VECTOR_KERNELS
   if (unit == Bf16Unit::amx) {
-    static const auto table = amx_bf16::with_pairs<T>(kernels_of<T>(InstructionSet::avx512));
+    static const auto table = amx_bf16::kernels_with_pairs<T>();
     return table;
   }
   if (unit == Bf16Unit::avx512) {
-    static const auto table = avx512_bf16::with_pairs<T>(kernels_of<T>(InstructionSet::avx512));
+    static const auto table = avx512_bf16::kernels_with_pairs<T>();
     return table;
   }
   if (set != InstructionSet::generic) {
-    static const auto table = avx2_bf16::with_pairs<T>(kernels_of<T>(InstructionSet::avx2));
+    static const auto table = avx2_bf16::kernels_with_pairs<T>();
     return table;
   }
 #endif
-  static const auto table = generic_bf16::with_pairs<T>(kernels_of<T>(InstructionSet::generic));
+  static const auto table = generic_bf16::kernels_with_pairs<T>();
   return table;
 }
 
