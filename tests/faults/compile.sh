@@ -13,8 +13,10 @@ compile() {
 compile_test() {  # source include_folder object
   compile "$@" -DHEADWISE_EXTERN_KERNELS
 }
-compile_kernels() {  # scalar include_folder object
-  compile faults/kernels.cpp "$2" "$3" -DHEADWISE_FAULT_SCALAR="$1" -DHEADWISE_FAULT_ISA="$isa"
+compile_kernels() {  # float, double or bf16, include_folder object
+  local of=(-DHEADWISE_FAULT_SCALAR="$1" -DHEADWISE_FAULT_ISA="$isa")
+  [[ $1 == bf16 ]] && of=(-DHEADWISE_FAULT_BF16)
+  compile faults/kernels.cpp "$2" "$3" "${of[@]}"
 }
 link() {  # source program object ...
   local program=$2 others=()
@@ -23,9 +25,11 @@ link() {  # source program object ...
   "$compiler" "${flags[@]}" "$@" ${others[@]+"${others[@]}"} -pthread -o "$program"
 }
 
-# The types whose kernels an object calls: float, double, both or none.
+# The kernels that an object calls: of float, of double, of products in bf16 (which call those of
+# float), or none.
 scalars_of() {
-  nm -u "$1" | sed -n 's/.*kernels_ofIfE.*/float/p; s/.*kernels_ofIdE.*/double/p' | sort -u
+  nm -u "$1" | sed -n '/bf16_kernels_ofIfE/ { s/.*/bf16\nfloat/p; d }
+    s/.*kernels_ofIfE.*/float/p; s/.*kernels_ofIdE.*/double/p' | sort -u
 }
 # Whether an object that was compiled without a fault has to be compiled again for one in $file: if
 # it read that file. All read the kernels' fragments, but at -O0 there is nothing of them in an
@@ -33,6 +37,6 @@ scalars_of() {
 reads_fault() {
   tr ' ' '\n' <"${1%.o}.d" | grep -qFx "$root/include/headwise/$file" || return 1
   [[ $file != *.inc || ${flags[*]} != -O0 ]] && return 0
-  nm -C --defined-only "$1" | grep -qE '::(generic|avx2|avx512)::'
+  nm -C --defined-only "$1" | grep -qE '::(generic|avx2|avx512|amx)(_bf16)?::'
 }
 object_of() { echo "$work/unpatched/${1//\//_}.o"; }  # source or scalar

@@ -2,9 +2,17 @@
 // those of the instruction set that tests choose on this machine, HEADWISE_FAULT_ISA, and of the
 // others the weights of a softmax alone. (Everything for both types takes the compiler three times
 // as long.) Whoever calls more of the others calls a null pointer.
-#include "headwise/kernels/kernels.hpp"
+// HEADWISE_FAULT_BF16: those of products in bf16 instead, for every unit.
+#include "headwise/kernels/bf16_kernels.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+#if defined(HEADWISE_FAULT_BF16)
+
+extern template const Kernels<float>& kernels_of<float>(InstructionSet);
+template const Kernels<float>& bf16_kernels_of<float>(Bf16Unit, InstructionSet);
+
+#else
 
 using T = HEADWISE_FAULT_SCALAR;
 
@@ -32,5 +40,7 @@ const ModelKernels<T>& model_kernels_of<T>(InstructionSet set) {
   static constexpr ModelKernels<T> none{};
   return none;
 }
+
+#endif
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

@@ -153,6 +153,27 @@ TEST_CASE("a query that sees no key has 0 and logsumexp -infinity by bf16 too", 
   CHECK(dead > 100);
 }
 
+TEST_CASE("each direction of both attentions rounds where its own call asks for it", "[ops]") {
+  Case<float> x(Sizes{1, 2, 1, 53, 71, 17, 33}, 4750);
+  x.causal();
+  for (const Bf16Unit unit : supported_bf16_units()) {
+    const Context rounding{.products = bf16_products(unit)};
+    for (Path path : {Path::materialized, Path::flash}) {
+      const auto run_by = [&](const Context& forward, const Context& backward) {
+        return run<float>(path, x.q, x.k, x.v, x.d_o, x.options, forward, backward);
+      };
+      const Outputs<float> exact = run_by({}, {}), rounded = run_by({}, rounding);
+      const bool tiled = path == Path::flash;
+      CAPTURE(name_of(unit), tiled);
+      CHECK(same_bits<float, 4>(rounded.o, exact.o));
+      CHECK(!same_bits<float, 4>(rounded.dq, exact.dq));
+      CHECK(!same_bits<float, 4>(rounded.dk, exact.dk));
+      CHECK(!same_bits<float, 4>(rounded.dv, exact.dv));
+      CHECK(!same_bits<float, 4>(run_by(rounding, {}).o, exact.o));
+    }
+  }
+}
+
 TEST_CASE("attention of double has the bits that it has without products of bf16", "[ops]") {
   Case<double> x(Sizes{2, 4, 2, 49, 67, 33, 17}, 4800);
   x.causal(), x.dropout(0.2);

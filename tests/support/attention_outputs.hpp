@@ -27,7 +27,8 @@ struct Outputs {
 /// Forward and backward. The outputs hold another number before: what is not written shows.
 template <class T>
 Outputs<T> run(Path path, In<T, 4> q, In<T, 4> k, In<T, 4> v, In<T, 4> d_o,
-               const AttentionOptions<T>& options, const Context& context = {}) {
+               const AttentionOptions<T>& options, const Context& context,
+               const Context& backward) {
   const Index B = q.extent(0), H = q.extent(1), L = q.extent(2), S = k.extent(2);
   Outputs<T> y{{},
                {},
@@ -40,14 +41,19 @@ Outputs<T> run(Path path, In<T, 4> q, In<T, 4> k, In<T, 4> v, In<T, 4> d_o,
     y.weights = Tensor4<T>(Shape{B, H, L, S});
     std::fill(y.weights.begin(), y.weights.end(), T(777));
     attention_forward(q, k, v, options, y.weights, y.o, context);
-    attention_backward(d_o, {q, k, v}, y.weights, options, {y.dq, y.dk, y.dv}, context);
+    attention_backward(d_o, {q, k, v}, y.weights, options, {y.dq, y.dk, y.dv}, backward);
   } else {
     y.lse = Tensor4<T>(Shape{B, H, L, Index{2}});
     std::fill(y.lse.begin(), y.lse.end(), T(777));
     flash_attention_forward(q, k, v, options, y.o, y.lse, context);
-    flash_attention_backward(d_o, {q, k, v}, y.o, y.lse, options, {y.dq, y.dk, y.dv}, context);
+    flash_attention_backward(d_o, {q, k, v}, y.o, y.lse, options, {y.dq, y.dk, y.dv}, backward);
   }
   return y;
+}
+template <class T>
+Outputs<T> run(Path path, In<T, 4> q, In<T, 4> k, In<T, 4> v, In<T, 4> d_o,
+               const AttentionOptions<T>& options, const Context& context = {}) {
+  return run<T>(path, q, k, v, d_o, options, context, context);
 }
 template <class T>
 Outputs<T> run(Path path, const Case<T>& x, const Context& context = {}) {

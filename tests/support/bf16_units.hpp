@@ -1,18 +1,27 @@
 // What multiplies numbers of bf16 on this processor, and numbers as products round them.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
 #include "headwise/kernels/bf16_kernels.hpp"
-#include "headwise/tensor/float16.hpp"
 
 namespace headwise_tests {
 
 using namespace headwise;
 
-/// x as a product of bf16 reads it.
-inline float bf16_factor(float x) { return convert_float<float>(convert_float<BFloat16>(x)); }
+/// x as a product of bf16 reads it: the nearest multiple of what its eighth binary digit is worth,
+/// of two the even one.
+inline float bf16_factor(float x) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  constexpr int least = -125;  // of frexp, of the smallest number of 8 digits
+  int exponent = 0;
+  std::frexp(x, &exponent);
+  const double unit = std::ldexp(1.0, std::max(exponent, least) - 8);
+  return static_cast<float>(std::nearbyint(x / unit) * unit);
+}
 
 /// At least multiply_add, which every processor has.
 inline std::vector<Bf16Unit> supported_bf16_units() {

@@ -20,7 +20,10 @@ inline const std::vector<T> poisons = {std::numeric_limits<T>::quiet_NaN(),
                                        std::numeric_limits<T>::infinity(),
                                        -std::numeric_limits<T>::infinity()};
 
-/// The last element of some rows of one tensor becomes the poison: rows n with n % 9 == 4.
+/// Some rows: odd ones, and behind the first tiles even ones, since of pairs of rows both count.
+inline bool is_poisoned(Index n) { return n % 10 == (n < 80 ? 5 : 4); }
+
+/// The last element of some rows of one tensor becomes the poison.
 template <class T>
 Case<T> poisoned(const Case<T>& x, Place place, T poison) {
   Case<T> y = x;
@@ -30,13 +33,13 @@ Case<T> poisoned(const Case<T>& x, Place place, T poison) {
                                       : y.d_o;
   for (Index b = 0; b < t.extent(0); ++b) {
     for (Index h = 0; h < t.extent(1); ++h) {
-      for (Index n = 4; n < t.extent(2); n += 9) t(b, h, n, t.extent(3) - 1) = poison;
+      for (Index n = 0; n < t.extent(2); ++n) {
+        if (is_poisoned(n)) t(b, h, n, t.extent(3) - 1) = poison;
+      }
     }
   }
   return y;
 }
-
-inline bool is_poisoned(Index n) { return n % 9 == 4; }
 
 /// Which rows of the outputs a poison may reach, from the masks alone.
 struct Reach {
