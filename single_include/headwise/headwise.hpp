@@ -1354,6 +1354,13 @@ namespace headwise::inline v0_1 {
 struct Position {
   Index batch = 0, head = 0;  // b and h
   Index query = 0, key = 0;   // i and j, from 0
+
+  /// Where batch element b and head h stand that are counted from here.
+  constexpr Position of_head(Index b, Index h) const { return {batch + b, head + h, query, key}; }
+  /// Where the pair (i, j) stands that is counted from here.
+  HEADWISE_INLINE constexpr Position of_pair(Index i, Index j) const {
+    return {batch, head, query + i, key + j};
+  }
 };
 
 /// Pairs in a row: the first, and how far the next stands from each.
@@ -1637,7 +1644,7 @@ struct MaskFunctionRef {
 /// The mask functions of one head.
 class HeadMaskFunctions {
  public:
-  /// At most MaskFunctionRef::most, of the head where `first` stands.
+  /// At most MaskFunctionRef::most, of the head whose pair (0, 0) stands at `first`.
   HeadMaskFunctions(std::span<const MaskFunctionRef> functions, const Position& first)
       : first_(first) {
     for (const MaskFunctionRef& function : functions) {
@@ -1655,7 +1662,11 @@ class HeadMaskFunctions {
   KeyRange in_bounds(Index i, KeyRange keys) const {
     for (int t = 0; have_bounds_ && t < count_; ++t) {
       const MaskFunctionRef& f = functions_[static_cast<std::size_t>(t)];
-      if (f.bounds != nullptr) keys = keys.in(f.bounds(f.function, position(i, 0)));
+      if (f.bounds == nullptr) continue;
+      const Index j = first_.key;
+      const KeyRange own =
+          KeyRange{j + keys.begin, j + keys.end}.in(f.bounds(f.function, first_.of_pair(i, 0)));
+      keys = {own.begin - j, own.end - j};
     }
     return keys;
   }
@@ -1683,13 +1694,11 @@ class HeadMaskFunctions {
     }
     for (int t = 0; n != 0 && t < count_; ++t) {
       const MaskFunctionRef& f = functions_[static_cast<std::size_t>(t)];
-      f.hide(f.function, position(i, own.begin), n, bytes + (own.begin - keys.begin));
+      f.hide(f.function, first_.of_pair(i, own.begin), n, bytes + (own.begin - keys.begin));
     }
   }
 
  private:
-  Position position(Index i, Index j) const { return {first_.batch, first_.head, i, j}; }
-
   Position first_;
   int count_ = 0;
   bool have_bounds_ = false;
@@ -2561,8 +2570,9 @@ HEADWISE_STRICT_MATH_BEGIN
 template <Scalar T>
 class HeadVisibility {
  public:
-  /// Of a mask that fits; what the mask views must outlive this.
-  HeadVisibility(const AttentionMask<T>& mask, Index b, Index h, Index L, Index S)
+  /// Of a mask that fits, whose functions count from `origin`; what it views must outlive this.
+  HeadVisibility(const AttentionMask<T>& mask, Index b, Index h, Index L, Index S,
+                 const Position& origin = {})
       : offset_(S - L),
         causal_(mask.is_causal()),
         window_(mask.window()),
@@ -2570,7 +2580,7 @@ class HeadVisibility {
         keys_(mask.has_key_lengths() ? mask.key_lengths()[static_cast<std::size_t>(b)] : S),
         all_keys_(S),
         documents_(mask.documents(), b),
-        functions_(mask.functions(), {b, h, 0, 0}),
+        functions_(mask.functions(), origin.of_head(b, h)),
         hidden_below_(std::numeric_limits<T>::lowest()) {
     if (!mask.biases().empty()) hidden_below_ = hidden_below_ / T(4);
     for (const PairMask& term : mask.pair_masks()) {
@@ -2846,7 +2856,7 @@ struct HeadScore {
   Index offset = 0;          // S - L
 
   ScoreFunctionRef<T> function = {};  // the user's own
-  Position first = {};                // of the head: its batch element and number
+  Position first = {};                // where its pair (0, 0) stands
 
   /// Whether a score is more than scale q k^T + the biases of its mask.
   bool changes() const { return caps() || by_distance() || calls(); }
@@ -2894,7 +2904,7 @@ struct HeadScore {
   }
   /// Pairs from (i, j) on.
   PairRun run(Index i, Index j, Index query_step, Index key_step, Index count) const {
-    return {{first.batch, first.head, i, j}, query_step, key_step, count};
+    return {first.of_pair(i, j), query_step, key_step, count};
   }
   /// What the user's function makes of a score.
   T call(T s, Index i, Index j) const {
@@ -22665,13 +22675,15 @@ Variable<T, R> apply_pair(NodeName name, const Shape<R>& shape, Forward& forward
   const auto targets = std::make_tuple(call.target(inputs)...);
   if constexpr (with_output == OutputSaved::yes) call.save_output();
   const In<T, R> output = y;
+  // A function as a pointer: clang 19 does not let a lambda within one capture a reference to it.
+  std::decay_t<Backward> backward_pair = backward;
   return call.finish(output, [=](BackwardPass<T>& pass, In<T, R> dy) {
     const auto run = [&](const In<T, Q>&... values) {
       const auto into = [&](const Out<T, Q>&... gradients) {
         if constexpr (with_output == OutputSaved::yes) {
-          call_with(pass.context(), backward, dy, values..., output, gradients...);
+          call_with(pass.context(), backward_pair, dy, values..., output, gradients...);
         } else {
-          call_with(pass.context(), backward, dy, values..., gradients...);
+          call_with(pass.context(), backward_pair, dy, values..., gradients...);
         }
       };
       std::apply([&](const auto&... to) { pass.assign(into, to...); }, targets);
@@ -23443,7 +23455,7 @@ struct ScoreOptions {
            sinks.absent();
   }
   /// Throws ArgumentError unless the softcap is in range.
-  void require_in_range(std::string_view caller) const {
+  void require_softcap(std::string_view caller) const {
     require(!softcap || (is_finite_option(*softcap) && T(0) < *softcap), caller,
             "softcap is not a finite number above 0, expected one, or none for no cap");
   }
@@ -23465,6 +23477,13 @@ struct ScoreOptions {
   }
 };
 
+/// Throws ArgumentError unless a scale is finite, or there is none.
+template <Scalar T>
+void require_finite_scale(std::string_view caller, const std::optional<T>& scale) {
+  require(!scale || is_finite_option(*scale), caller,
+          "scale is not finite, expected a number, or none for 1 / sqrt(d)");
+}
+
 /// How attention is computed. What it views must outlive the call.
 template <Scalar T>
 struct AttentionOptions {
@@ -23472,13 +23491,23 @@ struct AttentionOptions {
   std::optional<T> scale = {};  // what q k^T is multiplied by; 1 / sqrt(d) if not given
   Dropout dropout = {};         // of the weights
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks
+  /// From where functions of pairs and dropout count: the place that the call's first batch
+  /// element, head, query and key have in a whole of which the call is a part.
+  Position origin = {};
 
-  /// Throws ArgumentError unless scale, softcap and dropout are in range.
+  /// Throws ArgumentError unless scale, softcap, dropout and origin are in range.
   void require_in_range(std::string_view function) const {
-    require(!scale || is_finite_option(*scale), function,
-            "scale is not finite, expected a number, or none for 1 / sqrt(d)");
-    score.require_in_range(function);
+    require_finite_scale(function, scale);
+    score.require_softcap(function);
     dropout.require_valid(function);
+    constexpr Index most = Index{1} << 62;
+    for (const Index first : {origin.batch, origin.head, origin.query, origin.key}) {
+      require(first >= 0 && first <= most, function,
+              [&] { return "origin holds " + std::to_string(first) + ", expected 0 to 2^62"; });
+    }
+    require(!dropout.active() || (origin.query == 0 && origin.key == 0), function,
+            "origin moves queries or keys, expected 0 with dropout of the weights: its masks count "
+            "those of the call");
   }
 };
 
@@ -23579,12 +23608,13 @@ void require_apart_from_options(std::string_view function, const Footprint& out,
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// What the options do to the scores of head h.
+/// What the options do to the scores of head h, whose pair (0, 0) stands at `first`.
 template <class T>
-HeadScore<T> head_score(const ScoreOptions<T>& options, Index b, Index h, Index L, Index S) {
+HeadScore<T> head_score(const ScoreOptions<T>& options, const Position& first, Index h, Index L,
+                        Index S) {
   HeadScore<T> score{.offset = S - L};
   score.function = options.function;
-  score.first = {b, h, 0, 0};
+  score.first = first;
   if (options.softcap) score.softcap = *options.softcap;
   if (!options.alibi_slopes.absent()) {
     score.alibi = true;
@@ -23617,6 +23647,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
   using std::sqrt;
   const auto [B, H, G, L, S, d, dv] = sizes;
   const Index g = h / sizes.group();
+  const Position first = options.origin.of_head(b, h);
   const T scale = options.scale ? *options.scale
                                 : T(1) / T(sqrt(T(static_cast<double>(std::max<Index>(d, 1)))));
   return {kernels::matrix(q, b, h),
@@ -23627,11 +23658,11 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           d,
           dv,
           scale,
-          HeadVisibility<T>(options.mask, b, h, L, S),
+          HeadVisibility<T>(options.mask, b, h, L, S, options.origin),
           DropoutMask(options.dropout, DropoutStream::weights),
-          b,
-          h,
-          head_score(options.score, b, h, L, S)};
+          first.batch,
+          first.head,
+          head_score(options.score, first, h, L, S)};
 }
 
 /// The same of keys and values of 16 bits.
@@ -28103,9 +28134,10 @@ struct MultiHeadAttentionCall {
   Dropout weight_dropout = {};  // of the attention weights; none: inference
   Dropout output_dropout = {};  // of the output, after its bias
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks
+  Position origin = {};         // from where functions of pairs and weight_dropout count
 
   /// The part of it that concerns attention alone.
-  AttentionOptions<T> attention() const { return {mask, scale, weight_dropout, score}; }
+  AttentionOptions<T> attention() const { return {mask, scale, weight_dropout, score, origin}; }
 };
 
 }  // namespace headwise::inline v0_1
@@ -29716,8 +29748,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// A module of heads first ... first + count - 1 of another, with copies of their weights: W_Q
 /// [D, count d], W_K, W_V and W_O likewise, inputs and output as wide as those of the whole. Shards
 /// that cover all heads once sum to the whole: outputs, and gradients of the input. The output
-/// bias stays with the shard that holds head 0. Without dropout of the weights: a shard draws its
-/// masks for heads counted from 0. Masks with an axis of heads have to be sliced by the caller.
+/// bias stays with the shard that holds head 0. Functions of pairs and dropout of the weights take
+/// a shard's heads for what they are in the whole by a call's {.origin = {.head = first}}. What has
+/// an axis of heads (masks, slopes, sinks) has to be sliced by the caller.
 /// Throws ArgumentError unless the heads exist and whole groups stay together; and for a module
 /// with layer_norm, which is not a matter of heads: normalise the input before; std::bad_alloc.
 template <Scalar T>
@@ -30510,6 +30543,19 @@ class Linear {
 // Causal self-attention of new tokens over a cache of those before: decoding with the bits of the
 // whole sequence, for sequences of any lengths beside each other.
 
+namespace headwise::inline v0_1 {
+
+/// One step of decoding. What it views must outlive the call.
+template <Scalar T>
+struct MultiHeadAttentionStepCall {
+  /// [B]: how many of the n tokens are sequence b's, its first; the rest may hold anything. {}: all
+  std::span<const Index> counts = {};
+  std::optional<T> scale = {};  // 1 / sqrt(d_head)
+  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
+};
+
+}  // namespace headwise::inline v0_1
+
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// n tokens of each sequence, or counts[b] of sequence b, on their way into a cache. They are
@@ -30548,6 +30594,12 @@ class NewTokens {
     });
   }
 
+  /// Where the first new query of sequence b and the first slot stand in it: of slots that are all
+  /// in the order of their positions.
+  Position origin(Index b) const {
+    const auto& at = cache_.at(b);
+    return {b, 0, at.length, at.dropped};
+  }
   /// What the new queries of sequence b see: slots behind the first keys' are in the order of their
   /// positions, and the last are the queries' own.
   AttentionMask<T> mask(Index b) const {
@@ -30584,6 +30636,22 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
   cache.require_room(function, x.extent(1), counts);
 }
 
+/// What changes their scores fits heads and cache.
+template <class T>
+void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call, Index H,
+                    const KeyValueCacheOptions& cache) {
+  const ScoreOptions<T>& score = call.score;
+  require_finite_scale(function, call.scale);
+  score.require_softcap(function);
+  score.require_heads(function, H);
+  const bool by_place =
+      !score.alibi_slopes.absent() || !score.relative_bias.absent() || !score.function.absent();
+  require(
+      !by_place || cache.window == 0 || cache.first_keys == 0, function,
+      "score asks where keys stand, expected a cache without first keys: once some are dropped, "
+      "its slots do not tell");
+}
+
 /// Step 3b of new tokens, each at the position that it has in its sequence.
 template <class T>
 void turn_new_tokens(const RotaryOptions& options, const WritableHeads<T>& heads,
@@ -30607,12 +30675,17 @@ void turn_new_tokens(const RotaryOptions& options, const WritableHeads<T>& heads
 
 /// Steps 3 to 5: the context of the new queries. Rows behind their counts are 0.
 template <class T>
-void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens, const Out<T, 4>& o,
+void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
+                       const MultiHeadAttentionStepCall<T>& call, const Out<T, 4>& o,
                        const Context& context) {
   if (tokens.batch() == 0) return;
   const auto attend = [&](const In<T, 4>& some_q, Index b, Index batch, const Out<T, 4>& some_o) {
+    const AttentionOptions<T> options{.mask = tokens.mask(b),
+                                      .scale = call.scale,
+                                      .score = call.score,
+                                      .origin = tokens.origin(b)};
     tokens.with_keys(b, batch, [&](const auto& k, const auto& v) {
-      flash_attention_forward(some_q, k, v, {.mask = tokens.mask(b)}, some_o, {}, context);
+      flash_attention_forward(some_q, k, v, options, some_o, {}, context);
     });
   };
   if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
@@ -30630,8 +30703,8 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens, const Out<
 template <class T>
 Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
                                   const MultiHeadAttentionParameters<T>& p, In<T, 3> x,
-                                  std::span<const Index> counts, KeyValueCache<T>& cache,
-                                  const Context& context) {
+                                  const MultiHeadAttentionStepCall<T>& call,
+                                  KeyValueCache<T>& cache, const Context& context) {
   const Index B = x.extent(0), n = x.extent(1);
   // 1 layer_norm, 2 linear
   MultiHeadAttentionCache<T> step;
@@ -30643,8 +30716,8 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   if (o.rotary) turn_new_tokens(*o.rotary, writable_heads(o, step), cache, context);
   const auto [q, k, v] = heads_of(o, step);
   step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
-  const NewTokens<T> tokens(cache, k, v, counts);
-  attend_over_cache<T>(q, tokens, split_heads(step.context, o.num_heads), context);
+  const NewTokens<T> tokens(cache, k, v, call.counts);
+  attend_over_cache<T>(q, tokens, call, split_heads(step.context, o.num_heads), context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
   linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
@@ -30694,37 +30767,48 @@ KeyValueCache<T> key_value_cache(const MultiHeadAttention<T>& attention,
 ///
 /// attention   a module of self-attention
 /// x           [B, n, D]   in; the tokens behind those of the cache
-/// counts      [B]         how many of the n are tokens of sequence b, its first; the rest may hold
-///                         anything, and y of it is b_O. {}: all
+/// call                    counts of tokens, and what changes scores; y behind the counts is b_O
 /// cache                   keys and values of the tokens before; those of x are appended
 ///
-/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal}, for
-/// any cut into steps and any lengths beside it; of a cache with a window, those of a mask that
-/// also hides keys before the window, but for the first ones.
+/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal} and
+/// the same scale and score, for any cut into steps and any lengths beside it; of a cache with a
+/// window, those of a mask that also hides keys before the window, but for the first ones. A score
+/// function is told the positions in the sequence, b as its batch element.
 ///
 /// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
 /// then, but that keys which no later query sees may be dropped.
 template <Scalar T>
-Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
-                                       In<std::type_identity_t<T>, 3> x,
-                                       std::span<const Index> counts, KeyValueCache<T>& cache,
-                                       const Context& context = {}) {
+Tensor<T, 3> multi_head_attention_step(
+    const MultiHeadAttention<T>& attention, In<std::type_identity_t<T>, 3> x,
+    const MultiHeadAttentionStepCall<std::type_identity_t<T>>& call, KeyValueCache<T>& cache,
+    const Context& context = {}) {
   constexpr std::string_view function = "multi_head_attention_step";
   const MultiHeadAttentionOptions& o = attention.options();
   require(o.fused(), function,
           "kdim or vdim differ from d_model, expected a module of self-attention");
-  detail::require_new_tokens<T>(function, o, attention.parameters(), x, counts, cache);
-  auto y = detail::attend_to_new_tokens<T>(o, attention.parameters(), x, counts, cache, context);
-  detail::NewTokens<T>::keep(cache, x.extent(1), counts);
+  detail::require_new_tokens<T>(function, o, attention.parameters(), x, call.counts, cache);
+  detail::require_scores<T>(function, call, o.num_heads, cache.options());
+  auto y = detail::attend_to_new_tokens<T>(o, attention.parameters(), x, call, cache, context);
+  detail::NewTokens<T>::keep(cache, x.extent(1), call.counts);
   return y;
+}
+/// The same of counts[b] new tokens of each sequence.
+template <Scalar T>
+Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
+                                       In<std::type_identity_t<T>, 3> x,
+                                       std::span<const Index> counts, KeyValueCache<T>& cache,
+                                       const Context& context = {}) {
+  return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{.counts = counts},
+                                      cache, context);
 }
 /// The same of n new tokens of each sequence.
 template <Scalar T>
 Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
                                        In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
                                        const Context& context = {}) {
-  return multi_head_attention_step<T>(attention, x, {}, cache, context);
+  return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{}, cache,
+                                      context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -31530,7 +31614,8 @@ Tensor<T, 3> block_of_new_tokens(const TransformerBlockOptions& o,
                                  const Context& context) {
   TransformerBlockCache<T> unused;
   return block_halves<T>(o, p, x, {}, unused, context, [&](In<T, 3> of) {
-    return attend_to_new_tokens<T>(o.attention(), p.attention, of, counts, cache, context);
+    return attend_to_new_tokens<T>(o.attention(), p.attention, of, {.counts = counts}, cache,
+                                   context);
   });
 }
 
@@ -35628,7 +35713,12 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 /// The kernels of this process, those that have products in them replaced, and their tiles.
 template <std::same_as<float> T>
 Kernels<T> kernels_with_pairs() {
+  using enum InstructionSet;
   Kernels<T> table = kernels_here<T>();
+  table.instruction_set =  // of the products
+      HEADWISE_ISA_BYTES == 64   ? avx512
+      : HEADWISE_ISA_BYTES == 32 ? avx2
+                                 : generic;
   table.lanes = Simd<T>::width;
   table.forward_queries = ForwardTile<T>::queries;
   table.forward_keys = ForwardTile<T>::keys;
@@ -39022,7 +39112,12 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 template <std::same_as<float> T>
 Kernels<T> kernels_with_pairs() {
+  using enum InstructionSet;
   Kernels<T> table = kernels_here<T>();
+  table.instruction_set =  // of the products
+      HEADWISE_ISA_BYTES == 64   ? avx512
+      : HEADWISE_ISA_BYTES == 32 ? avx2
+                                 : generic;
   table.lanes = Simd<T>::width;
   table.forward_queries = ForwardTile<T>::queries;
   table.forward_keys = ForwardTile<T>::keys;
@@ -42414,7 +42509,12 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 template <std::same_as<float> T>
 Kernels<T> kernels_with_pairs() {
+  using enum InstructionSet;
   Kernels<T> table = kernels_here<T>();
+  table.instruction_set =  // of the products
+      HEADWISE_ISA_BYTES == 64   ? avx512
+      : HEADWISE_ISA_BYTES == 32 ? avx2
+                                 : generic;
   table.lanes = Simd<T>::width;
   table.forward_queries = ForwardTile<T>::queries;
   table.forward_keys = ForwardTile<T>::keys;
@@ -45806,7 +45906,12 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 template <std::same_as<float> T>
 Kernels<T> kernels_with_pairs() {
+  using enum InstructionSet;
   Kernels<T> table = kernels_here<T>();
+  table.instruction_set =  // of the products
+      HEADWISE_ISA_BYTES == 64   ? avx512
+      : HEADWISE_ISA_BYTES == 32 ? avx2
+                                 : generic;
   table.lanes = Simd<T>::width;
   table.forward_queries = ForwardTile<T>::queries;
   table.forward_keys = ForwardTile<T>::keys;

@@ -95,6 +95,16 @@ std::vector<Rule> options() {
   const auto softcap = [](double given) {
     return [given](Call& c) { c.options.score.softcap = given; };
   };
+  const auto origin = [](const Position& given) {
+    return [given](Call& c) { c.options.origin = given; };
+  };
+  const auto moved = [](const Position& given) {
+    return [given](Call& c) { c.options.origin = given, c.options.dropout.rate = 0.5; };
+  };
+  const std::string no_origin = ", expected 0 to 2^62",
+                    counted =
+                        "origin moves queries or keys, expected 0 with dropout of the weights: its "
+                        "masks count those of the call";
   const std::string no_softcap =
       "softcap is not a finite number above 0, expected one, or none for no cap";
   const double infinity = std::numeric_limits<double>::infinity();
@@ -109,6 +119,13 @@ std::vector<Rule> options() {
       {"dropout rate is 1.500000, expected 0 to 1", rate(1.5), false},
       {"dropout rate is nan, expected 0 to 1", rate(std::numeric_limits<double>::quiet_NaN()),
        false},
+      {"origin holds -1" + no_origin, origin({.batch = -1}), false},
+      {"origin holds -2" + no_origin, origin({.head = -2}), false},
+      {"origin holds -3" + no_origin, origin({.query = -3}), false},
+      {"origin holds 4611686018427387905" + no_origin, origin({.key = (Index{1} << 62) + 1}),
+       false},
+      {counted, moved({.query = 1}), false},
+      {counted, moved({.key = 1}), false},
       {no_softcap, softcap(0), false},
       {no_softcap, softcap(-2), false},
       {no_softcap, softcap(infinity), false},

@@ -1,4 +1,4 @@
-// Decoding from a cache of keys and values, and a step over it.
+// A cache of keys and values.
 #include "support/refusal_rules.hpp"
 
 using namespace headwise_tests;
@@ -47,24 +47,8 @@ struct Windowed {
     for (int n = 0; n < 5; ++n) take(block);
   }
 };
-const std::vector<Index> three_counts = {1, 1, 1}, too_great = {1, 3}, below = {-1, 1},
-                         greater = {2, 4};
+const std::vector<Index> three_counts = {1, 1, 1}, too_great = {1, 3}, below = {-1, 1};
 
-struct Step {
-  Witness& m;
-  MultiHeadAttention<double> attention{{.d_model = 6, .num_heads = 2}};
-  KeyValueCache<double> cache = key_value_cache(attention, 2, 3);
-  View<3> x = m.tensor(2, 2, 6);
-  std::vector<Index> counts = {};
-  void call() {
-    try {
-      (void)multi_head_attention_step(attention, x, counts, cache, m.context());
-    } catch (...) {
-      CHECK(cache.length() == 0);
-      throw;
-    }
-  }
-};
 const std::string too_many =
     "2 tokens behind 3 are more than the capacity 4 of the cache: roll it "
     "back, clear it or make a larger one";
@@ -158,123 +142,14 @@ const Refusals decoding(all_of({
                        [](Witness&) { Windowed{}.cache.clear(-1); }),
         rolled_back("n is 6, expected 0 to 5, the length", 6),
         rolled_back("n is -1, expected 0 to 5, the length", -1),
-        argument<Step>("multi_head_attention_step: kdim or vdim differ from d_model, expected a "
-                       "module of self-attention",
-                       [](auto& c) {
-                         c.attention =
-                             MultiHeadAttention<double>({.d_model = 6, .num_heads = 2, .kdim = 5});
-                       }),
-        shape<Step>("multi_head_attention_step: W_O is [0, 0], expected [6, 6] (the options: a "
-                    "module that was moved from has none)",
-                    [](auto& c) { const auto taken = std::move(c.attention); }),
-        shape<Step>("multi_head_attention_step: x is [1, 2, 6], expected [2, 2, 6] (batch of the "
-                    "cache, d_model)",
-                    [](auto& c) { c.x = c.m.tensor(1, 2, 6); }),
-        shape<Step>("multi_head_attention_step: x is [2, 2, 6] at a null address, expected its "
-                    "elements",
-                    [](auto& c) { c.x = c.m.null(2, 2, 6); }),
-        argument<Step>("multi_head_attention_step: cache is of 1 heads of widths 6 and 6, expected "
-                       "2 of 3 and 3 (the module)",
-                       [](auto& c) {
-                         c.cache =
-                             KeyValueCache<double>({.batch_size = 2, .capacity = 9, .d_head = 6});
-                       }),
-        argument<Step>("multi_head_attention_step: 4 tokens behind 0 are more than the capacity 3 "
-                       "of the cache: roll it back, clear it or make a larger one",
-                       [](auto& c) { c.x = c.m.tensor(2, 4, 6); }),
-        argument<Step>("multi_head_attention_step: counts are 3, expected 2 (the batch size), or "
-                       "none for all",
-                       [](auto& c) { c.counts = three_counts; }),
-        argument<Step>("multi_head_attention_step: counts holds 3, expected 0 to 2 (the tokens of "
-                       "the step)",
-                       [](auto& c) { c.counts = too_great; }),
-        argument<Step>("multi_head_attention_step: 4 tokens behind 0 are more than the capacity 3 "
-                       "of the cache: roll it back, clear it or make a larger one",
-                       [](auto& c) {
-                         c.x = c.m.tensor(2, 4, 6);
-                         c.counts = greater;
-                       }),
-        argument_error("multi_head_attention_step: 9999 tokens behind 0 are more than the " +
-                           std::to_string(KeyValueCache<double>({.window = 2}).room()) +
-                           " that fit beside the window: take fewer at a time",
-                       [](Witness& m) {
-                         Step c{m};
-                         c.cache = key_value_cache(c.attention, {.batch_size = 2, .window = 2});
-                         c.x = m.tensor(2, 9999, 6);
-                         c.call();
-                       }),
-        argument_error("KeyValueCache: capacity is -1, expected >= 0",
-                       [](Witness& m) { (void)key_value_cache(Step{m}.attention, 1, -1); }),
     },
 }));
 
-/// 4 wide, 2 heads; a cache of 2 sequences of at most 3 tokens.
-struct BlockStep {
-  Witness& m;
-  TransformerBlock<double>& block = m.make<TransformerBlock<double>>(
-      TransformerBlockOptions{.d_model = 4, .num_heads = 2, .d_hidden = 5});
-  KeyValueCache<double>& cache =
-      m.make<KeyValueCache<double>>(key_value_cache<double>(block.options().attention(), 2, 3));
-  View<3> x = m.tensor(2, 2, 4);
-  std::vector<Index> counts = {};
-  void call() {
-    m.keep(block.parameters()), m.keep(cache);
-    (void)transformer_block_step(block, x, counts, cache, m.context());
-  }
-};
-
-const Refusals block_steps({
-    shape<BlockStep>("transformer_block_step: W_O is [0, 0], expected [4, 4] (the options: a "
-                     "module that was moved from has none)",
-                     [](auto& c) { const auto taken = std::move(c.block); }),
-    shape<BlockStep>("transformer_block_step: x is [1, 2, 4], expected [2, 2, 4] (batch of the "
-                     "cache, d_model)",
-                     [](auto& c) { c.x = c.m.tensor(1, 2, 4); }),
-    shape<BlockStep>("transformer_block_step: x is [2, 2, 4] at a null address, expected its "
-                     "elements",
-                     [](auto& c) { c.x = c.m.null(2, 2, 4); }),
-    argument<BlockStep>("transformer_block_step: cache is of 1 heads of widths 4 and 4, expected 2 "
-                        "of 2 and 2 (the module)",
-                        [](auto& c) {
-                          c.cache =
-                              KeyValueCache<double>({.batch_size = 2, .capacity = 3, .d_head = 4});
-                        }),
-    argument<BlockStep>(
-        "transformer_block_step: counts are 3, expected 2 (the batch size), or none "
-        "for all",
-        [](auto& c) { c.counts = three_counts; }),
-    argument<BlockStep>(
-        "transformer_block_step: counts holds 3, expected 0 to 2 (the tokens of the "
-        "step)",
-        [](auto& c) { c.counts = too_great; }),
-    argument_error("transformer_block_step: 9999 tokens behind 0 are more than the " +
-                       std::to_string(KeyValueCache<double>({.window = 2}).room()) +
-                       " that fit beside the window: take fewer at a time",
-                   [](Witness& m) {
-                     BlockStep c{m};
-                     c.cache = key_value_cache<double>(c.block.options().attention(),
-                                                       {.batch_size = 2, .window = 2});
-                     c.x = m.tensor(2, 9999, 4);
-                     c.call();
-                   }),
-    argument<BlockStep>("transformer_block_step: 4 tokens behind 0 are more than the capacity 3 of "
-                        "the cache: roll it back, clear it or make a larger one",
-                        [](auto& c) { c.x = c.m.tensor(2, 4, 4); }),
-});
-
 }  // namespace
 
-TEST_CASE("a cache of keys and values and a step over it refuse bad calls", "[bad_calls]") {
-  decoding.check();
-}
+TEST_CASE("a cache of keys and values refuses bad calls", "[bad_calls]") { decoding.check(); }
 
-TEST_CASE("a step of a block refuses bad calls", "[bad_calls]") { block_steps.check(); }
-
-TEST_CASE("the calls of decoding that are spoilt are right before", "[bad_calls]") {
+TEST_CASE("the calls of a cache that are spoilt are right before", "[bad_calls]") {
   Witness memory;
   CHECK_NOTHROW(Append{memory}.call());
-  CHECK_NOTHROW(Step{memory}.call());
-  BlockStep step{memory};
-  step.call();
-  CHECK(memory.written() == "an object");  // the cache
 }

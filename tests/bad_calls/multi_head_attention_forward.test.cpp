@@ -179,6 +179,12 @@ const Refusals bad_options(of_forward({
      [](Attention& a) { a.call.mask.add(Mask::key_lengths(below)); }},
     {true, argument_of, "scale is not finite, expected a number, or none for 1 / sqrt(d)",
      [](Attention& a) { a.call.scale = nan; }},
+    {true, argument_of, "origin holds -1, expected 0 to 2^62",
+     [](Attention& a) { a.call.origin.batch = -1; }},
+    {true, argument_of,
+     "origin moves queries or keys, expected 0 with dropout of the weights: its masks count those "
+     "of the call",
+     [](Attention& a) { a.call.origin.key = 1, a.call.weight_dropout.rate = 0.5; }},
     {true, argument_of, "softcap is not a finite number above 0, expected one, or none for no cap",
      [](Attention& a) { a.call.score.softcap = 0; }},
     {true, shape_of, "alibi_slopes is [3], expected [4] (the number of heads)",

@@ -124,6 +124,10 @@ std::vector<Rule> options() {
   add("dropout rate is 1.500000, expected 0 to 1", [](Call& c) { c.options.dropout.rate = 1.5; });
   add("scale is not finite, expected a number, or none for 1 / sqrt(d)",
       [](Call& c) { c.options.scale = std::numeric_limits<double>::infinity(); });
+  add("origin holds -1, expected 0 to 2^62", [](Call& c) { c.options.origin.head = -1; });
+  add("origin moves queries or keys, expected 0 with dropout of the weights: its masks count those "
+      "of the call",
+      [](Call& c) { c.options.origin.query = 1, c.options.dropout.rate = 0.5; });
   add("softcap is not a finite number above 0, expected one, or none for no cap",
       [](Call& c) { c.options.score.softcap = -1; });
   rules.push_back({"alibi_slopes is [3], expected [4] (the number of heads)",

@@ -1,6 +1,8 @@
 // Laws of MultiHeadAttention: what it equals, what it ignores, what it adds up.
 #include <cmath>
 
+#include "headwise/kernels/mask_function.hpp"
+#include "headwise/kernels/score_function.hpp"
 #include "headwise/nn/head_parallel.hpp"
 #include "headwise/nn/multi_head_attention.hpp"
 #include "headwise/runtime/thread_pool.hpp"
@@ -254,6 +256,33 @@ TEST_CASE("shards of heads sum to the whole, and their gradients are its slices"
     CHECK(close_to(y, expected.y, 1e-14));
     CHECK(close_to(dx, expected.dx, 1e-14));
   }
+}
+
+TEST_CASE("shards that are told their first head draw the dropout of the whole and its functions",
+          "[nn]") {
+  const Path path = GENERATE(Path::flash, Path::materialized);
+  const auto whole = random_module<double>(grouped);
+  const auto x = random_tensor<double>(Shape{2, 7, 12}, 21),
+             dy = random_tensor<double>(x.shape(), 22);
+  const auto by_head = score_function<double>(
+      [](auto s, const Position& at) { return s * (1.0 + static_cast<double>(at.head)); });
+  const auto striped =
+      mask_function([](const Position& at) { return (at.key + at.head) % 3 != 0; });
+  MultiHeadAttentionCall<double> call = call_of<double>(path, {Mask::function(striped)});
+  call.weight_dropout = {0.4, 9, 1};
+  call.score.function = by_head;
+  const Step<double> expected(whole, x, dy, call);
+  Tensor3<double> y(x.shape()), dx(x.shape());
+  for (const Index first : {0, 2}) {
+    call.origin.head = first;
+    const Step<double> step(head_shard(whole, first, 2), x, dy, call);
+    for (Index n = 0; n < y.size(); ++n) {
+      y.data()[n] += step.y.data()[n];
+      dx.data()[n] += step.dx.data()[n];
+    }
+  }
+  CHECK(close_to(y, expected.y, 1e-13));
+  CHECK(close_to(dx, expected.dx, 1e-13));
 }
 
 TEST_CASE("average_heads is the mean of the weights over the heads", "[nn]") {

@@ -10,8 +10,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// A module of heads first ... first + count - 1 of another, with copies of their weights: W_Q
 /// [D, count d], W_K, W_V and W_O likewise, inputs and output as wide as those of the whole. Shards
 /// that cover all heads once sum to the whole: outputs, and gradients of the input. The output
-/// bias stays with the shard that holds head 0. Without dropout of the weights: a shard draws its
-/// masks for heads counted from 0. Masks with an axis of heads have to be sliced by the caller.
+/// bias stays with the shard that holds head 0. Functions of pairs and dropout of the weights take
+/// a shard's heads for what they are in the whole by a call's {.origin = {.head = first}}. What has
+/// an axis of heads (masks, slopes, sinks) has to be sliced by the caller.
 /// Throws ArgumentError unless the heads exist and whole groups stay together; and for a module
 /// with layer_norm, which is not a matter of heads: normalise the input before; std::bad_alloc.
 template <Scalar T>

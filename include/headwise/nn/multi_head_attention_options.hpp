@@ -112,9 +112,10 @@ struct MultiHeadAttentionCall {
   Dropout weight_dropout = {};  // of the attention weights; none: inference
   Dropout output_dropout = {};  // of the output, after its bias
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks
+  Position origin = {};         // from where functions of pairs and weight_dropout count
 
   /// The part of it that concerns attention alone.
-  AttentionOptions<T> attention() const { return {mask, scale, weight_dropout, score}; }
+  AttentionOptions<T> attention() const { return {mask, scale, weight_dropout, score, origin}; }
 };
 
 }  // namespace headwise::inline v0_1

@@ -5,6 +5,19 @@
 #include "headwise/nn/kv_cache.hpp"
 #include "headwise/nn/multi_head_attention.hpp"
 
+namespace headwise::inline v0_1 {
+
+/// One step of decoding. What it views must outlive the call.
+template <Scalar T>
+struct MultiHeadAttentionStepCall {
+  /// [B]: how many of the n tokens are sequence b's, its first; the rest may hold anything. {}: all
+  std::span<const Index> counts = {};
+  std::optional<T> scale = {};  // 1 / sqrt(d_head)
+  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
+};
+
+}  // namespace headwise::inline v0_1
+
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// n tokens of each sequence, or counts[b] of sequence b, on their way into a cache. They are
@@ -43,6 +56,12 @@ class NewTokens {
     });
   }
 
+  /// Where the first new query of sequence b and the first slot stand in it: of slots that are all
+  /// in the order of their positions.
+  Position origin(Index b) const {
+    const auto& at = cache_.at(b);
+    return {b, 0, at.length, at.dropped};
+  }
   /// What the new queries of sequence b see: slots behind the first keys' are in the order of their
   /// positions, and the last are the queries' own.
   AttentionMask<T> mask(Index b) const {
@@ -79,6 +98,22 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
   cache.require_room(function, x.extent(1), counts);
 }
 
+/// What changes their scores fits heads and cache.
+template <class T>
+void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call, Index H,
+                    const KeyValueCacheOptions& cache) {
+  const ScoreOptions<T>& score = call.score;
+  require_finite_scale(function, call.scale);
+  score.require_softcap(function);
+  score.require_heads(function, H);
+  const bool by_place =
+      !score.alibi_slopes.absent() || !score.relative_bias.absent() || !score.function.absent();
+  require(
+      !by_place || cache.window == 0 || cache.first_keys == 0, function,
+      "score asks where keys stand, expected a cache without first keys: once some are dropped, "
+      "its slots do not tell");
+}
+
 /// Step 3b of new tokens, each at the position that it has in its sequence.
 template <class T>
 void turn_new_tokens(const RotaryOptions& options, const WritableHeads<T>& heads,
@@ -102,12 +137,17 @@ void turn_new_tokens(const RotaryOptions& options, const WritableHeads<T>& heads
 
 /// Steps 3 to 5: the context of the new queries. Rows behind their counts are 0.
 template <class T>
-void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens, const Out<T, 4>& o,
+void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
+                       const MultiHeadAttentionStepCall<T>& call, const Out<T, 4>& o,
                        const Context& context) {
   if (tokens.batch() == 0) return;
   const auto attend = [&](const In<T, 4>& some_q, Index b, Index batch, const Out<T, 4>& some_o) {
+    const AttentionOptions<T> options{.mask = tokens.mask(b),
+                                      .scale = call.scale,
+                                      .score = call.score,
+                                      .origin = tokens.origin(b)};
     tokens.with_keys(b, batch, [&](const auto& k, const auto& v) {
-      flash_attention_forward(some_q, k, v, {.mask = tokens.mask(b)}, some_o, {}, context);
+      flash_attention_forward(some_q, k, v, options, some_o, {}, context);
     });
   };
   if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
@@ -125,8 +165,8 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens, const Out<
 template <class T>
 Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
                                   const MultiHeadAttentionParameters<T>& p, In<T, 3> x,
-                                  std::span<const Index> counts, KeyValueCache<T>& cache,
-                                  const Context& context) {
+                                  const MultiHeadAttentionStepCall<T>& call,
+                                  KeyValueCache<T>& cache, const Context& context) {
   const Index B = x.extent(0), n = x.extent(1);
   // 1 layer_norm, 2 linear
   MultiHeadAttentionCache<T> step;
@@ -138,8 +178,8 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   if (o.rotary) turn_new_tokens(*o.rotary, writable_heads(o, step), cache, context);
   const auto [q, k, v] = heads_of(o, step);
   step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
-  const NewTokens<T> tokens(cache, k, v, counts);
-  attend_over_cache<T>(q, tokens, split_heads(step.context, o.num_heads), context);
+  const NewTokens<T> tokens(cache, k, v, call.counts);
+  attend_over_cache<T>(q, tokens, call, split_heads(step.context, o.num_heads), context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
   linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
@@ -189,37 +229,48 @@ KeyValueCache<T> key_value_cache(const MultiHeadAttention<T>& attention,
 ///
 /// attention   a module of self-attention
 /// x           [B, n, D]   in; the tokens behind those of the cache
-/// counts      [B]         how many of the n are tokens of sequence b, its first; the rest may hold
-///                         anything, and y of it is b_O. {}: all
+/// call                    counts of tokens, and what changes scores; y behind the counts is b_O
 /// cache                   keys and values of the tokens before; those of x are appended
 ///
-/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal}, for
-/// any cut into steps and any lengths beside it; of a cache with a window, those of a mask that
-/// also hides keys before the window, but for the first ones.
+/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal} and
+/// the same scale and score, for any cut into steps and any lengths beside it; of a cache with a
+/// window, those of a mask that also hides keys before the window, but for the first ones. A score
+/// function is told the positions in the sequence, b as its batch element.
 ///
 /// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
 /// then, but that keys which no later query sees may be dropped.
 template <Scalar T>
-Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
-                                       In<std::type_identity_t<T>, 3> x,
-                                       std::span<const Index> counts, KeyValueCache<T>& cache,
-                                       const Context& context = {}) {
+Tensor<T, 3> multi_head_attention_step(
+    const MultiHeadAttention<T>& attention, In<std::type_identity_t<T>, 3> x,
+    const MultiHeadAttentionStepCall<std::type_identity_t<T>>& call, KeyValueCache<T>& cache,
+    const Context& context = {}) {
   constexpr std::string_view function = "multi_head_attention_step";
   const MultiHeadAttentionOptions& o = attention.options();
   require(o.fused(), function,
           "kdim or vdim differ from d_model, expected a module of self-attention");
-  detail::require_new_tokens<T>(function, o, attention.parameters(), x, counts, cache);
-  auto y = detail::attend_to_new_tokens<T>(o, attention.parameters(), x, counts, cache, context);
-  detail::NewTokens<T>::keep(cache, x.extent(1), counts);
+  detail::require_new_tokens<T>(function, o, attention.parameters(), x, call.counts, cache);
+  detail::require_scores<T>(function, call, o.num_heads, cache.options());
+  auto y = detail::attend_to_new_tokens<T>(o, attention.parameters(), x, call, cache, context);
+  detail::NewTokens<T>::keep(cache, x.extent(1), call.counts);
   return y;
+}
+/// The same of counts[b] new tokens of each sequence.
+template <Scalar T>
+Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
+                                       In<std::type_identity_t<T>, 3> x,
+                                       std::span<const Index> counts, KeyValueCache<T>& cache,
+                                       const Context& context = {}) {
+  return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{.counts = counts},
+                                      cache, context);
 }
 /// The same of n new tokens of each sequence.
 template <Scalar T>
 Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
                                        In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
                                        const Context& context = {}) {
-  return multi_head_attention_step<T>(attention, x, {}, cache, context);
+  return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{}, cache,
+                                      context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -17,7 +17,8 @@ Tensor<T, 3> block_of_new_tokens(const TransformerBlockOptions& o,
                                  const Context& context) {
   TransformerBlockCache<T> unused;
   return block_halves<T>(o, p, x, {}, unused, context, [&](In<T, 3> of) {
-    return attend_to_new_tokens<T>(o.attention(), p.attention, of, counts, cache, context);
+    return attend_to_new_tokens<T>(o.attention(), p.attention, of, {.counts = counts}, cache,
+                                   context);
   });
 }
 

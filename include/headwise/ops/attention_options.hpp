@@ -33,7 +33,7 @@ struct ScoreOptions {
            sinks.absent();
   }
   /// Throws ArgumentError unless the softcap is in range.
-  void require_in_range(std::string_view caller) const {
+  void require_softcap(std::string_view caller) const {
     require(!softcap || (is_finite_option(*softcap) && T(0) < *softcap), caller,
             "softcap is not a finite number above 0, expected one, or none for no cap");
   }
@@ -55,6 +55,13 @@ struct ScoreOptions {
   }
 };
 
+/// Throws ArgumentError unless a scale is finite, or there is none.
+template <Scalar T>
+void require_finite_scale(std::string_view caller, const std::optional<T>& scale) {
+  require(!scale || is_finite_option(*scale), caller,
+          "scale is not finite, expected a number, or none for 1 / sqrt(d)");
+}
+
 /// How attention is computed. What it views must outlive the call.
 template <Scalar T>
 struct AttentionOptions {
@@ -62,13 +69,23 @@ struct AttentionOptions {
   std::optional<T> scale = {};  // what q k^T is multiplied by; 1 / sqrt(d) if not given
   Dropout dropout = {};         // of the weights
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks
+  /// From where functions of pairs and dropout count: the place that the call's first batch
+  /// element, head, query and key have in a whole of which the call is a part.
+  Position origin = {};
 
-  /// Throws ArgumentError unless scale, softcap and dropout are in range.
+  /// Throws ArgumentError unless scale, softcap, dropout and origin are in range.
   void require_in_range(std::string_view function) const {
-    require(!scale || is_finite_option(*scale), function,
-            "scale is not finite, expected a number, or none for 1 / sqrt(d)");
-    score.require_in_range(function);
+    require_finite_scale(function, scale);
+    score.require_softcap(function);
     dropout.require_valid(function);
+    constexpr Index most = Index{1} << 62;
+    for (const Index first : {origin.batch, origin.head, origin.query, origin.key}) {
+      require(first >= 0 && first <= most, function,
+              [&] { return "origin holds " + std::to_string(first) + ", expected 0 to 2^62"; });
+    }
+    require(!dropout.active() || (origin.query == 0 && origin.key == 0), function,
+            "origin moves queries or keys, expected 0 with dropout of the weights: its masks count "
+            "those of the call");
   }
 };
 
@@ -169,12 +186,13 @@ void require_apart_from_options(std::string_view function, const Footprint& out,
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// What the options do to the scores of head h.
+/// What the options do to the scores of head h, whose pair (0, 0) stands at `first`.
 template <class T>
-HeadScore<T> head_score(const ScoreOptions<T>& options, Index b, Index h, Index L, Index S) {
+HeadScore<T> head_score(const ScoreOptions<T>& options, const Position& first, Index h, Index L,
+                        Index S) {
   HeadScore<T> score{.offset = S - L};
   score.function = options.function;
-  score.first = {b, h, 0, 0};
+  score.first = first;
   if (options.softcap) score.softcap = *options.softcap;
   if (!options.alibi_slopes.absent()) {
     score.alibi = true;
@@ -207,6 +225,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
   using std::sqrt;
   const auto [B, H, G, L, S, d, dv] = sizes;
   const Index g = h / sizes.group();
+  const Position first = options.origin.of_head(b, h);
   const T scale = options.scale ? *options.scale
                                 : T(1) / T(sqrt(T(static_cast<double>(std::max<Index>(d, 1)))));
   return {kernels::matrix(q, b, h),
@@ -217,11 +236,11 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           d,
           dv,
           scale,
-          HeadVisibility<T>(options.mask, b, h, L, S),
+          HeadVisibility<T>(options.mask, b, h, L, S, options.origin),
           DropoutMask(options.dropout, DropoutStream::weights),
-          b,
-          h,
-          head_score(options.score, b, h, L, S)};
+          first.batch,
+          first.head,
+          head_score(options.score, first, h, L, S)};
 }
 
 /// The same of keys and values of 16 bits.

@@ -24,7 +24,7 @@ struct HeadScore {
   Index offset = 0;          // S - L
 
   ScoreFunctionRef<T> function = {};  // the user's own
-  Position first = {};                // of the head: its batch element and number
+  Position first = {};                // where its pair (0, 0) stands
 
   /// Whether a score is more than scale q k^T + the biases of its mask.
   bool changes() const { return caps() || by_distance() || calls(); }
@@ -72,7 +72,7 @@ struct HeadScore {
   }
   /// Pairs from (i, j) on.
   PairRun run(Index i, Index j, Index query_step, Index key_step, Index count) const {
-    return {{first.batch, first.head, i, j}, query_step, key_step, count};
+    return {first.of_pair(i, j), query_step, key_step, count};
   }
   /// What the user's function makes of a score.
   T call(T s, Index i, Index j) const {

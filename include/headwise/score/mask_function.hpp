@@ -32,7 +32,7 @@ struct MaskFunctionRef {
 /// The mask functions of one head.
 class HeadMaskFunctions {
  public:
-  /// At most MaskFunctionRef::most, of the head where `first` stands.
+  /// At most MaskFunctionRef::most, of the head whose pair (0, 0) stands at `first`.
   HeadMaskFunctions(std::span<const MaskFunctionRef> functions, const Position& first)
       : first_(first) {
     for (const MaskFunctionRef& function : functions) {
@@ -50,7 +50,11 @@ class HeadMaskFunctions {
   KeyRange in_bounds(Index i, KeyRange keys) const {
     for (int t = 0; have_bounds_ && t < count_; ++t) {
       const MaskFunctionRef& f = functions_[static_cast<std::size_t>(t)];
-      if (f.bounds != nullptr) keys = keys.in(f.bounds(f.function, position(i, 0)));
+      if (f.bounds == nullptr) continue;
+      const Index j = first_.key;
+      const KeyRange own =
+          KeyRange{j + keys.begin, j + keys.end}.in(f.bounds(f.function, first_.of_pair(i, 0)));
+      keys = {own.begin - j, own.end - j};
     }
     return keys;
   }
@@ -78,13 +82,11 @@ class HeadMaskFunctions {
     }
     for (int t = 0; n != 0 && t < count_; ++t) {
       const MaskFunctionRef& f = functions_[static_cast<std::size_t>(t)];
-      f.hide(f.function, position(i, own.begin), n, bytes + (own.begin - keys.begin));
+      f.hide(f.function, first_.of_pair(i, own.begin), n, bytes + (own.begin - keys.begin));
     }
   }
 
  private:
-  Position position(Index i, Index j) const { return {first_.batch, first_.head, i, j}; }
-
   Position first_;
   int count_ = 0;
   bool have_bounds_ = false;

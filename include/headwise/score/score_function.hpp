@@ -11,6 +11,13 @@ namespace headwise::inline v0_1 {
 struct Position {
   Index batch = 0, head = 0;  // b and h
   Index query = 0, key = 0;   // i and j, from 0
+
+  /// Where batch element b and head h stand that are counted from here.
+  constexpr Position of_head(Index b, Index h) const { return {batch + b, head + h, query, key}; }
+  /// Where the pair (i, j) stands that is counted from here.
+  HEADWISE_INLINE constexpr Position of_pair(Index i, Index j) const {
+    return {batch, head, query + i, key + j};
+  }
 };
 
 /// Pairs in a row: the first, and how far the next stands from each.

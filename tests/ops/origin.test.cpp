@@ -1,0 +1,117 @@
+// A part of a call that is told where it stands in the whole: functions of pairs and dropout take
+// it for what it is there.
+#include "headwise/kernels/mask_function.hpp"
+#include "headwise/kernels/score_function.hpp"
+#include "headwise/testing/close_to.hpp"
+#include "support/attention_outputs.hpp"
+#include "support/catch.hpp"
+#include "support/mask_patterns.hpp"
+#include "support/mask_recipes.hpp"
+
+using namespace headwise_tests;
+
+namespace {
+
+/// A score that every coordinate of its pair changes, to another value by each.
+constexpr auto placed_score = [](auto s, const Position& at, const auto& w) {
+  const auto remainder = (at.batch * 11 + at.head * 7 + at.query * 5 + at.key * 3) % 13;
+  return s * w[0] + w[1] * static_cast<double>(remainder);
+};
+constexpr Index beyond = 1000;  // of keys, where bounds end
+constexpr auto band = [](const Position& at) {
+  return KeyRange{at.query / 2, at.query / 2 + 70 + at.batch};
+};
+
+struct Functions {
+  ScoreFunction<double, 2, std::decay_t<decltype(placed_score)>> score =
+      score_function<double>(std::array{0.7, 0.1}, placed_score);
+  MaskFunction<CoinPattern, std::decay_t<decltype(band)>> mask =
+      mask_function(CoinPattern{3, 5}, band);
+
+  AttentionOptions<double> options(const Position& origin, double rate = 0) const {
+    AttentionOptions<double> o{.score = {.function = score}, .origin = origin};
+    o.mask.add(mask);
+    if (rate > 0) o.dropout = {rate, 5, 6};
+    return o;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("batch elements and heads that are told where they stand have the bits of the whole",
+          "[ops]") {
+  const Functions f;
+  const Path path = GENERATE(Path::materialized, Path::flash);
+  const double rate = GENERATE(0.0, 0.4);
+  const Case<double> x(Sizes{3, 4, 2, 67, 131, 9, 17}, 6100);
+  const auto whole = run<double>(path, x.q, x.k, x.v, x.d_o, f.options({}, rate));
+  for (Index b = 0; b < 3; ++b) {
+    for (Index g = 0; g < 2; ++g) {
+      const auto heads = [&](const Tensor4<double>& t, Index per_group) {
+        return slice(slice(t, 0, b, 1), 1, g * per_group, per_group);
+      };
+      const auto part = run<double>(path, heads(x.q, 2), heads(x.k, 1), heads(x.v, 1),
+                                    heads(x.d_o, 2), f.options({.batch = b, .head = 2 * g}, rate));
+      CAPTURE(b, g, rate);
+      CHECK(same_bits<double, 4>(heads(whole.o, 2), part.o));
+      CHECK(same_bits<double, 4>(heads(whole.dq, 2), part.dq));
+      CHECK(same_bits<double, 4>(heads(whole.dk, 1), part.dk));
+      CHECK(same_bits<double, 4>(heads(whole.dv, 1), part.dv));
+    }
+  }
+}
+
+TEST_CASE("queries that are told where they stand have the bits of the whole", "[ops]") {
+  const Functions f;
+  const Path path = GENERATE(Path::materialized, Path::flash);
+  const Case<double> x(Sizes{2, 2, 1, 97, 131, 9, 17}, 6200);
+  const auto whole = run<double>(path, x.q, x.k, x.v, x.d_o, f.options({}));
+  for (Index n : {1, 7, 60}) {
+    for (Index i = 0; i < 97; i += n) {
+      const Index count = std::min<Index>(n, 97 - i);
+      const auto rows = [&](const Tensor4<double>& t) { return slice(t, 2, i, count); };
+      const auto part =
+          run<double>(path, rows(x.q), x.k, x.v, rows(x.d_o), f.options({.query = i}));
+      CAPTURE(i, count);
+      CHECK(same_bits<double, 4>(rows(whole.o), part.o));
+      CHECK(same_bits<double, 4>(rows(whole.dq), part.dq));
+    }
+  }
+}
+
+TEST_CASE("keys that are told where they stand give what the whole gives of them alone", "[ops]") {
+  const Functions f;
+  const Path path = GENERATE(Path::materialized, Path::flash);
+  const Case<double> x(Sizes{2, 2, 1, 49, 200, 9, 17}, 6300);
+  for (Index j : {0, 1, 64, 77}) {
+    const Index count = 90;
+    auto options = f.options({});
+    const auto own =
+        mask_function([=](const Position& at) { return at.key >= j && at.key < j + count; });
+    options.mask.add(own);
+    const auto whole = run<double>(path, x.q, x.k, x.v, x.d_o, options);
+    const auto keys = [&](const Tensor4<double>& t) { return slice(t, 2, j, count); };
+    const auto part = run<double>(path, x.q, keys(x.k), keys(x.v), x.d_o, f.options({.key = j}));
+    CAPTURE(j);
+    CHECK(close_to(part.o, whole.o, 1e-13));
+    CHECK(close_to(part.dq, whole.dq, 1e-13));
+    CHECK(close_to(part.dk, keys(whole.dk), 1e-13));
+    CHECK(close_to(part.dv, keys(whole.dv), 1e-13));
+  }
+}
+
+TEST_CASE("an origin far off counts as it is", "[ops]") {
+  const Case<double> x(Sizes{1, 1, 1, 5, 40, 4, 4}, 6400);
+  constexpr Index far = Index{1} << 62;
+  const auto near_it = mask_function([](const Position& at) { return at.key - at.query < 9; },
+                                     [](const Position& at) {
+                                       return KeyRange{at.query, at.query + beyond};
+                                     });
+  AttentionOptions<double> here, there;
+  here.mask.add(near_it), there.mask.add(near_it);
+  there.origin = {far, far, far, far};
+  for (Path path : {Path::materialized, Path::flash}) {
+    CHECK(bit_difference(run<double>(path, x.q, x.k, x.v, x.d_o, there),
+                         run<double>(path, x.q, x.k, x.v, x.d_o, here)) == "");
+  }
+}
