@@ -61,7 +61,7 @@ inline std::vector<ProfileRow> profile_rows(const Training& training, const Tape
         n == updating ? an_update * steps * static_cast<double>(training.num_parameters()) : 0;
     add({phases[n], training.phase_seconds()[n], 0, flops});
   }
-  std::stable_sort(rows.begin(), rows.end(), [](const ProfileRow& a, const ProfileRow& b) {
+  std::sort(rows.begin(), rows.end(), [](const ProfileRow& a, const ProfileRow& b) {
     return a.forward + a.backward > b.forward + b.backward;
   });
   rows.push_back({"else", std::max(0.0, rest), 0, 0});

@@ -46187,7 +46187,7 @@ void packed_attention_forward(const PackedSequences<T>& inputs,
   detail::require_apart_from_options<T>(function, {"lse", lse}, options);
   if (o.size() == 0 && lse.size() == 0) return;
 
-  const auto of = [&, &B = B](const auto& x) { return detail::by_sequence<T>(x, B); };
+  const auto of = [&, &batch = B](const auto& x) { return detail::by_sequence<T>(x, batch); };
   Workspace<T> scratch(context.executor.concurrency(),
                        kernels::kernels_for<T>(context).flash_forward_scratch(d, dv),
                        context.memory);

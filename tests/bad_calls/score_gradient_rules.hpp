@@ -93,10 +93,10 @@ struct ScoreGradientRules {
                                 }}};
     for (const auto& [other, lay] : views()) {
       rules.push_back({name + " overlaps " + other + ", expected memory of its own",
-                       [this, vary, lay = lay](Call& c) {
+                       [this, vary, lies = lay](Call& c) {
                          static std::vector<double> storage(200);  // lengths of 0
                          learn(c);
-                         lay(c, storage.data());
+                         lies(c, storage.data());
                          vary(c, false, storage.data());
                        }});
     }
