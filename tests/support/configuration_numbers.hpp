@@ -15,16 +15,16 @@ inline std::optional<std::uint64_t> environment_number(const char* name) {
 }
 
 /// Configurations first ... first + count - 1.
-struct Numbers {
+struct ConfigurationNumbers {
   std::uint64_t first, count;
 };
-inline Numbers all_configurations() {
+inline ConfigurationNumbers all_configurations() {
   if (const auto one = environment_number("HEADWISE_SEED")) return {*one, 1};
   return {environment_number("HEADWISE_FIRST").value_or(1),
           environment_number("HEADWISE_CONFIGURATIONS").value_or(2000)};
 }
 /// Their part 0, 1, 2 or 3.
-inline Numbers quarter_of_configurations(std::uint64_t part) {
+inline ConfigurationNumbers quarter_of_configurations(std::uint64_t part) {
   const auto [first, count] = all_configurations();
   const std::uint64_t begin = count * part / 4, end = count * (part + 1) / 4;
   return {first + begin, end - begin};
