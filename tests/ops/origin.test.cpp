@@ -17,7 +17,6 @@ constexpr auto placed_score = [](auto s, const Position& at, const auto& w) {
   const auto remainder = (at.batch * 11 + at.head * 7 + at.query * 5 + at.key * 3) % 13;
   return s * w[0] + w[1] * static_cast<double>(remainder);
 };
-constexpr Index beyond = 1000;  // of keys, where bounds end
 constexpr auto band = [](const Position& at) {
   return KeyRange{at.query / 2, at.query / 2 + 70 + at.batch};
 };
@@ -105,7 +104,7 @@ TEST_CASE("an origin far off counts as it is", "[ops]") {
   constexpr Index far = Index{1} << 62;
   const auto near_it = mask_function([](const Position& at) { return at.key - at.query < 9; },
                                      [](const Position& at) {
-                                       return KeyRange{at.query, at.query + beyond};
+                                       return KeyRange{at.query, at.query + 1000};
                                      });
   AttentionOptions<double> here, there;
   here.mask.add(near_it), there.mask.add(near_it);

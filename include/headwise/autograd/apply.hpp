@@ -30,7 +30,7 @@ Variable<T, R> apply_pair(NodeName name, const Shape<R>& shape, Forward& forward
   const auto targets = std::make_tuple(call.target(inputs)...);
   if constexpr (with_output == OutputSaved::yes) call.save_output();
   const In<T, R> output = y;
-  // A function as a pointer: clang 19 does not let a lambda within one capture a reference to it.
+  // A function as a pointer: clang does not let a lambda within one capture a reference to it.
   std::decay_t<Backward> backward_pair = backward;
   return call.finish(output, [=](BackwardPass<T>& pass, In<T, R> dy) {
     const auto run = [&](const In<T, Q>&... values) {

@@ -106,10 +106,8 @@ void require_scores(std::string_view function, const MultiHeadAttentionStepCall<
   require_finite_scale(function, call.scale);
   score.require_softcap(function);
   score.require_heads(function, H);
-  const bool by_place =
-      !score.alibi_slopes.absent() || !score.relative_bias.absent() || !score.function.absent();
   require(
-      !by_place || cache.window == 0 || cache.first_keys == 0, function,
+      !score.by_place() || cache.window == 0 || cache.first_keys == 0, function,
       "score asks where keys stand, expected a cache without first keys: once some are dropped, "
       "its slots do not tell");
 }
