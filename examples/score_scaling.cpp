@@ -9,7 +9,7 @@
 using namespace headwise;
 
 int main() {
-  constexpr Index samples = 10000;
+  constexpr Index samples = 2000;
   bool right = true;
   std::printf("     d   std(q.k)   sqrt(d)   std(q.k / sqrt(d))   largest weight of 8 keys\n");
   std::printf("                                                   raw        scaled\n");

@@ -2758,11 +2758,14 @@ class HeadVisibility {
     }
   }
 
-  /// Whether query i sees key j.
-  bool visible(Index i, Index j) const {
-    const KeyRange keys = range(i);
-    return j >= keys.begin && j < keys.end && pair_visible(i, j);
+  /// Whether query i sees key j, as a function of j that knows the range of i.
+  auto seen_by(Index i) const {
+    return [this, i, keys = range(i)](Index j) {
+      return j >= keys.begin && j < keys.end && pair_visible(i, j);
+    };
   }
+  /// Whether query i sees key j.
+  bool visible(Index i, Index j) const { return seen_by(i)(j); }
 
   /// What is added to the score of a visible pair; 0 without biases.
   T bias(Index i, Index j) const {
@@ -6650,7 +6653,7 @@ void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
 
-/// Like gemm, where of a [M, K] only pairs (m, k) with sees(m, k) count: the others are 0, and what
+/// Like gemm, where of a [M, K] only pairs (m, k) with sees(m)(k) count: the others are 0, and what
 /// b holds in row k must not reach row m even if it is infinite or NaN (0 * NaN is NaN). `all`:
 /// every pair counts. Same bits as gemm wherever b is finite.
 template <class T, class Sees>
@@ -6658,8 +6661,7 @@ void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Exten
                   const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
-    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch,
-                 [&](Index k) { return sees(m, k); });
+    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
 }
 
@@ -7229,8 +7231,9 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
+    const auto sees = head.visibility.seen_by(i);
     for (Index j = 0; j < head.S; ++j) {
-      if (!head.visibility.visible(i, j)) continue;
+      if (!sees(j)) continue;
       scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
     }
   }
@@ -7242,9 +7245,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
   } else {
-    softmax_row(
-        x, head.S, [&](Index j) { return head.visibility.visible(i, j); },
-        head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
   }
 }
 
@@ -7269,7 +7270,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
   if constexpr (simd::vectorised<T>) {
     softmax_backward_of<T>(ds, p, ds, S, scale, RowMask<T>(head.visibility, i));
   } else {
-    softmax_backward_row<T>(ds, p, ds, S, [&](Index j) { return head.visibility.visible(i, j); });
+    softmax_backward_row<T>(ds, p, ds, S, head.visibility.seen_by(i));
     for (Index j = 0; j < S; ++j) dp[j] = scale * dp[j];
   }
 }
@@ -7281,8 +7282,9 @@ template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
@@ -7316,8 +7318,9 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
   using std::exp;
   T delta = T(0), sum = T(0);
   Index heaviest = -1;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     delta = delta + p[j] * dp[j];
     sum = sum + weights[j];
     if (heaviest < 0 || weights[heaviest] < weights[j]) heaviest = j;
@@ -7333,7 +7336,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
   // 4a s = scale q k^T,  4b bias
   score_head<T>(head, weights, packed);
   // 4c p = softmax of the visible s
@@ -7360,8 +7363,10 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
-  const auto seen_by = [&](Index j, Index i) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto seen_by = [&](Index j) {
+    return [&head, j](Index i) { return head.visibility.visible(i, j); };
+  };
 
   // 4e dp = d_o v^T,  dv = p^T d_o
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
@@ -12165,8 +12170,7 @@ void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Exten
                   const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
-    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch,
-                 [&](Index k) { return sees(m, k); });
+    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
 }
 
@@ -12664,8 +12668,9 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
+    const auto sees = head.visibility.seen_by(i);
     for (Index j = 0; j < head.S; ++j) {
-      if (!head.visibility.visible(i, j)) continue;
+      if (!sees(j)) continue;
       scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
     }
   }
@@ -12676,9 +12681,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
   } else {
-    softmax_row(
-        x, head.S, [&](Index j) { return head.visibility.visible(i, j); },
-        head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
   }
 }
 
@@ -12699,7 +12702,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
   if constexpr (simd::vectorised<T>) {
     softmax_backward_of<T>(ds, p, ds, S, scale, RowMask<T>(head.visibility, i));
   } else {
-    softmax_backward_row<T>(ds, p, ds, S, [&](Index j) { return head.visibility.visible(i, j); });
+    softmax_backward_row<T>(ds, p, ds, S, head.visibility.seen_by(i));
     for (Index j = 0; j < S; ++j) dp[j] = scale * dp[j];
   }
 }
@@ -12708,8 +12711,9 @@ template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
@@ -12740,8 +12744,9 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
   using std::exp;
   T delta = T(0), sum = T(0);
   Index heaviest = -1;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     delta = delta + p[j] * dp[j];
     sum = sum + weights[j];
     if (heaviest < 0 || weights[heaviest] < weights[j]) heaviest = j;
@@ -12756,7 +12761,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -12778,8 +12783,10 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
-  const auto seen_by = [&](Index j, Index i) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto seen_by = [&](Index j) {
+    return [&head, j](Index i) { return head.visibility.visible(i, j); };
+  };
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
@@ -17234,8 +17241,7 @@ void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Exten
                   const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
-    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch,
-                 [&](Index k) { return sees(m, k); });
+    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
 }
 
@@ -17733,8 +17739,9 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
+    const auto sees = head.visibility.seen_by(i);
     for (Index j = 0; j < head.S; ++j) {
-      if (!head.visibility.visible(i, j)) continue;
+      if (!sees(j)) continue;
       scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
     }
   }
@@ -17745,9 +17752,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
   } else {
-    softmax_row(
-        x, head.S, [&](Index j) { return head.visibility.visible(i, j); },
-        head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
   }
 }
 
@@ -17768,7 +17773,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
   if constexpr (simd::vectorised<T>) {
     softmax_backward_of<T>(ds, p, ds, S, scale, RowMask<T>(head.visibility, i));
   } else {
-    softmax_backward_row<T>(ds, p, ds, S, [&](Index j) { return head.visibility.visible(i, j); });
+    softmax_backward_row<T>(ds, p, ds, S, head.visibility.seen_by(i));
     for (Index j = 0; j < S; ++j) dp[j] = scale * dp[j];
   }
 }
@@ -17777,8 +17782,9 @@ template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
@@ -17809,8 +17815,9 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
   using std::exp;
   T delta = T(0), sum = T(0);
   Index heaviest = -1;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     delta = delta + p[j] * dp[j];
     sum = sum + weights[j];
     if (heaviest < 0 || weights[heaviest] < weights[j]) heaviest = j;
@@ -17825,7 +17832,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -17847,8 +17854,10 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
-  const auto seen_by = [&](Index j, Index i) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto seen_by = [&](Index j) {
+    return [&head, j](Index i) { return head.visibility.visible(i, j); };
+  };
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
@@ -22675,7 +22684,7 @@ Variable<T, R> apply_pair(NodeName name, const Shape<R>& shape, Forward& forward
   const auto targets = std::make_tuple(call.target(inputs)...);
   if constexpr (with_output == OutputSaved::yes) call.save_output();
   const In<T, R> output = y;
-  // A function as a pointer: clang 19 does not let a lambda within one capture a reference to it.
+  // A function as a pointer: clang does not let a lambda within one capture a reference to it.
   std::decay_t<Backward> backward_pair = backward;
   return call.finish(output, [=](BackwardPass<T>& pass, In<T, R> dy) {
     const auto run = [&](const In<T, Q>&... values) {
@@ -23450,9 +23459,10 @@ struct ScoreOptions {
   In<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value
 
   /// Whether nothing is done.
-  bool plain() const {
-    return !softcap && alibi_slopes.absent() && relative_bias.absent() && function.absent() &&
-           sinks.absent();
+  bool plain() const { return !softcap && !by_place() && sinks.absent(); }
+  /// Whether it asks where queries and keys stand.
+  bool by_place() const {
+    return !alibi_slopes.absent() || !relative_bias.absent() || !function.absent();
   }
   /// Throws ArgumentError unless the softcap is in range.
   void require_softcap(std::string_view caller) const {
@@ -30644,10 +30654,8 @@ void require_scores(std::string_view function, const MultiHeadAttentionStepCall<
   require_finite_scale(function, call.scale);
   score.require_softcap(function);
   score.require_heads(function, H);
-  const bool by_place =
-      !score.alibi_slopes.absent() || !score.relative_bias.absent() || !score.function.absent();
   require(
-      !by_place || cache.window == 0 || cache.first_keys == 0, function,
+      !score.by_place() || cache.window == 0 || cache.first_keys == 0, function,
       "score asks where keys stand, expected a cache without first keys: once some are dropped, "
       "its slots do not tell");
 }
@@ -33759,8 +33767,7 @@ void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Exten
                   const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
-    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch,
-                 [&](Index k) { return sees(m, k); });
+    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
 }
 
@@ -34258,8 +34265,9 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
+    const auto sees = head.visibility.seen_by(i);
     for (Index j = 0; j < head.S; ++j) {
-      if (!head.visibility.visible(i, j)) continue;
+      if (!sees(j)) continue;
       scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
     }
   }
@@ -34270,9 +34278,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
   } else {
-    softmax_row(
-        x, head.S, [&](Index j) { return head.visibility.visible(i, j); },
-        head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
   }
 }
 
@@ -34293,7 +34299,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
   if constexpr (simd::vectorised<T>) {
     softmax_backward_of<T>(ds, p, ds, S, scale, RowMask<T>(head.visibility, i));
   } else {
-    softmax_backward_row<T>(ds, p, ds, S, [&](Index j) { return head.visibility.visible(i, j); });
+    softmax_backward_row<T>(ds, p, ds, S, head.visibility.seen_by(i));
     for (Index j = 0; j < S; ++j) dp[j] = scale * dp[j];
   }
 }
@@ -34302,8 +34308,9 @@ template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
@@ -34334,8 +34341,9 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
   using std::exp;
   T delta = T(0), sum = T(0);
   Index heaviest = -1;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     delta = delta + p[j] * dp[j];
     sum = sum + weights[j];
     if (heaviest < 0 || weights[heaviest] < weights[j]) heaviest = j;
@@ -34350,7 +34358,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -34372,8 +34380,10 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
-  const auto seen_by = [&](Index j, Index i) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto seen_by = [&](Index j) {
+    return [&head, j](Index i) { return head.visibility.visible(i, j); };
+  };
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
@@ -37160,8 +37170,7 @@ void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Exten
                   const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
-    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch,
-                 [&](Index k) { return sees(m, k); });
+    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
 }
 
@@ -37659,8 +37668,9 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
+    const auto sees = head.visibility.seen_by(i);
     for (Index j = 0; j < head.S; ++j) {
-      if (!head.visibility.visible(i, j)) continue;
+      if (!sees(j)) continue;
       scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
     }
   }
@@ -37671,9 +37681,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
   } else {
-    softmax_row(
-        x, head.S, [&](Index j) { return head.visibility.visible(i, j); },
-        head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
   }
 }
 
@@ -37694,7 +37702,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
   if constexpr (simd::vectorised<T>) {
     softmax_backward_of<T>(ds, p, ds, S, scale, RowMask<T>(head.visibility, i));
   } else {
-    softmax_backward_row<T>(ds, p, ds, S, [&](Index j) { return head.visibility.visible(i, j); });
+    softmax_backward_row<T>(ds, p, ds, S, head.visibility.seen_by(i));
     for (Index j = 0; j < S; ++j) dp[j] = scale * dp[j];
   }
 }
@@ -37703,8 +37711,9 @@ template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
@@ -37735,8 +37744,9 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
   using std::exp;
   T delta = T(0), sum = T(0);
   Index heaviest = -1;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     delta = delta + p[j] * dp[j];
     sum = sum + weights[j];
     if (heaviest < 0 || weights[heaviest] < weights[j]) heaviest = j;
@@ -37751,7 +37761,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -37773,8 +37783,10 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
-  const auto seen_by = [&](Index j, Index i) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto seen_by = [&](Index j) {
+    return [&head, j](Index i) { return head.visibility.visible(i, j); };
+  };
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
@@ -40557,8 +40569,7 @@ void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Exten
                   const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
-    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch,
-                 [&](Index k) { return sees(m, k); });
+    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
 }
 
@@ -41056,8 +41067,9 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
+    const auto sees = head.visibility.seen_by(i);
     for (Index j = 0; j < head.S; ++j) {
-      if (!head.visibility.visible(i, j)) continue;
+      if (!sees(j)) continue;
       scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
     }
   }
@@ -41068,9 +41080,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
   } else {
-    softmax_row(
-        x, head.S, [&](Index j) { return head.visibility.visible(i, j); },
-        head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
   }
 }
 
@@ -41091,7 +41101,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
   if constexpr (simd::vectorised<T>) {
     softmax_backward_of<T>(ds, p, ds, S, scale, RowMask<T>(head.visibility, i));
   } else {
-    softmax_backward_row<T>(ds, p, ds, S, [&](Index j) { return head.visibility.visible(i, j); });
+    softmax_backward_row<T>(ds, p, ds, S, head.visibility.seen_by(i));
     for (Index j = 0; j < S; ++j) dp[j] = scale * dp[j];
   }
 }
@@ -41100,8 +41110,9 @@ template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
@@ -41132,8 +41143,9 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
   using std::exp;
   T delta = T(0), sum = T(0);
   Index heaviest = -1;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     delta = delta + p[j] * dp[j];
     sum = sum + weights[j];
     if (heaviest < 0 || weights[heaviest] < weights[j]) heaviest = j;
@@ -41148,7 +41160,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -41170,8 +41182,10 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
-  const auto seen_by = [&](Index j, Index i) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto seen_by = [&](Index j) {
+    return [&head, j](Index i) { return head.visibility.visible(i, j); };
+  };
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
@@ -43954,8 +43968,7 @@ void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Exten
                   const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
-    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch,
-                 [&](Index k) { return sees(m, k); });
+    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
 }
 
@@ -44453,8 +44466,9 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
+    const auto sees = head.visibility.seen_by(i);
     for (Index j = 0; j < head.S; ++j) {
-      if (!head.visibility.visible(i, j)) continue;
+      if (!sees(j)) continue;
       scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
     }
   }
@@ -44465,9 +44479,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
   } else {
-    softmax_row(
-        x, head.S, [&](Index j) { return head.visibility.visible(i, j); },
-        head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
   }
 }
 
@@ -44488,7 +44500,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
   if constexpr (simd::vectorised<T>) {
     softmax_backward_of<T>(ds, p, ds, S, scale, RowMask<T>(head.visibility, i));
   } else {
-    softmax_backward_row<T>(ds, p, ds, S, [&](Index j) { return head.visibility.visible(i, j); });
+    softmax_backward_row<T>(ds, p, ds, S, head.visibility.seen_by(i));
     for (Index j = 0; j < S; ++j) dp[j] = scale * dp[j];
   }
 }
@@ -44497,8 +44509,9 @@ template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
@@ -44529,8 +44542,9 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
   using std::exp;
   T delta = T(0), sum = T(0);
   Index heaviest = -1;
+  const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S; ++j) {
-    if (!head.visibility.visible(i, j)) continue;
+    if (!sees(j)) continue;
     delta = delta + p[j] * dp[j];
     sum = sum + weights[j];
     if (heaviest < 0 || weights[heaviest] < weights[j]) heaviest = j;
@@ -44545,7 +44559,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -44567,8 +44581,10 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i, Index j) { return head.visibility.visible(i, j); };
-  const auto seen_by = [&](Index j, Index i) { return head.visibility.visible(i, j); };
+  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto seen_by = [&](Index j) {
+    return [&head, j](Index i) { return head.visibility.visible(i, j); };
+  };
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;

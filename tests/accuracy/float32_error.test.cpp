@@ -15,6 +15,8 @@
 #include "float32_case.hpp"
 #include "support/catch.hpp"
 
+namespace accuracy_float32_error {
+
 using namespace headwise_tests;
 
 namespace {
@@ -147,3 +149,5 @@ TEST_CASE("products summed up in float from left to right do not pass for as exa
   }
   CHECK(ratio_of(relative_error(chain, wide), relative_error(in_blocks, wide), "").value > 2.0);
 }
+
+}  // namespace accuracy_float32_error

@@ -11,6 +11,8 @@
 #include "headwise/nn/multi_head_attention.hpp"
 #include "support/catch.hpp"
 
+namespace analysis_count_flops {
+
 namespace {
 
 using namespace headwise;
@@ -218,3 +220,5 @@ TEST_CASE("tiles execute little more than is useful", "[analysis]") {
     CHECK(static_cast<double>(half.backward_executed) < 1.2 * static_cast<double>(half.backward));
   }
 }
+
+}  // namespace analysis_count_flops

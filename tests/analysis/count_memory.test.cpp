@@ -11,6 +11,8 @@
 #include "headwise/runtime/thread_pool.hpp"
 #include "support/catch.hpp"
 
+namespace analysis_count_memory {
+
 namespace {
 
 using namespace headwise;
@@ -97,8 +99,8 @@ TEST_CASE("bytes asked of the memory resource equal the formula to the byte", "[
                        .qk_norm = true,
                        .qk_norm_affine = false},
                       {}, 2, 9, 33, 1);
-  check_bytes<float>({.d_model = 4096, .num_heads = 64, .rotary = RotaryOptions{}}, {}, 1, 3, 20,
-                     1);
+  check_bytes<float>({.d_model = 16, .num_heads = 64, .d_head = 64, .rotary = RotaryOptions{}}, {},
+                     1, 3, 20, 1);
   check_bytes<double>({.d_model = 8, .num_heads = 2}, {.score = {.softcap = 2.0}}, 2, 21,
                       std::nullopt, 1);
   // Few queries, whose keys threads share.
@@ -160,3 +162,5 @@ TEST_CASE("the report says whether what was counted is what was predicted", "[an
   report_memory(memory, "bytes", count, count.peak());
   CHECK_THAT(memory.str(), ContainsSubstring("bytes, equal"));
 }
+
+}  // namespace analysis_count_memory

@@ -3,6 +3,8 @@
 #include "headwise/autograd/functions.hpp"
 #include "support/taped.hpp"
 
+namespace autograd_checkpoint {
+
 using namespace headwise_tests;
 
 namespace {
@@ -70,3 +72,5 @@ TEST_CASE("checkpoint of what no gradient flows through only computes it", "[aut
   CHECK(tape.size() == 0);
   CHECK(y.value()(2, 3) == x(2, 3) * x(2, 3));
 }
+
+}  // namespace autograd_checkpoint

@@ -5,6 +5,8 @@
 #include "support/catch.hpp"
 #include "support/dual_pairs.hpp"
 
+namespace autograd_dual_pairs {
+
 using namespace headwise_tests;
 
 namespace {
@@ -166,3 +168,5 @@ TEST_CASE("log(1 + x) of a small dual number moves by 1 / (1 + x), to rounding",
     CHECK(std::abs(y.derivative * (1 + x) - 3) < 1e-15);
   }
 }
+
+}  // namespace autograd_dual_pairs

@@ -11,6 +11,8 @@
 #include "support/dual_pair.hpp"
 #include "support/parameter_values.hpp"
 
+namespace autograd_forward_mode {
+
 using namespace headwise_tests;
 
 namespace {
@@ -235,3 +237,5 @@ TEST_CASE("a tape of dual numbers gives the Hessian of what it has recorded", "[
   CHECK(greatest_error(Hu, central_difference(gradient, x, u, 0x1p-14L)) < 1e-9);
   CHECK(error_between(InnerProduct(w, Hu), InnerProduct(u, Hw)) < 1e-13);
 }
+
+}  // namespace autograd_forward_mode

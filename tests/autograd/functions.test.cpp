@@ -5,6 +5,8 @@
 #include "headwise/autograd/apply.hpp"
 #include "support/taped.hpp"
 
+namespace autograd_functions {
+
 using namespace headwise_tests;
 
 namespace {
@@ -233,3 +235,5 @@ TEST_CASE("functions of tensors without elements have gradients without elements
   CHECK(tape.gradient(input).shape() == Shape{0, 4});
   for (const double element : dw) CHECK(element == 0);
 }
+
+}  // namespace autograd_functions

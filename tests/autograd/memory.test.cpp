@@ -9,6 +9,8 @@
 #include "headwise/runtime/recycled_memory.hpp"
 #include "support/taped.hpp"
 
+namespace autograd_memory {
+
 using namespace headwise_tests;
 
 namespace {
@@ -235,3 +237,5 @@ TEST_CASE("memory that runs out in backward leaves a tape that can be cleared an
   }
   CHECK(memory.live() == 0);
 }
+
+}  // namespace autograd_memory

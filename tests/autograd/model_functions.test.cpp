@@ -4,6 +4,8 @@
 #include "support/attention_outputs.hpp"
 #include "support/taped.hpp"
 
+namespace autograd_model_functions {
+
 using namespace headwise_tests;
 
 namespace {
@@ -80,3 +82,5 @@ TEMPLATE_TEST_CASE("a language model's functions have the bits of the pairs that
   CHECK(loss.value()(0) == value);
   CHECK(same_bits<T, 2>(tape.gradient(logits), dx));
 }
+
+}  // namespace autograd_model_functions

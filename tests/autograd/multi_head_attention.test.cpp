@@ -7,6 +7,8 @@
 #include "support/bf16_units.hpp"
 #include "support/taped.hpp"
 
+namespace autograd_multi_head_attention {
+
 using namespace headwise_tests;
 
 namespace {
@@ -225,3 +227,5 @@ TEST_CASE("gradients of q, k and v are written into that of one projection, side
   }
   CHECK(memory.allocations() - before == direct.allocations() + 5);
 }
+
+}  // namespace autograd_multi_head_attention

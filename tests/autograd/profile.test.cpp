@@ -10,6 +10,8 @@
 #include "headwise/autograd/functions.hpp"
 #include "support/taped.hpp"
 
+namespace autograd_profile {
+
 using namespace headwise_tests;
 
 namespace {
@@ -284,3 +286,5 @@ TEST_CASE("a step whose functions are known to the profile takes no memory for i
   CHECK(profile.ops().capacity() == capacity);
   CHECK(profile.of("linear").forward.calls == 42);
 }
+
+}  // namespace autograd_profile

@@ -7,6 +7,8 @@
 #include "support/dual_attention.hpp"
 #include "support/random_configuration.hpp"
 
+namespace autograd_second_order {
+
 using namespace headwise_tests;
 
 namespace {
@@ -88,3 +90,5 @@ TEST_CASE("attention on dual numbers has the derivatives of its backward, to sec
     CHECK(met[feature] >= 3);
   }
 }
+
+}  // namespace autograd_second_order

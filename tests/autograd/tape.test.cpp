@@ -5,6 +5,8 @@
 #include "headwise/autograd/functions.hpp"
 #include "support/taped.hpp"
 
+namespace autograd_tape {
+
 using namespace headwise_tests;
 
 namespace {
@@ -288,3 +290,5 @@ TEST_CASE("after a backward that throws, a cleared tape begins anew", "[autograd
   tape.backward(sum(fresh));
   CHECK(tape.gradient(fresh)(0, 0) == 1);
 }
+
+}  // namespace autograd_tape

@@ -2,6 +2,8 @@
 // has a rule.
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_activations {
+
 using namespace headwise_tests;
 
 namespace {
@@ -142,3 +144,5 @@ TEMPLATE_TEST_CASE("the calls of activations and norms that are spoilt are right
   TestType{memory}.call();
   CHECK(memory.written() == "a tensor");
 }
+
+}  // namespace bad_calls_activations

@@ -1,6 +1,8 @@
 // Formulas of cost: shapes that no call can have, and costs beyond what can be counted.
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_analysis {
+
 using namespace headwise_tests;
 
 namespace {
@@ -120,3 +122,5 @@ TEST_CASE("formulas of plain numbers refuse those out of range", "[bad_calls]") 
 TEST_CASE("pairs are still counted at compile time", "[bad_calls]") {
   STATIC_REQUIRE(visible_pairs(3, 5, 5, true, 0) == 12);
 }
+
+}  // namespace bad_calls_analysis

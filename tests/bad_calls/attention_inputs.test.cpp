@@ -1,6 +1,8 @@
 // The four attention functions: inputs, masks and options wrong in every way that has a rule.
 #include "bad_calls/attention_calls.hpp"
 
+namespace bad_calls_attention_inputs {
+
 using namespace headwise_tests;
 using namespace headwise_tests::attention_calls;
 
@@ -211,3 +213,5 @@ TEST_CASE("attentions refuse documents without an id for each key, or in parts",
 TEST_CASE("attentions refuse key lengths, rates and scales out of range", "[bad_calls]") {
   of_options.check();
 }
+
+}  // namespace bad_calls_attention_inputs

@@ -3,6 +3,8 @@
 #include "bad_calls/attention_calls.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 
+namespace bad_calls_attention_outputs {
+
 using namespace headwise_tests;
 using namespace headwise_tests::attention_calls;
 
@@ -167,3 +169,5 @@ TEST_CASE("an attention that gets no memory throws bad_alloc and writes nothing"
     CHECK(memory.written() == "");
   }
 }
+
+}  // namespace bad_calls_attention_outputs

@@ -4,6 +4,8 @@
 #include "headwise/autograd/functions.hpp"
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_autograd {
+
 using namespace headwise_tests;
 
 namespace {
@@ -243,3 +245,5 @@ TEST_CASE("Tape::backward refuses bad calls before a gradient is written", "[bad
 TEST_CASE("functions of the tape refuse bad calls before anything is recorded", "[bad_calls]") {
   function_refusals.check();
 }
+
+}  // namespace bad_calls_autograd

@@ -1,6 +1,8 @@
 // RMSNorm, FeedForward and TransformerBlock: options, inputs, caches and gradients that do not fit.
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_blocks {
+
 using namespace headwise_tests;
 
 namespace {
@@ -269,3 +271,5 @@ TEMPLATE_TEST_CASE("the calls of a part of a block that are spoilt are right bef
   call.pending().call();
   CHECK(memory.written() == "an object");  // the gradients
 }
+
+}  // namespace bad_calls_blocks

@@ -4,6 +4,8 @@
 #include "headwise/testing/gradient_check.hpp"
 #include "support/refusal.hpp"
 
+namespace bad_calls_compile_time {
+
 using namespace headwise_tests;
 
 namespace {
@@ -138,3 +140,5 @@ TEST_CASE("a const Eigen matrix is not written to, and a cache is not copied", "
   STATIC_REQUIRE_FALSE(Scalar<bool>);
   STATIC_REQUIRE_FALSE(Scalar<std::string>);
 }
+
+}  // namespace bad_calls_compile_time

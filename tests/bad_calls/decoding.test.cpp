@@ -1,6 +1,8 @@
 // A cache of keys and values.
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_decoding {
+
 using namespace headwise_tests;
 
 namespace {
@@ -153,3 +155,5 @@ TEST_CASE("the calls of a cache that are spoilt are right before", "[bad_calls]"
   Witness memory;
   CHECK_NOTHROW(Append{memory}.call());
 }
+
+}  // namespace bad_calls_decoding

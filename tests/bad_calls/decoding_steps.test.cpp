@@ -1,6 +1,8 @@
 // A step over a cache of keys and values, of attention and of a block.
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_decoding_steps {
+
 using namespace headwise_tests;
 
 namespace {
@@ -176,3 +178,5 @@ TEST_CASE("the steps that are spoilt are right before", "[bad_calls]") {
   step.call();
   CHECK(memory.written() == "an object");  // the cache
 }
+
+}  // namespace bad_calls_decoding_steps

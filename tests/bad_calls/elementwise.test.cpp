@@ -4,6 +4,8 @@
 #include "headwise/ops/accumulate.hpp"
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_elementwise {
+
 using namespace headwise_tests;
 
 namespace {
@@ -209,3 +211,5 @@ TEMPLATE_TEST_CASE(
   call.call();
   CHECK(memory.written() == "a tensor");
 }
+
+}  // namespace bad_calls_elementwise

@@ -1,6 +1,8 @@
 // Embedding as a module, its tied head, and how weights start.
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_embedding {
+
 using namespace headwise_tests;
 
 namespace {
@@ -164,3 +166,5 @@ TEMPLATE_TEST_CASE("the calls of a tied head that are spoilt are right before", 
   call.call();
   CHECK(memory.written() == "a tensor");
 }
+
+}  // namespace bad_calls_embedding

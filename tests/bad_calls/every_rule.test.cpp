@@ -5,6 +5,8 @@
 #include "bad_calls/rule_sites.hpp"
 #include "support/refusal.hpp"
 
+namespace bad_calls_every_rule {
+
 using namespace headwise_tests;
 
 namespace {
@@ -127,3 +129,5 @@ TEST_CASE("a rule without a call is found, whichever way it is written", "[bad_c
   CHECK_FALSE(has_call({"", {"f: n is *, expected > 0"}},
                        {"g: n is -1, expected > 0", "f: n is -1", "f: n is -1, expected > 0!"}));
 }
+
+}  // namespace bad_calls_every_rule

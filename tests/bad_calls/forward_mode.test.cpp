@@ -2,6 +2,8 @@
 #include "headwise/autograd/forward_mode.hpp"
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_forward_mode {
+
 using namespace headwise_tests;
 
 namespace {
@@ -86,3 +88,5 @@ TEST_CASE("directions of another module, and gradients that lack a tensor, are r
           "[bad_calls]") {
   module_refusals.check();
 }
+
+}  // namespace bad_calls_forward_mode

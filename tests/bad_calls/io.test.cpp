@@ -7,6 +7,8 @@
 #include "headwise/io/safetensors.hpp"
 #include "support/refusal.hpp"
 
+namespace bad_calls_io {
+
 using namespace headwise_tests;
 
 namespace {
@@ -113,3 +115,5 @@ TEST_CASE("SafetensorsWriter refuses bad calls and stays as it was", "[bad_calls
 TEST_CASE("reference cases without a kernel are refused", "[bad_calls]") {
   reference_cases.check();
 }
+
+}  // namespace bad_calls_io

@@ -1,6 +1,8 @@
 // Linear, LayerNorm, shards, starts of weights and what walks parameters.
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_modules {
+
 using namespace headwise_tests;
 
 namespace {
@@ -246,3 +248,5 @@ TEMPLATE_TEST_CASE("the calls of a layer that are spoilt are right before", "[ba
   call.pending().call();
   CHECK(memory.written() == "an object");  // the gradients
 }
+
+}  // namespace bad_calls_modules

@@ -1,6 +1,8 @@
 // MultiHeadAttention: caches that it did not fill and gradients that do not fit.
 #include "bad_calls/multi_head_attention_calls.hpp"
 
+namespace bad_calls_multi_head_attention_backward {
+
 using namespace headwise_tests;
 using namespace headwise_tests::multi_head_attention_calls;
 
@@ -162,3 +164,5 @@ TEST_CASE("the calls of a module that are spoilt are right before", "[bad_calls]
     CHECK_NOTHROW(self ? a.backward() : a.backward_cross());
   }
 }
+
+}  // namespace bad_calls_multi_head_attention_backward

@@ -1,6 +1,8 @@
 // MultiHeadAttention: options that make no module, inputs, masks and rates that do not fit.
 #include "bad_calls/multi_head_attention_calls.hpp"
 
+namespace bad_calls_multi_head_attention_forward {
+
 using namespace headwise_tests;
 using namespace headwise_tests::multi_head_attention_calls;
 
@@ -217,3 +219,5 @@ TEST_CASE("MultiHeadAttention refuses masks, scales and rates before anything is
           "[bad_calls]") {
   bad_options.check();
 }
+
+}  // namespace bad_calls_multi_head_attention_forward

@@ -2,6 +2,8 @@
 // way that has a rule.
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_ops {
+
 using namespace headwise_tests;
 
 namespace {
@@ -253,3 +255,5 @@ TEMPLATE_TEST_CASE("the calls that are spoilt are right before, and show when th
   call.call();
   CHECK(memory.written() == "a tensor");
 }
+
+}  // namespace bad_calls_ops

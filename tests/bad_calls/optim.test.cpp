@@ -4,6 +4,8 @@
 #include "headwise/io/checkpoint.hpp"
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_optim {
+
 using namespace headwise_tests;
 
 namespace {
@@ -246,3 +248,5 @@ TEST_CASE("a schedule refuses what has no rate", "[bad_calls]") { schedule_refus
 TEST_CASE("a checkpoint that could not be read again is not written", "[bad_calls]") {
   checkpoint_refusals.check();
 }
+
+}  // namespace bad_calls_optim

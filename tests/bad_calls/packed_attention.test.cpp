@@ -1,6 +1,8 @@
 // packed_attention_forward and _backward: inputs and options, wrong in every way that has a rule.
 #include "bad_calls/packed_calls.hpp"
 
+namespace bad_calls_packed_attention {
+
 using namespace headwise_tests;
 using namespace headwise_tests::packed_calls;
 
@@ -166,3 +168,5 @@ TEST_CASE("packed attentions refuse what does not fit, and starts that are no cu
           "[bad_calls]") {
   for (const Refusals& all : refusals) all.check();
 }
+
+}  // namespace bad_calls_packed_attention

@@ -3,6 +3,8 @@
 #include "bad_calls/packed_calls.hpp"
 #include "bad_calls/score_gradient_rules.hpp"
 
+namespace bad_calls_packed_outputs {
+
 using namespace headwise_tests;
 using namespace headwise_tests::packed_calls;
 
@@ -126,3 +128,5 @@ TEST_CASE("packed attentions refuse outputs of other shapes, and memory that som
           "[bad_calls]") {
   for (const Refusals& all : refusals) all.check();
 }
+
+}  // namespace bad_calls_packed_outputs

@@ -4,6 +4,8 @@
 #include "headwise/io/pytorch.hpp"
 #include "support/refusal.hpp"
 
+namespace bad_calls_pytorch {
+
 using namespace headwise_tests;
 
 namespace {
@@ -228,3 +230,5 @@ TEST_CASE("PyTorch's weights are refused where a module or a file does not fit",
   shapes.check();
   contents.check();
 }
+
+}  // namespace bad_calls_pytorch

@@ -5,6 +5,8 @@
 #include "headwise/io/pytorch_block.hpp"
 #include "support/refusal.hpp"
 
+namespace bad_calls_pytorch_block {
+
 using namespace headwise_tests;
 
 namespace {
@@ -175,3 +177,5 @@ TEST_CASE("the block and the file that are spoilt fit before", "[bad_calls]") {
   CHECK(block.parameters().feed_forward.w_in(0, 0) == 1);
   CHECK(pytorch_options(file_of(layer()), {.num_heads = 2}).d_hidden == 5);
 }
+
+}  // namespace bad_calls_pytorch_block

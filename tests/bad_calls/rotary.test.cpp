@@ -1,6 +1,8 @@
 // Rotary positions: every argument wrong in every way that has a rule.
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_rotary {
+
 using namespace headwise_tests;
 
 namespace {
@@ -163,3 +165,5 @@ TEMPLATE_TEST_CASE(
   call.call();
   CHECK(memory.written() == "a tensor");
 }
+
+}  // namespace bad_calls_rotary

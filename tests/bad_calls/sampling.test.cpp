@@ -1,6 +1,8 @@
 // Sampling: every option and every logit wrong in every way that has a rule.
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_sampling {
+
 using namespace headwise_tests;
 
 namespace {
@@ -67,3 +69,5 @@ TEST_CASE("the call of sampling that is spoilt is right before", "[bad_calls]") 
   Witness memory;
   CHECK_NOTHROW(Sample{memory}.call());
 }
+
+}  // namespace bad_calls_sampling

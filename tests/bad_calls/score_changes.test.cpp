@@ -6,6 +6,8 @@
 #include "headwise/autograd/tape.hpp"
 #include "headwise/score/alibi.hpp"
 
+namespace bad_calls_score_changes {
+
 using namespace headwise_tests;
 using namespace headwise_tests::attention_calls;
 
@@ -154,3 +156,5 @@ TEST_CASE("gradients of all that changes scores are taken where they fit", "[bad
     CHECK_NOTHROW(function.call(call));
   }
 }
+
+}  // namespace bad_calls_score_changes

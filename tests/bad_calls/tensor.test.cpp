@@ -7,6 +7,8 @@
 #include "headwise/runtime/workspace.hpp"
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_tensor {
+
 using namespace headwise_tests;
 
 namespace {
@@ -282,3 +284,5 @@ TEST_CASE("what a call runs with refuses bad calls", "[bad_calls]") { runtime.ch
 TEST_CASE("a dropout rate outside 0 to 1 is refused by name", "[bad_calls]") {
   dropout_rates.check();
 }
+
+}  // namespace bad_calls_tensor

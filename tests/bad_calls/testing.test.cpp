@@ -4,6 +4,8 @@
 #include "headwise/testing/laws.hpp"
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_testing {
+
 using namespace headwise_tests;
 
 namespace {
@@ -176,3 +178,5 @@ TEST_CASE("gradient checks refuse what would prove nothing", "[bad_calls]") { gr
 TEST_CASE("laws refuse kernels, shapes and slacks that prove nothing", "[bad_calls]") {
   laws.check();
 }
+
+}  // namespace bad_calls_testing

@@ -1,6 +1,8 @@
 // Embedding and cross-entropy: every argument wrong in every way that has a rule.
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_tokens {
+
 using namespace headwise_tests;
 
 namespace {
@@ -196,3 +198,5 @@ TEMPLATE_TEST_CASE(
   call.call();
   CHECK(memory.written() == "a tensor");
 }
+
+}  // namespace bad_calls_tokens

@@ -1,6 +1,8 @@
 // TransformerDecoder: options, tokens, caches, states and gradients that do not fit.
 #include "support/refusal_rules.hpp"
 
+namespace bad_calls_transformer_decoder {
+
 using namespace headwise_tests;
 
 namespace {
@@ -287,3 +289,5 @@ TEST_CASE("the calls of a decoder that are spoilt are right before", "[bad_calls
     CHECK(memory.written() == "an object");  // cache, gradients, state
   }
 }
+
+}  // namespace bad_calls_transformer_decoder

@@ -8,6 +8,8 @@
 #include "documents/run_program.hpp"
 #include "support/catch.hpp"
 
+namespace documents_documents {
+
 using namespace documents;
 
 namespace {
@@ -133,3 +135,5 @@ TEST_CASE("a program that prints something else, or fails, is told from one that
   std::cout << std::hex << 255;
   CHECK(output.text() == "ff");
 }
+
+}  // namespace documents_documents

@@ -20,8 +20,11 @@ add_custom_command(
   COMMENT "Taking the programs out of the pages"
   VERBATIM)
 add_custom_target(headwise_documents DEPENDS "${folder}/extracted")
-set_source_files_properties(
-  ${program_sources} PROPERTIES GENERATED ON COMPILE_OPTIONS "-O0;-g0" SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties(${program_sources} PROPERTIES GENERATED ON COMPILE_OPTIONS "-O0;-g0"
+                                                          SKIP_UNITY_BUILD_INCLUSION ON)
+if(NOT documents IN_LIST not_optimised)  # precompiled headers are of other options
+  set_source_files_properties(${program_sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+endif()
 target_sources(headwise_tests_documents PRIVATE ${program_sources})
 add_dependencies(headwise_tests_documents headwise_documents)
 

@@ -11,6 +11,8 @@
 #include "../../examples/char_gpt/training.hpp"
 #include "../io/written_files.hpp"
 
+namespace examples_char_gpt {
+
 using namespace char_gpt;
 using headwise_tests::ContainsSubstring;
 using headwise_tests::TemporaryFolder;
@@ -247,3 +249,5 @@ TEST_CASE("char_gpt: the picture of the loss has its line and what is held out",
   CHECK_THAT(loss_svg({}, 0, std::nan("")), ContainsSubstring("points=\"\""));
   CHECK_THROWS_WITH(write_loss_svg("/none/x.svg", losses, 0, 2), "cannot write /none/x.svg");
 }
+
+}  // namespace examples_char_gpt

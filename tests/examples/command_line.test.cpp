@@ -8,6 +8,8 @@
 
 #include "char_gpt_program.hpp"
 
+namespace examples_command_line {
+
 using namespace headwise_tests;
 
 namespace {
@@ -211,3 +213,5 @@ TEST_CASE("char_gpt runs on the threads that are given, else on those of the env
   CHECK_THAT(threads({"--threads", "0"}), ContainsSubstring(" on 3 threads"));
   CHECK_THAT(threads({"--threads", "2"}), ContainsSubstring(" on 2 threads"));
 }
+
+}  // namespace examples_command_line

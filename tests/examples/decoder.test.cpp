@@ -8,6 +8,8 @@
 #include "headwise/runtime/thread_pool.hpp"
 #include "support/catch.hpp"
 
+namespace examples_decoder {
+
 using namespace char_gpt;
 using nlohmann::json;
 
@@ -129,3 +131,5 @@ TEST_CASE("the loss of a decoder falls, and what is held out is expected better"
   for (Index n = 0; n < small.steps; ++n) run.training.step();
   CHECK(run.training.held_out_loss() < 0.9 * before);
 }
+
+}  // namespace examples_decoder

@@ -4,6 +4,8 @@
 #include "headwise/runtime/thread_pool.hpp"
 #include "support/catch.hpp"
 
+namespace examples_decoder_memory {
+
 using namespace char_gpt;
 using headwise::MemoryTally;
 
@@ -94,3 +96,5 @@ TEST_CASE("of a decoder's step only activations grow with the batch: a block's a
   const Index N = Index{12} * 64;
   CHECK(of(2, 24) - of(1, 24) - (of(2, 12) - of(1, 12)) == 4 * N * (16 * 128 + 2 * 4 + 4));
 }
+
+}  // namespace examples_decoder_memory

@@ -5,6 +5,8 @@
 #include "headwise/ops/cross_entropy.hpp"
 #include "support/catch.hpp"
 
+namespace examples_decoder_module {
+
 namespace {
 
 using namespace headwise;
@@ -101,3 +103,5 @@ TEST_CASE("a TransformerDecoder has the loss and the gradients of char_gpt's dec
     CHECK(error_of(tensor, weight.gradient) < 1e-12);
   });
 }
+
+}  // namespace examples_decoder_module

@@ -7,6 +7,8 @@
 #include "headwise/runtime/thread_pool.hpp"
 #include "support/catch.hpp"
 
+namespace examples_generation {
+
 using namespace char_gpt;
 using headwise_tests::ContainsSubstring;
 
@@ -249,3 +251,5 @@ TEST_CASE("the report has how fast a sample was written, and null without one", 
   CHECK_THAT(json_line(report), ContainsSubstring(", \"tokens_s\": 1250}"));
   CHECK_THAT(json_line(Report{}), ContainsSubstring(", \"tokens_s\": null}"));
 }
+
+}  // namespace examples_generation

@@ -6,6 +6,8 @@
 #include "generation_case.hpp"
 #include "support/catch.hpp"
 
+namespace examples_heads {
+
 using namespace char_gpt;
 using headwise_tests::ContainsSubstring;
 
@@ -116,3 +118,5 @@ TEST_CASE("the picture of the heads has a panel a head, and the characters at it
   }
   CHECK(picture.str().find("\">10</text>") == std::string::npos);
 }
+
+}  // namespace examples_heads

@@ -10,6 +10,8 @@
 #include "../../examples/support/terminal.hpp"
 #include "../support/catch.hpp"
 
+namespace examples_heat_map {
+
 namespace {
 
 using namespace headwise;
@@ -165,3 +167,5 @@ TEST_CASE("a heat map refuses options that have no meaning, and a path it cannot
   CHECK_THROWS_AS(svg(panels, {.panels_a_row = 0}), ArgumentError);
   CHECK_THROWS_AS(write_svg("/nowhere/at/all.svg", panels), FileError);
 }
+
+}  // namespace examples_heat_map

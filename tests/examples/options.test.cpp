@@ -6,6 +6,8 @@
 
 #include "support/catch.hpp"
 
+namespace examples_options {
+
 using namespace char_gpt;
 using headwise_tests::ContainsSubstring;
 
@@ -96,3 +98,5 @@ TEST_CASE("char_gpt: writing alone takes its model from a file, and no option th
                                          "model is that of --resume, and nothing is trained");
   }
 }
+
+}  // namespace examples_options

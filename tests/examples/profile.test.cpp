@@ -8,6 +8,8 @@
 #include "../../examples/char_gpt/gpt.hpp"
 #include "support/catch.hpp"
 
+namespace examples_profile {
+
 using namespace char_gpt;
 using headwise_tests::ContainsSubstring;
 
@@ -108,3 +110,5 @@ TEST_CASE("char_gpt: a model without a tape has its part of a step in one line",
 TEST_CASE("char_gpt: the best product is measured at least once", "[examples]") {
   CHECK(best_product_rate(0, 8) > 0);
 }
+
+}  // namespace examples_profile

@@ -5,6 +5,8 @@
 
 #include "char_gpt_program.hpp"
 
+namespace examples_resume {
+
 using namespace headwise_tests;
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
@@ -156,3 +158,5 @@ TEST_CASE("char_gpt that Ctrl-C stops saves, ends with 130, and goes on to the s
   CHECK(whole.same_as("stopped"));
   CHECK(whole.leftovers() == 0);
 }
+
+}  // namespace examples_resume

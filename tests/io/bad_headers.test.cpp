@@ -3,6 +3,8 @@
 
 #include "io/bad_files.hpp"
 
+namespace io_bad_headers {
+
 using namespace headwise_tests;
 
 namespace {
@@ -105,3 +107,5 @@ TEST_CASE("a file whose header length is impossible is refused", "[io]") {
 TEST_CASE("a file whose header is not a JSON object is refused", "[io]") {
   check_refused(bad_json());
 }
+
+}  // namespace io_bad_headers

@@ -1,6 +1,8 @@
 // Entries of a header that no safetensors file may have, and tensors that do not tile the data.
 #include "io/bad_files.hpp"
 
+namespace io_bad_tensors {
+
 using namespace headwise_tests;
 
 namespace {
@@ -136,3 +138,5 @@ TEST_CASE("a file with a field that is missing, twice, unknown or of another kin
 TEST_CASE("a file whose tensors do not tile its data is refused", "[io]") {
   check_refused(bad_layouts());
 }
+
+}  // namespace io_bad_tensors

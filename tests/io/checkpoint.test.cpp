@@ -4,6 +4,8 @@
 #include "headwise/headwise.hpp"
 #include "io/written_files.hpp"
 
+namespace io_checkpoint {
+
 using namespace headwise_tests;
 
 namespace {
@@ -212,3 +214,5 @@ TEST_CASE("a checkpoint that cannot be written leaves the one before", "[io]") {
   CHECK(content(folder / "x") == before);
   CHECK(folder.num_files() == 1);
 }
+
+}  // namespace io_checkpoint

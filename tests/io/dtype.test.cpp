@@ -7,6 +7,8 @@
 #include "headwise/tensor/philox.hpp"
 #include "support/catch.hpp"
 
+namespace io_dtype {
+
 using namespace headwise;
 
 namespace {
@@ -188,3 +190,5 @@ TEST_CASE("every dtype is found again by its name", "[io]") {
   CHECK_FALSE(dtype_from_name("f64"));
   CHECK_FALSE(dtype_from_name(""));
 }
+
+}  // namespace io_dtype

@@ -4,6 +4,8 @@
 
 #include "io/bad_files.hpp"
 
+namespace io_odd_files {
+
 using namespace headwise_tests;
 
 TEST_CASE("what looks odd and is allowed is read", "[io]") {
@@ -110,3 +112,5 @@ TEST_CASE("what is no regular file is refused by its name", "[io]") {
   CHECK_THROWS_AS(SafetensorsFile::read(folder / "no such folder" / "x"), FileError);
   CHECK_THROWS_WITH(SafetensorsFile::read("no such file"), ContainsSubstring("no such file: "));
 }
+
+}  // namespace io_odd_files

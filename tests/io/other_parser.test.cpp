@@ -8,6 +8,8 @@
 #include "headwise/tensor/philox.hpp"
 #include "io/bad_files.hpp"
 
+namespace io_other_parser {
+
 using namespace headwise_tests;
 
 namespace {
@@ -205,3 +207,5 @@ TEST_CASE("the reader agrees with a parser of another hand on 60000 changed file
   CHECK(num_read > 3000);
   CHECK(num_refused > 30000);
 }
+
+}  // namespace io_other_parser

@@ -7,6 +7,8 @@
 
 #include "io/pytorch_modules.hpp"
 
+namespace io_pytorch {
+
 using namespace headwise_tests;
 
 TEST_CASE("PyTorch's weights, loaded and saved, are the same bits under the same names", "[io]") {
@@ -166,3 +168,5 @@ TEST_CASE("weights are saved in a narrower type where that is asked for", "[io]"
   for (const std::string& name : file.names()) CHECK(file.dtype(name) == DType::bf16);
   CHECK(file.names().size() == 4);
 }
+
+}  // namespace io_pytorch

@@ -5,6 +5,8 @@
 #include "io/pytorch_modules.hpp"
 #include "support/parameter_values.hpp"
 
+namespace io_pytorch_block {
+
 using namespace headwise_tests;
 
 namespace {
@@ -60,3 +62,5 @@ TEST_CASE("what no file tells of a block is what it was known by", "[io]") {
   CHECK((o.attention_bias && o.feed_forward_bias && o.norm_bias && o.norm_first));
   CHECK((o.activation == Activation::silu && o.norm_epsilon == 0.25));
 }
+
+}  // namespace io_pytorch_block

@@ -7,6 +7,8 @@
 #include "headwise/io/pytorch.hpp"
 #include "io/pytorch_modules.hpp"
 
+namespace io_pytorch_refusals {
+
 using namespace headwise_tests;
 
 TEST_CASE("weights that do not fit are refused by name and shape, and the module stays", "[io]") {
@@ -109,3 +111,5 @@ TEST_CASE("gradients are refused where a bias is unknown or a shape is another m
                     ContainsSubstring("w_qkv is [6, 18], expected [4, 12]"));
   CHECK(reread(writer).names().empty());
 }
+
+}  // namespace io_pytorch_refusals

@@ -12,6 +12,8 @@
 #include "io/plain_loop.hpp"
 #include "support/catch.hpp"
 
+namespace io_reference_cases {
+
 using namespace headwise;
 using namespace headwise::examples;
 using namespace headwise_tests;
@@ -256,3 +258,5 @@ TEST_CASE("a case whose metadata or tensors make no sense is refused", "[io]") {
   CHECK_THROWS_WITH(read_reference_case(SafetensorsFile(), "empty"),
                     ContainsSubstring("not a reference case"));
 }
+
+}  // namespace io_reference_cases

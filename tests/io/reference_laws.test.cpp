@@ -8,6 +8,8 @@
 #include "support/catch.hpp"
 #include "support/law_kernels.hpp"
 
+namespace io_reference_laws {
+
 using namespace headwise_tests;
 
 namespace {
@@ -77,3 +79,5 @@ TEST_CASE("a folder that is not there and a kernel without forward are refused",
   CHECK_THROWS_WITH(run_reference_cases<double>(AttentionKernel<double>{}, cases()),
                     "run_reference_cases: the kernel has no forward");
 }
+
+}  // namespace io_reference_laws

@@ -1,6 +1,8 @@
 // What SafetensorsFile gives back of what was written, by PyTorch or by SafetensorsWriter.
 #include "io/written_files.hpp"
 
+namespace io_safetensors {
+
 using namespace headwise_tests;
 
 TEMPLATE_TEST_CASE("a floating-point tensor comes back with the same bits", "[io]", double, float,
@@ -154,3 +156,5 @@ TEST_CASE("a request that the file cannot answer names tensor, shape and file", 
   CHECK(file.name() == "mha.safetensors");
   CHECK(SafetensorsFile::parse(writer.bytes()).name() == "memory");
 }
+
+}  // namespace io_safetensors

@@ -7,6 +7,8 @@
 
 #include "io/written_files.hpp"
 
+namespace io_safetensors_writer {
+
 using namespace headwise_tests;
 
 TEST_CASE("the same content gives the same bytes in whatever order it was added", "[io]") {
@@ -178,3 +180,5 @@ TEST_CASE("a tensor of any type is passed on by its bytes", "[io]") {
   CHECK_THROWS_AS(writer.add_bytes("ids", DType::i64, shape, bytes), ArgumentError);
   CHECK(writer.bytes() == before);
 }
+
+}  // namespace io_safetensors_writer

@@ -1,6 +1,8 @@
 // How much SafetensorsWriter writes: what its own reader takes, and nothing beyond.
 #include "io/written_files.hpp"
 
+namespace io_written_limits {
+
 using namespace headwise_tests;
 
 TEST_CASE("names and metadata are refused where the reader has no memory for them", "[io]") {
@@ -58,3 +60,5 @@ TEST_CASE("the most tensors that a writer takes are read", "[io]") {
   }
   CHECK(count > 150'000);
 }
+
+}  // namespace io_written_limits

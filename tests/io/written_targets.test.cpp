@@ -4,6 +4,8 @@
 
 #include "io/written_files.hpp"
 
+namespace io_written_targets {
+
 using namespace headwise_tests;
 
 namespace {
@@ -152,3 +154,5 @@ TEST_CASE("a file that was moved from is empty and says so", "[io]") {
   CHECK(file.name().empty());
   CHECK_THROWS_WITH(file.scalar<double>("x"), "\"\": holds no tensor \"x\", but 0");
 }
+
+}  // namespace io_written_targets

@@ -10,6 +10,8 @@
 #include "support/all_kernels.hpp"
 #include "support/catch.hpp"
 
+namespace kernels_activation {
+
 using namespace headwise;
 using headwise_tests::for_all_model_kernels;
 using kernels::Matrix;
@@ -264,3 +266,5 @@ TEST_CASE("a type without erfc gets it from exp", "[kernels]") {
     CHECK(kernels::complementary_error<double>(x) == wanted);
   }
 }
+
+}  // namespace kernels_activation

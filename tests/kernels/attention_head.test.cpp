@@ -7,6 +7,8 @@
 #include "support/catch.hpp"
 #include "support/counting.hpp"
 
+namespace kernels_attention_head {
+
 using namespace headwise;
 using headwise_tests::count_operations;
 using headwise_tests::Counting;
@@ -88,3 +90,5 @@ TEST_CASE("attention executes what its tally says it executes", "[kernels]") {
     CHECK(counts.backward.total() == counts.backward_tally.executed);
   }
 }
+
+}  // namespace kernels_attention_head

@@ -12,6 +12,8 @@
 #include "support/draw.hpp"
 #include "support/gemm_case.hpp"
 
+namespace kernels_bf16_products {
+
 using namespace headwise_tests;
 
 namespace {
@@ -275,3 +277,5 @@ TEST_CASE("a product of bf16 overwrites c without reading it, and over no terms 
     }
   }
 }
+
+}  // namespace kernels_bf16_products

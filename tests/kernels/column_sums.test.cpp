@@ -7,6 +7,8 @@
 
 #include "support/catch.hpp"
 
+namespace kernels_column_sums {
+
 using namespace headwise;
 
 TEST_CASE("add_column_sums adds each column's sum once to what is there", "[kernels]") {
@@ -54,3 +56,5 @@ TEST_CASE("the error of a column sum is that of 16 rows and a few pairs, not of 
   CHECK(std::abs(double{sum} - wanted) <=
         (16 + 14) * double{std::numeric_limits<float>::epsilon()} * wanted);
 }
+
+}  // namespace kernels_column_sums

@@ -7,6 +7,8 @@
 #include "support/all_kernels.hpp"
 #include "support/catch.hpp"
 
+namespace kernels_dropout {
+
 using namespace headwise;
 using headwise_tests::for_all_kernels;
 using kernels::Matrix;
@@ -109,3 +111,5 @@ TEST_CASE("both paths drop the same weights", "[kernels]") {
     CHECK(right);
   });
 }
+
+}  // namespace kernels_dropout

@@ -8,6 +8,8 @@
 #include "support/all_kernels.hpp"
 #include "support/catch.hpp"
 
+namespace kernels_elementwise {
+
 using namespace headwise;
 using headwise_tests::for_all_model_kernels;
 using kernels::Combination;
@@ -139,3 +141,5 @@ TEST_CASE("column sums of combinations are the sums of what the rows give", "[ke
     }
   });
 }
+
+}  // namespace kernels_elementwise

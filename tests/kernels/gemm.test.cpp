@@ -7,6 +7,8 @@
 #include "support/gemm_case.hpp"
 #include "support/instruction_sets.hpp"
 
+namespace kernels_gemm {
+
 using namespace headwise_tests;
 
 namespace {
@@ -130,3 +132,5 @@ TEST_CASE("executed operations are those of whole vectors of columns, and what j
   }
   check(static_cast<long double>(0), InstructionSet::generic, 64);
 }
+
+}  // namespace kernels_gemm

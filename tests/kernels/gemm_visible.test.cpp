@@ -12,6 +12,8 @@
 #include "support/catch.hpp"
 #include "support/instruction_sets.hpp"
 
+namespace kernels_gemm_visible {
+
 using namespace headwise;
 
 namespace {
@@ -50,7 +52,7 @@ template <class T, class Visible>
 Tensor2<T> weights(Index M, Index K, Visible visible) {
   Tensor2<T> a = normal<T>(M, K, 1);
   for_each_index(a.shape(), [&](const Shape<2>& i) {
-    if (!visible(i[0], i[1])) a(i) = T(0);
+    if (!visible(i[0])(i[1])) a(i) = T(0);
   });
   return a;
 }
@@ -58,7 +60,7 @@ Tensor2<T> weights(Index M, Index K, Visible visible) {
 template <class T>
 void check_hidden_rows(Index M, Index N, Index K) {
   CAPTURE(sizeof(T), M, N, K);
-  const auto visible = [](Index m, Index k) { return (m * 5 + k * 3) % 4 != 0; };
+  const auto visible = [](Index m) { return [m](Index k) { return (m * 5 + k * 3) % 4 != 0; }; };
   const Tensor2<T> a = weights<T>(M, K, visible);
   std::vector<T> packed = scratch<T>({M, N, K});
   for (int kind : {0, 1, 2}) {
@@ -74,7 +76,7 @@ void check_hidden_rows(Index M, Index N, Index K) {
       for (Index m = 0; m < M; ++m) {
         Tensor2<T> seen = b;
         for_each_index(seen.shape(), [&](const Shape<2>& i) {
-          if (!visible(m, i[0])) seen(i) = T(0);
+          if (!visible(m)(i[0])) seen(i) = T(0);
         });
         kernels::generic::gemm<T>(kernels::matrix<T>(a).from(m, 0), kernels::matrix<T>(seen),
                                   kernels::matrix(Out<T, 2>(expected)).from(m, 0), {1, N, K},
@@ -88,7 +90,7 @@ void check_hidden_rows(Index M, Index N, Index K) {
 template <class T>
 void check_finite(Index M, Index N, Index K) {
   CAPTURE(sizeof(T), M, N, K);
-  const auto visible = [](Index m, Index k) { return k <= m; };
+  const auto visible = [](Index m) { return [m](Index k) { return k <= m; }; };
   const Tensor2<T> a = weights<T>(M, K, visible), b = normal<T>(K, N, 2);
   std::vector<T> packed = scratch<T>({M, N, K});
   Tensor2<T> c(Shape{M, N}), plain(Shape{M, N});
@@ -104,7 +106,7 @@ void check_finite(Index M, Index N, Index K) {
 template <class T>
 void check_other_rows_keep_their_bits() {
   constexpr Index M = 9, N = 7, K = 300;
-  const auto visible = [](Index m, Index k) { return k < 299 || m == 0; };
+  const auto visible = [](Index m) { return [m](Index k) { return k < 299 || m == 0; }; };
   const Tensor2<T> a = weights<T>(M, K, visible), clean = normal<T>(K, N, 2);
   Tensor2<T> b = clean;
   b(299, 3) = special<T>(0);
@@ -185,3 +187,5 @@ TEST_CASE("all_finite sees one NaN or infinity anywhere and no large number", "[
   }
   check(static_cast<long double>(0), InstructionSet::generic);
 }
+
+}  // namespace kernels_gemm_visible

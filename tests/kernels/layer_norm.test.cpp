@@ -7,6 +7,8 @@
 #include "headwise/tensor/philox.hpp"
 #include "support/catch.hpp"
 
+namespace kernels_layer_norm {
+
 using namespace headwise;
 
 namespace {
@@ -140,3 +142,5 @@ TEST_CASE("layer_norm_backward_row is the transposed Jacobian of the row, writte
     }
   }
 }
+
+}  // namespace kernels_layer_norm

@@ -10,6 +10,8 @@
 #include "support/all_kernels.hpp"
 #include "support/catch.hpp"
 
+namespace kernels_optimizer {
+
 using namespace headwise;
 using headwise_tests::for_all_model_kernels;
 
@@ -187,3 +189,5 @@ TEST_CASE("scale_elements multiplies n elements, and no other", "[kernels]") {
     }
   });
 }
+
+}  // namespace kernels_optimizer

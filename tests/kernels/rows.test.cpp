@@ -11,6 +11,8 @@
 #include "support/all_kernels.hpp"
 #include "support/catch.hpp"
 
+namespace kernels_rows {
+
 using namespace headwise;
 using headwise_tests::for_all_kernels;
 using kernels::Kernels;
@@ -267,3 +269,5 @@ TEST_CASE("softmax by vectors holds at the ends of the type, and NaN shows", "[k
     }
   });
 }
+
+}  // namespace kernels_rows

@@ -9,6 +9,8 @@
 #include "headwise/tensor/philox.hpp"
 #include "support/catch.hpp"
 
+namespace kernels_softmax {
+
 using namespace headwise;
 
 namespace {
@@ -157,3 +159,5 @@ TEST_CASE("no NaN passes softmax_backward_row at a hidden element", "[kernels]")
   for (int j = 0; j < 4; ++j) CHECK(dx[j] == expected[j]);
   CHECK(dx[1] == 0.0);
 }
+
+}  // namespace kernels_softmax

@@ -3,6 +3,8 @@
 #include "support/catch.hpp"
 #include "support/instruction_sets.hpp"
 
+namespace kernels_tile_sizes {
+
 using namespace headwise;
 using headwise_tests::TileSizes;
 
@@ -16,3 +18,5 @@ TEMPLATE_TEST_CASE("no instruction set cuts attention into larger blocks than te
     CHECK(run.backward_keys <= TileSizes::keys);
   }
 }
+
+}  // namespace kernels_tile_sizes

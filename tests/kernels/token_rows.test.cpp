@@ -11,6 +11,8 @@
 #include "support/all_kernels.hpp"
 #include "support/catch.hpp"
 
+namespace kernels_token_rows {
+
 using namespace headwise;
 using headwise_tests::for_all_kernels;
 using headwise_tests::for_all_model_kernels;
@@ -183,3 +185,5 @@ TEST_CASE("a row added by vectors is the sum of each element alone", "[kernels]"
     }
   });
 }
+
+}  // namespace kernels_token_rows

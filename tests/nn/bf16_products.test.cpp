@@ -17,6 +17,8 @@
 #include "support/module_call.hpp"
 #include "support/parameter_values.hpp"
 
+namespace nn_bf16_products {
+
 using namespace headwise_tests;
 
 namespace {
@@ -192,3 +194,5 @@ TEST_CASE("a decoder by bf16 has the same logits token by token and at once", "[
     CHECK_FALSE(bitwise_equal(at_once, exact).ok);
   }
 }
+
+}  // namespace nn_bf16_products

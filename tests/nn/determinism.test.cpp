@@ -13,6 +13,8 @@
 #include "support/catch.hpp"
 #include "support/draw.hpp"
 
+namespace nn_determinism {
+
 using namespace headwise_tests;
 
 namespace {
@@ -279,3 +281,5 @@ TEST_CASE("a difference in one bit is named", "[nn]") {
   a.values["dx"][0] = 0.0f, b.values["dx"][0] = -0.0f;
   CHECK(difference(a, b) == "dx y (another number of results)");
 }
+
+}  // namespace nn_determinism

@@ -8,6 +8,8 @@
 #include "headwise/testing/gradient_check.hpp"
 #include "support/catch.hpp"
 
+namespace nn_embedding {
+
 using namespace headwise;
 
 namespace {
@@ -120,3 +122,5 @@ TEST_CASE("parameters of an embedding are walked by name, and tokens may go befo
       "token.");
   CHECK(walked == 1);
 }
+
+}  // namespace nn_embedding

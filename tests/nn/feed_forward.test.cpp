@@ -9,6 +9,8 @@
 #include "support/failing_memory.hpp"
 #include "support/parameter_values.hpp"
 
+namespace nn_feed_forward {
+
 using namespace headwise_tests;
 
 namespace {
@@ -200,3 +202,5 @@ TEMPLATE_TEST_CASE("RMSNorm starts as the normalisation alone, and adds up gradi
   CHECK(affine.forward(empty, cache).shape() == empty.shape());
   CHECK(affine.backward(empty, cache, once).shape() == empty.shape());
 }
+
+}  // namespace nn_feed_forward

@@ -11,6 +11,8 @@
 #include "support/catch.hpp"
 #include "support/poisoned_memory.hpp"
 
+namespace nn_kv_cache {
+
 using namespace headwise;
 using headwise_tests::PoisonedMemory;
 
@@ -176,3 +178,5 @@ TEST_CASE("a step that runs out of memory leaves the cache as it was", "[nn]") {
   CHECK(failures > 5);
   CHECK(cache.length() == 6);
 }
+
+}  // namespace nn_kv_cache

@@ -9,6 +9,8 @@
 #include "support/failing_memory.hpp"
 #include "support/poisoned_memory.hpp"
 
+namespace nn_kv_cache_lengths {
+
 using namespace headwise_tests;
 
 namespace {
@@ -233,3 +235,5 @@ TEMPLATE_TEST_CASE("a decoder writes sequences of different lengths as each alon
   state.rollback(0, 3);
   CHECK((state.length(0) == 37 && state.length(1) == 0));
 }
+
+}  // namespace nn_kv_cache_lengths

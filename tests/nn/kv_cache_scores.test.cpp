@@ -11,6 +11,8 @@
 #include "support/parameter_values.hpp"
 #include "support/poisoned_memory.hpp"
 
+namespace nn_kv_cache_scores {
+
 using namespace headwise_tests;
 
 namespace {
@@ -136,3 +138,5 @@ TEST_CASE("one token of each sequence at a time has the bits of the whole, with 
     }
   }
 }
+
+}  // namespace nn_kv_cache_scores

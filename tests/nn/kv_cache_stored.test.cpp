@@ -9,6 +9,8 @@
 #include "support/catch.hpp"
 #include "support/poisoned_memory.hpp"
 
+namespace nn_kv_cache_stored {
+
 using namespace headwise_tests;
 
 namespace {
@@ -174,3 +176,5 @@ TEST_CASE("a decoder writes from caches of 16 bits, a window and lengths of thei
   CHECK_FALSE(bitwise_equal(narrow, wide).ok);
   CHECK(bitwise_equal(logits_of(StoredAs::bf16, {5, 2}), narrow));
 }
+
+}  // namespace nn_kv_cache_stored

@@ -10,6 +10,8 @@
 #include "support/parameter_values.hpp"
 #include "support/poisoned_memory.hpp"
 
+namespace nn_kv_cache_window {
+
 using namespace headwise_tests;
 
 namespace {
@@ -191,3 +193,5 @@ TEST_CASE("a step over a window that runs out of memory leaves the cache as it w
             [&] { return cache.length() == full; }) > 5);
   CHECK(bitwise_equal(In<double, 3>(y), In<double, 3>(slice(whole, 1, full, 3))));
 }
+
+}  // namespace nn_kv_cache_window

@@ -5,6 +5,8 @@
 #include "support/catch.hpp"
 #include "support/draw.hpp"
 
+namespace nn_modules {
+
 using namespace headwise_tests;
 
 TEMPLATE_TEST_CASE("Linear is linear_forward and linear_backward", "[nn]", float, double) {
@@ -85,3 +87,5 @@ TEMPLATE_TEST_CASE("LayerNorm starts as the normalisation alone, and adds up gra
   CHECK(affine.forward(empty, cache).shape() == empty.shape());
   CHECK(affine.backward(empty, cache, once).shape() == empty.shape());
 }
+
+}  // namespace nn_modules

@@ -8,6 +8,8 @@
 #include "support/draw.hpp"
 #include "support/module_call.hpp"
 
+namespace nn_multi_head_attention_edges {
+
 using namespace headwise_tests;
 
 namespace {
@@ -258,3 +260,5 @@ TEST_CASE("a fused module starts with the scale of its own projections", "[nn]")
   for (const float w : module.parameters().w_qkv) squares += double{w} * double{w};
   CHECK(squares / (3 * 128 * 128) == Approx(2.0 / 256).epsilon(0.03));
 }
+
+}  // namespace nn_multi_head_attention_edges

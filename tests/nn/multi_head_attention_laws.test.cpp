@@ -11,6 +11,8 @@
 #include "support/draw.hpp"
 #include "support/module_call.hpp"
 
+namespace nn_multi_head_attention_laws {
+
 using namespace headwise_tests;
 
 namespace {
@@ -298,3 +300,5 @@ TEST_CASE("average_heads is the mean of the weights over the heads", "[nn]") {
     CHECK(mean(at) == Approx(sum / 4).margin(1e-16));
   });
 }
+
+}  // namespace nn_multi_head_attention_laws

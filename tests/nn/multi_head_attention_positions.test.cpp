@@ -10,6 +10,8 @@
 #include "support/catch.hpp"
 #include "support/parameter_values.hpp"
 
+namespace nn_multi_head_attention_positions {
+
 using namespace headwise_tests;
 
 namespace {
@@ -270,3 +272,5 @@ TEST_CASE("a cache of a module without norm or positions is refused by one that 
     CHECK_THROWS_AS(module.backward(x, cache, gradients), ArgumentError);
   }
 }
+
+}  // namespace nn_multi_head_attention_positions

@@ -9,6 +9,8 @@
 #include "support/failing_memory.hpp"
 #include "support/laid_out.hpp"
 
+namespace nn_multi_head_attention_state {
+
 using namespace headwise_tests;
 
 namespace {
@@ -205,3 +207,5 @@ TEST_CASE("a call that runs out of memory leaves cache and gradients as they wer
             [&] { return same(bytes_of(cache), before); }) > 7);
   CHECK(same(refilled, bytes_of(expected)));
 }
+
+}  // namespace nn_multi_head_attention_state

@@ -9,6 +9,8 @@
 #include "support/catch.hpp"
 #include "support/draw.hpp"
 
+namespace nn_multi_head_attention_trace {
+
 using namespace headwise_tests;
 
 namespace {
@@ -208,3 +210,5 @@ TEST_CASE("the trace of grouped cross-attention has the shapes of keys and value
   CHECK(trace.view<3>("dX_norm,V").shape() == v.shape());
   CHECK_FALSE(trace.contains("b_O"));
 }
+
+}  // namespace nn_multi_head_attention_trace

@@ -6,6 +6,8 @@
 #include "support/configuration_features.hpp"
 #include "support/random_configuration.hpp"
 
+namespace nn_random_configuration {
+
 using namespace headwise_tests;
 
 TEST_CASE("2,000 random configurations hold every feature at least 140 times, many tiles 15 times",
@@ -24,3 +26,5 @@ TEST_CASE("2,000 random configurations hold every feature at least 140 times, ma
   WARN("configurations that have" << table);
   CHECK(histogram.size() == 80);
 }
+
+}  // namespace nn_random_configuration

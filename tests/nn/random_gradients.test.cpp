@@ -17,6 +17,8 @@
 #include "support/configuration_numbers.hpp"
 #include "support/random_configuration.hpp"
 
+namespace nn_random_gradients {
+
 using namespace headwise_tests;
 
 namespace {
@@ -290,3 +292,5 @@ TEST_CASE("gradients of random configurations are their differences in long doub
           "[nn]") {
   check_quarter(3);
 }
+
+}  // namespace nn_random_gradients

@@ -8,6 +8,8 @@
 
 #include "support/catch.hpp"
 
+namespace nn_sampling {
+
 using namespace headwise;
 
 namespace {
@@ -181,3 +183,5 @@ TEST_CASE("among many tokens, top_k leaves the greatest and top_p the fewest tha
     CHECK(allowed.count(sample_token(logits, {.top_p = 0.5, .step = n})) == 1);
   }
 }
+
+}  // namespace nn_sampling

@@ -10,6 +10,8 @@
 #include "support/laid_out.hpp"
 #include "support/parameter_values.hpp"
 
+namespace nn_transformer_block {
+
 using namespace headwise_tests;
 
 namespace {
@@ -294,3 +296,5 @@ TEST_CASE("padding that neither sees nor is seen reaches no gradient of a block,
   };
   CHECK(same_bits(run(x), run(bad)));
 }
+
+}  // namespace nn_transformer_block

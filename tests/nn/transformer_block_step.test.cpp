@@ -6,6 +6,8 @@
 #include "support/failing_memory.hpp"
 #include "support/parameter_values.hpp"
 
+namespace nn_transformer_block_step {
+
 using namespace headwise_tests;
 
 TEMPLATE_TEST_CASE("a TransformerBlock decodes with the bits of the whole, for any cut into steps",
@@ -54,3 +56,5 @@ TEST_CASE("a step of a block that runs out of memory leaves the cache as it was"
   const auto whole = block.forward(x, {.mask = causal});
   CHECK(bitwise_equal(In<double, 3>(y), In<double, 3>(slice(whole, 1, 4, 3))));
 }
+
+}  // namespace nn_transformer_block_step

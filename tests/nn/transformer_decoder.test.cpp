@@ -11,6 +11,8 @@
 #include "support/catch.hpp"
 #include "support/laid_out.hpp"
 
+namespace nn_transformer_decoder {
+
 using namespace headwise_tests;
 
 namespace {
@@ -254,3 +256,5 @@ TEST_CASE("AdamW on what collect makes of a TransformerDecoder lowers the loss",
   CHECK(std::abs(losses.front() - std::log(7.0f)) < 0.05f);
   CHECK(losses.back() < 0.7f * losses.front());
 }
+
+}  // namespace nn_transformer_decoder

@@ -7,6 +7,8 @@
 #include "support/catch.hpp"
 #include "support/failing_memory.hpp"
 
+namespace nn_transformer_decoder_state {
+
 using namespace headwise_tests;
 
 TEST_CASE("a state of a TransformerDecoder is copied, rolled back and cleared", "[nn]") {
@@ -116,3 +118,5 @@ TEST_CASE("an executor that throws leaves the gradients of the blocks as they we
   CHECK(threw > 45);
   CHECK_FALSE(same_bits(of_blocks(), once));
 }
+
+}  // namespace nn_transformer_decoder_state

@@ -5,6 +5,8 @@
 #include "nn/transformer_decoder_case.hpp"
 #include "support/catch.hpp"
 
+namespace nn_transformer_positions {
+
 using namespace headwise_tests;
 
 namespace {
@@ -94,3 +96,5 @@ TEST_CASE("a decoder without vectors of positions has none, and tells tokens apa
   const auto blind = drawn<double>(options);
   CHECK(close_to(last(blind, one), last(blind, other), 1e-13));
 }
+
+}  // namespace nn_transformer_positions

@@ -10,6 +10,8 @@
 #include "support/catch.hpp"
 #include "support/counting.hpp"
 
+namespace ops_activation {
+
 using namespace headwise;
 using headwise_tests::count_operations;
 using headwise_tests::Counting;
@@ -232,3 +234,5 @@ TEMPLATE_TEST_CASE("add_forward is the sum, also in place and strided", "[ops]",
     CHECK(bitwise_equal(In<T, 2>(transpose(turned, 0, 1)), In<T, 2>(y)));
   }
 }
+
+}  // namespace ops_activation

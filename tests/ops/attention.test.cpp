@@ -8,6 +8,8 @@
 #include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
 
+namespace ops_attention {
+
 using namespace headwise_tests;
 
 namespace {
@@ -292,3 +294,5 @@ TEST_CASE("backward is the adjoint of the derivative of forward", "[ops]") {
     CHECK(std::abs(forward) > 0.01L);
   }
 }
+
+}  // namespace ops_attention

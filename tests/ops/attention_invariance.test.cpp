@@ -8,6 +8,8 @@
 #include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
 
+namespace ops_attention_invariance {
+
 using namespace headwise_tests;
 
 namespace {
@@ -295,3 +297,5 @@ TEMPLATE_TEST_CASE("any number of threads gives the same bits, time after time",
     }
   });
 }
+
+}  // namespace ops_attention_invariance

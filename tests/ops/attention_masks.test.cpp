@@ -6,6 +6,8 @@
 #include "support/catch.hpp"
 #include "support/mask_recipes.hpp"
 
+namespace ops_attention_masks {
+
 using namespace headwise_tests;
 
 namespace {
@@ -182,3 +184,5 @@ TEST_CASE("in float a row of nothing but -1e9 has equal weights, backward too", 
     CHECK(relative_error(y.dq, equal.dq) < 1e-5L);
   }
 }
+
+}  // namespace ops_attention_masks

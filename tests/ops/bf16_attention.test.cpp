@@ -20,6 +20,8 @@
 #include "support/catch.hpp"
 #include "support/mask_recipes.hpp"
 
+namespace ops_bf16_attention {
+
 using namespace headwise_tests;
 
 namespace {
@@ -184,3 +186,5 @@ TEST_CASE("attention of double has the bits that it has without products of bf16
     }
   }
 }
+
+}  // namespace ops_bf16_attention

@@ -10,6 +10,8 @@
 #include "support/packed_sequence.hpp"
 #include "support/poison_reach.hpp"
 
+namespace ops_bf16_attention_bits {
+
 using namespace headwise_tests;
 
 namespace {
@@ -218,3 +220,5 @@ TEST_CASE("by bf16 what a query may not see never reaches it, and NaN in what it
   CHECK(clean > 1000);
   CHECK(dirty > 1000);
 }
+
+}  // namespace ops_bf16_attention_bits

@@ -13,6 +13,8 @@
 #include "support/catch.hpp"
 #include "support/draw.hpp"
 
+namespace ops_bf16_linear {
+
 using namespace headwise_tests;
 
 namespace {
@@ -165,3 +167,5 @@ TEST_CASE("products of nothing but float are rounded, and without asking none", 
   }
   CHECK(bf16_products().kernels() == bf16_products(bf16_unit()).kernels());
 }
+
+}  // namespace ops_bf16_linear

@@ -8,6 +8,8 @@
 #include "ops/cross_entropy_case.hpp"
 #include "support/catch.hpp"
 
+namespace ops_cross_entropy {
+
 using namespace headwise_tests;
 
 namespace {
@@ -211,3 +213,5 @@ TEST_CASE("the ignored target is any number, also one that is a column", "[ops]"
   CHECK(with.loss == without.loss);
   CHECK(bitwise_equal(with.d_logits, without.d_logits));
 }
+
+}  // namespace ops_cross_entropy

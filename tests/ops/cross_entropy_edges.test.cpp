@@ -10,6 +10,8 @@
 #include "support/catch.hpp"
 #include "support/counting.hpp"
 
+namespace ops_cross_entropy_edges {
+
 using namespace headwise_tests;
 
 TEST_CASE(
@@ -118,3 +120,5 @@ TEST_CASE("cross_entropy tallies what a scalar that counts has counted", "[ops]"
   CHECK(counted.total() == flops.useful);
   CHECK(flops.useful == 4 * (4 * 21 + 2));
 }
+
+}  // namespace ops_cross_entropy_edges

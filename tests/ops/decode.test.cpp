@@ -6,6 +6,8 @@
 #include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
 
+namespace ops_decode {
+
 using namespace headwise_tests;
 
 namespace {
@@ -188,3 +190,5 @@ TEST_CASE("threads share the keys where there are fewer heads than threads, and 
   CHECK(parts(1, 500, 2) == 1);
   CHECK(parts(0, 16384, 2) == 1);
 }
+
+}  // namespace ops_decode

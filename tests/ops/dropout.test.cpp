@@ -8,6 +8,8 @@
 #include "support/catch.hpp"
 #include "support/counting.hpp"
 
+namespace ops_dropout {
+
 using namespace headwise;
 
 namespace {
@@ -152,3 +154,5 @@ TEST_CASE("dropout tallies a multiplication an element, at rate 0 none", "[ops]"
   dropout_forward(x, Dropout{}, y, {.flops = &flops});
   CHECK(flops.useful == 0);
 }
+
+}  // namespace ops_dropout

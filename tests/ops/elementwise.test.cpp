@@ -11,6 +11,8 @@
 #include "support/catch.hpp"
 #include "support/counting.hpp"
 
+namespace ops_elementwise {
+
 using namespace headwise;
 
 namespace {
@@ -247,3 +249,5 @@ TEST_CASE("the FLOPs of elementwise operations are those that a counting scalar 
     CHECK(tally.useful == 15);
   }
 }
+
+}  // namespace ops_elementwise

@@ -11,6 +11,8 @@
 #include "support/catch.hpp"
 #include "support/counting.hpp"
 
+namespace ops_embedding {
+
 using namespace headwise;
 
 namespace {
@@ -161,3 +163,5 @@ TEST_CASE("embedding tallies an addition an element of dy, whatever the table", 
   CHECK(counted.total() == 5 * 70);
   CHECK(counted.additions == 5 * 70);
 }
+
+}  // namespace ops_embedding

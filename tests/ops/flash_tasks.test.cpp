@@ -4,6 +4,8 @@
 #include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
 
+namespace ops_flash_tasks {
+
 using namespace headwise_tests;
 
 TEMPLATE_TEST_CASE("forward has the same bits in tasks of any size, over dense and strided rows",
@@ -35,3 +37,5 @@ TEMPLATE_TEST_CASE("forward has the same bits in tasks of any size, over dense a
   const auto last = forward(slice(q, 2, L - 70, 70), k_strided, v_strided);
   CHECK(same_bits<TestType, 4>(last, In<TestType, 4>(slice(o, 2, L - 70, 70))));
 }
+
+}  // namespace ops_flash_tasks

@@ -11,6 +11,8 @@
 #include "support/catch.hpp"
 #include "support/counting.hpp"
 
+namespace ops_layer_norm {
+
 using namespace headwise;
 using headwise_tests::count_operations;
 using headwise_tests::Counting;
@@ -261,3 +263,5 @@ TEST_CASE("the tallies of layer_norm are what it computes, with and without gamm
     }
   }
 }
+
+}  // namespace ops_layer_norm

@@ -13,6 +13,8 @@
 #include "support/catch.hpp"
 #include "support/counting.hpp"
 
+namespace ops_linear {
+
 using namespace headwise;
 using headwise_tests::count_operations;
 using headwise_tests::Counting;
@@ -241,3 +243,5 @@ TEST_CASE("linear_forward does 2 N K O + N O operations, and its tally says so",
     }
   }
 }
+
+}  // namespace ops_linear

@@ -6,6 +6,8 @@
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
 
+namespace ops_linear_bias {
+
 using namespace headwise;
 
 TEST_CASE("a bias that is a column of a matrix is added like a dense one", "[ops]") {
@@ -28,3 +30,5 @@ TEST_CASE("a tensor that is const maps to Eigen for reading", "[ops]") {
   CHECK(eigen_map(x).col(1).sum() == 7);
   CHECK(eigen_map(x).data() == x.data());
 }
+
+}  // namespace ops_linear_bias

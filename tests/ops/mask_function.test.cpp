@@ -12,6 +12,8 @@
 #include "support/catch.hpp"
 #include "support/mask_recipes.hpp"
 
+namespace ops_mask_function {
+
 using namespace headwise_tests;
 
 namespace {
@@ -264,3 +266,5 @@ TEMPLATE_TEST_CASE("a mask function of packed sequences counts within each of th
     CHECK(same_bits<T, 4>(own(dv), alone.dv));
   }
 }
+
+}  // namespace ops_mask_function

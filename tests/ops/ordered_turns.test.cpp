@@ -11,6 +11,8 @@
 #include "headwise/runtime/thread_pool.hpp"
 #include "support/catch.hpp"
 
+namespace ops_ordered_turns {
+
 using namespace headwise;
 using detail::OrderedTurns;
 
@@ -127,3 +129,5 @@ TEST_CASE("tasks of a pool that has more of them than threads all get their turn
   std::iota(wanted.begin(), wanted.end(), Index{0});
   CHECK(order == wanted);
 }
+
+}  // namespace ops_ordered_turns

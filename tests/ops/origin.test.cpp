@@ -8,6 +8,8 @@
 #include "support/mask_patterns.hpp"
 #include "support/mask_recipes.hpp"
 
+namespace ops_origin {
+
 using namespace headwise_tests;
 
 namespace {
@@ -114,3 +116,5 @@ TEST_CASE("an origin far off counts as it is", "[ops]") {
                          run<double>(path, x.q, x.k, x.v, x.d_o, here)) == "");
   }
 }
+
+}  // namespace ops_origin

@@ -8,6 +8,8 @@
 #include "support/catch.hpp"
 #include "support/packed_sequence.hpp"
 
+namespace ops_packed_attention {
+
 using namespace headwise_tests;
 
 namespace {
@@ -294,3 +296,5 @@ TEST_CASE("executed FLOPs of packed sequences are the sum of theirs", "[ops]") {
     CHECK(together.executed == each.executed);
   }
 }
+
+}  // namespace ops_packed_attention

@@ -9,6 +9,8 @@
 #include "support/packed_sequence.hpp"
 #include "support/score_tensors.hpp"
 
+namespace ops_packed_scores {
+
 using namespace headwise_tests;
 
 namespace {
@@ -126,3 +128,5 @@ TEMPLATE_TEST_CASE(
       },
       alone.learned);
 }
+
+}  // namespace ops_packed_scores

@@ -12,6 +12,8 @@
 #include "support/catch.hpp"
 #include "support/counting.hpp"
 
+namespace ops_rms_norm {
+
 using namespace headwise;
 using headwise_tests::count_operations;
 using headwise_tests::Counting;
@@ -268,3 +270,5 @@ TEST_CASE("the tallies of rms_norm are what it computes, with and without gamma"
     }
   }
 }
+
+}  // namespace ops_rms_norm

@@ -8,6 +8,8 @@
 #include "support/catch.hpp"
 #include "support/counting.hpp"
 
+namespace ops_rms_norm_heads {
+
 using namespace headwise;
 using headwise_tests::count_operations;
 using headwise_tests::Counting;
@@ -136,3 +138,5 @@ TEST_CASE("the tallies of rms_norm of heads are what it computes", "[ops]") {
   CHECK(back.useful == 24 * (5 * 12 + 1));
   CHECK(counted_back.total() == back.useful);
 }
+
+}  // namespace ops_rms_norm_heads

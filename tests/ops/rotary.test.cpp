@@ -11,6 +11,8 @@
 #include "support/catch.hpp"
 #include "support/counting.hpp"
 
+namespace ops_rotary {
+
 using namespace headwise;
 
 namespace {
@@ -245,3 +247,5 @@ TEST_CASE("rotary positions tally three operations an element that turns", "[ops
   CHECK(flops.useful == 3 * 2 * 3 * 5 * 8);
   CHECK(counted.total() == flops.useful);
 }
+
+}  // namespace ops_rotary

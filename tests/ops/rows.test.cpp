@@ -12,6 +12,8 @@
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
 
+namespace ops_rows {
+
 using namespace headwise;
 
 namespace {
@@ -93,3 +95,5 @@ TEST_CASE("row-wise operations have the same bits for any cut into tasks", "[ops
     }
   }
 }
+
+}  // namespace ops_rows

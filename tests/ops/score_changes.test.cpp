@@ -8,6 +8,8 @@
 #include "support/catch.hpp"
 #include "support/score_tensors.hpp"
 
+namespace ops_score_changes {
+
 using namespace headwise_tests;
 
 namespace {
@@ -208,3 +210,5 @@ TEMPLATE_TEST_CASE("gradients of what changes scores have the same bits on any n
     }
   }
 }
+
+}  // namespace ops_score_changes

@@ -7,6 +7,8 @@
 #include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
 
+namespace ops_score_function {
+
 using namespace headwise_tests;
 
 namespace {
@@ -184,3 +186,5 @@ TEST_CASE("a softcap written as a score function is the built-in one", "[ops]") 
   CHECK(disagreement(run(Path::flash, x), expected, x.sizes) == "");
   CHECK(disagreement(run(Path::materialized, x), expected, x.sizes) == "");
 }
+
+}  // namespace ops_score_function

@@ -9,6 +9,8 @@
 #include "support/catch.hpp"
 #include "support/counting.hpp"
 
+namespace ops_softmax {
+
 using namespace headwise;
 using headwise_tests::count_operations;
 using headwise_tests::Counting;
@@ -174,3 +176,5 @@ TEST_CASE("softmax does 4 operations an element, forward and backward, and its t
     }
   }
 }
+
+}  // namespace ops_softmax

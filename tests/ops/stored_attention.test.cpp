@@ -8,6 +8,8 @@
 #include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
 
+namespace ops_stored_attention {
+
 using namespace headwise_tests;
 
 namespace {
@@ -148,3 +150,5 @@ TEMPLATE_TEST_CASE("a NaN of 16 bits reaches those who see it and nobody else", 
     CHECK(same_bits(before(y.o), before(expected.o)));
   }
 }
+
+}  // namespace ops_stored_attention

@@ -4,6 +4,8 @@
 
 #include "optim/optimizer_problem.hpp"
 
+namespace optim_gradients {
+
 using namespace headwise_tests;
 
 namespace {
@@ -98,3 +100,5 @@ TEST_CASE("zero_gradients sets every gradient to 0 and nothing else", "[optim]")
     CHECK(problem.rest_untouched());
   }
 }
+
+}  // namespace optim_gradients

@@ -6,6 +6,8 @@
 #include "optim/optimizer_problem.hpp"
 #include "support/counting.hpp"
 
+namespace optim_optimizers {
+
 using namespace headwise_tests;
 
 namespace {
@@ -186,3 +188,5 @@ TEST_CASE("the tallies of a step, a norm and a clip are what they compute", "[op
   // One addition a task, one for each of its parts, and the root.
   CHECK(check([&](const Context& c) { gradient_norm(problem.list, c); }) == 2 + 2 + 1);
 }
+
+}  // namespace optim_optimizers

@@ -1,6 +1,8 @@
 // What a ParameterList collects from modules.
 #include "optim/optimizer_problem.hpp"
 
+namespace optim_parameter_list {
+
 using namespace headwise_tests;
 
 namespace {
@@ -78,3 +80,5 @@ TEST_CASE("what is added to a list in vain leaves it as it was", "[optim]") {
   CHECK(list.elements() == 15);
   CHECK(list.tasks().size() == 2);
 }
+
+}  // namespace optim_parameter_list

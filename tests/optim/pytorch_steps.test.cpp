@@ -7,6 +7,8 @@
 #include "headwise/headwise.hpp"
 #include "support/catch.hpp"
 
+namespace optim_pytorch_steps {
+
 using namespace headwise;
 using nlohmann::json;
 
@@ -142,3 +144,5 @@ TEST_CASE("a step that differs from PyTorch by a little is found", "[optim]") {
     if (!one.contains("rates")) CHECK(error_of<double>(all, other) > 1e-9);
   }
 }
+
+}  // namespace optim_pytorch_steps

@@ -5,6 +5,8 @@
 #include "headwise/optim/schedules.hpp"
 #include "support/catch.hpp"
 
+namespace optim_schedules {
+
 using namespace headwise;
 
 TEST_CASE("a constant schedule is constant", "[optim]") {
@@ -54,3 +56,5 @@ TEST_CASE("a schedule without steps, or all of warm-up, has no rate that is not 
   CHECK(CosineSchedule{.peak = 1, .floor = 0.5, .warmup_steps = 2, .total_steps = 2}(2) == 0.5);
   CHECK(LinearSchedule{.peak = 1, .floor = 0.5, .total_steps = 0}(0) == 0.5);
 }
+
+}  // namespace optim_schedules

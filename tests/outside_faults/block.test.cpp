@@ -4,6 +4,8 @@
 #include "outside_faults/allocations.hpp"
 #include "support/parameter_values.hpp"
 
+namespace outside_faults_block {
+
 using namespace headwise_tests;
 
 namespace {
@@ -75,3 +77,5 @@ TEST_CASE("after a first call with the same shapes a block asks the system for n
     if (step >= 2) CHECK(count == 0);  // the second fills a cache beside the first's
   }
 }
+
+}  // namespace outside_faults_block

@@ -3,6 +3,8 @@
 #include "outside_faults/allocations.hpp"
 #include "support/parameter_values.hpp"
 
+namespace outside_faults_decoder {
+
 using namespace headwise_tests;
 
 TEST_CASE("a decoder that is made or called while memory runs out leaves everything as it was",
@@ -42,3 +44,5 @@ TEST_CASE("a decoder that is made or called while memory runs out leaves everyth
                              [&] { return state.length() == 5; }) > 20);
   CHECK(state.length() == 6);
 }
+
+}  // namespace outside_faults_decoder

@@ -4,6 +4,8 @@
 #include "outside_faults/allocations.hpp"
 #include "support/parameter_values.hpp"
 
+namespace outside_faults_decoding {
+
 using namespace headwise_tests;
 
 TEST_CASE("a step from a cache allocates nothing once one like it has run", "[outside]") {
@@ -58,3 +60,5 @@ TEST_CASE("a step of a decoder allocates nothing once one like it has run", "[ou
   const long count = allocations().count;
   CHECK(count == 0);
 }
+
+}  // namespace outside_faults_decoding

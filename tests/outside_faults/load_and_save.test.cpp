@@ -7,6 +7,8 @@
 #include "io/written_files.hpp"
 #include "outside_faults/allocations.hpp"
 
+namespace outside_faults_load_and_save {
+
 using namespace headwise_tests;
 
 namespace {
@@ -204,3 +206,5 @@ TEST_CASE("load_pytorch that runs out of memory leaves the module as it was, to 
           5);
   }
 }
+
+}  // namespace outside_faults_load_and_save

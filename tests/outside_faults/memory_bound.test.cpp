@@ -8,6 +8,8 @@
 #include "io/written_files.hpp"
 #include "outside_faults/allocations.hpp"
 
+namespace outside_faults_memory_bound {
+
 using namespace headwise_tests;
 
 namespace {
@@ -124,3 +126,5 @@ TEST_CASE("a file of data is held once", "[outside]") {
   fs::resize_file(path, 8 + header.size() + bytes);  // a hole: no byte of it is on the disk
   CHECK(accepted_within_bounds(fs::file_size(path), read));
 }
+
+}  // namespace outside_faults_memory_bound

@@ -8,6 +8,8 @@
 #include "outside_faults/allocations.hpp"
 #include "support/module_call.hpp"
 
+namespace outside_faults_module {
+
 using namespace headwise_tests;
 
 namespace {
@@ -158,3 +160,5 @@ TEST_CASE("a thread pool that is made while memory runs out ends the threads tha
           "[outside]") {
   CHECK(fail_each_allocation([] { const ThreadPool pool(4); }, nothing_to_change) >= 4);
 }
+
+}  // namespace outside_faults_module

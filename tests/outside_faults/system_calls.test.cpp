@@ -5,6 +5,8 @@
 
 #include "io/written_files.hpp"
 
+namespace outside_faults_system_calls {
+
 using namespace headwise_tests;
 
 namespace {
@@ -182,3 +184,5 @@ TEST_CASE("signals and calls that give a part do not show in a file that is read
   for (const int number : {0, 2, 3, 4}) check_same({number, EINTR}, 0);
   for (const std::size_t most : {std::size_t{1}, std::size_t{7}}) check_same({}, most);
 }
+
+}  // namespace outside_faults_system_calls

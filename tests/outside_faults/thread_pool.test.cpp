@@ -2,6 +2,8 @@
 
 #include "outside_faults/allocations.hpp"
 
+namespace outside_faults_thread_pool {
+
 using namespace headwise_tests;
 
 TEST_CASE("a run of a pool allocates nothing, nor does one inside its tasks", "[outside]") {
@@ -16,3 +18,5 @@ TEST_CASE("a run of a pool allocates nothing, nor does one inside its tasks", "[
   CHECK(allocations().count == 0);
   CHECK(tasks == 6000);
 }
+
+}  // namespace outside_faults_thread_pool

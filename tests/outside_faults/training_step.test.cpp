@@ -4,6 +4,8 @@
 #include "headwise/runtime/thread_pool.hpp"
 #include "outside_faults/allocations.hpp"
 
+namespace outside_faults_training_step {
+
 using namespace char_gpt;
 using namespace headwise_tests;
 
@@ -60,3 +62,5 @@ TEST_CASE("a training of 1,000 steps holds after each as many bytes as after the
   }
   CHECK(same);
 }
+
+}  // namespace outside_faults_training_step

@@ -6,6 +6,8 @@
 #include "support/bf16_units.hpp"
 #include "support/catch.hpp"
 
+namespace runtime_bf16_unit {
+
 using namespace headwise_tests;
 
 namespace {
@@ -56,3 +58,5 @@ TEST_CASE("a process multiplies bf16 by the fastest unit beside its instruction 
                                       ? InstructionSet::generic
                                       : InstructionSet::avx2));
 }
+
+}  // namespace runtime_bf16_unit

@@ -3,6 +3,8 @@
 #include "support/module_bits.hpp"
 #include "support/observed_run.hpp"
 
+namespace runtime_eigen_executor {
+
 using namespace headwise_tests;
 
 TEST_CASE("a pool of Eigen's runs every task once, the calling thread among its own", "[runtime]") {
@@ -53,3 +55,5 @@ TEST_CASE("a module gives the same bits on pools of Eigen's of 1 to 15 threads",
     check_same_bits({.executor = executor});
   }
 }
+
+}  // namespace runtime_eigen_executor

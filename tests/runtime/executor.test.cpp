@@ -6,6 +6,8 @@
 #include "headwise/runtime/context.hpp"
 #include "support/observed_run.hpp"
 
+namespace runtime_executor {
+
 using namespace headwise_tests;
 
 namespace {
@@ -75,3 +77,5 @@ TEST_CASE("a Context without members set is serial and counts nothing", "[runtim
   CHECK(flops.useful == 3);
   CHECK(flops.executed == 4);
 }
+
+}  // namespace runtime_executor

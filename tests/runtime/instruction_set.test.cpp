@@ -8,6 +8,8 @@
 #include "support/catch.hpp"
 #include "support/instruction_sets.hpp"
 
+namespace runtime_instruction_set {
+
 using namespace headwise;
 using headwise_tests::supported_instruction_sets;
 
@@ -84,3 +86,5 @@ TEST_CASE("kernels of float and double are those that were asked for, others are
     CHECK(kernels::kernels_of<long double>(set).lanes == 1);
   }
 }
+
+}  // namespace runtime_instruction_set

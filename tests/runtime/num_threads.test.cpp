@@ -6,6 +6,8 @@
 #include "support/module_bits.hpp"
 #include "support/observed_run.hpp"
 
+namespace runtime_num_threads {
+
 using namespace headwise_tests;
 
 namespace {
@@ -125,3 +127,5 @@ TEST_CASE("the number of threads may change while calls are under way, and in th
   for (std::thread& caller : callers) caller.join();
   CHECK(wrong == 0);
 }
+
+}  // namespace runtime_num_threads

@@ -3,6 +3,8 @@
 #include "support/module_bits.hpp"
 #include "support/observed_run.hpp"
 
+namespace runtime_openmp_executor {
+
 using namespace headwise_tests;
 
 namespace {
@@ -52,3 +54,5 @@ TEST_CASE("a module gives the same bits on 1, 2, 3, 4, 8 and 16 threads of OpenM
     check_same_bits({.executor = executor});
   }
 }
+
+}  // namespace runtime_openmp_executor

@@ -11,6 +11,8 @@
 #include "headwise/headwise.hpp"
 #include "support/catch.hpp"
 
+namespace runtime_recycled_memory {
+
 using namespace headwise;
 
 TEST_CASE("recycled memory hands out what it was given back", "[runtime]") {
@@ -141,3 +143,5 @@ TEST_CASE("a default memory resource that the program has set is the one that ca
     CHECK(Context{}.memory == std::pmr::new_delete_resource());
   }
 }
+
+}  // namespace runtime_recycled_memory

@@ -11,6 +11,8 @@
 #include "headwise/tensor/tensor.hpp"
 #include "support/catch.hpp"
 
+namespace runtime_tally {
+
 using namespace headwise;
 
 TEST_CASE("a memory tally counts the bytes that are out and the most that ever were", "[runtime]") {
@@ -132,3 +134,5 @@ TEST_CASE("padded rounds up to whole 64-byte lines and no further", "[runtime]")
   CHECK(padded<float>(17) == 32);
   CHECK(padded<double>(9) == 16);
 }
+
+}  // namespace runtime_tally

@@ -5,6 +5,8 @@
 #include "support/module_bits.hpp"
 #include "support/observed_run.hpp"
 
+namespace runtime_tbb_executor {
+
 using namespace headwise_tests;
 
 namespace {
@@ -56,3 +58,5 @@ TEST_CASE("a module gives the same bits on arenas of 1, 2, 3, 4, 8 and 16 thread
     check_same_bits({.executor = executor});
   }
 }
+
+}  // namespace runtime_tbb_executor

@@ -12,6 +12,8 @@
 #include "support/module_bits.hpp"
 #include "support/observed_run.hpp"
 
+namespace runtime_thread_pool {
+
 using namespace headwise_tests;
 
 namespace {
@@ -179,3 +181,5 @@ TEST_CASE("a module gives the same bits on pools of 1, 2, 3, 4, 8 and 16 threads
     check_same_bits({.executor = pool});
   }
 }
+
+}  // namespace runtime_thread_pool

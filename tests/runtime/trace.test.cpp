@@ -5,6 +5,8 @@
 #include "headwise/tensor/view_ops.hpp"
 #include "support/catch.hpp"
 
+namespace runtime_trace {
+
 using namespace headwise;
 
 namespace {
@@ -49,3 +51,5 @@ TEST_CASE("of two tensors of one name a trace gives the newest and keeps both", 
   trace.clear();
   CHECK(trace.entries().empty());
 }
+
+}  // namespace runtime_trace

@@ -6,6 +6,8 @@
 #include "headwise/tensor/tensor.hpp"
 #include "support/catch.hpp"
 
+namespace score_documents {
+
 using namespace headwise;
 
 TEST_CASE("a document is found from each of its keys, however long it is", "[score]") {
@@ -26,3 +28,5 @@ TEST_CASE("a document is found from each of its keys, however long it is", "[sco
     CHECK(right);
   }
 }
+
+}  // namespace score_documents

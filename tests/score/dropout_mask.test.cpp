@@ -6,6 +6,8 @@
 
 #include "support/catch.hpp"
 
+namespace score_dropout_mask {
+
 using namespace headwise;
 
 namespace {
@@ -153,3 +155,5 @@ TEST_CASE("dropout rates of 0 and 1 are taken", "[score]") {
   CHECK_NOTHROW(Dropout{.rate = 0.0}.require_valid("f"));
   CHECK_NOTHROW(Dropout{.rate = 1.0}.require_valid("f"));
 }
+
+}  // namespace score_dropout_mask

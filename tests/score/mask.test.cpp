@@ -6,6 +6,8 @@
 
 #include "support/catch.hpp"
 
+namespace score_mask {
+
 using namespace headwise;
 
 TEST_CASE("only masks that say what they mean make an AttentionMask", "[score]") {
@@ -111,3 +113,5 @@ TEST_CASE("causal_mask is 0 up to the diagonal and the fill above", "[score]") {
   }
   CHECK(causal_mask<float>(2, -5.0f)(0, 1) == -5.0f);
 }
+
+}  // namespace score_mask

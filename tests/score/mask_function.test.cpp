@@ -9,6 +9,8 @@
 #include "support/instruction_sets.hpp"
 #include "support/mask_patterns.hpp"
 
+namespace score_mask_function {
+
 using namespace headwise;
 using headwise_tests::CoinPattern;
 using headwise_tests::ScatteredBounds;
@@ -153,3 +155,5 @@ TEST_CASE("masks with functions add up to four, and a view of none adds nothing"
   CHECK_THROWS_AS(mask.add(mask), ArgumentError);
   CHECK(mask.functions().size() == 3);
 }
+
+}  // namespace score_mask_function

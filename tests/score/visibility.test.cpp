@@ -8,6 +8,8 @@
 
 #include "support/catch.hpp"
 
+namespace score_visibility {
+
 using namespace headwise;
 
 namespace {
@@ -297,3 +299,5 @@ TEST_CASE("a bias below a quarter of the lowest number hides the pair, and nothi
   check_hidden_threshold<float>();
   check_hidden_threshold<double>();
 }
+
+}  // namespace score_visibility

@@ -9,6 +9,8 @@
 #include "support/catch.hpp"
 #include "support/draw.hpp"
 
+namespace seeds_derivation_notebook {
+
 using namespace headwise_tests;
 
 namespace {
@@ -207,3 +209,5 @@ TEST_CASE("the standard deviation of q k grows as the root of d, and scaling mak
     CHECK(std::sqrt(scaled_squares) == Approx(1).epsilon(0.036));
   }
 }
+
+}  // namespace seeds_derivation_notebook

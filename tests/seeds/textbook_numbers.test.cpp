@@ -8,6 +8,8 @@
 #include "support/draw.hpp"
 #include "support/module_call.hpp"
 
+namespace seeds_textbook_numbers {
+
 using namespace headwise_tests;
 
 namespace {
@@ -230,3 +232,5 @@ TEST_CASE(
   fill(Out<double, 2>(mask), -std::numeric_limits<double>::infinity());
   for (const double y : module.forward(x, call_of<double>(path, {Mask::bias(mask)}))) CHECK(y == 0);
 }
+
+}  // namespace seeds_textbook_numbers

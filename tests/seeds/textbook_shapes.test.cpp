@@ -6,6 +6,8 @@
 #include "support/catch.hpp"
 #include "support/draw.hpp"
 
+namespace seeds_textbook_shapes {
+
 using namespace headwise_tests;
 
 namespace {
@@ -268,3 +270,5 @@ TEST_CASE("d_k = d_v = d_model / n_heads, and a width that heads do not divide i
   CHECK(module.parameters().w_o.shape() == Shape{12, 12});
   CHECK_THROWS_AS(MultiHeadAttention<double>(12, 5), ArgumentError);
 }
+
+}  // namespace seeds_textbook_shapes

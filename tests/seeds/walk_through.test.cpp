@@ -6,6 +6,8 @@
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
 
+namespace seeds_walk_through {
+
 using namespace headwise;
 
 namespace {
@@ -197,3 +199,5 @@ TEST_CASE("the gradients of the sum of the merged output", "[seeds]") {
   check_printed(first(step.gradients.grad_W_V()),
                 Tensor1<double>({4}, {-5.3951, -5.3951, -0.491, -0.491}), 4);
 }
+
+}  // namespace seeds_walk_through

@@ -12,6 +12,8 @@
 #include "support/catch.hpp"
 #include "support/instruction_sets.hpp"
 
+namespace simd_exp {
+
 using namespace headwise;
 using headwise_tests::supported_instruction_sets;
 
@@ -244,3 +246,5 @@ TEST_CASE("a weight of long double is the standard library's e^x", "[simd]") {
   const std::vector<long double> y = weights_of(InstructionSet::generic, x);
   for (std::size_t n = 0; n < x.size(); ++n) CHECK(y[n] == std::exp(x[n]));
 }
+
+}  // namespace simd_exp

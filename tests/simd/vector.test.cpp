@@ -7,6 +7,8 @@
 #include "headwise/kernels/kernels.hpp"
 #include "support/catch.hpp"
 
+namespace simd_vector {
+
 using namespace headwise;
 namespace generic = simd::generic;
 
@@ -226,3 +228,5 @@ TEST_CASE("unrolled calls once for each number, in order", "[simd]") {
   generic::unrolled<5>([&](auto i) { seen[std::size_t{i}] = ++calls; });
   CHECK(seen == std::array<int, 5>{1, 2, 3, 4, 5});
 }
+
+}  // namespace simd_vector

@@ -12,6 +12,8 @@
 #include "headwise/tensor/scalar.hpp"
 #include "support/catch.hpp"
 
+namespace tensor_dual {
+
 using namespace headwise;
 
 namespace {
@@ -192,3 +194,5 @@ TEST_CASE("the limits of dual numbers are those of their values, as constants", 
   CHECK(is_finite_option(Dual<float>(1)));
   CHECK_FALSE(is_finite_option(hidden));
 }
+
+}  // namespace tensor_dual

@@ -4,6 +4,8 @@
 
 #include "support/catch.hpp"
 
+namespace tensor_dual_view {
+
 using namespace headwise;
 
 namespace {
@@ -71,3 +73,5 @@ TEST_CASE("parts of a const dual tensor are read only, and a temporary has none"
   STATIC_REQUIRE_FALSE(TakenApart<Moving>);
   STATIC_REQUIRE_FALSE(TakenApart<Tensor2<double>&>);
 }
+
+}  // namespace tensor_dual_view

@@ -5,6 +5,8 @@
 
 #include "support/catch.hpp"
 
+namespace tensor_eigen {
+
 using namespace headwise;
 
 namespace {
@@ -106,3 +108,5 @@ TEST_CASE("empty tensors and matrices pass through the bridge", "[tensor]") {
   EigenMatrix<double> m(3, 0);
   CHECK(from_eigen(m).shape() == Shape{3, 0});
 }
+
+}  // namespace tensor_eigen

@@ -8,6 +8,8 @@
 #include "headwise/tensor/view_ops.hpp"
 #include "support/catch.hpp"
 
+namespace tensor_overlap {
+
 using namespace headwise;
 
 namespace {
@@ -132,3 +134,5 @@ TEST_CASE("strides beyond any memory decide nothing, and one of 0 repeats elemen
   const In<float, 2> still(x, Shape{2, 2}, Shape{Index{1} << 57, 0});
   CHECK(detail::repeats_elements({"still", still}));
 }
+
+}  // namespace tensor_overlap

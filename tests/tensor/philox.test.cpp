@@ -9,6 +9,8 @@
 
 #include "support/catch.hpp"
 
+namespace tensor_philox {
+
 using namespace headwise;
 
 using Words = std::array<std::uint32_t, 4>;
@@ -117,3 +119,5 @@ TEST_CASE("philox_normal uses all 64 bits of the position", "[tensor]") {
   CHECK(philox_normal(key, 5) == philox_normal(key, 5));
   CHECK(philox_normal(key, 5) != philox_normal(key, 5 + (std::uint64_t{1} << 32)));
 }
+
+}  // namespace tensor_philox

@@ -6,6 +6,8 @@
 #include "headwise/tensor/view_ops.hpp"
 #include "support/catch.hpp"
 
+namespace tensor_print {
+
 using namespace headwise;
 
 namespace {
@@ -50,3 +52,5 @@ TEST_CASE("a dual number prints as its value and its derivative", "[tensor]") {
   CHECK(printed(Tensor1<D>(Shape{2}, {D(1, 2), D(3)})) == "[(1, 2), (3, 0)]");
   CHECK(printed(Dual<D>(D(1, 2), D(3, 4))) == "((1, 2), (3, 4))");
 }
+
+}  // namespace tensor_print

@@ -6,6 +6,8 @@
 
 #include "support/catch.hpp"
 
+namespace tensor_shape {
+
 using namespace headwise;
 
 TEST_CASE("the size of a Shape is the product of its extents, 0 where one is 0", "[tensor]") {
@@ -54,3 +56,5 @@ TEST_CASE("for_each_index visits every index once in row-major order", "[tensor]
     CHECK(expected == shape.size());
   }
 }
+
+}  // namespace tensor_shape

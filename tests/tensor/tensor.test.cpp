@@ -10,6 +10,8 @@
 
 #include "support/catch.hpp"
 
+namespace tensor_tensor {
+
 using namespace headwise;
 
 namespace {
@@ -153,3 +155,5 @@ TEST_CASE("swap exchanges storage, shape and memory resource", "[tensor]") {
   CHECK(y.memory() == &memory);
   CHECK(x.memory() != &memory);
 }
+
+}  // namespace tensor_tensor

@@ -7,6 +7,8 @@
 #include "headwise/tensor/tensor.hpp"
 #include "support/catch.hpp"
 
+namespace tensor_view {
+
 using namespace headwise;
 
 namespace {
@@ -128,3 +130,5 @@ TEST_CASE("a tensor is dense where its elements follow each other in row-major o
   CHECK_FALSE(dense({3, 1}, {2, 1}));
   CHECK(dense({0, 4}, {7, 7}));
 }
+
+}  // namespace tensor_view

@@ -6,6 +6,8 @@
 
 #include "support/catch.hpp"
 
+namespace tensor_view_ops {
+
 using namespace headwise;
 
 namespace {
@@ -158,3 +160,5 @@ TEST_CASE("convert keeps the values in another type", "[tensor]") {
   const auto back = convert<double>(In<long double, 2>(wide));
   for (Index j = 0; j < 3; ++j) CHECK(back(0, j) == x(0, j));
 }
+
+}  // namespace tensor_view_ops

@@ -5,6 +5,8 @@
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
 
+namespace testing_check_op {
+
 using namespace headwise;
 
 namespace {
@@ -152,3 +154,5 @@ TEST_CASE("an op without elements passes", "[testing]") {
   CHECK(check_op(
       softmax, [](const Matrix& dy) { return dy; }, x));
 }
+
+}  // namespace testing_check_op

@@ -8,6 +8,8 @@
 #include "headwise/tensor/view_ops.hpp"
 #include "support/catch.hpp"
 
+namespace testing_close_to {
+
 using namespace headwise;
 
 namespace {
@@ -132,3 +134,5 @@ TEST_CASE("bitwise_equal tells 0 from -0 and one NaN from another", "[testing]")
   check(double{});
   check(static_cast<long double>(0));
 }
+
+}  // namespace testing_close_to

@@ -9,6 +9,8 @@
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
 
+namespace testing_gradient_check {
+
 using namespace headwise;
 
 namespace {
@@ -296,3 +298,5 @@ TEST_CASE("an input without elements passes", "[testing]") {
   gradients.input("x", x, Tensor2<double>(Shape{0, 3}));
   CHECK(gradients.run([] { return 1.0; }));
 }
+
+}  // namespace testing_gradient_check

@@ -9,6 +9,8 @@
 #include "support/catch.hpp"
 #include "support/law_kernels.hpp"
 
+namespace testing_laws {
+
 using namespace headwise_tests;
 
 TEMPLATE_TEST_CASE("both paths of this library keep every law of attention", "[testing]", float,
@@ -170,3 +172,5 @@ TEST_CASE("a law of one's own is run beside others", "[testing]") {
   const auto card = run_laws(flash_kernel<float>(), {.shapes = small_shapes()}, laws);
   CHECK(card.failed() == std::vector<std::string>{"o is never negative"});
 }
+
+}  // namespace testing_laws

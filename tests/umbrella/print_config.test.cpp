@@ -7,6 +7,8 @@
 
 #include "support/catch.hpp"
 
+namespace umbrella_print_config {
+
 namespace {
 
 /// The rest of the line that starts with `word`.
@@ -48,3 +50,5 @@ TEST_CASE("format_config names versions, compiler, flags, kernels, vectors and p
   CHECK(fact("exceptions") == "yes");
   CHECK(fact("compiled") == "no");
 }
+
+}  // namespace umbrella_print_config

@@ -206,11 +206,14 @@ class HeadVisibility {
     }
   }
 
-  /// Whether query i sees key j.
-  bool visible(Index i, Index j) const {
-    const KeyRange keys = range(i);
-    return j >= keys.begin && j < keys.end && pair_visible(i, j);
+  /// Whether query i sees key j, as a function of j that knows the range of i.
+  auto seen_by(Index i) const {
+    return [this, i, keys = range(i)](Index j) {
+      return j >= keys.begin && j < keys.end && pair_visible(i, j);
+    };
   }
+  /// Whether query i sees key j.
+  bool visible(Index i, Index j) const { return seen_by(i)(j); }
 
   /// What is added to the score of a visible pair; 0 without biases.
   T bias(Index i, Index j) const {
