@@ -47,7 +47,7 @@ std::vector<Exception> exceptions() {
   return all;
 }
 
-bool has_call(const Rule& rule, const std::vector<std::string>& messages) {
+bool has_call(const RuleSite& rule, const std::vector<std::string>& messages) {
   for (const std::string& form : rule.forms) {
     for (const std::string& message : messages) {
       if (is_of_form(message, form)) return true;
@@ -56,7 +56,7 @@ bool has_call(const Rule& rule, const std::vector<std::string>& messages) {
   return false;
 }
 
-std::vector<Rule> rules_of_headers() {
+std::vector<RuleSite> rules_of_headers() {
   const fs::path root = HEADWISE_INCLUDE_DIR;
   RuleReader reader;
   std::vector<fs::path> headers;
@@ -68,9 +68,11 @@ std::vector<Rule> rules_of_headers() {
   }
   std::sort(headers.begin(), headers.end());
   for (const fs::path& header : headers) reader.read(root, header);
-  std::vector<Rule> rules;  // each once, however many ways lead to it
-  for (const Rule& rule : reader.rules()) {
-    const auto same = [&](const Rule& r) { return r.where == rule.where && r.forms == rule.forms; };
+  std::vector<RuleSite> rules;  // each once, however many ways lead to it
+  for (const RuleSite& rule : reader.rules()) {
+    const auto same = [&](const RuleSite& r) {
+      return r.where == rule.where && r.forms == rule.forms;
+    };
     if (std::none_of(rules.begin(), rules.end(), same)) rules.push_back(rule);
   }
   return rules;
@@ -82,7 +84,7 @@ TEST_CASE("every rule of the headers has a bad call that shows it", "[bad_calls]
   const auto rules = rules_of_headers();
   const std::vector<Exception> exempt = exceptions();
   std::vector<bool> needed(exempt.size(), false);
-  for (const Rule& rule : rules) {
+  for (const RuleSite& rule : rules) {
     CAPTURE(rule.where);
     REQUIRE_FALSE(rule.forms.empty());  // else the reader has to learn a form
     if (has_call(rule, catalogued_messages())) continue;
@@ -120,7 +122,7 @@ TEST_CASE("a rule without a call is found, whichever way it is written", "[bad_c
       if (n > 9) raise<ShapeError>("g: n is " + std::to_string(n));
     })");
   std::vector<std::string> forms;
-  for (const Rule& rule : reader.rules()) forms.push_back(rule.forms[0]);
+  for (const RuleSite& rule : reader.rules()) forms.push_back(rule.forms[0]);
   CHECK(forms == std::vector<std::string>{
                      "f: n is *, expected > 0", "g: n is *, expected > 0",
                      "f: x is *, expected * (the count)", "f: y is *, expected * (the count)",

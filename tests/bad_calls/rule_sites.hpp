@@ -17,7 +17,7 @@
 namespace headwise_tests {
 
 /// One rule: a message of one of these forms shows that it holds.
-struct Rule {
+struct RuleSite {
   std::string where;               // file:line
   std::vector<std::string> forms;  // any of them
 };
@@ -37,8 +37,8 @@ class RuleReader {
 
   /// All rules; and, as rules without a form, the places where something is required or raised and
   /// the reader cannot tell what.
-  std::vector<Rule> rules() {
-    std::vector<Rule> found;
+  std::vector<RuleSite> rules() {
+    std::vector<RuleSite> found;
     for (std::size_t s = 0; s < sources_.size(); ++s) {
       for (std::size_t t = 0; t < sources_[s].tokens.size(); ++t) add_rules(s, t, found);
     }
@@ -166,7 +166,7 @@ class RuleReader {
     return false;
   }
 
-  void add_rules(std::size_t source, std::size_t token, std::vector<Rule>& found) {
+  void add_rules(std::size_t source, std::size_t token, std::vector<RuleSite>& found) {
     static const std::set<std::string> words{
         "require", "require_shape",    "require_apart",    "require_same_or_apart",
         "raise",   "require_distinct", "require_countable"};
@@ -191,7 +191,7 @@ class RuleReader {
   }
 
   void add(std::size_t source, std::size_t token,
-           const std::vector<std::vector<std::string>>& rules, std::vector<Rule>& found) const {
+           const std::vector<std::vector<std::string>>& rules, std::vector<RuleSite>& found) const {
     const std::string where =
         sources_[source].name + ":" + std::to_string(sources_[source].tokens[token].line);
     for (const auto& any : rules) found.push_back({where, any});

@@ -12,12 +12,12 @@ quietly() {
   fi
 }
 
-# As many jobs as cores, but not more than memory holds: a translation unit takes up to 1.2 GB.
+# As many jobs as cores, but not more than memory holds: a translation unit takes up to 1.5 GB.
 jobs() {
   local cores memory=
   cores=$(nproc 2> /dev/null || getconf _NPROCESSORS_ONLN)
   if [ -r /proc/meminfo ]; then
-    memory=$(awk '/^MemAvailable:/ { print int($2 / 1200000) }' /proc/meminfo)
+    memory=$(awk '/^MemAvailable:/ { print int($2 / 1500000) }' /proc/meminfo)
   fi
   if [ -n "$memory" ] && [ "$memory" -lt "$cores" ]; then cores=$memory; fi
   echo $((cores > 0 ? cores : 1))
