@@ -1,5 +1,5 @@
-// A call of either attention, drawn from bytes: shapes, places, masks, options. It is run forward
-// and backward and held against the naive loops of support/oracle.hpp.
+// A call of either attention, drawn from bytes: shapes, places, masks, what changes scores,
+// options. It is run forward and backward and held against the naive loops of support/oracle.hpp.
 #pragma once
 
 #include <limits>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fuzz/attention_masks.hpp"
+#include "fuzz/attention_scores.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/flash_attention.hpp"
 
@@ -91,6 +92,7 @@ class AttentionCall {
     dq_ = output(at_q), dk_ = output(at_k), dv_ = output(at_v);
     masks_.emplace(in, sizes_, with_faults, numbers);
     draw_options(in, with_faults);
+    scores_.emplace(in, sizes_, with_faults, numbers);
     if (hides_nan_ && masks_->fits()) put_nan_out_of_sight();
   }
 
@@ -106,18 +108,20 @@ class AttentionCall {
     }
     check(masks_->allowed(), "a mask that is not allowed is refused");
     const bool group_divides = sizes_.G == 0 ? sizes_.H == 0 : sizes_.H % sizes_.G == 0;
-    const bool fits = masks_->fits() && options_are_valid_ && group_divides;
+    const bool fits =
+        masks_->fits() && options_are_valid_ && scores_->fits(dropout_) && group_divides;
     if (!attempt(fits && !is_wrong(0, 4), [&] { forward(*options); })) {
       check(o_.untouched() && kept_.untouched(), "a refused forward writes nothing");
       return;
     }
     check(o_.gaps_untouched() && kept_.gaps_untouched(), "forward writes its outputs alone");
     if (!attempt(fits && !is_wrong(0, 8), [&] { backward(*options); })) {
-      check(dq_.untouched() && dk_.untouched() && dv_.untouched(),
+      check(dq_.untouched() && dk_.untouched() && dv_.untouched() && scores_->untouched(),
             "a refused backward writes nothing");
       return;
     }
-    check(dq_.gaps_untouched() && dk_.gaps_untouched() && dv_.gaps_untouched(),
+    check(dq_.gaps_untouched() && dk_.gaps_untouched() && dv_.gaps_untouched() &&
+              scores_->gaps_untouched(),
           "backward writes its outputs alone");
     compare();
   }
@@ -143,7 +147,12 @@ class AttentionCall {
   }
 
   AttentionOptions<T> options() const {
-    return {.mask = masks_->mask(), .scale = scale_, .dropout = dropout_};
+    AttentionOptions<T> options{.mask = masks_->mask(), .scale = scale_, .dropout = dropout_};
+    scores_->set(options);
+    return options;
+  }
+  bool visible(Index b, Index h, Index i, Index j) const {
+    return masks_->visible(b, h, i, j) && scores_->visible(b, h, i, j);
   }
 
   /// Whether a tensor numbered first to last, or one that both calls read, is wrong.
@@ -186,7 +195,7 @@ class AttentionCall {
     const AttentionInputs<T> inputs{q_.view(), k_.view(), v_.view()};
     const AttentionGradients<T> gradients{wrong_.applied(6, dq_.view()),
                                           wrong_.applied(7, dk_.view()),
-                                          wrong_.applied(8, dv_.view())};
+                                          wrong_.applied(8, dv_.view()), scores_->gradients()};
     const In<T, 4> d_o = wrong_.applied(5, d_o_.view());
     if (tiles_) {
       flash_attention_backward<T>(d_o, inputs, o_.view(), kept_.view(), options, gradients);
@@ -202,7 +211,7 @@ class AttentionCall {
     std::vector<char> sees(static_cast<std::size_t>(B * H * L)),
         seen(static_cast<std::size_t>(B * G * S));
     for_each_index(Shape<4>{B, H, L, S}, [&](const Shape<4>& at) {
-      if (!masks_->visible(at[0], at[1], at[2], at[3])) return;
+      if (!visible(at[0], at[1], at[2], at[3])) return;
       const Index g = at[1] / (sizes_.H / sizes_.G);
       sees[static_cast<std::size_t>((at[0] * sizes_.H + at[1]) * sizes_.L + at[2])] = 1;
       seen[static_cast<std::size_t>((at[0] * sizes_.G + g) * sizes_.S + at[3])] = 1;
@@ -218,6 +227,16 @@ class AttentionCall {
     poison(q_, sees), poison(k_, seen), poison(v_, seen);
   }
 
+  static Real greatest(const Field& x) {
+    Real greatest = 0;
+    for (const Real value : x.values) greatest = std::max(greatest, std::abs(value));
+    return greatest;
+  }
+  /// Sums of `terms` behind an element.
+  static void allow(Field& x, Real terms) {
+    if (!x.values.empty()) x.add(0, 0, terms);
+  }
+
   void compare() {
     OracleProblem problem;
     problem.sizes = sizes_;
@@ -225,22 +244,37 @@ class AttentionCall {
     problem.v = field_of<T, 4>(v_.view()), problem.d_o = field_of<T, 4>(d_o_.view());
     problem.scale =
         scale_ ? Real{*scale_} : 1 / std::sqrt(static_cast<Real>(std::max(sizes_.d, Index{1})));
-    problem.visible = [this](Index b, Index h, Index i, Index j) {
-      return masks_->visible(b, h, i, j);
-    };
+    problem.visible = [this](Index b, Index h, Index i, Index j) { return visible(b, h, i, j); };
     problem.bias = [this](Index b, Index h, Index i, Index j) { return masks_->bias(b, h, i, j); };
+    problem.change = [&](Index b, Index h, Index i, Index j, Real s) {
+      return scores_->change(b, h, i, j, s, problem.bias(b, h, i, j));
+    };
+    problem.sink = scores_->sink();
     const DropoutMask dropped(dropout_, DropoutStream::weights);
     if (dropout_.active()) {
       problem.factor = [&](Index b, Index h, Index i, Index j) {
-        return dropped.kept(b, h, i, j) ? 1 / (1 - Real{dropout_.rate}) : Real{0};
+        const Position& origin = scores_->origin();
+        return dropped.kept(origin.batch + b, origin.head + h, i, j) ? 1 / (1 - Real{dropout_.rate})
+                                                                     : Real{0};
       };
     }
-    const OracleResult expected = oracle_attention(problem);
-    const Real slack = 64 * (1 + expected.condition);
+    OracleResult expected = oracle_attention(problem);
+    if (scores_->caps()) {
+      // A cap's slope is 1 - tanh^2: where that is next to nothing its error is a unit of 1.
+      const Real flow = expected.flow.size() * std::abs(problem.scale) * scores_->size();
+      allow(expected.dq, flow * greatest(problem.k)),
+          allow(expected.dk, flow * greatest(problem.q));
+    }
+    const Real slack = 64 * (1 + expected.condition) * scores_->size();
     check(near<T, 4>(o_.view(), expected.o, slack), "o is the naive loops'");
     check(near<T, 4>(dq_.view(), expected.dq, slack), "dq is the naive loops'");
     check(near<T, 4>(dk_.view(), expected.dk, slack), "dk is the naive loops'");
     check(near<T, 4>(dv_.view(), expected.dv, slack), "dv is the naive loops'");
+    scores_->compare(expected, problem.scale, problem.bias,
+                     [&]<int R>(TensorView<T, R> got, Field& sums) {
+                       check(near<T, R>(got, sums, slack),
+                             "gradients of what changes scores are the naive loops'");
+                     });
     if (tiles_) {
       check(near<T, 4>(slice(kept_.view(), 3, 0, 1), expected.lse, slack),
             "lse is the naive loops'");
@@ -254,6 +288,7 @@ class AttentionCall {
   Wrong wrong_;
   Placed<T, 4> q_, k_, v_, d_o_, o_, kept_, dq_, dk_, dv_;
   std::optional<AttentionMasks<T>> masks_;
+  std::optional<AttentionScores<T>> scores_;
   std::optional<T> scale_;
   Dropout dropout_;
   bool hides_nan_ = false, options_are_valid_ = true;
