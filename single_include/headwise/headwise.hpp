@@ -7336,7 +7336,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   // 4a s = scale q k^T,  4b bias
   score_head<T>(head, weights, packed);
   // 4c p = softmax of the visible s
@@ -7350,7 +7350,7 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
   }
   // 4e o = p v
   gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  sees);
+                  keys_of);
 }
 
 /// dq, dk and dv as HeadGradients says.
@@ -7363,8 +7363,8 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto seen_by = [&](Index j) {
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto queries_of = [&](Index j) {
     return [&head, j](Index i) { return head.visibility.visible(i, j); };
   };
 
@@ -7377,7 +7377,7 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, seen_by);
+                  all, queries_of);
   // 4d dropout, 4c softmax, 4b biases and softcap, 4a scale
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
@@ -7395,9 +7395,9 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
   // 4a dq = ds k,  dk = ds^T q
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, seen_by);
+                  {.accumulate = to.accumulate}, packed, all, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -12761,7 +12761,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -12771,7 +12771,7 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
     p = {dropped, head.S, 1};
   }
   gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  sees);
+                  keys_of);
 }
 
 template <class T>
@@ -12783,8 +12783,8 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto seen_by = [&](Index j) {
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto queries_of = [&](Index j) {
     return [&head, j](Index i) { return head.visibility.visible(i, j); };
   };
 
@@ -12796,7 +12796,7 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, seen_by);
+                  all, queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -12812,9 +12812,9 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, seen_by);
+                  {.accumulate = to.accumulate}, packed, all, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -17832,7 +17832,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -17842,7 +17842,7 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
     p = {dropped, head.S, 1};
   }
   gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  sees);
+                  keys_of);
 }
 
 template <class T>
@@ -17854,8 +17854,8 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto seen_by = [&](Index j) {
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto queries_of = [&](Index j) {
     return [&head, j](Index i) { return head.visibility.visible(i, j); };
   };
 
@@ -17867,7 +17867,7 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, seen_by);
+                  all, queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -17883,9 +17883,9 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, seen_by);
+                  {.accumulate = to.accumulate}, packed, all, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -34358,7 +34358,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -34368,7 +34368,7 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
     p = {dropped, head.S, 1};
   }
   gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  sees);
+                  keys_of);
 }
 
 template <class T>
@@ -34380,8 +34380,8 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto seen_by = [&](Index j) {
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto queries_of = [&](Index j) {
     return [&head, j](Index i) { return head.visibility.visible(i, j); };
   };
 
@@ -34393,7 +34393,7 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, seen_by);
+                  all, queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -34409,9 +34409,9 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, seen_by);
+                  {.accumulate = to.accumulate}, packed, all, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -37761,7 +37761,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -37771,7 +37771,7 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
     p = {dropped, head.S, 1};
   }
   gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  sees);
+                  keys_of);
 }
 
 template <class T>
@@ -37783,8 +37783,8 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto seen_by = [&](Index j) {
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto queries_of = [&](Index j) {
     return [&head, j](Index i) { return head.visibility.visible(i, j); };
   };
 
@@ -37796,7 +37796,7 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, seen_by);
+                  all, queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -37812,9 +37812,9 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, seen_by);
+                  {.accumulate = to.accumulate}, packed, all, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -41160,7 +41160,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -41170,7 +41170,7 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
     p = {dropped, head.S, 1};
   }
   gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  sees);
+                  keys_of);
 }
 
 template <class T>
@@ -41182,8 +41182,8 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto seen_by = [&](Index j) {
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto queries_of = [&](Index j) {
     return [&head, j](Index i) { return head.visibility.visible(i, j); };
   };
 
@@ -41195,7 +41195,7 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, seen_by);
+                  all, queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -41211,9 +41211,9 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, seen_by);
+                  {.accumulate = to.accumulate}, packed, all, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -44559,7 +44559,7 @@ template <class T>
 void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
                             Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -44569,7 +44569,7 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
     p = {dropped, head.S, 1};
   }
   gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  sees);
+                  keys_of);
 }
 
 template <class T>
@@ -44581,8 +44581,8 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
   const bool all = head.visibility.sees_all();
-  const auto sees = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto seen_by = [&](Index j) {
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto queries_of = [&](Index j) {
     return [&head, j](Index i) { return head.visibility.visible(i, j); };
   };
 
@@ -44594,7 +44594,7 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, seen_by);
+                  all, queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -44610,9 +44610,9 @@ void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, sees);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, seen_by);
+                  {.accumulate = to.accumulate}, packed, all, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
