@@ -287,18 +287,4 @@ TEST_CASE("shards that are told their first head draw the dropout of the whole a
   CHECK(close_to(dx, expected.dx, 1e-13));
 }
 
-TEST_CASE("average_heads is the mean of the weights over the heads", "[nn]") {
-  const auto module = random_module<double>(grouped);
-  const auto x = random_tensor<double>(Shape{2, 6, 12}, 13);
-  MultiHeadAttentionCache<double> cache;
-  (void)module.forward(x, call_of<double>(Path::materialized, {causal}), cache);
-  const Tensor3<double> mean = average_heads(cache.weights);
-  REQUIRE(mean.shape() == Shape{2, 6, 6});
-  for_each_index(mean.shape(), [&](const Shape<3>& at) {
-    double sum = 0;
-    for (Index h = 0; h < 4; ++h) sum += cache.weights(at[0], h, at[1], at[2]);
-    CHECK(mean(at) == Approx(sum / 4).margin(1e-16));
-  });
-}
-
 }  // namespace nn_multi_head_attention_laws

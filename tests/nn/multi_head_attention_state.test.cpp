@@ -82,6 +82,22 @@ TEST_CASE("many forward calls may be pending, their backwards in any order", "[n
   }
 }
 
+TEST_CASE("average_heads is the mean of the cached weights over the heads", "[nn]") {
+  const Module module({.d_model = 12, .num_heads = 4, .num_kv_heads = 2, .seed = 1});
+  const auto x = random_tensor<double>(Shape{2, 6, 12}, 13);
+  Call call = call_of(Path::materialized);
+  call.mask = {causal};
+  Cache cache;
+  (void)module.forward(x, call, cache);
+  const Tensor3<double> mean = average_heads(cache.weights);
+  REQUIRE(mean.shape() == Shape{2, 6, 6});
+  for_each_index(mean.shape(), [&](const Shape<3>& at) {
+    double sum = 0;
+    for (Index h = 0; h < 4; ++h) sum += cache.weights(at[0], h, at[1], at[2]);
+    CHECK(mean(at) == Approx(sum / 4).margin(1e-16));
+  });
+}
+
 TEST_CASE("threads share a module", "[nn]") {
   const Module module(8, 2);
   const auto x = random_tensor<double>(Shape{2, 70, 8}, 3);

@@ -15,14 +15,8 @@ namespace {
 const std::vector<Sizes> shapes = {{2, 2, 1, 7, 11, 3, 5},
                                    {2, 4, 2, 49, 67, 5, 3},
                                    {1, 2, 2, 97, 131, 17, 8},
-                                   {1, 2, 1, 67, 49, 4, 9}};
-
-/// Beside these, where tiles are, one that does not fit into one.
-std::vector<Sizes> shapes_for(Path path) {
-  auto all = shapes;
-  if (path == Path::flash) all.push_back(beyond_tiles);
-  return all;
-}
+                                   {1, 2, 1, 67, 49, 4, 9},
+                                   beyond_tiles};
 
 }  // namespace
 
@@ -31,7 +25,7 @@ TEMPLATE_TEST_CASE("what a query may not see never reaches it, and NaN in what i
   const Path path = GENERATE(Path::materialized, Path::flash);
   Index clean = 0, dirty = 0;
   for (const Recipe<TestType>& recipe : mask_recipes<TestType>()) {
-    for (const Sizes& sizes : shapes_for(path)) {
+    for (const Sizes& sizes : shapes) {
       Case<TestType> x(sizes, 1000);
       recipe.apply(x);
       const Outputs<TestType> finite = run(path, x);
@@ -79,7 +73,7 @@ TEMPLATE_TEST_CASE("padding that holds NaN everywhere is as good as none", "[ops
 
 TEMPLATE_TEST_CASE("a NaN bias shows where it is seen and nowhere else", "[ops]", float, double) {
   const Path path = GENERATE(Path::materialized, Path::flash);
-  for (const Sizes& s : shapes_for(path)) {
+  for (const Sizes& s : shapes) {
     Case<TestType> x(s, 1200);
     x.causal();
     Tensor4<TestType> bias = x.numbers.template tensor<TestType>(Shape{s.B, s.H, s.L, s.S});

@@ -17,6 +17,7 @@ namespace {
 /// Every combination of causality, window, first keys and key length over sizes with 0, 1 and
 /// primes.
 const Window windows[] = {{0}, {1}, {2}, {3}, {6}, {20}, {1, 1}, {1, 3}, {2, 2}, {3, 1}, {2, 9}};
+
 /// S keys in documents of `kind` keys, but for the first, which has one more; ids fall.
 Tensor2<Index> documents_of(Index kind, Index S) {
   Tensor2<Index> ids({1, S});
@@ -62,6 +63,27 @@ void for_each_case(F&& check) {
 template <class T>
 T from_bits(std::uint64_t bits) {
   return static_cast<T>(std::bit_cast<double>(bits));
+}
+
+template <class T>
+void check_hidden_threshold() {
+  const T quarter = std::numeric_limits<T>::lowest() / 4;
+  const T infinity = from_bits<T>(std::uint64_t{0x7FF} << 52);
+  const T nan = from_bits<T>(std::uint64_t{0x7FF8} << 48);
+  const auto hidden = [](T value) {
+    Tensor2<T> values(Shape{1, 1}, {value});
+    const AttentionMask<T> mask(Mask::bias(values));
+    return !HeadVisibility<T>(mask, 0, 0, 1, 1).visible(0, 0);
+  };
+  CHECK(hidden(-infinity));
+  CHECK(hidden(std::numeric_limits<T>::lowest()));
+  CHECK(hidden(std::nextafter(quarter, std::numeric_limits<T>::lowest())));
+  CHECK_FALSE(hidden(quarter));
+  CHECK_FALSE(hidden(std::nextafter(quarter, T(0))));
+  CHECK_FALSE(hidden(T(-1e9)));
+  CHECK_FALSE(hidden(T(0)));
+  CHECK_FALSE(hidden(infinity));
+  CHECK_FALSE(hidden(nan));  // what a query sees shows
 }
 
 }  // namespace
@@ -268,31 +290,6 @@ TEST_CASE("without biases 0 is added to a score", "[score]") {
   const HeadVisibility<float> rules(AttentionMask<float>(), 0, 0, 2, 2);
   CHECK(rules.bias(1, 1) == 0.0f);
 }
-
-namespace {
-
-template <class T>
-void check_hidden_threshold() {
-  const T quarter = std::numeric_limits<T>::lowest() / 4;
-  const T infinity = from_bits<T>(std::uint64_t{0x7FF} << 52);
-  const T nan = from_bits<T>(std::uint64_t{0x7FF8} << 48);
-  const auto hidden = [](T value) {
-    Tensor2<T> values(Shape{1, 1}, {value});
-    const AttentionMask<T> mask(Mask::bias(values));
-    return !HeadVisibility<T>(mask, 0, 0, 1, 1).visible(0, 0);
-  };
-  CHECK(hidden(-infinity));
-  CHECK(hidden(std::numeric_limits<T>::lowest()));
-  CHECK(hidden(std::nextafter(quarter, std::numeric_limits<T>::lowest())));
-  CHECK_FALSE(hidden(quarter));
-  CHECK_FALSE(hidden(std::nextafter(quarter, T(0))));
-  CHECK_FALSE(hidden(T(-1e9)));
-  CHECK_FALSE(hidden(T(0)));
-  CHECK_FALSE(hidden(infinity));
-  CHECK_FALSE(hidden(nan));  // what a query sees shows
-}
-
-}  // namespace
 
 TEST_CASE("a bias below a quarter of the lowest number hides the pair, and nothing else does",
           "[score]") {

@@ -67,11 +67,9 @@ struct Product {
 
 /// NaN, infinity, -infinity: from bits, since -ffast-math takes 0 / 0 for 0.
 double special(std::uint64_t top_bits) {
-  volatile std::uint64_t bits = top_bits << 48;
-  const std::uint64_t read = bits;
-  return std::bit_cast<double>(read);
+  const volatile std::uint64_t bits = top_bits << 48;
+  return std::bit_cast<double>(std::uint64_t{bits});
 }
-
 double worst_of(const GradientReport& report) { return report.worst().error; }
 
 }  // namespace
