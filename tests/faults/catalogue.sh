@@ -1,14 +1,16 @@
 # shellcheck shell=bash disable=SC2034
 # The form of a fault, and how it is planted. Read by tests/faults/run.
 
-# Reads a fault into what, file, test, wanted_case, old, new. Fails where a part is missing.
+# Reads a fault into what, file, unit, test, wanted_case, old, new. Fails where a part but for unit
+# is missing.
 read_fault() {
   local line section=head
-  what='' file='' test='' wanted_case='' old='' new=''
+  what='' file='' unit='' test='' wanted_case='' old='' new=''
   while IFS= read -r line; do
     case $section:$line in
       head:'what: '*) what=${line#what: } ;;
       head:'file: '*) file=${line#file: } ;;
+      head:'unit: '*) unit=${line#unit: } ;;
       head:'test: '*) test=${line#test: } ;;
       head:'case: '*) wanted_case=${line#case: } ;;
       head:'--- old') section=old ;;
