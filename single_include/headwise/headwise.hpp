@@ -10138,7 +10138,10 @@ struct ScoreRows {
 };
 
 /// Steps 4a of `rows` rows q [rows, d] and as many keys as a vector holds: s = alpha q k^T. The
-/// keys are transposed in registers, each score is one chain over d.
+/// keys are transposed in registers, each score is one chain over d. (Two vectors of keys at a
+/// time, whose chains need not wait for each other, and transposes by loads of 16-byte blocks, with
+/// half the shuffles: no difference with AVX-512 on an EPYC of family 25, where 5 cycles a line of
+/// keys and values go by whatever is computed; with AVX2 1.08 and another 1.06 times as fast.)
 template <class T, int rows, class U>
 void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const RowsAhead<U>& ahead,
                   const ScoreRows<T>& s) {
