@@ -48,6 +48,7 @@ struct Kernels {
   Index backward_queries;  // of a tile of flash_backward_tile
   Index backward_keys;     // of a block of keys
   Index columns;           // of a panel: products are cut in multiples of it
+  Index inner;             // of a chain: products of longer rows are sums of chains of so many
 
   bool (*all_finite)(Matrix<const T> x, Index rows, Index columns);
 

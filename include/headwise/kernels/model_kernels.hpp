@@ -72,6 +72,21 @@ struct ActivationBackwardRows {
   Matrix<T> dx, d_up;         // [N, F], overwritten; dx may be dy
 };
 
+/// A product of few rows with a right factor of 16 bits: c = a w + bias.
+template <class T>
+struct FewRows {
+  static constexpr Index most = 4;          // rows
+  static constexpr Index sums_size = 4096;  // 16 KiB of floats
+
+  Extents size;
+  Matrix<const T> a;  // [M, K]
+  StoredMatrix w;     // [K, N], rows or columns dense
+  StoredAs as;
+  Matrix<T> c;    // [M, N], overwritten
+  const T* bias;  // [N]; null for none
+  T* sums;        // [sums_size], scratch
+};
+
 /// The kernels of one instruction set for T. What each does and takes is said where it is defined:
 /// kernels/<file>.inc. Rows are a part of all rows, or of the columns where sums run down them.
 template <Scalar T>
@@ -90,6 +105,10 @@ struct ModelKernels {
   void (*cross_entropy_rows)(const CrossEntropyRows<T>& of, Index begin, Index end);
   void (*cross_entropy_backward_rows)(const CrossEntropyBackwardRows<T>& of, Index begin,
                                       Index end);
+
+  // widen_rows.inc and few_rows.inc, of float alone
+  void (*widen_rows)(StoredAs as, StoredMatrix x, Index rows, Index N, T* y);
+  void (*multiply_few_rows)(const FewRows<T>& of);
 
   // optimizer.inc, over dense elements
   void (*adamw)(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n);

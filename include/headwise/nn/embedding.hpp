@@ -8,15 +8,16 @@
 
 #include "headwise/nn/init.hpp"
 #include "headwise/ops/embedding.hpp"
-#include "headwise/ops/linear.hpp"
+#include "headwise/ops/stored_linear.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
 namespace headwise::inline v0_1 {
 
-/// What an Embedding learns; its gradients have the same form.
-template <Scalar T>
+/// What an Embedding learns; its gradients have the same form. The table is kept as numbers of type
+/// W.
+template <Scalar T, KeptAs<T> W = T>
 struct EmbeddingParameters {
-  Tensor<T, 2> table;  // [V, D]
+  Tensor<W, 2> table;  // [V, D]
 
   /// f(name, view); `prefix` goes in front of the name. The view is writable where this is not
   /// const.
@@ -33,6 +34,21 @@ struct EmbeddingParameters {
 
 }  // namespace headwise::inline v0_1
 
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// All rules of tied_head_forward, whatever the table is kept as.
+template <class T, class W>
+void require_tied_head(const In<T, 2>& h, const In<W, 2>& table, const Out<T, 2>& logits) {
+  constexpr std::string_view function = "tied_head_forward";
+  require_countable(function, "h", h);
+  require_shape(function, "table", table, Shape{table.extent(0), h.extent(1)}, "columns of h");
+  require_shape(function, "logits", logits, Shape{h.extent(0), table.extent(0)},
+                "rows of h, rows of table");
+  require_apart(function, {"logits", logits}, {{"h", h}, {"table", table}});
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// logits = h table^T: the output head of a model whose embedding has this table.
@@ -47,12 +63,14 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 void tied_head_forward(In<T, 2> h, In<std::type_identity_t<T>, 2> table,
                        Out<std::type_identity_t<T>, 2> logits, const Context& context = {}) {
-  constexpr std::string_view function = "tied_head_forward";
-  require_countable(function, "h", h);
-  require_shape(function, "table", table, Shape{table.extent(0), h.extent(1)}, "columns of h");
-  require_shape(function, "logits", logits, Shape{h.extent(0), table.extent(0)},
-                "rows of h, rows of table");
-  require_apart(function, {"logits", logits}, {{"h", h}, {"table", table}});
+  detail::require_tied_head<T, T>(h, table, logits);
+  linear_forward(h, transpose(table, 0, 1), {}, logits, context);
+}
+/// The same of a table that is kept in 16 bits.
+template <std::same_as<float> T, NarrowFloat W>
+void tied_head_forward(In<T, 2> h, In<W, 2> table, Out<std::type_identity_t<T>, 2> logits,
+                       const Context& context = {}) {
+  detail::require_tied_head<T, W>(h, table, logits);
   linear_forward(h, transpose(table, 0, 1), {}, logits, context);
 }
 
@@ -102,8 +120,9 @@ void tied_head_backward(In<T, 2> d_logits, In<std::type_identity_t<T>, 2> h,
   context.count_flops(std::int64_t{2} * N * D * V, run.executed_gemm_flops(of_dtable));
 }
 
-/// y_n = table_{tokens_n}. Const calls may run at the same time.
-template <Scalar T>
+/// y_n = table_{tokens_n}. Const calls may run at the same time. Where the table is kept in 16
+/// bits, inference alone.
+template <Scalar T, KeptAs<T> W = T>
 class Embedding {
  public:
   /// What forward leaves for backward: a copy of the tokens, which are small beside all else.
@@ -118,9 +137,12 @@ class Embedding {
     require(vocabulary >= 0, "Embedding",
             "vocabulary is " + std::to_string(vocabulary) + ", expected >= 0");
     require(width >= 0, "Embedding", "width is " + std::to_string(width) + ", expected >= 0");
-    parameters_.table = Tensor<T, 2>({vocabulary, width});
-    init_normal<T>(parameters_.table, std_deviation, seed, 0);
+    parameters_.table = Tensor<W, 2>({vocabulary, width});
+    init_normal<W>(parameters_.table, std_deviation, seed, 0);
   }
+  /// Of parameters that are taken as they are.
+  Embedding(EmbeddingParameters<T, W> parameters, detail::Unchecked)
+      : parameters_(std::move(parameters)) {}
 
   /// y [N, D] for tokens [N]: inference. Throws and works as embedding_forward does.
   template <TokenId Id>
@@ -128,12 +150,13 @@ class Embedding {
     require_countable("Embedding::forward", "tokens", tokens);
     auto y = Tensor<T, 2>::uninitialized({tokens.extent(0), parameters_.table.extent(1)},
                                          context.memory);
-    embedding_forward(tokens, In<T, 2>(parameters_.table), y, context);
+    embedding_forward(tokens, In<W, 2>(parameters_.table), y, context);
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
   template <TokenId Id>
-  Tensor<T, 2> forward(In<Id, 1> tokens, Cache& cache, const Context& context = {}) const {
+  Tensor<T, 2> forward(In<Id, 1> tokens, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, T> {
     Tensor<T, 2> y = forward(tokens, context);
     auto kept = Tensor<std::int64_t, 1>::uninitialized(tokens.shape(), context.memory);
     for (Index n = 0; n < kept.size(); ++n) kept(n) = tokens(n);
@@ -146,7 +169,7 @@ class Embedding {
   /// Throws ArgumentError for an empty cache or one of a larger table, ShapeError; nothing is
   /// changed then.
   void backward(In<T, 2> dy, const Cache& cache, EmbeddingParameters<T>& gradients,
-                const Context& context = {}) const {
+                const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "Embedding::backward";
     require(cache.filled, function, "the cache is empty: pass it to forward first");
     require_shape(function, "dy", dy, Shape{cache.tokens.extent(0), parameters_.table.extent(1)},
@@ -162,13 +185,13 @@ class Embedding {
                   "the width of the table");
     auto result =
         Tensor<T, 2>::uninitialized({h.extent(0), parameters_.table.extent(0)}, context.memory);
-    tied_head_forward(h, parameters_.table, result, context);
+    tied_head_forward(h, In<W, 2>(parameters_.table), result, context);
     return result;
   }
   /// dh [N, D] for d_logits [N, V] and the h of `logits`; the table's gradient is added to
   /// `gradients`. Throws ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> logits_backward(In<T, 2> d_logits, In<T, 2> h, EmbeddingParameters<T>& gradients,
-                               const Context& context = {}) const {
+                               const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "Embedding::logits_backward";
     require_shape(function, "h", h, Shape{h.extent(0), parameters_.table.extent(1)},
                   "the width of the table");
@@ -180,19 +203,19 @@ class Embedding {
   }
 
   /// Gradients of the right shape, all 0.
-  EmbeddingParameters<T> zero_gradients() const {
+  EmbeddingParameters<T> zero_gradients() const requires std::same_as<W, T> {
     EmbeddingParameters<T> gradients;
     gradients.table = Tensor<T, 2>(parameters_.table.shape());
     return gradients;
   }
 
   /// The table, to be read and written.
-  EmbeddingParameters<T>& parameters() { return parameters_; }
+  EmbeddingParameters<T, W>& parameters() { return parameters_; }
   /// The table.
-  const EmbeddingParameters<T>& parameters() const { return parameters_; }
+  const EmbeddingParameters<T, W>& parameters() const { return parameters_; }
 
  private:
-  EmbeddingParameters<T> parameters_;
+  EmbeddingParameters<T, W> parameters_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -12,9 +12,13 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// cache of the caller's. A call that throws leaves cache and gradients as they were.
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.3; gated: Shazeer, 2020, arXiv
 /// 2002.05202.
-template <Scalar T>
+///
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+template <Scalar T, KeptAs<T> W = T>
 class FeedForward {
  public:
+  /// What it learns.
+  using Parameters = FeedForwardParameters<T, W>;
   /// What one call is asked for: dropouts.
   using Call = FeedForwardCall;
   /// What forward leaves for backward.
@@ -29,10 +33,14 @@ class FeedForward {
     std::uint32_t number = 16;  // apart from an attention of the same seed
     parameters_.for_each([&](const std::string&, auto view) {
       if constexpr (decltype(view)::rank == 2) {
-        init_weights<T>(view, options_.init, options_.seed, number++);
+        init_weights<W>(view, options_.init, options_.seed, number++);
       }
     });
   }
+  /// Of parameters that are taken as they are.
+  FeedForward(const FeedForwardOptions& options, FeedForwardParameters<T, W> parameters,
+              detail::Unchecked)
+      : options_(options), parameters_(std::move(parameters)) {}
 
   /// y [N, D] for x [N, D]: inference. Throws ShapeError or ArgumentError before anything is
   /// written or counted, and std::bad_alloc.
@@ -43,7 +51,7 @@ class FeedForward {
   /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
   /// backward call.
   Tensor<T, 2> forward(In<T, 2> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const {
+                       const Context& context = {}) const requires std::same_as<W, T> {
     Cache fresh;
     Tensor<T, 2> y = run(x, call, fresh, context);
     cache = std::move(fresh);
@@ -57,7 +65,7 @@ class FeedForward {
   /// Throws ArgumentError for a cache that is empty or of a module of another shape, ShapeError,
   /// std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const {
+                        const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "FeedForward::backward";
     detail::require_feed_forward_cache(function, options_, cache);
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
@@ -69,24 +77,24 @@ class FeedForward {
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(
-      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+  Gradients zero_gradients(std::pmr::memory_resource* memory =
+                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
     return Gradients(options_, memory);
   }
 
   /// The options with every default filled in.
   const FeedForwardOptions& options() const { return options_; }
   /// The weights, to be read and written.
-  FeedForwardParameters<T>& parameters() { return parameters_; }
+  FeedForwardParameters<T, W>& parameters() { return parameters_; }
   /// The weights.
-  const FeedForwardParameters<T>& parameters() const { return parameters_; }
+  const FeedForwardParameters<T, W>& parameters() const { return parameters_; }
 
  private:
   Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
     constexpr std::string_view function = "FeedForward::forward";
     require_shape(function, "x", x, Shape{x.extent(0), options_.d_model},
                   [&] { return "d_model " + std::to_string(options_.d_model); });
-    require_shape(function, "w_in", In<T, 2>(parameters_.w_in),
+    require_shape(function, "w_in", In<W, 2>(parameters_.w_in),
                   Shape{options_.d_model, options_.in_width()},
                   "the options: a module that was moved from has none");
     call.hidden_dropout.require_valid(function);
@@ -98,7 +106,7 @@ class FeedForward {
   }
 
   FeedForwardOptions options_;
-  FeedForwardParameters<T> parameters_;
+  FeedForwardParameters<T, W> parameters_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

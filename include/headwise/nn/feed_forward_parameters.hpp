@@ -47,12 +47,13 @@ struct FeedForwardCall {
   Dropout output_dropout = {};  // of the output, after its bias
 };
 
-/// Weights are [in, out]; its gradients have the same form.
-template <Scalar T>
+/// Weights are [in, out]; its gradients have the same form. The matrices are kept as numbers of
+/// type W.
+template <Scalar T, KeptAs<T> W = T>
 struct FeedForwardParameters {
-  Tensor<T, 2> w_in;   // [D, F], or [D, 2 F]: columns gate | up
+  Tensor<W, 2> w_in;   // [D, F], or [D, 2 F]: columns gate | up
   Tensor<T, 1> b_in;   // [F], or [2 F]; or absent
-  Tensor<T, 2> w_out;  // [F, D]
+  Tensor<W, 2> w_out;  // [F, D]
   Tensor<T, 1> b_out;  // [D], or absent
   bool gated = false;  // whether w_in and b_in are gate | up
 

@@ -14,7 +14,7 @@
 #include "headwise/nn/feed_forward_parameters.hpp"
 #include "headwise/ops/activation.hpp"
 #include "headwise/ops/dropout.hpp"
-#include "headwise/ops/linear.hpp"
+#include "headwise/ops/stored_linear.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -30,8 +30,8 @@ struct GateAndUp {
 };
 
 /// Fills the cache. The shapes are its caller's to check.
-template <class T>
-void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParameters<T>& p,
+template <class T, class W>
+void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParameters<T, W>& p,
                           In<T, 2> x, FeedForwardCache<T>& cache, Out<T, 2> y,
                           const Context& context) {
   const Index N = x.extent(0);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "headwise/tensor/float16.hpp"
 #include "headwise/tensor/philox.hpp"
 #include "headwise/tensor/require.hpp"
 #include "headwise/tensor/scalar.hpp"
@@ -16,6 +17,13 @@ enum class Init {
   he_normal,      ///< sqrt(2 / in); He et al., 2015, arXiv 1502.01852
 };
 
+namespace detail {
+
+/// Chooses the constructor of a module that takes options, resolved ones, and parameters of their
+/// shapes as they are.
+struct Unchecked {};
+
+}  // namespace detail
 }  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -29,10 +37,12 @@ inline double init_std(Init init, Index in, Index out) {
   return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
 }
 
-/// Overwrites w with normal numbers of mean 0 and this standard deviation; `parameter` keeps those
-/// of one seed apart. Throws ShapeError or ArgumentError before anything is written.
-template <Scalar T>
-void init_normal(Out<T, 2> w, double std_deviation, std::uint64_t seed, std::uint32_t parameter) {
+/// Overwrites w with normal numbers of mean 0 and this standard deviation, of 16 bits with those of
+/// float rounded; `parameter` keeps those of one seed apart. Throws ShapeError or ArgumentError
+/// before anything is written.
+template <class W>
+requires Scalar<W> || NarrowFloat<W>
+void init_normal(Out<W, 2> w, double std_deviation, std::uint64_t seed, std::uint32_t parameter) {
   require_countable("init_normal", "w", w);
   require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", [&] {
     return "std_deviation is " + std::to_string(std_deviation) +
@@ -42,17 +52,23 @@ void init_normal(Out<T, 2> w, double std_deviation, std::uint64_t seed, std::uin
   for (Index i = 0; i < w.extent(0); ++i) {
     for (Index o = 0; o < w.extent(1); ++o) {
       const auto position = static_cast<std::uint64_t>(i * w.extent(1) + o);
-      w(i, o) = T(std_deviation * philox_normal(key, position));
+      const double value = std_deviation * philox_normal(key, position);
+      if constexpr (NarrowFloat<W>) {
+        w(i, o) = convert_float<W>(static_cast<float>(value));
+      } else {
+        w(i, o) = W(value);
+      }
     }
   }
 }
 
 /// Overwrites w [in, out] with normal numbers of init_std; `parameter` keeps those of one seed
 /// apart.
-template <Scalar T>
-void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
+template <class W>
+requires Scalar<W> || NarrowFloat<W>
+void init_weights(Out<W, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
   require_countable("init_weights", "w", w);
-  init_normal<T>(w, init_std(init, w.extent(0), w.extent(1)), seed, parameter);
+  init_normal<W>(w, init_std(init, w.extent(0), w.extent(1)), seed, parameter);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

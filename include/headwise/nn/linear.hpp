@@ -4,14 +4,14 @@
 #include <string>
 
 #include "headwise/nn/init.hpp"
-#include "headwise/ops/linear.hpp"
+#include "headwise/ops/stored_linear.hpp"
 
 namespace headwise::inline v0_1 {
 
-/// What a Linear learns; its gradients have the same form.
-template <Scalar T>
+/// What a Linear learns; its gradients have the same form. W is kept as numbers of type W.
+template <Scalar T, KeptAs<T> W = T>
 struct LinearParameters {
-  Tensor<T, 2> w;  // [K, O]
+  Tensor<W, 2> w;  // [K, O]
   Tensor<T, 1> b;  // [O], or absent
 
   /// f(name, view) for each that is there; `prefix` goes in front of the names. Views are writable
@@ -38,8 +38,8 @@ struct LinearParameters {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// y = x W + b. Const calls may run at the same time.
-template <Scalar T>
+/// y = x W + b. Const calls may run at the same time. Where W is kept in 16 bits, inference alone.
+template <Scalar T, KeptAs<T> W = T>
 class Linear {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
@@ -53,21 +53,25 @@ class Linear {
          std::uint64_t seed = 0) {
     require(in >= 0, "Linear", "in is " + std::to_string(in) + ", expected >= 0");
     require(out >= 0, "Linear", "out is " + std::to_string(out) + ", expected >= 0");
-    parameters_.w = Tensor<T, 2>({in, out});
+    parameters_.w = Tensor<W, 2>({in, out});
     if (bias) parameters_.b = Tensor<T, 1>({out});
-    init_weights<T>(parameters_.w, init, seed, 0);
+    init_weights<W>(parameters_.w, init, seed, 0);
   }
+  /// Of parameters that are taken as they are.
+  Linear(LinearParameters<T, W> parameters, detail::Unchecked)
+      : parameters_(std::move(parameters)) {}
 
   /// y [N, O] for x [N, K]: inference. Throws and works as linear_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     require_shape("Linear::forward", "x", x, Shape{x.extent(0), parameters_.w.extent(0)},
                   "the rows of W");
     auto y = Tensor<T, 2>::uninitialized({x.extent(0), parameters_.w.extent(1)}, context.memory);
-    linear_forward(x, parameters_.w, parameters_.b, y, context);
+    linear_forward(x, In<W, 2>(parameters_.w), parameters_.b, y, context);
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
-  Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
+  Tensor<T, 2> forward(In<T, 2> x, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, T> {
     Tensor<T, 2> y = forward(x, context);
     cache = {x, true};
     return y;
@@ -79,7 +83,7 @@ class Linear {
   ///
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
-                        const Context& context = {}) const {
+                        const Context& context = {}) const requires std::same_as<W, T> {
     const Index N = cache.x.extent(0), K = parameters_.w.extent(0), O = parameters_.w.extent(1);
     require(cache.filled, "Linear::backward", "the cache is empty: pass it to forward first");
     require_shape("Linear::backward", "cache.x", cache.x, Shape{N, K}, "the rows of W");
@@ -94,7 +98,7 @@ class Linear {
   }
 
   /// Gradients of the right shapes, all 0.
-  LinearParameters<T> zero_gradients() const {
+  LinearParameters<T> zero_gradients() const requires std::same_as<W, T> {
     LinearParameters<T> gradients;
     gradients.w = Tensor<T, 2>(parameters_.w.shape());
     if (parameters_.b.size() != 0) gradients.b = Tensor<T, 1>(parameters_.b.shape());
@@ -102,12 +106,12 @@ class Linear {
   }
 
   /// W and b, to be read and written.
-  LinearParameters<T>& parameters() { return parameters_; }
+  LinearParameters<T, W>& parameters() { return parameters_; }
   /// W and b.
-  const LinearParameters<T>& parameters() const { return parameters_; }
+  const LinearParameters<T, W>& parameters() const { return parameters_; }
 
  private:
-  LinearParameters<T> parameters_;
+  LinearParameters<T, W> parameters_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

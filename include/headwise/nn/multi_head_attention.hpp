@@ -16,9 +16,13 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.2.2; grouped: Ainslie et al., 2023,
 /// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745; norms of queries and keys:
 /// Dehghani et al., 2023, arXiv 2302.05442; rotary positions: Su et al., 2021, arXiv 2104.09864.
-template <Scalar T>
+///
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+template <Scalar T, KeptAs<T> W = T>
 class MultiHeadAttention {
  public:
+  /// What it learns.
+  using Parameters = MultiHeadAttentionParameters<T, W>;
   /// What one call is asked for: masks, path, scale, dropout.
   using Call = MultiHeadAttentionCall<T>;
   /// What forward leaves for backward.
@@ -30,14 +34,18 @@ class MultiHeadAttention {
   /// Throws ArgumentError or ShapeError for options that make no module.
   explicit MultiHeadAttention(const MultiHeadAttentionOptions& options)
       : options_(options.resolved()), parameters_(options_) {
-    init_weights<T>(parameters_.W_Q(), options_.init, options_.seed, 0);
-    init_weights<T>(parameters_.W_K(), options_.init, options_.seed, 1);
-    init_weights<T>(parameters_.W_V(), options_.init, options_.seed, 2);
-    init_weights<T>(parameters_.w_o, options_.init, options_.seed, 3);
+    init_weights<W>(parameters_.W_Q(), options_.init, options_.seed, 0);
+    init_weights<W>(parameters_.W_K(), options_.init, options_.seed, 1);
+    init_weights<W>(parameters_.W_V(), options_.init, options_.seed, 2);
+    init_weights<W>(parameters_.w_o, options_.init, options_.seed, 3);
     for (Tensor<T, 1>* gamma : {&parameters_.gamma, &parameters_.gamma_q, &parameters_.gamma_k}) {
       fill(Out<T, 1>(*gamma), T(1));
     }
   }
+  /// Of parameters that are taken as they are.
+  MultiHeadAttention(const MultiHeadAttentionOptions& options,
+                     MultiHeadAttentionParameters<T, W> parameters, detail::Unchecked)
+      : options_(options), parameters_(std::move(parameters)) {}
   /// d_model wide, num_heads heads, everything else by default.
   explicit MultiHeadAttention(Index d_model, Index num_heads)
       : MultiHeadAttention(MultiHeadAttentionOptions{.d_model = d_model, .num_heads = num_heads}) {}
@@ -52,7 +60,7 @@ class MultiHeadAttention {
   }
   /// Self-attention: fills the cache. x must outlive the backward call.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const {
+                       const Context& context = {}) const requires std::same_as<W, T> {
     return train({x, x, x, true}, call, cache, context);
   }
 
@@ -67,7 +75,7 @@ class MultiHeadAttention {
   }
   /// Cross-attention: fills the cache. The inputs must outlive the backward call.
   Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, In<T, 3> value, const Call& call, Cache& cache,
-                       const Context& context = {}) const {
+                       const Context& context = {}) const requires std::same_as<W, T> {
     return train({query, key, value, false}, call, cache, context);
   }
 
@@ -84,7 +92,7 @@ class MultiHeadAttention {
   /// dy [B, L, D]. Throws ArgumentError for a cache that is empty, of cross-attention, or of a
   /// module of another shape; ShapeError; std::bad_alloc. Work: count_backward_flops.
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const {
+                        const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "MultiHeadAttention::backward";
     require_cache(function, cache, true);
     return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
@@ -93,8 +101,9 @@ class MultiHeadAttention {
   }
   /// The gradients of all three inputs of a cross-attention: dy [B, L, D] gives [B, L, D],
   /// [B, S, kdim] and [B, S, vdim]. Adds and throws as backward does, of self-attention.
-  CrossAttentionGradients<T> backward_cross(In<T, 3> dy, const Cache& cache, Gradients& gradients,
-                                            const Context& context = {}) const {
+  CrossAttentionGradients<T> backward_cross(
+      In<T, 3> dy, const Cache& cache, Gradients& gradients,
+      const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "MultiHeadAttention::backward_cross";
     require_cache(function, cache, false);
     return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
@@ -102,17 +111,17 @@ class MultiHeadAttention {
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(
-      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+  Gradients zero_gradients(std::pmr::memory_resource* memory =
+                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
     return Gradients(options_, memory);
   }
 
   /// The options with every default filled in.
   const MultiHeadAttentionOptions& options() const { return options_; }
   /// The weights, to be read and written.
-  MultiHeadAttentionParameters<T>& parameters() { return parameters_; }
+  MultiHeadAttentionParameters<T, W>& parameters() { return parameters_; }
   /// The weights.
-  const MultiHeadAttentionParameters<T>& parameters() const { return parameters_; }
+  const MultiHeadAttentionParameters<T, W>& parameters() const { return parameters_; }
 
  private:
   Tensor<T, 3> infer(const detail::ModuleInputs<T>& inputs, const Call& call,
@@ -134,7 +143,7 @@ class MultiHeadAttention {
   }
 
   void require_parameters() const {
-    require_shape("MultiHeadAttention::forward", "W_O", In<T, 2>(parameters_.w_o),
+    require_shape("MultiHeadAttention::forward", "W_O", In<W, 2>(parameters_.w_o),
                   Shape{options_.context_width(), options_.d_model},
                   "the options: a module that was moved from has none");
   }
@@ -159,7 +168,7 @@ class MultiHeadAttention {
   }
 
   MultiHeadAttentionOptions options_;
-  MultiHeadAttentionParameters<T> parameters_;
+  MultiHeadAttentionParameters<T, W> parameters_;
 };
 
 /// The same module with its parameters in another scalar type, as static_cast rounds them. Throws

@@ -8,7 +8,7 @@
 #include "headwise/ops/dropout.hpp"
 #include "headwise/ops/flash_attention.hpp"
 #include "headwise/ops/layer_norm.hpp"
-#include "headwise/ops/linear.hpp"
+#include "headwise/ops/stored_linear.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -45,8 +45,8 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
 
 /// Step 2 of self-attention: one product with the fused matrix. Where only some of q, k and v have
 /// a bias, a product for each: the same bits, for a row of y knows only its own column of w.
-template <class T>
-void project_fused(const MultiHeadAttentionParameters<T>& p, In<T, 2> x, Out<T, 2> qkv,
+template <class T, class W>
+void project_fused(const MultiHeadAttentionParameters<T, W>& p, In<T, 2> x, Out<T, 2> qkv,
                    const Context& context) {
   const bool all = !p.b_q.absent() && !p.b_k.absent() && !p.b_v.absent();
   const bool none = p.b_q.absent() && p.b_k.absent() && p.b_v.absent();
@@ -67,8 +67,8 @@ void project_fused(const MultiHeadAttentionParameters<T>& p, In<T, 2> x, Out<T, 
 }
 
 /// Steps 1 and 2: what attention reads, into the cache.
-template <class T>
-void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+template <class T, class W>
+void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
              MultiHeadAttentionCache<T>& cache, const Context& context) {
   const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
   const auto tensor = [&](Index length, Index width) {
@@ -115,9 +115,9 @@ void attend(const MultiHeadAttentionOptions& o, MultiHeadAttentionCache<T>& cach
   }
 }
 
-template <class T>
+template <class T, class W>
 Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
-                                          const MultiHeadAttentionParameters<T>& p,
+                                          const MultiHeadAttentionParameters<T, W>& p,
                                           const ModuleInputs<T>& inputs,
                                           const MultiHeadAttentionCall<T>& call,
                                           MultiHeadAttentionCache<T>& cache, bool training,

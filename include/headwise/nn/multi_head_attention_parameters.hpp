@@ -4,19 +4,21 @@
 #include <string>
 
 #include "headwise/nn/multi_head_attention_options.hpp"
+#include "headwise/tensor/float16.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
 namespace headwise::inline v0_1 {
 
 /// Weights are [in, out]. W_Q, W_K and W_V are the columns Q | K | V of one matrix where their
-/// inputs are equally wide, head i in its own d columns; and three matrices where they are not.
-template <Scalar T>
+/// inputs are equally wide, head i in its own d columns; and three matrices where they are not. The
+/// matrices are kept as numbers of type W.
+template <Scalar T, KeptAs<T> W = T>
 struct MultiHeadAttentionParameters {
-  Tensor<T, 2> w_qkv;    // [D, H d + G d + G dv]; absent where kdim or vdim differ from D
-  Tensor<T, 2> w_q;      // [D, H d]       only where w_qkv is absent
-  Tensor<T, 2> w_k;      // [kdim, G d]    only where w_qkv is absent
-  Tensor<T, 2> w_v;      // [vdim, G dv]   only where w_qkv is absent
-  Tensor<T, 2> w_o;      // [H dv, D]
+  Tensor<W, 2> w_qkv;    // [D, H d + G d + G dv]; absent where kdim or vdim differ from D
+  Tensor<W, 2> w_q;      // [D, H d]       only where w_qkv is absent
+  Tensor<W, 2> w_k;      // [kdim, G d]    only where w_qkv is absent
+  Tensor<W, 2> w_v;      // [vdim, G dv]   only where w_qkv is absent
+  Tensor<W, 2> w_o;      // [H dv, D]
   Tensor<T, 1> b_q;      // [H d]     each bias absent where it is not asked for
   Tensor<T, 1> b_k;      // [G d]
   Tensor<T, 1> b_v;      // [G dv]
@@ -34,7 +36,7 @@ struct MultiHeadAttentionParameters {
       const MultiHeadAttentionOptions& o,
       std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : q_width(o.q_width()), k_width(o.k_width()), v_width(o.v_width()) {
-    const auto matrix = [&](Index in, Index out) { return Tensor<T, 2>({in, out}, memory); };
+    const auto matrix = [&](Index in, Index out) { return Tensor<W, 2>({in, out}, memory); };
     const auto vector = [&](Index width) { return Tensor<T, 1>({width}, memory); };
     if (o.fused()) {
       w_qkv = matrix(o.d_model, q_width + k_width + v_width);
@@ -64,14 +66,14 @@ struct MultiHeadAttentionParameters {
   /// Each projection by itself, [D, H d], [kdim, G d] and [vdim, G dv]: a view, whichever way it is
   /// stored.
   ///@{
-  TensorView<T, 2> W_Q() { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
-  TensorView<T, 2> W_K() { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
-  TensorView<T, 2> W_V() {
+  TensorView<W, 2> W_Q() { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
+  TensorView<W, 2> W_K() { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
+  TensorView<W, 2> W_V() {
     return fused() ? slice(w_qkv, 1, q_width + k_width, v_width) : as_view(w_v);
   }
-  In<T, 2> W_Q() const { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
-  In<T, 2> W_K() const { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
-  In<T, 2> W_V() const {
+  In<W, 2> W_Q() const { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
+  In<W, 2> W_K() const { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
+  In<W, 2> W_V() const {
     return fused() ? slice(w_qkv, 1, q_width + k_width, v_width) : as_view(w_v);
   }
   ///@}

@@ -49,9 +49,10 @@ class Turns {
 };
 
 /// Step 3a, forward. `training` keeps what was normalised, and a number a row.
-template <class T>
-void normalise_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
-                     MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
+template <class T, class W>
+void normalise_heads(const MultiHeadAttentionOptions& o,
+                     const MultiHeadAttentionParameters<T, W>& p, MultiHeadAttentionCache<T>& cache,
+                     bool training, const Context& context) {
   const WritableHeads<T> x = writable_heads(o, cache);
   const T epsilon = T(o.qk_norm_epsilon);
   if (training) {
@@ -67,8 +68,8 @@ void normalise_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentio
 }
 
 /// Steps 3a and 3b, forward.
-template <class T>
-void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+template <class T, class W>
+void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
                  MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
   const auto note = [&](const char* q_name, const char* k_name) {
     if (context.trace == nullptr) return;

@@ -77,12 +77,12 @@ class NewTokens {
 };
 
 /// All rules of a step of self-attention, before anything is computed. Of resolved options.
-template <class T>
+template <class T, class W>
 void require_new_tokens(std::string_view function, const MultiHeadAttentionOptions& o,
-                        const MultiHeadAttentionParameters<T>& p, const In<T, 3>& x,
+                        const MultiHeadAttentionParameters<T, W>& p, const In<T, 3>& x,
                         std::span<const Index> counts, const KeyValueCache<T>& cache) {
   const KeyValueCacheOptions& c = cache.options();
-  require_shape(function, "W_O", In<T, 2>(p.w_o), Shape{o.context_width(), o.d_model},
+  require_shape(function, "W_O", In<W, 2>(p.w_o), Shape{o.context_width(), o.d_model},
                 "the options: a module that was moved from has none");
   require_shape(function, "x", x, Shape{c.batch_size, x.extent(1), o.d_model},
                 "batch of the cache, d_model");
@@ -160,9 +160,9 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
 }
 
 /// y [B, n, D] of new tokens, whose keys and values lie behind those of the cache then, to be kept.
-template <class T>
+template <class T, class W>
 Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
-                                  const MultiHeadAttentionParameters<T>& p, In<T, 3> x,
+                                  const MultiHeadAttentionParameters<T, W>& p, In<T, 3> x,
                                   const MultiHeadAttentionStepCall<T>& call,
                                   KeyValueCache<T>& cache, const Context& context) {
   const Index B = x.extent(0), n = x.extent(1);
@@ -208,15 +208,15 @@ KeyValueCache<T> key_value_cache(const MultiHeadAttentionOptions& options, Index
   return key_value_cache<T>(options, {.batch_size = batch_size, .capacity = capacity}, memory);
 }
 /// The same for a module.
-template <Scalar T>
-KeyValueCache<T> key_value_cache(const MultiHeadAttention<T>& attention, Index batch_size,
+template <Scalar T, KeptAs<T> W>
+KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention, Index batch_size,
                                  Index capacity,
                                  std::pmr::memory_resource* memory = default_memory()) {
   return key_value_cache<T>(attention.options(), batch_size, capacity, memory);
 }
 /// The same for a module.
-template <Scalar T>
-KeyValueCache<T> key_value_cache(const MultiHeadAttention<T>& attention,
+template <Scalar T, KeptAs<T> W>
+KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention,
                                  const KeyValueCacheOptions& cache,
                                  std::pmr::memory_resource* memory = default_memory()) {
   return key_value_cache<T>(attention.options(), cache, memory);
@@ -238,9 +238,9 @@ KeyValueCache<T> key_value_cache(const MultiHeadAttention<T>& attention,
 /// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
 /// then, but that keys which no later query sees may be dropped.
-template <Scalar T>
+template <Scalar T, KeptAs<T> W>
 Tensor<T, 3> multi_head_attention_step(
-    const MultiHeadAttention<T>& attention, In<std::type_identity_t<T>, 3> x,
+    const MultiHeadAttention<T, W>& attention, In<std::type_identity_t<T>, 3> x,
     const MultiHeadAttentionStepCall<std::type_identity_t<T>>& call, KeyValueCache<T>& cache,
     const Context& context = {}) {
   constexpr std::string_view function = "multi_head_attention_step";
@@ -254,8 +254,8 @@ Tensor<T, 3> multi_head_attention_step(
   return y;
 }
 /// The same of counts[b] new tokens of each sequence.
-template <Scalar T>
-Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
+template <Scalar T, KeptAs<T> W>
+Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T, W>& attention,
                                        In<std::type_identity_t<T>, 3> x,
                                        std::span<const Index> counts, KeyValueCache<T>& cache,
                                        const Context& context = {}) {
@@ -263,8 +263,8 @@ Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
                                       cache, context);
 }
 /// The same of n new tokens of each sequence.
-template <Scalar T>
-Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
+template <Scalar T, KeptAs<T> W>
+Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T, W>& attention,
                                        In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
                                        const Context& context = {}) {
   return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{}, cache,

@@ -4,7 +4,7 @@
 
 #include "headwise/nn/multi_head_attention_cache.hpp"
 #include "headwise/ops/attention.hpp"
-#include "headwise/ops/linear.hpp"
+#include "headwise/ops/stored_linear.hpp"
 #include "headwise/runtime/trace.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
@@ -32,8 +32,9 @@ Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<
 }
 
 /// Steps 1 and 2, and the weights.
-template <class T>
-void trace_projections(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+template <class T, class W>
+void trace_projections(const MultiHeadAttentionOptions& o,
+                       const MultiHeadAttentionParameters<T, W>& p,
                        const MultiHeadAttentionCache<T>& cache, Trace& trace) {
   const Heads<T> heads = projected_heads(o, cache);
   trace.record("X", cache.query);
@@ -49,8 +50,8 @@ void trace_projections(const MultiHeadAttentionOptions& o, const MultiHeadAttent
 }
 
 /// Steps 3 to 6; `y` is the output before dropout.
-template <class T>
-void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+template <class T, class W>
+void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
                    const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
   const Heads<T> heads = heads_of(o, cache);
   trace.record("A", traced_scores(cache, heads));

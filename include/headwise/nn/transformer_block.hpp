@@ -16,9 +16,13 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// are added to in part.
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.1; pre-LN: Xiong et al., 2020, arXiv
 /// 2002.04745.
-template <Scalar T>
+///
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+template <Scalar T, KeptAs<T> W = T>
 class TransformerBlock {
  public:
+  /// What it learns.
+  using Parameters = TransformerBlockParameters<T, W>;
   /// What one call is asked for: mask, path, dropouts.
   using Call = TransformerBlockCall<T>;
   /// What forward leaves for backward.
@@ -30,13 +34,17 @@ class TransformerBlock {
   /// options that make no block.
   explicit TransformerBlock(const TransformerBlockOptions& options)
       : options_(options.resolved()), parameters_(options_) {
-    MultiHeadAttention<T> attention(options_.attention());
-    FeedForward<T> feed_forward(options_.feed_forward());
+    MultiHeadAttention<T, W> attention(options_.attention());
+    FeedForward<T, W> feed_forward(options_.feed_forward());
     parameters_.attention = std::move(attention.parameters());
     parameters_.feed_forward = std::move(feed_forward.parameters());
     fill(Out<T, 1>(parameters_.norm1.gamma), T(1));
     fill(Out<T, 1>(parameters_.norm2.gamma), T(1));
   }
+  /// Of parameters that are taken as they are.
+  TransformerBlock(const TransformerBlockOptions& options,
+                   TransformerBlockParameters<T, W> parameters, detail::Unchecked)
+      : options_(options), parameters_(std::move(parameters)) {}
 
   /// y [B, L, D] for x [B, L, D]: inference.
   ///
@@ -50,7 +58,7 @@ class TransformerBlock {
   /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
   /// backward call.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const {
+                       const Context& context = {}) const requires std::same_as<W, T> {
     Cache fresh;
     Tensor<T, 3> y = run(x, call, fresh, true, context);
     cache = std::move(fresh);
@@ -64,7 +72,7 @@ class TransformerBlock {
   /// Throws ArgumentError for a cache that is empty or of a block of another shape, ShapeError,
   /// std::bad_alloc; nothing is changed then.
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const {
+                        const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "TransformerBlock::backward";
     require(cache.filled, function, "the cache is empty: pass it to forward first");
     require(cache.module.same_shape(options_), function,
@@ -78,17 +86,17 @@ class TransformerBlock {
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(
-      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+  Gradients zero_gradients(std::pmr::memory_resource* memory =
+                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
     return Gradients(options_, memory);
   }
 
   /// The options with every default filled in.
   const TransformerBlockOptions& options() const { return options_; }
   /// The weights, to be read and written.
-  TransformerBlockParameters<T>& parameters() { return parameters_; }
+  TransformerBlockParameters<T, W>& parameters() { return parameters_; }
   /// The weights.
-  const TransformerBlockParameters<T>& parameters() const { return parameters_; }
+  const TransformerBlockParameters<T, W>& parameters() const { return parameters_; }
 
  private:
   Tensor<T, 3> run(In<T, 3> x, const Call& call, Cache& cache, bool training,
@@ -107,7 +115,7 @@ class TransformerBlock {
   }
 
   TransformerBlockOptions options_;
-  TransformerBlockParameters<T> parameters_;
+  TransformerBlockParameters<T, W> parameters_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

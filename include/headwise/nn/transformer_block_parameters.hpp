@@ -108,13 +108,14 @@ struct TransformerBlockCall {
   FeedForwardCall feed_forward() const { return {hidden_dropout, output_dropout}; }
 };
 
-/// What a block learns. `Attention` differs between weights and gradients.
-template <Scalar T, class Attention = MultiHeadAttentionParameters<T>>
+/// What a block learns. The matrices are kept as numbers of type W; `Attention` differs between
+/// weights and gradients.
+template <Scalar T, KeptAs<T> W = T, class Attention = MultiHeadAttentionParameters<T, W>>
 struct TransformerBlockParameters {
-  LayerNormParameters<T> norm1;           // beta is absent with rms_norm
-  Attention attention;                    // without a norm of its own
-  LayerNormParameters<T> norm2;           // as norm1
-  FeedForwardParameters<T> feed_forward;  // what follows it
+  LayerNormParameters<T> norm1;              // beta is absent with rms_norm
+  Attention attention;                       // without a norm of its own
+  LayerNormParameters<T> norm2;              // as norm1
+  FeedForwardParameters<T, W> feed_forward;  // what follows it
 
   TransformerBlockParameters() = default;
   /// All 0. The options are resolved ones.
@@ -152,7 +153,7 @@ struct TransformerBlockParameters {
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
     self.norm1.for_each(f, prefix + "norm1.");
-    self.attention.MultiHeadAttentionParameters<T>::for_each(f, prefix + "attention.");
+    self.attention.MultiHeadAttentionParameters<T, W>::for_each(f, prefix + "attention.");
     self.norm2.for_each(f, prefix + "norm2.");
     self.feed_forward.for_each(f, prefix + "feed_forward.");
   }
@@ -160,7 +161,7 @@ struct TransformerBlockParameters {
 
 /// Gradients in tensors of the parameters' shapes. A backward call adds to them.
 template <Scalar T>
-using TransformerBlockGradients = TransformerBlockParameters<T, MultiHeadAttentionGradients<T>>;
+using TransformerBlockGradients = TransformerBlockParameters<T, T, MultiHeadAttentionGradients<T>>;
 
 /// What one half of a block keeps: x + branch(norm(x)), or norm(x + branch(x)).
 template <Scalar T>

@@ -10,9 +10,9 @@
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// y [B, n, D] of new tokens, whose keys and values lie behind those of the cache then, to be kept.
-template <class T>
+template <class T, class W>
 Tensor<T, 3> block_of_new_tokens(const TransformerBlockOptions& o,
-                                 const TransformerBlockParameters<T>& p, In<T, 3> x,
+                                 const TransformerBlockParameters<T, W>& p, In<T, 3> x,
                                  std::span<const Index> counts, KeyValueCache<T>& cache,
                                  const Context& context) {
   TransformerBlockCache<T> unused;
@@ -40,12 +40,12 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// cut into steps and any lengths beside it; with a window as multi_head_attention_step says.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
 /// then, but that keys which no later query sees may be dropped.
-template <Scalar T>
-Tensor<T, 3> transformer_block_step(const TransformerBlock<T>& block,
+template <Scalar T, KeptAs<T> W>
+Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
                                     In<std::type_identity_t<T>, 3> x, std::span<const Index> counts,
                                     KeyValueCache<T>& cache, const Context& context = {}) {
   const TransformerBlockOptions& o = block.options();
-  const TransformerBlockParameters<T>& p = block.parameters();
+  const TransformerBlockParameters<T, W>& p = block.parameters();
   detail::require_new_tokens<T>("transformer_block_step", o.attention(), p.attention, x, counts,
                                 cache);
   Tensor<T, 3> y = detail::block_of_new_tokens<T>(o, p, x, counts, cache, context);
@@ -53,8 +53,8 @@ Tensor<T, 3> transformer_block_step(const TransformerBlock<T>& block,
   return y;
 }
 /// The same of n new tokens of each sequence.
-template <Scalar T>
-Tensor<T, 3> transformer_block_step(const TransformerBlock<T>& block,
+template <Scalar T, KeptAs<T> W>
+Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
                                     In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
                                     const Context& context = {}) {
   return transformer_block_step<T>(block, x, {}, cache, context);

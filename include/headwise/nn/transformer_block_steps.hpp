@@ -128,11 +128,11 @@ class HalfBackward {
 };
 
 /// Both halves, by whatever attends; what they keep goes into the cache.
-template <class T, class Attend>
-Tensor<T, 3> block_halves(const TransformerBlockOptions& o, const TransformerBlockParameters<T>& p,
-                          In<T, 3> x_in, const FeedForwardCall& call,
-                          TransformerBlockCache<T>& cache, const Context& context,
-                          const Attend& attend_to) {
+template <class T, class W, class Attend>
+Tensor<T, 3> block_halves(const TransformerBlockOptions& o,
+                          const TransformerBlockParameters<T, W>& p, In<T, 3> x_in,
+                          const FeedForwardCall& call, TransformerBlockCache<T>& cache,
+                          const Context& context, const Attend& attend_to) {
   cache.module = o;
   cache.x = uniform_rows(x_in, cache.x_copy, context.memory);
   const auto feed_forward = [&](In<T, 3> x) {
@@ -146,9 +146,9 @@ Tensor<T, 3> block_halves(const TransformerBlockOptions& o, const TransformerBlo
   return half_forward<T>({o, p.norm2}, cache.h, cache.second, context, feed_forward);
 }
 
-template <class T>
+template <class T, class W>
 Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
-                                       const TransformerBlockParameters<T>& p, In<T, 3> x_in,
+                                       const TransformerBlockParameters<T, W>& p, In<T, 3> x_in,
                                        const TransformerBlockCall<T>& call,
                                        TransformerBlockCache<T>& cache, bool training,
                                        const Context& context) {

@@ -9,7 +9,7 @@
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-template <Scalar T>
+template <Scalar T, KeptAs<T> W = T>
 class TransformerDecoder;
 
 /// What a decoder has seen: keys and values of each block. A copy goes a way of its own.
@@ -51,7 +51,8 @@ class TransformerDecoderState {
   }
 
  private:
-  friend class TransformerDecoder<T>;
+  template <Scalar U, KeptAs<U> W>
+  friend class TransformerDecoder;
   TransformerDecoderState(const TransformerDecoderOptions& o, const KeyValueCacheOptions& cache,
                           std::pmr::memory_resource* memory)
       : module_(o) {
@@ -72,9 +73,13 @@ class TransformerDecoderState {
 /// leave gradients of token, position and norm that are added to in part.
 /// Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; post-LN:
 /// Radford et al., "Improving Language Understanding by Generative Pre-Training", 2018.
-template <Scalar T>
+///
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+template <Scalar T, KeptAs<T> W>
 class TransformerDecoder {
  public:
+  /// What it learns.
+  using Parameters = TransformerDecoderParameters<T, W>;
   /// What one call is asked for: path, dropouts.
   using Call = TransformerDecoderCall;
   /// What forward leaves for backward.
@@ -90,14 +95,18 @@ class TransformerDecoder {
   explicit TransformerDecoder(const TransformerDecoderOptions& options)
       : options_(options.resolved()), parameters_(options_) {
     const double deviation = options_.embedding_deviation;
-    init_normal<T>(parameters_.token, deviation, options_.block.seed, 0);
+    init_normal<W>(parameters_.token, deviation, options_.block.seed, 0);
     init_normal<T>(parameters_.position, deviation, options_.block.seed, 1);
     for (Index n = 0; n < options_.num_blocks; ++n) {
-      TransformerBlock<T> block(options_.block_options(n));
+      TransformerBlock<T, W> block(options_.block_options(n));
       parameters_.blocks[static_cast<std::size_t>(n)] = std::move(block.parameters());
     }
     fill(Out<T, 1>(parameters_.norm.gamma), T(1));
   }
+  /// Of parameters that are taken as they are.
+  TransformerDecoder(const TransformerDecoderOptions& options,
+                     TransformerDecoderParameters<T, W> parameters, detail::Unchecked)
+      : options_(options), parameters_(std::move(parameters)) {}
 
   /// Logits [B L, V] of the token behind each of tokens [B, L]: inference.
   ///
@@ -112,7 +121,7 @@ class TransformerDecoder {
   /// copy of the tokens.
   template <TokenId Id>
   Tensor<T, 2> forward(In<Id, 2> tokens, const Call& call, Cache& cache,
-                       const Context& context = {}) const {
+                       const Context& context = {}) const requires std::same_as<W, T> {
     Cache fresh;
     Tensor<T, 2> logits = run(tokens, call, fresh, true, context);
     cache = std::move(fresh);
@@ -125,7 +134,7 @@ class TransformerDecoder {
   /// Throws ArgumentError for a cache that is empty or of a decoder of another shape, ShapeError,
   /// std::bad_alloc; nothing is changed then.
   void backward(In<T, 2> d_logits, const Cache& cache, Gradients& gradients,
-                const Context& context = {}) const {
+                const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "TransformerDecoder::backward";
     require(cache.filled, function, "the cache is empty: pass it to forward first");
     require(cache.module.same_shape(options_), function,
@@ -208,21 +217,21 @@ class TransformerDecoder {
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(
-      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+  Gradients zero_gradients(std::pmr::memory_resource* memory =
+                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
     return Gradients(options_, memory);
   }
 
   /// The options with every default filled in.
   const TransformerDecoderOptions& options() const { return options_; }
   /// The weights, to be read and written.
-  TransformerDecoderParameters<T>& parameters() { return parameters_; }
+  TransformerDecoderParameters<T, W>& parameters() { return parameters_; }
   /// The weights.
-  const TransformerDecoderParameters<T>& parameters() const { return parameters_; }
+  const TransformerDecoderParameters<T, W>& parameters() const { return parameters_; }
 
  private:
   void require_filled(std::string_view function) const {
-    require_shape(function, "token", In<T, 2>(parameters_.token),
+    require_shape(function, "token", In<W, 2>(parameters_.token),
                   Shape{options_.vocabulary, options_.block.d_model},
                   "the options: a decoder that was moved from has none");
   }
@@ -278,7 +287,7 @@ class TransformerDecoder {
   }
 
   TransformerDecoderOptions options_;
-  TransformerDecoderParameters<T> parameters_;
+  TransformerDecoderParameters<T, W> parameters_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

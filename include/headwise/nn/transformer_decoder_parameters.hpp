@@ -90,10 +90,11 @@ struct TransformerDecoderCall {
   }
 };
 
-/// What a decoder learns. `Block` differs between weights and gradients.
-template <Scalar T, class Block = TransformerBlockParameters<T>>
+/// What a decoder learns. The table of tokens and the matrices of its blocks are kept as numbers of
+/// type W; `Block` differs between weights and gradients.
+template <Scalar T, KeptAs<T> W = T, class Block = TransformerBlockParameters<T, W>>
 struct TransformerDecoderParameters {
-  Tensor<T, 2> token;           // [V, D]; its transpose is the head
+  Tensor<W, 2> token;           // [V, D]; its transpose is the head
   Tensor<T, 2> position;        // [max_length, D]; absent without position_vectors
   std::vector<Block> blocks;    // num_blocks of them
   LayerNormParameters<T> norm;  // of the kind of the blocks' norms; absent with post-LN
@@ -146,7 +147,8 @@ struct TransformerDecoderParameters {
 
 /// Gradients in tensors of the parameters' shapes. A backward call adds to them.
 template <Scalar T>
-using TransformerDecoderGradients = TransformerDecoderParameters<T, TransformerBlockGradients<T>>;
+using TransformerDecoderGradients =
+    TransformerDecoderParameters<T, T, TransformerBlockGradients<T>>;
 
 /// What a forward call leaves for its backward, owned by the caller; it views nothing else. It can
 /// be moved, not copied.

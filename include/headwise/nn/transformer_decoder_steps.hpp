@@ -36,12 +36,13 @@ inline In<std::int64_t, 1> in_a_row(const Tensor<std::int64_t, 2>& tokens) {
 
 /// Step 1 of tokens [B, L], of which token i of sequence b is at position begin(b) + i; of those
 /// behind count(b) the position is not looked at.
-template <class T, class Begin, class Count>
-Tensor<T, 3> embed(const TransformerDecoderParameters<T>& p, const Tensor<std::int64_t, 2>& tokens,
-                   const Begin& begin, const Count& count, const Context& context) {
+template <class T, class W, class Begin, class Count>
+Tensor<T, 3> embed(const TransformerDecoderParameters<T, W>& p,
+                   const Tensor<std::int64_t, 2>& tokens, const Begin& begin, const Count& count,
+                   const Context& context) {
   const Index B = tokens.extent(0), L = tokens.extent(1), D = p.token.extent(1);
   auto h = Tensor<T, 3>::uninitialized({B, L, D}, context.memory);
-  embedding_forward(in_a_row(tokens), In<T, 2>(p.token), merge_rows(h), context);
+  embedding_forward(in_a_row(tokens), In<W, 2>(p.token), merge_rows(h), context);
   if (p.position.absent()) return h;
   for (Index b = 0; b < B; ++b) {
     const auto rows = slice(select(h, b), 0, 0, count(b));
@@ -51,9 +52,10 @@ Tensor<T, 3> embed(const TransformerDecoderParameters<T>& p, const Tensor<std::i
 }
 
 /// Steps 3 and 4 of h [B, n, D].
-template <class T>
-Tensor<T, 2> logits_of(const TransformerDecoderOptions& o, const TransformerDecoderParameters<T>& p,
-                       In<T, 3> h, TransformerDecoderCache<T>& cache, const Context& context) {
+template <class T, class W>
+Tensor<T, 2> logits_of(const TransformerDecoderOptions& o,
+                       const TransformerDecoderParameters<T, W>& p, In<T, 3> h,
+                       TransformerDecoderCache<T>& cache, const Context& context) {
   // 3 norm
   if (o.block.norm_first) {
     cache.normed = BlockNorm<T>{o.block, p.norm}.forward(h, cache.norm, context);
@@ -62,15 +64,15 @@ Tensor<T, 2> logits_of(const TransformerDecoderOptions& o, const TransformerDeco
   // 4 tied head
   auto logits =
       Tensor<T, 2>::uninitialized({h.extent(0) * h.extent(1), o.vocabulary}, context.memory);
-  tied_head_forward(In<T, 2>(merge_rows(h)), p.token, logits, context);
+  tied_head_forward(In<T, 2>(merge_rows(h)), In<W, 2>(p.token), logits, context);
   return logits;
 }
 
 /// Fills the cache with all that backward needs; where `training` is false, with what costs nothing
 /// alone.
-template <class T>
+template <class T, class W>
 Tensor<T, 2> decoder_forward(const TransformerDecoderOptions& o,
-                             const TransformerDecoderParameters<T>& p,
+                             const TransformerDecoderParameters<T, W>& p,
                              const TransformerDecoderCall& call, TransformerDecoderCache<T>& cache,
                              bool training, const Context& context) {
   cache.module = o;

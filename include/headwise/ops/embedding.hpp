@@ -24,6 +24,24 @@ HEADWISE_INLINE void prefetch_row(const kernels::Matrix<T>& x, Index i, Index be
   }
 }
 
+/// to_j = from_j, j < D.
+template <class W>
+void copy_table_row(kernels::Row<const W> from, Index D, kernels::Row<ComputedAs<W>> to) {
+  if constexpr (NarrowFloat<W>) {
+    if (from.step == 1 && to.step == 1) {
+      return kernels::model_kernels_here<float>().widen_rows(stored_as<W>, {from.data, 0, 1}, 1, D,
+                                                             to.data);
+    }
+    for (Index j = 0; j < D; ++j) to[j] = convert_float<float>(from[j]);
+  } else {
+    if (from.step == 1 && to.step == 1) {
+      std::copy_n(from.data, D, to.data);
+      return;
+    }
+    for (Index j = 0; j < D; ++j) to[j] = from[j];
+  }
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -33,13 +51,14 @@ HEADWISE_STRICT_MATH_BEGIN
 /// y_n = table_{tokens_n}: row n of y is a copy of the table's row of token n.
 ///
 /// tokens  [N]      in; each in [0, V)
-/// table   [V, D]   in
+/// table   [V, D]   in; of 16 bits for y of float, too
 /// y       [N, D]   out; must not overlap the inputs
 ///
 /// Work    no FLOPs; N D elements are copied.
 /// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
-template <TokenId Id, Scalar T>
-void embedding_forward(In<Id, 1> tokens, In<T, 2> table, Out<std::type_identity_t<T>, 2> y,
+template <TokenId Id, class W>
+requires KeptAs<W, ComputedAs<W>>
+void embedding_forward(In<Id, 1> tokens, In<W, 2> table, Out<ComputedAs<W>, 2> y,
                        const Context& context = {}) {
   constexpr std::string_view function = "embedding_forward";
   const Index N = tokens.extent(0), D = table.extent(1);
@@ -51,17 +70,13 @@ void embedding_forward(In<Id, 1> tokens, In<T, 2> table, Out<std::type_identity_
                          [&] { return "rows of table " + table.shape().format(); });
   if (N == 0 || D == 0) return;
   const auto from = kernels::matrix(table);
-  const auto to = kernels::matrix(Out<T, 2>(y));
+  const auto to = kernels::matrix(y);
   detail::for_rows(context, N, D, [&](Index begin, Index end) {
     for (Index n = begin; n < end; ++n) {
       const auto row = kernels::row(from, static_cast<Index>(tokens(n)));
       const auto out = kernels::row(to, n);
       if (n + 1 < end) detail::prefetch_row<0>(from, static_cast<Index>(tokens(n + 1)), 0, D);
-      if (row.step == 1 && out.step == 1) {
-        std::copy_n(row.data, D, out.data);
-      } else {
-        for (Index j = 0; j < D; ++j) out[j] = row[j];
-      }
+      detail::copy_table_row(row, D, out);
     }
   });
 }

@@ -37,21 +37,82 @@ struct GemmTasks {
   }
 };
 
+/// A part of a product, from element (m, n) on.
+struct GemmTask {
+  Index m, n;
+  kernels::Extents size;
+  Index worker;
+};
+
+/// run(task) for the parts of a product, in any order.
+template <class F>
+void for_gemm_tasks(const kernels::Extents& size, Index panel, const Context& context,
+                    const F& run) {
+  const GemmTasks tasks(size, context.executor.concurrency(), panel);
+  const auto task = [&](Index t, Index worker) {
+    const Index m = t / tasks.across * tasks.rows, n = t % tasks.across * tasks.columns;
+    run(GemmTask{m,
+                 n,
+                 {std::min<Index>(tasks.rows, size.M - m),
+                  std::min<Index>(tasks.columns, size.N - n), size.K},
+                 worker});
+  };
+  context.executor.run(tasks.count, task);
+}
+
 template <class T>
 void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<T>& workspace,
               kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,
               const kernels::Extents& size, const kernels::Epilogue<T>& epilogue) {
-  const GemmTasks tasks(size, context.executor.concurrency(), run.columns);
-  const auto task = [&](Index t, Index worker) {
-    const Index m = t / tasks.across * tasks.rows, n = t % tasks.across * tasks.columns;
+  for_gemm_tasks(size, run.columns, context, [&](const GemmTask& task) {
     kernels::Epilogue<T> here = epilogue;
-    if (here.bias != nullptr) here.bias += n;
-    run.gemm(a.from(m, 0), b.from(0, n), c.from(m, n),
-             {std::min<Index>(tasks.rows, size.M - m), std::min<Index>(tasks.columns, size.N - n),
-              size.K},
-             here, workspace.of(worker).take(run.gemm_scratch(size)));
-  };
-  context.executor.run(tasks.count, task);
+    if (here.bias != nullptr) here.bias += task.n;
+    run.gemm(a.from(task.m, 0), b.from(0, task.n), c.from(task.m, task.n), task.size, here,
+             workspace.of(task.worker).take(run.gemm_scratch(size)));
+  });
+}
+
+/// All rules of linear_forward, whatever w is kept as.
+template <class T, class W>
+void require_linear(const In<T, 2>& x, const In<W, 2>& w, const In<T, 1>& b, const Out<T, 2>& y) {
+  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
+  const auto from_x = [&] { return std::to_string(K) + " from x " + x.shape().format(); };
+  require_countable("linear_forward", "x", x);
+  require_countable("linear_forward", "w", w);
+  require_shape("linear_forward", "w", w, Shape{K, O}, from_x);
+  if (!b.absent()) {
+    require_shape("linear_forward", "b", b, Shape{O},
+                  [&] { return std::to_string(O) + " from w " + w.shape().format(); });
+  }
+  require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
+  require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
+}
+
+/// A bias as products read it.
+template <class T>
+class DenseBias {
+ public:
+  /// Throws std::bad_alloc.
+  DenseBias(const In<T, 1>& b, std::pmr::memory_resource* memory)
+      : data_(b.absent() ? nullptr : b.data()) {
+    if (b.absent() || b.stride(0) == 1) return;
+    copy_ = contiguous(b, memory);
+    data_ = copy_.data();
+  }
+  const T* data() const { return data_; }
+
+ private:
+  Tensor<T, 1> copy_;
+  const T* data_;
+};
+
+/// What linear_forward did.
+template <class T>
+void count_linear(const kernels::Kernels<T>& run, const kernels::Extents& size, bool biased,
+                  const Context& context) {
+  const std::int64_t of_bias = biased ? std::int64_t{size.M} * size.N : 0;
+  context.count_flops(std::int64_t{2} * size.M * size.K * size.N + of_bias,
+                      run.executed_gemm_flops(size) + of_bias);
 }
 
 /// x with 0 in the rows whose dy is 0 throughout, in `storage`; or x itself where it is finite.
@@ -120,33 +181,15 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_identity_t<T>, 1> b,
                     Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
-  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
-  const auto from_x = [&] { return std::to_string(K) + " from x " + x.shape().format(); };
-  require_countable("linear_forward", "x", x);
-  require_countable("linear_forward", "w", w);
-  require_shape("linear_forward", "w", w, Shape{K, O}, from_x);
-  if (!b.absent()) {
-    require_shape("linear_forward", "b", b, Shape{O},
-                  [&] { return std::to_string(O) + " from w " + w.shape().format(); });
-  }
-  require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
-  require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
-  if (N == 0 || O == 0) return;
-
-  Tensor<T, 1> dense_bias;
-  const T* bias = b.absent() ? nullptr : b.data();
-  if (!b.absent() && b.stride(0) != 1) {
-    dense_bias = contiguous(b, context.memory);
-    bias = dense_bias.data();
-  }
+  detail::require_linear<T, T>(x, w, b, y);
+  const kernels::Extents size{x.extent(0), w.extent(1), x.extent(1)};
+  if (size.M == 0 || size.N == 0) return;
+  const detail::DenseBias<T> bias(b, context.memory);
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  Workspace<T> workspace(context.executor.concurrency(), run.gemm_scratch({N, O, K}),
-                         context.memory);
+  Workspace<T> workspace(context.executor.concurrency(), run.gemm_scratch(size), context.memory);
   detail::run_gemm<T>(run, context, workspace, kernels::matrix(x), kernels::matrix(w),
-                      kernels::matrix(y), {N, O, K}, {.bias = bias});
-  const std::int64_t bias_flops = b.absent() ? 0 : std::int64_t{N} * O;
-  context.count_flops(std::int64_t{2} * N * K * O + bias_flops,
-                      run.executed_gemm_flops({N, O, K}) + bias_flops);
+                      kernels::matrix(y), size, {.bias = bias.data()});
+  detail::count_linear<T>(run, size, !b.absent(), context);
 }
 
 /// db += the column sums of dy: the gradient of a bias that was added to every row.

@@ -28,7 +28,11 @@ class Trace {
         std::string(name), {tensor.shape().extents.begin(), tensor.shape().extents.end()}, {}};
     entry.values.reserve(static_cast<std::size_t>(tensor.size()));
     for_each_index(tensor.shape(), [&](const Shape<R>& index) {
-      entry.values.push_back(static_cast<double>(tensor(index)));
+      if constexpr (NarrowFloat<T>) {
+        entry.values.push_back(convert_float<double>(tensor(index)));
+      } else {
+        entry.values.push_back(static_cast<double>(tensor(index)));
+      }
     });
     entries_.push_back(std::move(entry));
   }

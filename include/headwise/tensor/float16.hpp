@@ -37,6 +37,14 @@ template <class T>
 concept StoredFloat = std::same_as<T, double> || std::same_as<T, float> ||
     std::same_as<T, Float16> || std::same_as<T, BFloat16>;
 
+/// What the matrices of a module that computes in T may be kept as: T, or 16 bits of a float.
+template <class W, class T>
+concept KeptAs = std::same_as<W, T> ||(NarrowFloat<W>&& std::same_as<T, float>);
+
+/// What numbers that are kept as W are computed with.
+template <class W>
+using ComputedAs = std::conditional_t<NarrowFloat<W>, float, W>;
+
 namespace detail {
 
 template <class T>

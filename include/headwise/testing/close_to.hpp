@@ -132,8 +132,8 @@ template <class T, int R>
     const bool equal = detail::same_bits(actual(index), expected(index));
     if (result.index.empty() || (!equal && result.failures == 0)) {
       result.index = detail::index_of(index);
-      result.actual = static_cast<long double>(actual(index));
-      result.expected = static_cast<long double>(expected(index));
+      result.actual = detail::widest(actual(index));
+      result.expected = detail::widest(expected(index));
     }
     if (!equal) ++result.failures;
   });

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "headwise/tensor/float16.hpp"
 #include "headwise/tensor/view.hpp"
 
 namespace headwise::inline v0_1::detail {
@@ -67,6 +68,16 @@ template <class T>
 bool same_bits(const T& a, const T& b) {
   constexpr bool padded = std::is_same_v<T, long double> && std::numeric_limits<T>::digits == 64;
   return std::memcmp(&a, &b, padded ? 10 : sizeof(T)) == 0;
+}
+
+/// Of 16 bits, too.
+template <class T>
+long double widest(const T& value) {
+  if constexpr (NarrowFloat<T>) {
+    return static_cast<long double>(convert_float<double>(value));
+  } else {
+    return static_cast<long double>(value);
+  }
 }
 
 inline std::string format_number(const long double& value, int digits = 3) {

@@ -1,0 +1,162 @@
+// Linear layers whose weights are kept in 16 bits give the bits that their numbers give as floats.
+#include "headwise/ops/stored_linear.hpp"
+
+#include "headwise/ops/bf16_products.hpp"
+#include "headwise/runtime/thread_pool.hpp"
+#include "headwise/tensor/view_ops.hpp"
+#include "headwise/testing/close_to.hpp"
+#include "support/bf16_units.hpp"
+#include "support/catch.hpp"
+#include "support/draw.hpp"
+
+namespace ops_stored_linear {
+
+using namespace headwise_tests;
+
+namespace {
+
+/// Weights [K, O] of U and as floats, their rows or their columns dense, or neither.
+template <class U>
+struct Weights {
+  Tensor2<U> kept;
+  Tensor2<float> widened;
+  int layout;
+
+  Weights(Index K, Index O, int how, std::uint64_t seed)
+      : kept(shape(K, O, how)), widened(kept.shape()), layout(how) {
+    const auto drawn = random_tensor<float>(kept.shape(), seed);
+    for (Index n = 0; n < kept.size(); ++n) {
+      kept.data()[n] = convert_float<U>(drawn.data()[n]);
+      widened.data()[n] = convert_float<float>(kept.data()[n]);
+    }
+  }
+  template <class X>
+  In<X, 2> view(const Tensor2<X>& of) const {
+    if (layout == 0) return of;
+    if (layout == 1) return transpose(In<X, 2>(of), 0, 1);
+    return {of.data(), Shape{of.extent(0), of.extent(1) / 2}, Shape{of.extent(1), Index{2}}};
+  }
+
+ private:
+  static Shape<2> shape(Index K, Index O, int how) {
+    if (how == 1) return {O, K};
+    return {K, how == 0 ? O : 2 * O};
+  }
+};
+
+template <class U>
+void check_same(Index N, Index K, Index O, int layout, bool biased, const Context& context) {
+  const Weights<U> w(K, O, layout, static_cast<std::uint64_t>(N + 10 * K + 1000 * O));
+  const auto x = random_tensor<float>(Shape{N, K}, 1);
+  const auto some_b = random_tensor<float>(Shape{O}, 2);
+  const In<float, 1> b = biased ? In<float, 1>(some_b) : In<float, 1>();
+  Tensor2<float> y({N, O}), expected({N, O});
+  linear_forward(In<float, 2>(x), w.view(w.kept), b, y, context);
+  linear_forward<float>(x, w.view(w.widened), b, expected, context);
+  CAPTURE(N, K, O, layout, biased);
+  CHECK(bitwise_equal(y, expected));
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("linear layers of weights of 16 bits have the bits of their numbers as floats",
+                   "[ops][stored]", BFloat16, Float16) {
+  ThreadPool serial(1), threads(3);
+  for (const Index N : {0, 1, 2, 3, 4, 5, 23}) {
+    for (const Index K : {0, 1, 31, 32, 384, 385, 801}) {
+      for (const Index O : {0, 1, 15, 16, 33, 200, 769}) {
+        for (const int layout : {0, 1, 2}) {
+          const bool shared = (N + K + O) % 2 == 0;
+          check_same<TestType>(N, K, O, layout, (N + O) % 3 != 0,
+                               {.executor = shared ? ExecutorRef(threads) : ExecutorRef(serial)});
+        }
+      }
+    }
+  }
+  check_same<TestType>(4, 40, 1100, 0, true, {.executor = serial});  // sums in more than one part
+}
+
+TEMPLATE_TEST_CASE("weights of 16 bits have the bits of their numbers in products of bf16 too",
+                   "[ops][stored]", BFloat16, Float16) {
+  for (const Bf16Unit unit : supported_bf16_units()) {
+    const Context context{.products = bf16_products(unit)};
+    CAPTURE(name_of(unit));
+    for (const Index N : {1, 4, 19}) {
+      for (const int layout : {0, 1, 2}) check_same<TestType>(N, 385, 65, layout, true, context);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("rows of a linear layer of 16-bit weights may lie anywhere", "[ops][stored]",
+                   BFloat16, Float16) {
+  const Weights<TestType> w(70, 50, 0, 3);
+  for (const Index N : {1, 3, 9}) {
+    const auto wide_x = random_tensor<float>(Shape{N, 140}, 4);
+    const auto wide_b = random_tensor<float>(Shape{100}, 5);
+    const In<float, 2> x(wide_x.data(), Shape{N, Index{70}}, Shape{Index{140}, Index{2}});
+    const In<float, 1> b(wide_b.data(), Shape{Index{50}}, Shape{Index{2}});
+    Tensor2<float> wide_y({50, N}), expected({N, 50});
+    const auto y = transpose(Out<float, 2>(wide_y), 0, 1);
+    linear_forward(x, w.view(w.kept), b, y);
+    linear_forward<float>(x, w.view(w.widened), b, expected);
+    CHECK(bitwise_equal(In<float, 2>(y), In<float, 2>(expected)));
+    // A part of the columns, as of a projection among others.
+    const auto part = slice(w.view(w.kept), 1, 7, 20);
+    Tensor2<float> some({N, 20});
+    linear_forward(x, part, slice(b, 0, 7, 20), some);
+    CHECK(bitwise_equal(In<float, 2>(some), In<float, 2>(slice(expected, 1, 7, 20))));
+  }
+}
+
+TEMPLATE_TEST_CASE("every number of 16 bits is met as itself, subnormal and infinite ones too",
+                   "[ops][stored]", BFloat16, Float16) {
+  Tensor2<TestType> kept({1, 65536});
+  for (Index n = 0; n < kept.size(); ++n) kept(0, n).bits = static_cast<std::uint16_t>(n);
+  Tensor2<float> x({1, 1}, {1.0f}), y({1, 65536}), across({1, 65536});
+  linear_forward(In<float, 2>(x), In<TestType, 2>(kept), {}, y);
+  Tensor2<TestType> column({65536, 1});
+  std::copy(kept.begin(), kept.end(), column.begin());
+  linear_forward(In<float, 2>(x), transpose(In<TestType, 2>(column), 0, 1), {}, across);
+  Index wrong = 0;
+  for (Index n = 0; n < kept.size(); ++n) {
+    const float number = convert_float<float>(kept(0, n));
+    const bool same = number != number ? y(0, n) != y(0, n) && across(0, n) != across(0, n)
+                                       : y(0, n) == number && across(0, n) == number;
+    wrong += same ? 0 : 1;
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("a linear layer of 16-bit weights refuses what one of floats does", "[ops][stored]") {
+  const Weights<BFloat16> w(5, 4, 0, 6);
+  auto x = random_tensor<float>(Shape{2, 6}, 7);
+  const auto short_b = random_tensor<float>(Shape{1, 3}, 8);
+  Tensor2<float> y({2, 4});
+  const auto call = [&](const In<float, 2>& of, const In<float, 1>& b, const Out<float, 2>& to) {
+    linear_forward(of, w.view(w.kept), b, to);
+  };
+  const auto fitting = slice(In<float, 2>(x), 1, 0, 5);
+  CHECK_THROWS_WITH(call(x, {}, y),
+                    "linear_forward: w is [5, 4], expected [6, 4] (6 from x [2, 6])");
+  CHECK_THROWS_WITH(call(fitting, select(In<float, 2>(short_b), 0), y),
+                    "linear_forward: b is [3], expected [4] (4 from w [5, 4])");
+  CHECK_THROWS_WITH(call(fitting, {}, slice(y, 1, 0, 3)),
+                    "linear_forward: y is [2, 3], expected [2, 4] (rows of x, columns of w)");
+  const Out<float, 2> on_x(x.data(), Shape{2, 4});
+  CHECK_THROWS_AS(call(fitting, {}, on_x), ShapeError);
+}
+
+TEST_CASE("a linear layer of 16-bit weights counts what one of floats counts", "[ops][stored]") {
+  for (const Index N : {1, 4, 30}) {
+    const Weights<BFloat16> w(100, 40, 0, 6);
+    const auto x = random_tensor<float>(Shape{N, 100}, 7);
+    Tensor2<float> y({N, 40});
+    FlopTally counted, expected;
+    linear_forward(In<float, 2>(x), w.view(w.kept), {}, y, {.flops = &counted});
+    linear_forward<float>(x, w.view(w.widened), {}, y, {.flops = &expected});
+    CHECK(counted.useful == expected.useful);
+    CHECK(counted.executed == expected.executed);
+  }
+}
+
+}  // namespace ops_stored_linear
