@@ -47,7 +47,6 @@
 #include "headwise/ops/rms_norm_heads.hpp"
 #include "headwise/ops/rotary.hpp"
 #include "headwise/ops/softmax.hpp"
-#include "headwise/ops/stored_linear.hpp"
 #include "headwise/optim/adamw.hpp"
 #include "headwise/optim/schedules.hpp"
 #include "headwise/optim/sgd.hpp"

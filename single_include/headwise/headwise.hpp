@@ -185,13 +185,22 @@
 // that numbers are finite, and no fusing of a product and a sum where it was not written, which
 // would make bits depend on which of two loops the compiler fused. (Each compiler honours its own
 // form: g++ 12, clang 14 and 19. But clang with -ffast-math and FMA fuses all the same unless
-// -ffp-contract=on stands beside it: results stay right, bits differ from a build without.)
+// -ffp-contract=on stands beside it: results stay right, bits differ from a build without. And its
+// intrinsics stay loose: of a comparison by one, clang 14 made another that says no to NaN.)
 #if defined(__clang__)
+#define HEADWISE_STRICT_BUILTINS 0
+#if defined(__FAST_MATH__)
+#define HEADWISE_FUSES_ALL_THE_SAME 1
+#else
+#define HEADWISE_FUSES_ALL_THE_SAME 0
+#endif
 #define HEADWISE_STRICT_MATH_BEGIN                                     \
   _Pragma("float_control(push)") _Pragma("float_control(precise, on)") \
       _Pragma("clang fp contract(off)")
 #define HEADWISE_STRICT_MATH_END _Pragma("float_control(pop)")
 #else
+#define HEADWISE_STRICT_BUILTINS 1
+#define HEADWISE_FUSES_ALL_THE_SAME 0
 #define HEADWISE_STRICT_MATH_BEGIN \
   _Pragma("GCC push_options") _Pragma("GCC optimize(\"no-fast-math\", \"fp-contract=off\")")
 #define HEADWISE_STRICT_MATH_END _Pragma("GCC pop_options")
@@ -2957,6 +2966,14 @@ template <class T>
 concept StoredFloat = std::same_as<T, double> || std::same_as<T, float> ||
     std::same_as<T, Float16> || std::same_as<T, BFloat16>;
 
+/// What the matrices of a module that computes in T may be kept as: T, or 16 bits of a float.
+template <class W, class T>
+concept KeptAs = std::same_as<W, T> ||(NarrowFloat<W>&& std::same_as<T, float>);
+
+/// What numbers that are kept as W are computed with.
+template <class W>
+using ComputedAs = std::conditional_t<NarrowFloat<W>, float, W>;
+
 namespace detail {
 
 template <class T>
@@ -3993,6 +4010,21 @@ struct ActivationBackwardRows {
   Matrix<T> dx, d_up;         // [N, F], overwritten; dx may be dy
 };
 
+/// A product of few rows with a right factor of 16 bits: c = a w + bias.
+template <class T>
+struct FewRows {
+  static constexpr Index most = 4;          // rows
+  static constexpr Index sums_size = 4096;  // 16 KiB of floats
+
+  Extents size;
+  Matrix<const T> a;  // [M, K]
+  StoredMatrix w;     // [K, N], rows or columns dense
+  StoredAs as;
+  Matrix<T> c;    // [M, N], overwritten
+  const T* bias;  // [N]; null for none
+  T* sums;        // [sums_size], scratch
+};
+
 /// The kernels of one instruction set for T. What each does and takes is said where it is defined:
 /// kernels/<file>.inc. Rows are a part of all rows, or of the columns where sums run down them.
 template <Scalar T>
@@ -4011,6 +4043,10 @@ struct ModelKernels {
   void (*cross_entropy_rows)(const CrossEntropyRows<T>& of, Index begin, Index end);
   void (*cross_entropy_backward_rows)(const CrossEntropyBackwardRows<T>& of, Index begin,
                                       Index end);
+
+  // widen_rows.inc and few_rows.inc, of float alone
+  void (*widen_rows)(StoredAs as, StoredMatrix x, Index rows, Index N, T* y);
+  void (*multiply_few_rows)(const FewRows<T>& of);
 
   // optimizer.inc, over dense elements
   void (*adamw)(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n);
@@ -4838,7 +4874,11 @@ class Trace {
         std::string(name), {tensor.shape().extents.begin(), tensor.shape().extents.end()}, {}};
     entry.values.reserve(static_cast<std::size_t>(tensor.size()));
     for_each_index(tensor.shape(), [&](const Shape<R>& index) {
-      entry.values.push_back(static_cast<double>(tensor(index)));
+      if constexpr (NarrowFloat<T>) {
+        entry.values.push_back(convert_float<double>(tensor(index)));
+      } else {
+        entry.values.push_back(static_cast<double>(tensor(index)));
+      }
     });
     entries_.push_back(std::move(entry));
   }
@@ -5002,6 +5042,7 @@ struct Kernels {
   Index backward_queries;  // of a tile of flash_backward_tile
   Index backward_keys;     // of a block of keys
   Index columns;           // of a panel: products are cut in multiples of it
+  Index inner;             // of a chain: products of longer rows are sums of chains of so many
 
   bool (*all_finite)(Matrix<const T> x, Index rows, Index columns);
 
@@ -5105,6 +5146,7 @@ struct Simd {
   HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) { *to = x != 0; }
   HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
   HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
+  HEADWISE_INLINE static const Vector& unfused(const Vector& x) { return x; }
   HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
     return a * b + c;
   }
@@ -5194,6 +5236,16 @@ struct Simd<T> {
     const ByteVector bytes = __builtin_convertvector(x, ByteVector);
     std::memcpy(to, &bytes, sizeof bytes);
   }
+  /// x, and no part of a fused multiply-add where clang would make one (-ffast-math, see
+  /// HEADWISE_STRICT_MATH_BEGIN).
+  HEADWISE_INLINE static Vector unfused(Vector x) {
+#if HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 64
+    asm("" : "+v"(x));
+#elif HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 32
+    asm("" : "+x"(x));
+#endif
+    return x;
+  }
   /// a b + c, rounded once where the instruction set can.
   HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
 #if HEADWISE_ISA_BYTES == 64
@@ -5235,6 +5287,27 @@ struct Simd<T> {
     return a < b ? b : a;
 #endif
   }
+#if HEADWISE_ISA_BYTES == 64
+  /// The lanes that are not below a bound, NaN among them, as a mask.
+  HEADWISE_INLINE static auto not_below(Vector x, T bound) {
+#if HEADWISE_STRICT_BUILTINS
+    if constexpr (sizeof(T) == 4) {
+      return _mm512_cmp_ps_mask(__builtin_bit_cast(__m512, x),
+                                __builtin_bit_cast(__m512, broadcast(bound)), _CMP_NLT_UQ);
+    } else {
+      return _mm512_cmp_pd_mask(__builtin_bit_cast(__m512d, x),
+                                __builtin_bit_cast(__m512d, broadcast(bound)), _CMP_NLT_UQ);
+    }
+#else
+    const auto below = __builtin_bit_cast(__m512i, x < broadcast(bound));
+    if constexpr (sizeof(T) == 4) {
+      return _knot_mask16(_mm512_movepi32_mask(below));
+    } else {
+      return _knot_mask8(_mm512_movepi64_mask(below));
+    }
+#endif
+  }
+#endif
   /// Whether begin <= x < end.
   HEADWISE_INLINE static IntVector within(IntVector x, IntVector begin, IntVector end) {
     return (x >= begin) & (x < end);
@@ -5366,6 +5439,33 @@ HEADWISE_INLINE typename Simd<T>::Vector load_as(const U* from) {
     }
   }
 }
+
+/// Numbers of 16 bits that lie in the lower, or in the upper, halves of lanes.
+///@{
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector low_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs << 16);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    return __builtin_bit_cast(
+        typename Simd<T>::Vector,
+        _mm512_maskz_cvtph_ps(
+            0xFFFF, _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, pairs))));
+#else
+    return from_fp16_bits<T>(pairs & 0xffffu);
+#endif
+  }
+}
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs & 0xffff0000u);
+  } else {
+    return low_halves<T, U>(pairs >> 16);
+  }
+}
+///@}
 
 /// One element as T.
 template <Scalar T, class U>
@@ -5593,22 +5693,21 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     // 2^x = 2^n 2^f: an instruction each for f = x - round(x), which is 0 at infinity, and for the
     // product. (n = floor(x) would save the subtraction and lose bits: x + 1 is rounded.)
     using Vector = typename S::Vector;
+    const auto kept = S::not_below(x, C::lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto low = __builtin_bit_cast(__m512, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512, x - f)));
+          Vector,
+          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512, x - f)));
     } else {
-      const auto low = __builtin_bit_cast(__m512d, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512d, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512d, x - f)));
+          Vector,
+          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512d, x - f)));
     }
 #else
     using Vector = typename S::Vector;
@@ -9353,6 +9452,224 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/widen_rows.inc
+// Numbers of 16 bits as floats, for products that read them next. Read once for each instruction
+// set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// y [rows, N], dense, from x: the same numbers. `ahead` rows further x is asked for, since rows of
+/// a panel lie pages apart.
+template <Scalar T, class U>
+void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  for (Index i = 0; i < rows; ++i, y += N) {
+    const U* const from = x.data + i * x.row;
+    Index n = 0;
+    if (x.column == 1) {
+      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
+      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+    }
+    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
+  }
+}
+
+/// The same of what is stored as `as`, of 16 bits.
+template <Scalar T>
+void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
+    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/few_rows.inc
+// Products of few rows with a right factor of 16 bits, which is read once, as it lies, at the speed
+// of memory. Read once for each instruction set.
+//
+// Every element is the sum that gemm.inc forms: chains of multiply-adds, GemmBlocks::k terms long,
+// one added to the other. Where rows of w lie side by side, four of them are added at a time to
+// sums that the first cache holds; where its columns do, squares of them are transposed. Traffic: w
+// once. (Widened by parts of 384 x 192 for the tiles of gemm.inc instead, w of 3072 x 768 took 1.4
+// times as long on an AMD EPYC, family 25, model 17: a part's rows lie pages apart.)
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The first `count` elements of a vector, the rest 0.
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
+  constexpr int width = Simd<T>::width;
+  if (count >= width) return load_as<T>(from);
+  T some[std::size_t{width}] = {};
+  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
+  return Simd<T>::load(some);
+}
+
+/// c = sum + bias of a first chain, or c + sum of those that follow.
+template <Scalar T>
+HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
+  if (!first) {
+    c = c + sum;
+  } else {
+    c = bias == nullptr ? sum : sum + bias[n];
+  }
+}
+
+/// sums [M, N] += a [M, R] w [R, N], term by term.
+template <Scalar T, int M, int R, class U>
+void add_some_rows(Matrix<const T> a, Matrix<const U> w, Index N, T* sums, Index sums_row) {
+  using S = Simd<T>;
+  typename S::Vector x[std::size_t{M}][std::size_t{R}];
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
+  }
+  for (Index n = 0; n < N; n += S::width) {
+    typename S::Vector in[std::size_t{R}];
+    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      in[r] = load_some<T>(w.data + r * w.row + n, N - n);
+    });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* const at = sums + m * sums_row + n;
+      auto sum = S::load(at);
+      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
+      S::store(sum, at);
+    });
+  }
+}
+
+/// Where rows of w lie side by side.
+template <Scalar T, int M, class U>
+void multiply_along_rows(const FewRows<T>& of, Matrix<const U> w) {
+  constexpr Index most = FewRows<T>::sums_size / M;
+  const auto [rows, N_all, K_all] = of.size;
+  for (Index n = 0; n < N_all; n += most) {
+    const Index N = std::min<Index>(most, N_all - n), sums_row = round_up(N, Simd<T>::width);
+    for (Index k = 0; k == 0 || k < K_all; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(K_all, k + GemmBlocks<T>::k);
+      set_zero(of.sums, M * sums_row);
+      Index i = k;
+      for (; i + 4 <= end; i += 4) {
+        add_some_rows<T, M, 4>(of.a.from(0, i), w.from(i, n), N, of.sums, sums_row);
+      }
+      for (; i < end; ++i) {
+        add_some_rows<T, M, 1>(of.a.from(0, i), w.from(i, n), N, of.sums, sums_row);
+      }
+      for (Index m = 0; m < M; ++m) {
+        for (Index j = 0; j < N; ++j) {
+          finish_chain(of.sums[m * sums_row + j], k == 0, of.bias, n + j, of.c(m, n + j));
+        }
+      }
+    }
+  }
+}
+
+/// A column's elements from one inner index on, two to a lane; those behind `count` are 0.
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_pairs(const U* from, Index count) {
+  constexpr Index all = 2 * Simd<T>::width;
+  typename Simd<T>::Vector pairs;
+  if (count >= all) {
+    std::memcpy(&pairs, from, sizeof pairs);
+    return pairs;
+  }
+  U some[std::size_t{all}] = {};
+  std::copy_n(from, count, some);
+  std::memcpy(&pairs, some, sizeof pairs);
+  return pairs;
+}
+
+/// sums [M] += a [M, 2 width] times the columns of a square of pairs.
+template <Scalar T, int M, class U>
+HEADWISE_INLINE void add_square(Matrix<const T> a, Index K,
+                                typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}],
+                                typename Simd<T>::Vector (&sums)[std::size_t{M}]) {
+  using S = Simd<T>;
+  transpose<T>(square);
+  const auto add = [&](Index k, const typename S::Vector& w) HEADWISE_ALWAYS_INLINE {
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      sums[m] = S::fma(S::broadcast(a(m, k)), w, sums[m]);
+    });
+  };
+  unrolled<S::width>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    const auto pairs = __builtin_bit_cast(typename S::BitVector, square[t]);
+    if (2 * t < K) add(2 * t, simd::HEADWISE_ISA::low_halves<T, U>(pairs));
+    if (2 * t + 1 < K) add(2 * t + 1, simd::HEADWISE_ISA::high_halves<T, U>(pairs));
+  });
+}
+
+/// Where columns of w do, as many of them as a vector holds at a time: as pairs, so that half as
+/// many are to be transposed, and those of the next sums asked for, 2.0 times the speed.
+template <Scalar T, int M, class U>
+void multiply_along_columns(const FewRows<T>& of, Matrix<const U> w) {
+  using S = Simd<T>;
+  constexpr Index together = 2 * S::width;
+  const auto [rows, N_all, K_all] = of.size;
+  for (Index n = 0; n < N_all; n += S::width) {
+    const Index N = std::min<Index>(S::width, N_all - n);
+    for (Index k = 0; k == 0 || k < K_all; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(K_all, k + GemmBlocks<T>::k);
+      typename S::Vector sums[std::size_t{M}] = {};
+      for (Index i = k; i < end; i += together) {
+        typename S::Vector square[std::size_t{S::width}] = {};
+        const U* const from = w.data + i + n * w.column;
+        if (end - i >= together && N == S::width) {
+          unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+            __builtin_prefetch(from + (r + S::width) * w.column);
+            square[r] = load_pairs<T>(from + r * w.column, together);
+          });
+          add_square<T, M, U>(of.a.from(0, i), together, square, sums);
+        } else {
+          for (Index r = 0; r < N; ++r) square[r] = load_pairs<T>(from + r * w.column, end - i);
+          add_square<T, M, U>(of.a.from(0, i), end - i, square, sums);
+        }
+      }
+      T lanes[std::size_t{S::width}];
+      for (Index m = 0; m < M; ++m) {
+        S::store(sums[m], lanes);
+        for (Index j = 0; j < N; ++j) {
+          finish_chain(lanes[j], k == 0, of.bias, n + j, of.c(m, n + j));
+        }
+      }
+    }
+  }
+}
+
+template <Scalar T, int M, class U>
+void multiply_rows(const FewRows<T>& of) {
+  const auto w = of.w.template as<U>();
+  if (w.column == 1) return multiply_along_rows<T, M>(of, w);
+  multiply_along_columns<T, M>(of, w);
+}
+template <Scalar T, class U>
+void multiply_rows(const FewRows<T>& of) {
+  if (of.size.M == 1) return multiply_rows<T, 1, U>(of);
+  if (of.size.M == 2) return multiply_rows<T, 2, U>(of);
+  if (of.size.M == 3) return multiply_rows<T, 3, U>(of);
+  multiply_rows<T, 4, U>(of);
+}
+
+/// c [M, N] = a [M, K] w [K, N] + bias, M at most FewRows::most, w of 16 bits with dense rows or
+/// columns.
+template <Scalar T>
+void multiply_few_rows(const FewRows<T>& of) {
+  if constexpr (std::same_as<T, float>) {
+    if (of.as == StoredAs::bf16) return multiply_rows<T, BFloat16>(of);
+    multiply_rows<T, Float16>(of);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/cross_entropy.inc
 // Softmax cross-entropy of rows: kernels/cross_entropy.hpp by vectors. Other types than float and
 // double take the rows there. Read once for each instruction set.
@@ -9704,6 +10021,7 @@ HEADWISE_STRICT_MATH_END
 //
 // No product is fused with a sum here, as in the formulas that these steps repeat: so an element
 // gets the same bits from every instruction set, from a vector or from the end of a row.
+// (product() is a product that clang leaves apart under -ffast-math, too.)
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -9735,6 +10053,12 @@ HEADWISE_INLINE typename Simd<T>::Vector square_root(const typename Simd<T>::Vec
     return Simd<T>::load(lanes);
 #endif
   }
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector product(const typename Simd<T>::Vector& a,
+                                                 const typename Simd<T>::Vector& b) {
+  return Simd<T>::unfused(a * b);
 }
 
 /// Calls f(from, to ...) with pointers to whole vectors: where they lie, and for the end of the row
@@ -9773,13 +10097,14 @@ void adamw(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n) {
   const auto correction = S::broadcast(step.root_correction);
   const auto epsilon = S::broadcast(step.epsilon), minus_step = S::broadcast(step.minus_step);
   const auto update = [&](const T* g_at, T* p_at, T* m_at, T* v_at) HEADWISE_ALWAYS_INLINE {
-    const auto gradient = S::load(g_at) * scale;
+    const auto gradient = product<T>(S::load(g_at), scale);
     const auto old_m = S::load(m_at);
     const auto way = gradient - old_m;
-    const auto m_now = step.near_gradient ? gradient - way * rest : old_m + new_m * way;
-    const auto v_now = S::load(v_at) * beta2 + new_v * gradient * gradient;
+    const auto m_now =
+        step.near_gradient ? gradient - product<T>(way, rest) : old_m + product<T>(new_m, way);
+    const auto v_now = product<T>(S::load(v_at), beta2) + product<T>(new_v * gradient, gradient);
     const auto root = square_root<T>(v_now) / correction + epsilon;
-    S::store(S::load(p_at) * keep + minus_step * m_now / root, p_at);
+    S::store(product<T>(S::load(p_at), keep) + minus_step * m_now / root, p_at);
     S::store(m_now, m_at);
     S::store(v_now, v_at);
   };
@@ -9800,20 +10125,21 @@ void sgd(const SgdStep<T>& step, T* p, const T* g, T* u, Index n) {
   const auto fresh = S::broadcast(step.one_minus_dampening);
   const auto minus_rate = S::broadcast(step.minus_rate);
   const auto gradient_of = [&](const T* p_at, const T* g_at) HEADWISE_ALWAYS_INLINE {
-    const auto gradient = S::load(g_at) * scale;
-    return step.decays ? gradient + decay * S::load(p_at) : gradient;
+    const auto gradient = product<T>(S::load(g_at), scale);
+    return step.decays ? gradient + product<T>(decay, S::load(p_at)) : gradient;
   };
   if (u == nullptr) {
     const auto update = [&](const T* g_at, T* p_at) HEADWISE_ALWAYS_INLINE {
-      S::store(S::load(p_at) + minus_rate * gradient_of(p_at, g_at), p_at);
+      S::store(S::load(p_at) + product<T>(minus_rate, gradient_of(p_at, g_at)), p_at);
     };
     return each_whole_vector(n, update, g, p);
   }
   const auto update = [&](const T* g_at, T* p_at, T* u_at) HEADWISE_ALWAYS_INLINE {
     const auto gradient = gradient_of(p_at, g_at);
-    const auto velocity = step.first ? gradient : S::load(u_at) * momentum + fresh * gradient;
-    const auto by = step.nesterov ? gradient + momentum * velocity : velocity;
-    S::store(S::load(p_at) + minus_rate * by, p_at);
+    const auto velocity =
+        step.first ? gradient : product<T>(S::load(u_at), momentum) + product<T>(fresh, gradient);
+    const auto by = step.nesterov ? gradient + product<T>(momentum, velocity) : velocity;
+    S::store(S::load(p_at) + product<T>(minus_rate, by), p_at);
     S::store(velocity, u_at);
   };
   each_whole_vector(n, update, g, p, u);
@@ -10709,6 +11035,7 @@ inline constexpr Kernels<T> table = {
     .backward_queries = BackwardTile<T>::queries,
     .backward_keys = BackwardTile<T>::keys,
     .columns = Tile<T>::columns,
+    .inner = GemmBlocks<T>::k,
     .all_finite = &all_finite<T>,
     .gemm_scratch = &gemm_scratch<T>,
     .gemm = &gemm<T>,
@@ -10750,6 +11077,8 @@ inline constexpr ModelKernels<T> model_table = {
     .add_row = &add_row<T>,
     .cross_entropy_rows = &cross_entropy_rows<T>,
     .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
+    .widen_rows = &widen_rows<T>,
+    .multiply_few_rows = &multiply_few_rows<T>,
     .adamw = &adamw<T>,
     .sgd = &sgd<T>,
     .scale_elements = &scale_elements<T>,
@@ -10797,6 +11126,7 @@ struct Simd {
   HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) { *to = x != 0; }
   HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
   HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
+  HEADWISE_INLINE static const Vector& unfused(const Vector& x) { return x; }
   HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
     return a * b + c;
   }
@@ -10882,6 +11212,14 @@ struct Simd<T> {
     const ByteVector bytes = __builtin_convertvector(x, ByteVector);
     std::memcpy(to, &bytes, sizeof bytes);
   }
+  HEADWISE_INLINE static Vector unfused(Vector x) {
+#if HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 64
+    asm("" : "+v"(x));
+#elif HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 32
+    asm("" : "+x"(x));
+#endif
+    return x;
+  }
   HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
 #if HEADWISE_ISA_BYTES == 64
     if constexpr (sizeof(T) == 4) {
@@ -10920,6 +11258,26 @@ struct Simd<T> {
     return a < b ? b : a;
 #endif
   }
+#if HEADWISE_ISA_BYTES == 64
+  HEADWISE_INLINE static auto not_below(Vector x, T bound) {
+#if HEADWISE_STRICT_BUILTINS
+    if constexpr (sizeof(T) == 4) {
+      return _mm512_cmp_ps_mask(__builtin_bit_cast(__m512, x),
+                                __builtin_bit_cast(__m512, broadcast(bound)), _CMP_NLT_UQ);
+    } else {
+      return _mm512_cmp_pd_mask(__builtin_bit_cast(__m512d, x),
+                                __builtin_bit_cast(__m512d, broadcast(bound)), _CMP_NLT_UQ);
+    }
+#else
+    const auto below = __builtin_bit_cast(__m512i, x < broadcast(bound));
+    if constexpr (sizeof(T) == 4) {
+      return _knot_mask16(_mm512_movepi32_mask(below));
+    } else {
+      return _knot_mask8(_mm512_movepi64_mask(below));
+    }
+#endif
+  }
+#endif
   HEADWISE_INLINE static IntVector within(IntVector x, IntVector begin, IntVector end) {
     return (x >= begin) & (x < end);
   }
@@ -11036,6 +11394,30 @@ HEADWISE_INLINE typename Simd<T>::Vector load_as(const U* from) {
       return from_fp16_bits<T>(load_halves<T>(from));
 #endif
     }
+  }
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector low_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs << 16);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    return __builtin_bit_cast(
+        typename Simd<T>::Vector,
+        _mm512_maskz_cvtph_ps(
+            0xFFFF, _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, pairs))));
+#else
+    return from_fp16_bits<T>(pairs & 0xffffu);
+#endif
+  }
+}
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs & 0xffff0000u);
+  } else {
+    return low_halves<T, U>(pairs >> 16);
   }
 }
 
@@ -11231,22 +11613,21 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
+    const auto kept = S::not_below(x, C::lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto low = __builtin_bit_cast(__m512, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512, x - f)));
+          Vector,
+          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512, x - f)));
     } else {
-      const auto low = __builtin_bit_cast(__m512d, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512d, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512d, x - f)));
+          Vector,
+          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512d, x - f)));
     }
 #else
     using Vector = typename S::Vector;
@@ -14558,6 +14939,201 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/widen_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class U>
+void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  for (Index i = 0; i < rows; ++i, y += N) {
+    const U* const from = x.data + i * x.row;
+    Index n = 0;
+    if (x.column == 1) {
+      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
+      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+    }
+    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
+  }
+}
+
+template <Scalar T>
+void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
+    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/few_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
+  constexpr int width = Simd<T>::width;
+  if (count >= width) return load_as<T>(from);
+  T some[std::size_t{width}] = {};
+  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
+  return Simd<T>::load(some);
+}
+
+template <Scalar T>
+HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
+  if (!first) {
+    c = c + sum;
+  } else {
+    c = bias == nullptr ? sum : sum + bias[n];
+  }
+}
+
+template <Scalar T, int M, int R, class U>
+void add_some_rows(Matrix<const T> a, Matrix<const U> w, Index N, T* sums, Index sums_row) {
+  using S = Simd<T>;
+  typename S::Vector x[std::size_t{M}][std::size_t{R}];
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
+  }
+  for (Index n = 0; n < N; n += S::width) {
+    typename S::Vector in[std::size_t{R}];
+    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      in[r] = load_some<T>(w.data + r * w.row + n, N - n);
+    });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* const at = sums + m * sums_row + n;
+      auto sum = S::load(at);
+      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
+      S::store(sum, at);
+    });
+  }
+}
+
+template <Scalar T, int M, class U>
+void multiply_along_rows(const FewRows<T>& of, Matrix<const U> w) {
+  constexpr Index most = FewRows<T>::sums_size / M;
+  const auto [rows, N_all, K_all] = of.size;
+  for (Index n = 0; n < N_all; n += most) {
+    const Index N = std::min<Index>(most, N_all - n), sums_row = round_up(N, Simd<T>::width);
+    for (Index k = 0; k == 0 || k < K_all; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(K_all, k + GemmBlocks<T>::k);
+      set_zero(of.sums, M * sums_row);
+      Index i = k;
+      for (; i + 4 <= end; i += 4) {
+        add_some_rows<T, M, 4>(of.a.from(0, i), w.from(i, n), N, of.sums, sums_row);
+      }
+      for (; i < end; ++i) {
+        add_some_rows<T, M, 1>(of.a.from(0, i), w.from(i, n), N, of.sums, sums_row);
+      }
+      for (Index m = 0; m < M; ++m) {
+        for (Index j = 0; j < N; ++j) {
+          finish_chain(of.sums[m * sums_row + j], k == 0, of.bias, n + j, of.c(m, n + j));
+        }
+      }
+    }
+  }
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_pairs(const U* from, Index count) {
+  constexpr Index all = 2 * Simd<T>::width;
+  typename Simd<T>::Vector pairs;
+  if (count >= all) {
+    std::memcpy(&pairs, from, sizeof pairs);
+    return pairs;
+  }
+  U some[std::size_t{all}] = {};
+  std::copy_n(from, count, some);
+  std::memcpy(&pairs, some, sizeof pairs);
+  return pairs;
+}
+
+template <Scalar T, int M, class U>
+HEADWISE_INLINE void add_square(Matrix<const T> a, Index K,
+                                typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}],
+                                typename Simd<T>::Vector (&sums)[std::size_t{M}]) {
+  using S = Simd<T>;
+  transpose<T>(square);
+  const auto add = [&](Index k, const typename S::Vector& w) HEADWISE_ALWAYS_INLINE {
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      sums[m] = S::fma(S::broadcast(a(m, k)), w, sums[m]);
+    });
+  };
+  unrolled<S::width>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    const auto pairs = __builtin_bit_cast(typename S::BitVector, square[t]);
+    if (2 * t < K) add(2 * t, simd::HEADWISE_ISA::low_halves<T, U>(pairs));
+    if (2 * t + 1 < K) add(2 * t + 1, simd::HEADWISE_ISA::high_halves<T, U>(pairs));
+  });
+}
+
+template <Scalar T, int M, class U>
+void multiply_along_columns(const FewRows<T>& of, Matrix<const U> w) {
+  using S = Simd<T>;
+  constexpr Index together = 2 * S::width;
+  const auto [rows, N_all, K_all] = of.size;
+  for (Index n = 0; n < N_all; n += S::width) {
+    const Index N = std::min<Index>(S::width, N_all - n);
+    for (Index k = 0; k == 0 || k < K_all; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(K_all, k + GemmBlocks<T>::k);
+      typename S::Vector sums[std::size_t{M}] = {};
+      for (Index i = k; i < end; i += together) {
+        typename S::Vector square[std::size_t{S::width}] = {};
+        const U* const from = w.data + i + n * w.column;
+        if (end - i >= together && N == S::width) {
+          unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+            __builtin_prefetch(from + (r + S::width) * w.column);
+            square[r] = load_pairs<T>(from + r * w.column, together);
+          });
+          add_square<T, M, U>(of.a.from(0, i), together, square, sums);
+        } else {
+          for (Index r = 0; r < N; ++r) square[r] = load_pairs<T>(from + r * w.column, end - i);
+          add_square<T, M, U>(of.a.from(0, i), end - i, square, sums);
+        }
+      }
+      T lanes[std::size_t{S::width}];
+      for (Index m = 0; m < M; ++m) {
+        S::store(sums[m], lanes);
+        for (Index j = 0; j < N; ++j) {
+          finish_chain(lanes[j], k == 0, of.bias, n + j, of.c(m, n + j));
+        }
+      }
+    }
+  }
+}
+
+template <Scalar T, int M, class U>
+void multiply_rows(const FewRows<T>& of) {
+  const auto w = of.w.template as<U>();
+  if (w.column == 1) return multiply_along_rows<T, M>(of, w);
+  multiply_along_columns<T, M>(of, w);
+}
+template <Scalar T, class U>
+void multiply_rows(const FewRows<T>& of) {
+  if (of.size.M == 1) return multiply_rows<T, 1, U>(of);
+  if (of.size.M == 2) return multiply_rows<T, 2, U>(of);
+  if (of.size.M == 3) return multiply_rows<T, 3, U>(of);
+  multiply_rows<T, 4, U>(of);
+}
+
+template <Scalar T>
+void multiply_few_rows(const FewRows<T>& of) {
+  if constexpr (std::same_as<T, float>) {
+    if (of.as == StoredAs::bf16) return multiply_rows<T, BFloat16>(of);
+    multiply_rows<T, Float16>(of);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/cross_entropy.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -14907,6 +15483,12 @@ HEADWISE_INLINE typename Simd<T>::Vector square_root(const typename Simd<T>::Vec
   }
 }
 
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector product(const typename Simd<T>::Vector& a,
+                                                 const typename Simd<T>::Vector& b) {
+  return Simd<T>::unfused(a * b);
+}
+
 template <Scalar T, class F, class... To>
 HEADWISE_INLINE void each_whole_vector(Index n, const F& f, const T* from, To*... to) {
   constexpr Index width = Simd<T>::width;
@@ -14935,13 +15517,14 @@ void adamw(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n) {
   const auto correction = S::broadcast(step.root_correction);
   const auto epsilon = S::broadcast(step.epsilon), minus_step = S::broadcast(step.minus_step);
   const auto update = [&](const T* g_at, T* p_at, T* m_at, T* v_at) HEADWISE_ALWAYS_INLINE {
-    const auto gradient = S::load(g_at) * scale;
+    const auto gradient = product<T>(S::load(g_at), scale);
     const auto old_m = S::load(m_at);
     const auto way = gradient - old_m;
-    const auto m_now = step.near_gradient ? gradient - way * rest : old_m + new_m * way;
-    const auto v_now = S::load(v_at) * beta2 + new_v * gradient * gradient;
+    const auto m_now =
+        step.near_gradient ? gradient - product<T>(way, rest) : old_m + product<T>(new_m, way);
+    const auto v_now = product<T>(S::load(v_at), beta2) + product<T>(new_v * gradient, gradient);
     const auto root = square_root<T>(v_now) / correction + epsilon;
-    S::store(S::load(p_at) * keep + minus_step * m_now / root, p_at);
+    S::store(product<T>(S::load(p_at), keep) + minus_step * m_now / root, p_at);
     S::store(m_now, m_at);
     S::store(v_now, v_at);
   };
@@ -14956,20 +15539,21 @@ void sgd(const SgdStep<T>& step, T* p, const T* g, T* u, Index n) {
   const auto fresh = S::broadcast(step.one_minus_dampening);
   const auto minus_rate = S::broadcast(step.minus_rate);
   const auto gradient_of = [&](const T* p_at, const T* g_at) HEADWISE_ALWAYS_INLINE {
-    const auto gradient = S::load(g_at) * scale;
-    return step.decays ? gradient + decay * S::load(p_at) : gradient;
+    const auto gradient = product<T>(S::load(g_at), scale);
+    return step.decays ? gradient + product<T>(decay, S::load(p_at)) : gradient;
   };
   if (u == nullptr) {
     const auto update = [&](const T* g_at, T* p_at) HEADWISE_ALWAYS_INLINE {
-      S::store(S::load(p_at) + minus_rate * gradient_of(p_at, g_at), p_at);
+      S::store(S::load(p_at) + product<T>(minus_rate, gradient_of(p_at, g_at)), p_at);
     };
     return each_whole_vector(n, update, g, p);
   }
   const auto update = [&](const T* g_at, T* p_at, T* u_at) HEADWISE_ALWAYS_INLINE {
     const auto gradient = gradient_of(p_at, g_at);
-    const auto velocity = step.first ? gradient : S::load(u_at) * momentum + fresh * gradient;
-    const auto by = step.nesterov ? gradient + momentum * velocity : velocity;
-    S::store(S::load(p_at) + minus_rate * by, p_at);
+    const auto velocity =
+        step.first ? gradient : product<T>(S::load(u_at), momentum) + product<T>(fresh, gradient);
+    const auto by = step.nesterov ? gradient + product<T>(momentum, velocity) : velocity;
+    S::store(S::load(p_at) + product<T>(minus_rate, by), p_at);
     S::store(velocity, u_at);
   };
   each_whole_vector(n, update, g, p, u);
@@ -15782,6 +16366,7 @@ inline constexpr Kernels<T> table = {
     .backward_queries = BackwardTile<T>::queries,
     .backward_keys = BackwardTile<T>::keys,
     .columns = Tile<T>::columns,
+    .inner = GemmBlocks<T>::k,
     .all_finite = &all_finite<T>,
     .gemm_scratch = &gemm_scratch<T>,
     .gemm = &gemm<T>,
@@ -15823,6 +16408,8 @@ inline constexpr ModelKernels<T> model_table = {
     .add_row = &add_row<T>,
     .cross_entropy_rows = &cross_entropy_rows<T>,
     .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
+    .widen_rows = &widen_rows<T>,
+    .multiply_few_rows = &multiply_few_rows<T>,
     .adamw = &adamw<T>,
     .sgd = &sgd<T>,
     .scale_elements = &scale_elements<T>,
@@ -15868,6 +16455,7 @@ struct Simd {
   HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) { *to = x != 0; }
   HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
   HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
+  HEADWISE_INLINE static const Vector& unfused(const Vector& x) { return x; }
   HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
     return a * b + c;
   }
@@ -15953,6 +16541,14 @@ struct Simd<T> {
     const ByteVector bytes = __builtin_convertvector(x, ByteVector);
     std::memcpy(to, &bytes, sizeof bytes);
   }
+  HEADWISE_INLINE static Vector unfused(Vector x) {
+#if HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 64
+    asm("" : "+v"(x));
+#elif HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 32
+    asm("" : "+x"(x));
+#endif
+    return x;
+  }
   HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
 #if HEADWISE_ISA_BYTES == 64
     if constexpr (sizeof(T) == 4) {
@@ -15991,6 +16587,26 @@ struct Simd<T> {
     return a < b ? b : a;
 #endif
   }
+#if HEADWISE_ISA_BYTES == 64
+  HEADWISE_INLINE static auto not_below(Vector x, T bound) {
+#if HEADWISE_STRICT_BUILTINS
+    if constexpr (sizeof(T) == 4) {
+      return _mm512_cmp_ps_mask(__builtin_bit_cast(__m512, x),
+                                __builtin_bit_cast(__m512, broadcast(bound)), _CMP_NLT_UQ);
+    } else {
+      return _mm512_cmp_pd_mask(__builtin_bit_cast(__m512d, x),
+                                __builtin_bit_cast(__m512d, broadcast(bound)), _CMP_NLT_UQ);
+    }
+#else
+    const auto below = __builtin_bit_cast(__m512i, x < broadcast(bound));
+    if constexpr (sizeof(T) == 4) {
+      return _knot_mask16(_mm512_movepi32_mask(below));
+    } else {
+      return _knot_mask8(_mm512_movepi64_mask(below));
+    }
+#endif
+  }
+#endif
   HEADWISE_INLINE static IntVector within(IntVector x, IntVector begin, IntVector end) {
     return (x >= begin) & (x < end);
   }
@@ -16107,6 +16723,30 @@ HEADWISE_INLINE typename Simd<T>::Vector load_as(const U* from) {
       return from_fp16_bits<T>(load_halves<T>(from));
 #endif
     }
+  }
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector low_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs << 16);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    return __builtin_bit_cast(
+        typename Simd<T>::Vector,
+        _mm512_maskz_cvtph_ps(
+            0xFFFF, _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, pairs))));
+#else
+    return from_fp16_bits<T>(pairs & 0xffffu);
+#endif
+  }
+}
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs & 0xffff0000u);
+  } else {
+    return low_halves<T, U>(pairs >> 16);
   }
 }
 
@@ -16302,22 +16942,21 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
+    const auto kept = S::not_below(x, C::lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto low = __builtin_bit_cast(__m512, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512, x - f)));
+          Vector,
+          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512, x - f)));
     } else {
-      const auto low = __builtin_bit_cast(__m512d, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512d, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512d, x - f)));
+          Vector,
+          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512d, x - f)));
     }
 #else
     using Vector = typename S::Vector;
@@ -19629,6 +20268,201 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/widen_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class U>
+void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  for (Index i = 0; i < rows; ++i, y += N) {
+    const U* const from = x.data + i * x.row;
+    Index n = 0;
+    if (x.column == 1) {
+      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
+      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+    }
+    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
+  }
+}
+
+template <Scalar T>
+void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
+    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/few_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
+  constexpr int width = Simd<T>::width;
+  if (count >= width) return load_as<T>(from);
+  T some[std::size_t{width}] = {};
+  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
+  return Simd<T>::load(some);
+}
+
+template <Scalar T>
+HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
+  if (!first) {
+    c = c + sum;
+  } else {
+    c = bias == nullptr ? sum : sum + bias[n];
+  }
+}
+
+template <Scalar T, int M, int R, class U>
+void add_some_rows(Matrix<const T> a, Matrix<const U> w, Index N, T* sums, Index sums_row) {
+  using S = Simd<T>;
+  typename S::Vector x[std::size_t{M}][std::size_t{R}];
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
+  }
+  for (Index n = 0; n < N; n += S::width) {
+    typename S::Vector in[std::size_t{R}];
+    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      in[r] = load_some<T>(w.data + r * w.row + n, N - n);
+    });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* const at = sums + m * sums_row + n;
+      auto sum = S::load(at);
+      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
+      S::store(sum, at);
+    });
+  }
+}
+
+template <Scalar T, int M, class U>
+void multiply_along_rows(const FewRows<T>& of, Matrix<const U> w) {
+  constexpr Index most = FewRows<T>::sums_size / M;
+  const auto [rows, N_all, K_all] = of.size;
+  for (Index n = 0; n < N_all; n += most) {
+    const Index N = std::min<Index>(most, N_all - n), sums_row = round_up(N, Simd<T>::width);
+    for (Index k = 0; k == 0 || k < K_all; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(K_all, k + GemmBlocks<T>::k);
+      set_zero(of.sums, M * sums_row);
+      Index i = k;
+      for (; i + 4 <= end; i += 4) {
+        add_some_rows<T, M, 4>(of.a.from(0, i), w.from(i, n), N, of.sums, sums_row);
+      }
+      for (; i < end; ++i) {
+        add_some_rows<T, M, 1>(of.a.from(0, i), w.from(i, n), N, of.sums, sums_row);
+      }
+      for (Index m = 0; m < M; ++m) {
+        for (Index j = 0; j < N; ++j) {
+          finish_chain(of.sums[m * sums_row + j], k == 0, of.bias, n + j, of.c(m, n + j));
+        }
+      }
+    }
+  }
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_pairs(const U* from, Index count) {
+  constexpr Index all = 2 * Simd<T>::width;
+  typename Simd<T>::Vector pairs;
+  if (count >= all) {
+    std::memcpy(&pairs, from, sizeof pairs);
+    return pairs;
+  }
+  U some[std::size_t{all}] = {};
+  std::copy_n(from, count, some);
+  std::memcpy(&pairs, some, sizeof pairs);
+  return pairs;
+}
+
+template <Scalar T, int M, class U>
+HEADWISE_INLINE void add_square(Matrix<const T> a, Index K,
+                                typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}],
+                                typename Simd<T>::Vector (&sums)[std::size_t{M}]) {
+  using S = Simd<T>;
+  transpose<T>(square);
+  const auto add = [&](Index k, const typename S::Vector& w) HEADWISE_ALWAYS_INLINE {
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      sums[m] = S::fma(S::broadcast(a(m, k)), w, sums[m]);
+    });
+  };
+  unrolled<S::width>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    const auto pairs = __builtin_bit_cast(typename S::BitVector, square[t]);
+    if (2 * t < K) add(2 * t, simd::HEADWISE_ISA::low_halves<T, U>(pairs));
+    if (2 * t + 1 < K) add(2 * t + 1, simd::HEADWISE_ISA::high_halves<T, U>(pairs));
+  });
+}
+
+template <Scalar T, int M, class U>
+void multiply_along_columns(const FewRows<T>& of, Matrix<const U> w) {
+  using S = Simd<T>;
+  constexpr Index together = 2 * S::width;
+  const auto [rows, N_all, K_all] = of.size;
+  for (Index n = 0; n < N_all; n += S::width) {
+    const Index N = std::min<Index>(S::width, N_all - n);
+    for (Index k = 0; k == 0 || k < K_all; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(K_all, k + GemmBlocks<T>::k);
+      typename S::Vector sums[std::size_t{M}] = {};
+      for (Index i = k; i < end; i += together) {
+        typename S::Vector square[std::size_t{S::width}] = {};
+        const U* const from = w.data + i + n * w.column;
+        if (end - i >= together && N == S::width) {
+          unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+            __builtin_prefetch(from + (r + S::width) * w.column);
+            square[r] = load_pairs<T>(from + r * w.column, together);
+          });
+          add_square<T, M, U>(of.a.from(0, i), together, square, sums);
+        } else {
+          for (Index r = 0; r < N; ++r) square[r] = load_pairs<T>(from + r * w.column, end - i);
+          add_square<T, M, U>(of.a.from(0, i), end - i, square, sums);
+        }
+      }
+      T lanes[std::size_t{S::width}];
+      for (Index m = 0; m < M; ++m) {
+        S::store(sums[m], lanes);
+        for (Index j = 0; j < N; ++j) {
+          finish_chain(lanes[j], k == 0, of.bias, n + j, of.c(m, n + j));
+        }
+      }
+    }
+  }
+}
+
+template <Scalar T, int M, class U>
+void multiply_rows(const FewRows<T>& of) {
+  const auto w = of.w.template as<U>();
+  if (w.column == 1) return multiply_along_rows<T, M>(of, w);
+  multiply_along_columns<T, M>(of, w);
+}
+template <Scalar T, class U>
+void multiply_rows(const FewRows<T>& of) {
+  if (of.size.M == 1) return multiply_rows<T, 1, U>(of);
+  if (of.size.M == 2) return multiply_rows<T, 2, U>(of);
+  if (of.size.M == 3) return multiply_rows<T, 3, U>(of);
+  multiply_rows<T, 4, U>(of);
+}
+
+template <Scalar T>
+void multiply_few_rows(const FewRows<T>& of) {
+  if constexpr (std::same_as<T, float>) {
+    if (of.as == StoredAs::bf16) return multiply_rows<T, BFloat16>(of);
+    multiply_rows<T, Float16>(of);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/cross_entropy.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -19978,6 +20812,12 @@ HEADWISE_INLINE typename Simd<T>::Vector square_root(const typename Simd<T>::Vec
   }
 }
 
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector product(const typename Simd<T>::Vector& a,
+                                                 const typename Simd<T>::Vector& b) {
+  return Simd<T>::unfused(a * b);
+}
+
 template <Scalar T, class F, class... To>
 HEADWISE_INLINE void each_whole_vector(Index n, const F& f, const T* from, To*... to) {
   constexpr Index width = Simd<T>::width;
@@ -20006,13 +20846,14 @@ void adamw(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n) {
   const auto correction = S::broadcast(step.root_correction);
   const auto epsilon = S::broadcast(step.epsilon), minus_step = S::broadcast(step.minus_step);
   const auto update = [&](const T* g_at, T* p_at, T* m_at, T* v_at) HEADWISE_ALWAYS_INLINE {
-    const auto gradient = S::load(g_at) * scale;
+    const auto gradient = product<T>(S::load(g_at), scale);
     const auto old_m = S::load(m_at);
     const auto way = gradient - old_m;
-    const auto m_now = step.near_gradient ? gradient - way * rest : old_m + new_m * way;
-    const auto v_now = S::load(v_at) * beta2 + new_v * gradient * gradient;
+    const auto m_now =
+        step.near_gradient ? gradient - product<T>(way, rest) : old_m + product<T>(new_m, way);
+    const auto v_now = product<T>(S::load(v_at), beta2) + product<T>(new_v * gradient, gradient);
     const auto root = square_root<T>(v_now) / correction + epsilon;
-    S::store(S::load(p_at) * keep + minus_step * m_now / root, p_at);
+    S::store(product<T>(S::load(p_at), keep) + minus_step * m_now / root, p_at);
     S::store(m_now, m_at);
     S::store(v_now, v_at);
   };
@@ -20027,20 +20868,21 @@ void sgd(const SgdStep<T>& step, T* p, const T* g, T* u, Index n) {
   const auto fresh = S::broadcast(step.one_minus_dampening);
   const auto minus_rate = S::broadcast(step.minus_rate);
   const auto gradient_of = [&](const T* p_at, const T* g_at) HEADWISE_ALWAYS_INLINE {
-    const auto gradient = S::load(g_at) * scale;
-    return step.decays ? gradient + decay * S::load(p_at) : gradient;
+    const auto gradient = product<T>(S::load(g_at), scale);
+    return step.decays ? gradient + product<T>(decay, S::load(p_at)) : gradient;
   };
   if (u == nullptr) {
     const auto update = [&](const T* g_at, T* p_at) HEADWISE_ALWAYS_INLINE {
-      S::store(S::load(p_at) + minus_rate * gradient_of(p_at, g_at), p_at);
+      S::store(S::load(p_at) + product<T>(minus_rate, gradient_of(p_at, g_at)), p_at);
     };
     return each_whole_vector(n, update, g, p);
   }
   const auto update = [&](const T* g_at, T* p_at, T* u_at) HEADWISE_ALWAYS_INLINE {
     const auto gradient = gradient_of(p_at, g_at);
-    const auto velocity = step.first ? gradient : S::load(u_at) * momentum + fresh * gradient;
-    const auto by = step.nesterov ? gradient + momentum * velocity : velocity;
-    S::store(S::load(p_at) + minus_rate * by, p_at);
+    const auto velocity =
+        step.first ? gradient : product<T>(S::load(u_at), momentum) + product<T>(fresh, gradient);
+    const auto by = step.nesterov ? gradient + product<T>(momentum, velocity) : velocity;
+    S::store(S::load(p_at) + product<T>(minus_rate, by), p_at);
     S::store(velocity, u_at);
   };
   each_whole_vector(n, update, g, p, u);
@@ -20853,6 +21695,7 @@ inline constexpr Kernels<T> table = {
     .backward_queries = BackwardTile<T>::queries,
     .backward_keys = BackwardTile<T>::keys,
     .columns = Tile<T>::columns,
+    .inner = GemmBlocks<T>::k,
     .all_finite = &all_finite<T>,
     .gemm_scratch = &gemm_scratch<T>,
     .gemm = &gemm<T>,
@@ -20894,6 +21737,8 @@ inline constexpr ModelKernels<T> model_table = {
     .add_row = &add_row<T>,
     .cross_entropy_rows = &cross_entropy_rows<T>,
     .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
+    .widen_rows = &widen_rows<T>,
+    .multiply_few_rows = &multiply_few_rows<T>,
     .adamw = &adamw<T>,
     .sgd = &sgd<T>,
     .scale_elements = &scale_elements<T>,
@@ -25608,21 +26453,82 @@ struct GemmTasks {
   }
 };
 
+/// A part of a product, from element (m, n) on.
+struct GemmTask {
+  Index m, n;
+  kernels::Extents size;
+  Index worker;
+};
+
+/// run(task) for the parts of a product, in any order.
+template <class F>
+void for_gemm_tasks(const kernels::Extents& size, Index panel, const Context& context,
+                    const F& run) {
+  const GemmTasks tasks(size, context.executor.concurrency(), panel);
+  const auto task = [&](Index t, Index worker) {
+    const Index m = t / tasks.across * tasks.rows, n = t % tasks.across * tasks.columns;
+    run(GemmTask{m,
+                 n,
+                 {std::min<Index>(tasks.rows, size.M - m),
+                  std::min<Index>(tasks.columns, size.N - n), size.K},
+                 worker});
+  };
+  context.executor.run(tasks.count, task);
+}
+
 template <class T>
 void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<T>& workspace,
               kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,
               const kernels::Extents& size, const kernels::Epilogue<T>& epilogue) {
-  const GemmTasks tasks(size, context.executor.concurrency(), run.columns);
-  const auto task = [&](Index t, Index worker) {
-    const Index m = t / tasks.across * tasks.rows, n = t % tasks.across * tasks.columns;
+  for_gemm_tasks(size, run.columns, context, [&](const GemmTask& task) {
     kernels::Epilogue<T> here = epilogue;
-    if (here.bias != nullptr) here.bias += n;
-    run.gemm(a.from(m, 0), b.from(0, n), c.from(m, n),
-             {std::min<Index>(tasks.rows, size.M - m), std::min<Index>(tasks.columns, size.N - n),
-              size.K},
-             here, workspace.of(worker).take(run.gemm_scratch(size)));
-  };
-  context.executor.run(tasks.count, task);
+    if (here.bias != nullptr) here.bias += task.n;
+    run.gemm(a.from(task.m, 0), b.from(0, task.n), c.from(task.m, task.n), task.size, here,
+             workspace.of(task.worker).take(run.gemm_scratch(size)));
+  });
+}
+
+/// All rules of linear_forward, whatever w is kept as.
+template <class T, class W>
+void require_linear(const In<T, 2>& x, const In<W, 2>& w, const In<T, 1>& b, const Out<T, 2>& y) {
+  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
+  const auto from_x = [&] { return std::to_string(K) + " from x " + x.shape().format(); };
+  require_countable("linear_forward", "x", x);
+  require_countable("linear_forward", "w", w);
+  require_shape("linear_forward", "w", w, Shape{K, O}, from_x);
+  if (!b.absent()) {
+    require_shape("linear_forward", "b", b, Shape{O},
+                  [&] { return std::to_string(O) + " from w " + w.shape().format(); });
+  }
+  require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
+  require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
+}
+
+/// A bias as products read it.
+template <class T>
+class DenseBias {
+ public:
+  /// Throws std::bad_alloc.
+  DenseBias(const In<T, 1>& b, std::pmr::memory_resource* memory)
+      : data_(b.absent() ? nullptr : b.data()) {
+    if (b.absent() || b.stride(0) == 1) return;
+    copy_ = contiguous(b, memory);
+    data_ = copy_.data();
+  }
+  const T* data() const { return data_; }
+
+ private:
+  Tensor<T, 1> copy_;
+  const T* data_;
+};
+
+/// What linear_forward did.
+template <class T>
+void count_linear(const kernels::Kernels<T>& run, const kernels::Extents& size, bool biased,
+                  const Context& context) {
+  const std::int64_t of_bias = biased ? std::int64_t{size.M} * size.N : 0;
+  context.count_flops(std::int64_t{2} * size.M * size.K * size.N + of_bias,
+                      run.executed_gemm_flops(size) + of_bias);
 }
 
 /// x with 0 in the rows whose dy is 0 throughout, in `storage`; or x itself where it is finite.
@@ -25691,33 +26597,15 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_identity_t<T>, 1> b,
                     Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
-  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
-  const auto from_x = [&] { return std::to_string(K) + " from x " + x.shape().format(); };
-  require_countable("linear_forward", "x", x);
-  require_countable("linear_forward", "w", w);
-  require_shape("linear_forward", "w", w, Shape{K, O}, from_x);
-  if (!b.absent()) {
-    require_shape("linear_forward", "b", b, Shape{O},
-                  [&] { return std::to_string(O) + " from w " + w.shape().format(); });
-  }
-  require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
-  require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
-  if (N == 0 || O == 0) return;
-
-  Tensor<T, 1> dense_bias;
-  const T* bias = b.absent() ? nullptr : b.data();
-  if (!b.absent() && b.stride(0) != 1) {
-    dense_bias = contiguous(b, context.memory);
-    bias = dense_bias.data();
-  }
+  detail::require_linear<T, T>(x, w, b, y);
+  const kernels::Extents size{x.extent(0), w.extent(1), x.extent(1)};
+  if (size.M == 0 || size.N == 0) return;
+  const detail::DenseBias<T> bias(b, context.memory);
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  Workspace<T> workspace(context.executor.concurrency(), run.gemm_scratch({N, O, K}),
-                         context.memory);
+  Workspace<T> workspace(context.executor.concurrency(), run.gemm_scratch(size), context.memory);
   detail::run_gemm<T>(run, context, workspace, kernels::matrix(x), kernels::matrix(w),
-                      kernels::matrix(y), {N, O, K}, {.bias = bias});
-  const std::int64_t bias_flops = b.absent() ? 0 : std::int64_t{N} * O;
-  context.count_flops(std::int64_t{2} * N * K * O + bias_flops,
-                      run.executed_gemm_flops({N, O, K}) + bias_flops);
+                      kernels::matrix(y), size, {.bias = bias.data()});
+  detail::count_linear<T>(run, size, !b.absent(), context);
 }
 
 /// db += the column sums of dy: the gradient of a bias that was added to every row.
@@ -26056,6 +26944,13 @@ enum class Init {
   he_normal,      ///< sqrt(2 / in); He et al., 2015, arXiv 1502.01852
 };
 
+namespace detail {
+
+/// Chooses the constructor of a module that takes options, resolved ones, and parameters of their
+/// shapes as they are.
+struct Unchecked {};
+
+}  // namespace detail
 }  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -26069,10 +26964,12 @@ inline double init_std(Init init, Index in, Index out) {
   return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
 }
 
-/// Overwrites w with normal numbers of mean 0 and this standard deviation; `parameter` keeps those
-/// of one seed apart. Throws ShapeError or ArgumentError before anything is written.
-template <Scalar T>
-void init_normal(Out<T, 2> w, double std_deviation, std::uint64_t seed, std::uint32_t parameter) {
+/// Overwrites w with normal numbers of mean 0 and this standard deviation, of 16 bits with those of
+/// float rounded; `parameter` keeps those of one seed apart. Throws ShapeError or ArgumentError
+/// before anything is written.
+template <class W>
+requires Scalar<W> || NarrowFloat<W>
+void init_normal(Out<W, 2> w, double std_deviation, std::uint64_t seed, std::uint32_t parameter) {
   require_countable("init_normal", "w", w);
   require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", [&] {
     return "std_deviation is " + std::to_string(std_deviation) +
@@ -26082,17 +26979,23 @@ void init_normal(Out<T, 2> w, double std_deviation, std::uint64_t seed, std::uin
   for (Index i = 0; i < w.extent(0); ++i) {
     for (Index o = 0; o < w.extent(1); ++o) {
       const auto position = static_cast<std::uint64_t>(i * w.extent(1) + o);
-      w(i, o) = T(std_deviation * philox_normal(key, position));
+      const double value = std_deviation * philox_normal(key, position);
+      if constexpr (NarrowFloat<W>) {
+        w(i, o) = convert_float<W>(static_cast<float>(value));
+      } else {
+        w(i, o) = W(value);
+      }
     }
   }
 }
 
 /// Overwrites w [in, out] with normal numbers of init_std; `parameter` keeps those of one seed
 /// apart.
-template <Scalar T>
-void init_weights(Out<T, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
+template <class W>
+requires Scalar<W> || NarrowFloat<W>
+void init_weights(Out<W, 2> w, Init init, std::uint64_t seed, std::uint32_t parameter) {
   require_countable("init_weights", "w", w);
-  init_normal<T>(w, init_std(init, w.extent(0), w.extent(1)), seed, parameter);
+  init_normal<W>(w, init_std(init, w.extent(0), w.extent(1)), seed, parameter);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -26150,6 +27053,24 @@ HEADWISE_INLINE void prefetch_row(const kernels::Matrix<T>& x, Index i, Index be
   }
 }
 
+/// to_j = from_j, j < D.
+template <class W>
+void copy_table_row(kernels::Row<const W> from, Index D, kernels::Row<ComputedAs<W>> to) {
+  if constexpr (NarrowFloat<W>) {
+    if (from.step == 1 && to.step == 1) {
+      return kernels::model_kernels_here<float>().widen_rows(stored_as<W>, {from.data, 0, 1}, 1, D,
+                                                             to.data);
+    }
+    for (Index j = 0; j < D; ++j) to[j] = convert_float<float>(from[j]);
+  } else {
+    if (from.step == 1 && to.step == 1) {
+      std::copy_n(from.data, D, to.data);
+      return;
+    }
+    for (Index j = 0; j < D; ++j) to[j] = from[j];
+  }
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -26159,13 +27080,14 @@ HEADWISE_STRICT_MATH_BEGIN
 /// y_n = table_{tokens_n}: row n of y is a copy of the table's row of token n.
 ///
 /// tokens  [N]      in; each in [0, V)
-/// table   [V, D]   in
+/// table   [V, D]   in; of 16 bits for y of float, too
 /// y       [N, D]   out; must not overlap the inputs
 ///
 /// Work    no FLOPs; N D elements are copied.
 /// Throws  ShapeError, or ArgumentError for a token without a row, before anything is written.
-template <TokenId Id, Scalar T>
-void embedding_forward(In<Id, 1> tokens, In<T, 2> table, Out<std::type_identity_t<T>, 2> y,
+template <TokenId Id, class W>
+requires KeptAs<W, ComputedAs<W>>
+void embedding_forward(In<Id, 1> tokens, In<W, 2> table, Out<ComputedAs<W>, 2> y,
                        const Context& context = {}) {
   constexpr std::string_view function = "embedding_forward";
   const Index N = tokens.extent(0), D = table.extent(1);
@@ -26177,17 +27099,13 @@ void embedding_forward(In<Id, 1> tokens, In<T, 2> table, Out<std::type_identity_
                          [&] { return "rows of table " + table.shape().format(); });
   if (N == 0 || D == 0) return;
   const auto from = kernels::matrix(table);
-  const auto to = kernels::matrix(Out<T, 2>(y));
+  const auto to = kernels::matrix(y);
   detail::for_rows(context, N, D, [&](Index begin, Index end) {
     for (Index n = begin; n < end; ++n) {
       const auto row = kernels::row(from, static_cast<Index>(tokens(n)));
       const auto out = kernels::row(to, n);
       if (n + 1 < end) detail::prefetch_row<0>(from, static_cast<Index>(tokens(n + 1)), 0, D);
-      if (row.step == 1 && out.step == 1) {
-        std::copy_n(row.data, D, out.data);
-      } else {
-        for (Index j = 0; j < D; ++j) out[j] = row[j];
-      }
+      detail::copy_table_row(row, D, out);
     }
   });
 }
@@ -26234,16 +27152,132 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/ops/stored_linear.hpp
+// linear_forward of weights that are kept in 16 bits. They become floats on their way to the
+// product, a part that the second cache holds at a time; nowhere are all of them floats.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// c = a w + bias, w of 16 bits: a chain of its rows after the other, some columns at a time. The
+/// bits are those of the product with the same w as floats, which sums up in the same chains.
+class StoredGemm {
+ public:
+  /// w [K, N] is all of the factor.
+  StoredGemm(StoredAs as, const kernels::StoredMatrix& w, const kernels::Extents& size,
+             const Context& context)
+      : as_(as),
+        w_(w),
+        few_(context.products.exact() && size.M <= FewRows::most && (w.row == 1 || w.column == 1)),
+        run_(kernels::kernels_for<float>(context)),
+        stored_(kernels::model_kernels_here<float>()),
+        most_{size.M, std::min<Index>(size.N, part_columns), std::min<Index>(size.K, run_.inner)} {}
+
+  /// Floats that each worker needs.
+  Index scratch() const {
+    if (few_) return FewRows::sums_size;
+    return padded<float>(most_.N * most_.K) + run_.gemm_scratch(most_);
+  }
+  /// c [M, N] = a w + bias, of N columns of w from `first` on.
+  void run(kernels::Matrix<const float> a, Index first, kernels::Matrix<float> c,
+           const kernels::Extents& size, const float* bias, Scratch<float> memory) const {
+    if (few_) {
+      return stored_.multiply_few_rows(
+          {size, a, from(0, first), as_, c, bias, memory.take(FewRows::sums_size)});
+    }
+    float* const widened = memory.take(most_.N * most_.K);
+    float* const scratch = memory.take(run_.gemm_scratch(most_));
+    for (Index n = 0; n < size.N; n += most_.N) {
+      const Index N = std::min<Index>(most_.N, size.N - n);
+      for (Index k = 0; k == 0 || k < size.K; k += run_.inner) {
+        const Index K = std::min<Index>(most_.K, size.K - k);
+        kernels::Epilogue<float> epilogue{.accumulate = k != 0};
+        if (bias != nullptr && k == 0) epilogue.bias = bias + n;
+        run_.gemm(a.from(0, k), part(k, first + n, K, N, widened), c.from(0, n), {size.M, N, K},
+                  epilogue, scratch);
+      }
+    }
+  }
+
+ private:
+  using FewRows = kernels::FewRows<float>;
+
+  /// A part of 384 rows is 288 KiB as floats.
+  static constexpr Index part_columns = 192;
+
+  /// w from element (k, n) on.
+  kernels::StoredMatrix from(Index k, Index n) const {
+    return kernels::StoredMatrix::of(w_.as<std::uint16_t>().from(k, n));
+  }
+  /// Rows k ... k + K - 1 and columns n ... n + N - 1 of w, as they lie: along rows, or along
+  /// columns.
+  kernels::Matrix<const float> part(Index k, Index n, Index K, Index N, float* to) const {
+    const kernels::StoredMatrix w = from(k, n);
+    if (w.column != 1 && w.row == 1) {
+      stored_.widen_rows(as_, {w.data, w.column, w.row}, N, K, to);
+      return {to, 1, K};
+    }
+    stored_.widen_rows(as_, w, K, N, to);
+    return {to, N, 1};
+  }
+
+  StoredAs as_;
+  kernels::StoredMatrix w_;
+  bool few_;
+  const kernels::Kernels<float>& run_;
+  const kernels::ModelKernels<float>& stored_;
+  kernels::Extents most_;  // of a part
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = x w + b, row by row, with w of 16 bits.
+///
+/// x   [N, K]   in
+/// w   [K, O]   in; BFloat16 or Float16, rows or columns dense to be read fast
+/// b   [O]      in; {} for none
+/// y   [N, O]   out; must not overlap the inputs
+///
+/// The bits are those of linear_forward with the same numbers as floats. Reads half the bytes,
+/// which is what few rows of x cost. Work    2 N K O FLOPs, and N O for the bias; scratch that does
+/// not grow with N. Throws  ShapeError before anything is written; std::bad_alloc.
+template <std::same_as<float> T, NarrowFloat W>
+void linear_forward(In<T, 2> x, In<W, 2> w, In<std::type_identity_t<T>, 1> b,
+                    Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
+  detail::require_linear<T, W>(x, w, b, y);
+  const kernels::Extents size{x.extent(0), w.extent(1), x.extent(1)};
+  if (size.M == 0 || size.N == 0) return;
+  const detail::DenseBias<T> bias(b, context.memory);
+  const detail::StoredGemm gemm(detail::stored_as<W>, kernels::StoredMatrix::of(kernels::matrix(w)),
+                                size, context);
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
+  Workspace<T> workspace(context.executor.concurrency(), gemm.scratch(), context.memory);
+  detail::for_gemm_tasks(size, run.columns, context, [&](const detail::GemmTask& task) {
+    gemm.run(kernels::matrix(x).from(task.m, 0), task.n, kernels::matrix(y).from(task.m, task.n),
+             task.size, bias.data() == nullptr ? nullptr : bias.data() + task.n,
+             workspace.of(task.worker));
+  });
+  detail::count_linear<T>(run, size, !b.absent(), context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/nn/embedding.hpp
 // A table of token vectors that owns its weights, and the head that shares them: logits = h
 // table^T.
 
 namespace headwise::inline v0_1 {
 
-/// What an Embedding learns; its gradients have the same form.
-template <Scalar T>
+/// What an Embedding learns; its gradients have the same form. The table is kept as numbers of type
+/// W.
+template <Scalar T, KeptAs<T> W = T>
 struct EmbeddingParameters {
-  Tensor<T, 2> table;  // [V, D]
+  Tensor<W, 2> table;  // [V, D]
 
   /// f(name, view); `prefix` goes in front of the name. The view is writable where this is not
   /// const.
@@ -26260,6 +27294,21 @@ struct EmbeddingParameters {
 
 }  // namespace headwise::inline v0_1
 
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// All rules of tied_head_forward, whatever the table is kept as.
+template <class T, class W>
+void require_tied_head(const In<T, 2>& h, const In<W, 2>& table, const Out<T, 2>& logits) {
+  constexpr std::string_view function = "tied_head_forward";
+  require_countable(function, "h", h);
+  require_shape(function, "table", table, Shape{table.extent(0), h.extent(1)}, "columns of h");
+  require_shape(function, "logits", logits, Shape{h.extent(0), table.extent(0)},
+                "rows of h, rows of table");
+  require_apart(function, {"logits", logits}, {{"h", h}, {"table", table}});
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// logits = h table^T: the output head of a model whose embedding has this table.
@@ -26274,12 +27323,14 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 void tied_head_forward(In<T, 2> h, In<std::type_identity_t<T>, 2> table,
                        Out<std::type_identity_t<T>, 2> logits, const Context& context = {}) {
-  constexpr std::string_view function = "tied_head_forward";
-  require_countable(function, "h", h);
-  require_shape(function, "table", table, Shape{table.extent(0), h.extent(1)}, "columns of h");
-  require_shape(function, "logits", logits, Shape{h.extent(0), table.extent(0)},
-                "rows of h, rows of table");
-  require_apart(function, {"logits", logits}, {{"h", h}, {"table", table}});
+  detail::require_tied_head<T, T>(h, table, logits);
+  linear_forward(h, transpose(table, 0, 1), {}, logits, context);
+}
+/// The same of a table that is kept in 16 bits.
+template <std::same_as<float> T, NarrowFloat W>
+void tied_head_forward(In<T, 2> h, In<W, 2> table, Out<std::type_identity_t<T>, 2> logits,
+                       const Context& context = {}) {
+  detail::require_tied_head<T, W>(h, table, logits);
   linear_forward(h, transpose(table, 0, 1), {}, logits, context);
 }
 
@@ -26329,8 +27380,9 @@ void tied_head_backward(In<T, 2> d_logits, In<std::type_identity_t<T>, 2> h,
   context.count_flops(std::int64_t{2} * N * D * V, run.executed_gemm_flops(of_dtable));
 }
 
-/// y_n = table_{tokens_n}. Const calls may run at the same time.
-template <Scalar T>
+/// y_n = table_{tokens_n}. Const calls may run at the same time. Where the table is kept in 16
+/// bits, inference alone.
+template <Scalar T, KeptAs<T> W = T>
 class Embedding {
  public:
   /// What forward leaves for backward: a copy of the tokens, which are small beside all else.
@@ -26345,9 +27397,12 @@ class Embedding {
     require(vocabulary >= 0, "Embedding",
             "vocabulary is " + std::to_string(vocabulary) + ", expected >= 0");
     require(width >= 0, "Embedding", "width is " + std::to_string(width) + ", expected >= 0");
-    parameters_.table = Tensor<T, 2>({vocabulary, width});
-    init_normal<T>(parameters_.table, std_deviation, seed, 0);
+    parameters_.table = Tensor<W, 2>({vocabulary, width});
+    init_normal<W>(parameters_.table, std_deviation, seed, 0);
   }
+  /// Of parameters that are taken as they are.
+  Embedding(EmbeddingParameters<T, W> parameters, detail::Unchecked)
+      : parameters_(std::move(parameters)) {}
 
   /// y [N, D] for tokens [N]: inference. Throws and works as embedding_forward does.
   template <TokenId Id>
@@ -26355,12 +27410,13 @@ class Embedding {
     require_countable("Embedding::forward", "tokens", tokens);
     auto y = Tensor<T, 2>::uninitialized({tokens.extent(0), parameters_.table.extent(1)},
                                          context.memory);
-    embedding_forward(tokens, In<T, 2>(parameters_.table), y, context);
+    embedding_forward(tokens, In<W, 2>(parameters_.table), y, context);
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
   template <TokenId Id>
-  Tensor<T, 2> forward(In<Id, 1> tokens, Cache& cache, const Context& context = {}) const {
+  Tensor<T, 2> forward(In<Id, 1> tokens, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, T> {
     Tensor<T, 2> y = forward(tokens, context);
     auto kept = Tensor<std::int64_t, 1>::uninitialized(tokens.shape(), context.memory);
     for (Index n = 0; n < kept.size(); ++n) kept(n) = tokens(n);
@@ -26373,7 +27429,7 @@ class Embedding {
   /// Throws ArgumentError for an empty cache or one of a larger table, ShapeError; nothing is
   /// changed then.
   void backward(In<T, 2> dy, const Cache& cache, EmbeddingParameters<T>& gradients,
-                const Context& context = {}) const {
+                const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "Embedding::backward";
     require(cache.filled, function, "the cache is empty: pass it to forward first");
     require_shape(function, "dy", dy, Shape{cache.tokens.extent(0), parameters_.table.extent(1)},
@@ -26389,13 +27445,13 @@ class Embedding {
                   "the width of the table");
     auto result =
         Tensor<T, 2>::uninitialized({h.extent(0), parameters_.table.extent(0)}, context.memory);
-    tied_head_forward(h, parameters_.table, result, context);
+    tied_head_forward(h, In<W, 2>(parameters_.table), result, context);
     return result;
   }
   /// dh [N, D] for d_logits [N, V] and the h of `logits`; the table's gradient is added to
   /// `gradients`. Throws ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> logits_backward(In<T, 2> d_logits, In<T, 2> h, EmbeddingParameters<T>& gradients,
-                               const Context& context = {}) const {
+                               const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "Embedding::logits_backward";
     require_shape(function, "h", h, Shape{h.extent(0), parameters_.table.extent(1)},
                   "the width of the table");
@@ -26407,19 +27463,19 @@ class Embedding {
   }
 
   /// Gradients of the right shape, all 0.
-  EmbeddingParameters<T> zero_gradients() const {
+  EmbeddingParameters<T> zero_gradients() const requires std::same_as<W, T> {
     EmbeddingParameters<T> gradients;
     gradients.table = Tensor<T, 2>(parameters_.table.shape());
     return gradients;
   }
 
   /// The table, to be read and written.
-  EmbeddingParameters<T>& parameters() { return parameters_; }
+  EmbeddingParameters<T, W>& parameters() { return parameters_; }
   /// The table.
-  const EmbeddingParameters<T>& parameters() const { return parameters_; }
+  const EmbeddingParameters<T, W>& parameters() const { return parameters_; }
 
  private:
-  EmbeddingParameters<T> parameters_;
+  EmbeddingParameters<T, W> parameters_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -28246,12 +29302,13 @@ struct FeedForwardCall {
   Dropout output_dropout = {};  // of the output, after its bias
 };
 
-/// Weights are [in, out]; its gradients have the same form.
-template <Scalar T>
+/// Weights are [in, out]; its gradients have the same form. The matrices are kept as numbers of
+/// type W.
+template <Scalar T, KeptAs<T> W = T>
 struct FeedForwardParameters {
-  Tensor<T, 2> w_in;   // [D, F], or [D, 2 F]: columns gate | up
+  Tensor<W, 2> w_in;   // [D, F], or [D, 2 F]: columns gate | up
   Tensor<T, 1> b_in;   // [F], or [2 F]; or absent
-  Tensor<T, 2> w_out;  // [F, D]
+  Tensor<W, 2> w_out;  // [F, D]
   Tensor<T, 1> b_out;  // [D], or absent
   bool gated = false;  // whether w_in and b_in are gate | up
 
@@ -28337,8 +29394,8 @@ struct GateAndUp {
 };
 
 /// Fills the cache. The shapes are its caller's to check.
-template <class T>
-void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParameters<T>& p,
+template <class T, class W>
+void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParameters<T, W>& p,
                           In<T, 2> x, FeedForwardCache<T>& cache, Out<T, 2> y,
                           const Context& context) {
   const Index N = x.extent(0);
@@ -28460,9 +29517,13 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// cache of the caller's. A call that throws leaves cache and gradients as they were.
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.3; gated: Shazeer, 2020, arXiv
 /// 2002.05202.
-template <Scalar T>
+///
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+template <Scalar T, KeptAs<T> W = T>
 class FeedForward {
  public:
+  /// What it learns.
+  using Parameters = FeedForwardParameters<T, W>;
   /// What one call is asked for: dropouts.
   using Call = FeedForwardCall;
   /// What forward leaves for backward.
@@ -28477,10 +29538,14 @@ class FeedForward {
     std::uint32_t number = 16;  // apart from an attention of the same seed
     parameters_.for_each([&](const std::string&, auto view) {
       if constexpr (decltype(view)::rank == 2) {
-        init_weights<T>(view, options_.init, options_.seed, number++);
+        init_weights<W>(view, options_.init, options_.seed, number++);
       }
     });
   }
+  /// Of parameters that are taken as they are.
+  FeedForward(const FeedForwardOptions& options, FeedForwardParameters<T, W> parameters,
+              detail::Unchecked)
+      : options_(options), parameters_(std::move(parameters)) {}
 
   /// y [N, D] for x [N, D]: inference. Throws ShapeError or ArgumentError before anything is
   /// written or counted, and std::bad_alloc.
@@ -28491,7 +29556,7 @@ class FeedForward {
   /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
   /// backward call.
   Tensor<T, 2> forward(In<T, 2> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const {
+                       const Context& context = {}) const requires std::same_as<W, T> {
     Cache fresh;
     Tensor<T, 2> y = run(x, call, fresh, context);
     cache = std::move(fresh);
@@ -28505,7 +29570,7 @@ class FeedForward {
   /// Throws ArgumentError for a cache that is empty or of a module of another shape, ShapeError,
   /// std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const {
+                        const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "FeedForward::backward";
     detail::require_feed_forward_cache(function, options_, cache);
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
@@ -28517,24 +29582,24 @@ class FeedForward {
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(
-      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+  Gradients zero_gradients(std::pmr::memory_resource* memory =
+                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
     return Gradients(options_, memory);
   }
 
   /// The options with every default filled in.
   const FeedForwardOptions& options() const { return options_; }
   /// The weights, to be read and written.
-  FeedForwardParameters<T>& parameters() { return parameters_; }
+  FeedForwardParameters<T, W>& parameters() { return parameters_; }
   /// The weights.
-  const FeedForwardParameters<T>& parameters() const { return parameters_; }
+  const FeedForwardParameters<T, W>& parameters() const { return parameters_; }
 
  private:
   Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
     constexpr std::string_view function = "FeedForward::forward";
     require_shape(function, "x", x, Shape{x.extent(0), options_.d_model},
                   [&] { return "d_model " + std::to_string(options_.d_model); });
-    require_shape(function, "w_in", In<T, 2>(parameters_.w_in),
+    require_shape(function, "w_in", In<W, 2>(parameters_.w_in),
                   Shape{options_.d_model, options_.in_width()},
                   "the options: a module that was moved from has none");
     call.hidden_dropout.require_valid(function);
@@ -28546,7 +29611,7 @@ class FeedForward {
   }
 
   FeedForwardOptions options_;
-  FeedForwardParameters<T> parameters_;
+  FeedForwardParameters<T, W> parameters_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -28557,14 +29622,15 @@ class FeedForward {
 namespace headwise::inline v0_1 {
 
 /// Weights are [in, out]. W_Q, W_K and W_V are the columns Q | K | V of one matrix where their
-/// inputs are equally wide, head i in its own d columns; and three matrices where they are not.
-template <Scalar T>
+/// inputs are equally wide, head i in its own d columns; and three matrices where they are not. The
+/// matrices are kept as numbers of type W.
+template <Scalar T, KeptAs<T> W = T>
 struct MultiHeadAttentionParameters {
-  Tensor<T, 2> w_qkv;    // [D, H d + G d + G dv]; absent where kdim or vdim differ from D
-  Tensor<T, 2> w_q;      // [D, H d]       only where w_qkv is absent
-  Tensor<T, 2> w_k;      // [kdim, G d]    only where w_qkv is absent
-  Tensor<T, 2> w_v;      // [vdim, G dv]   only where w_qkv is absent
-  Tensor<T, 2> w_o;      // [H dv, D]
+  Tensor<W, 2> w_qkv;    // [D, H d + G d + G dv]; absent where kdim or vdim differ from D
+  Tensor<W, 2> w_q;      // [D, H d]       only where w_qkv is absent
+  Tensor<W, 2> w_k;      // [kdim, G d]    only where w_qkv is absent
+  Tensor<W, 2> w_v;      // [vdim, G dv]   only where w_qkv is absent
+  Tensor<W, 2> w_o;      // [H dv, D]
   Tensor<T, 1> b_q;      // [H d]     each bias absent where it is not asked for
   Tensor<T, 1> b_k;      // [G d]
   Tensor<T, 1> b_v;      // [G dv]
@@ -28582,7 +29648,7 @@ struct MultiHeadAttentionParameters {
       const MultiHeadAttentionOptions& o,
       std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : q_width(o.q_width()), k_width(o.k_width()), v_width(o.v_width()) {
-    const auto matrix = [&](Index in, Index out) { return Tensor<T, 2>({in, out}, memory); };
+    const auto matrix = [&](Index in, Index out) { return Tensor<W, 2>({in, out}, memory); };
     const auto vector = [&](Index width) { return Tensor<T, 1>({width}, memory); };
     if (o.fused()) {
       w_qkv = matrix(o.d_model, q_width + k_width + v_width);
@@ -28612,14 +29678,14 @@ struct MultiHeadAttentionParameters {
   /// Each projection by itself, [D, H d], [kdim, G d] and [vdim, G dv]: a view, whichever way it is
   /// stored.
   ///@{
-  TensorView<T, 2> W_Q() { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
-  TensorView<T, 2> W_K() { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
-  TensorView<T, 2> W_V() {
+  TensorView<W, 2> W_Q() { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
+  TensorView<W, 2> W_K() { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
+  TensorView<W, 2> W_V() {
     return fused() ? slice(w_qkv, 1, q_width + k_width, v_width) : as_view(w_v);
   }
-  In<T, 2> W_Q() const { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
-  In<T, 2> W_K() const { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
-  In<T, 2> W_V() const {
+  In<W, 2> W_Q() const { return fused() ? slice(w_qkv, 1, 0, q_width) : as_view(w_q); }
+  In<W, 2> W_K() const { return fused() ? slice(w_qkv, 1, q_width, k_width) : as_view(w_k); }
+  In<W, 2> W_V() const {
     return fused() ? slice(w_qkv, 1, q_width + k_width, v_width) : as_view(w_v);
   }
   ///@}
@@ -28951,9 +30017,10 @@ class Turns {
 };
 
 /// Step 3a, forward. `training` keeps what was normalised, and a number a row.
-template <class T>
-void normalise_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
-                     MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
+template <class T, class W>
+void normalise_heads(const MultiHeadAttentionOptions& o,
+                     const MultiHeadAttentionParameters<T, W>& p, MultiHeadAttentionCache<T>& cache,
+                     bool training, const Context& context) {
   const WritableHeads<T> x = writable_heads(o, cache);
   const T epsilon = T(o.qk_norm_epsilon);
   if (training) {
@@ -28969,8 +30036,8 @@ void normalise_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentio
 }
 
 /// Steps 3a and 3b, forward.
-template <class T>
-void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+template <class T, class W>
+void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
                  MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
   const auto note = [&](const char* q_name, const char* k_name) {
     if (context.trace == nullptr) return;
@@ -29070,8 +30137,9 @@ Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<
 }
 
 /// Steps 1 and 2, and the weights.
-template <class T>
-void trace_projections(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+template <class T, class W>
+void trace_projections(const MultiHeadAttentionOptions& o,
+                       const MultiHeadAttentionParameters<T, W>& p,
                        const MultiHeadAttentionCache<T>& cache, Trace& trace) {
   const Heads<T> heads = projected_heads(o, cache);
   trace.record("X", cache.query);
@@ -29087,8 +30155,8 @@ void trace_projections(const MultiHeadAttentionOptions& o, const MultiHeadAttent
 }
 
 /// Steps 3 to 6; `y` is the output before dropout.
-template <class T>
-void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+template <class T, class W>
+void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
                    const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
   const Heads<T> heads = heads_of(o, cache);
   trace.record("A", traced_scores(cache, heads));
@@ -29462,8 +30530,8 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
 
 /// Step 2 of self-attention: one product with the fused matrix. Where only some of q, k and v have
 /// a bias, a product for each: the same bits, for a row of y knows only its own column of w.
-template <class T>
-void project_fused(const MultiHeadAttentionParameters<T>& p, In<T, 2> x, Out<T, 2> qkv,
+template <class T, class W>
+void project_fused(const MultiHeadAttentionParameters<T, W>& p, In<T, 2> x, Out<T, 2> qkv,
                    const Context& context) {
   const bool all = !p.b_q.absent() && !p.b_k.absent() && !p.b_v.absent();
   const bool none = p.b_q.absent() && p.b_k.absent() && p.b_v.absent();
@@ -29484,8 +30552,8 @@ void project_fused(const MultiHeadAttentionParameters<T>& p, In<T, 2> x, Out<T, 
 }
 
 /// Steps 1 and 2: what attention reads, into the cache.
-template <class T>
-void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T>& p,
+template <class T, class W>
+void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
              MultiHeadAttentionCache<T>& cache, const Context& context) {
   const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
   const auto tensor = [&](Index length, Index width) {
@@ -29532,9 +30600,9 @@ void attend(const MultiHeadAttentionOptions& o, MultiHeadAttentionCache<T>& cach
   }
 }
 
-template <class T>
+template <class T, class W>
 Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
-                                          const MultiHeadAttentionParameters<T>& p,
+                                          const MultiHeadAttentionParameters<T, W>& p,
                                           const ModuleInputs<T>& inputs,
                                           const MultiHeadAttentionCall<T>& call,
                                           MultiHeadAttentionCache<T>& cache, bool training,
@@ -29585,9 +30653,13 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.2.2; grouped: Ainslie et al., 2023,
 /// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745; norms of queries and keys:
 /// Dehghani et al., 2023, arXiv 2302.05442; rotary positions: Su et al., 2021, arXiv 2104.09864.
-template <Scalar T>
+///
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+template <Scalar T, KeptAs<T> W = T>
 class MultiHeadAttention {
  public:
+  /// What it learns.
+  using Parameters = MultiHeadAttentionParameters<T, W>;
   /// What one call is asked for: masks, path, scale, dropout.
   using Call = MultiHeadAttentionCall<T>;
   /// What forward leaves for backward.
@@ -29599,14 +30671,18 @@ class MultiHeadAttention {
   /// Throws ArgumentError or ShapeError for options that make no module.
   explicit MultiHeadAttention(const MultiHeadAttentionOptions& options)
       : options_(options.resolved()), parameters_(options_) {
-    init_weights<T>(parameters_.W_Q(), options_.init, options_.seed, 0);
-    init_weights<T>(parameters_.W_K(), options_.init, options_.seed, 1);
-    init_weights<T>(parameters_.W_V(), options_.init, options_.seed, 2);
-    init_weights<T>(parameters_.w_o, options_.init, options_.seed, 3);
+    init_weights<W>(parameters_.W_Q(), options_.init, options_.seed, 0);
+    init_weights<W>(parameters_.W_K(), options_.init, options_.seed, 1);
+    init_weights<W>(parameters_.W_V(), options_.init, options_.seed, 2);
+    init_weights<W>(parameters_.w_o, options_.init, options_.seed, 3);
     for (Tensor<T, 1>* gamma : {&parameters_.gamma, &parameters_.gamma_q, &parameters_.gamma_k}) {
       fill(Out<T, 1>(*gamma), T(1));
     }
   }
+  /// Of parameters that are taken as they are.
+  MultiHeadAttention(const MultiHeadAttentionOptions& options,
+                     MultiHeadAttentionParameters<T, W> parameters, detail::Unchecked)
+      : options_(options), parameters_(std::move(parameters)) {}
   /// d_model wide, num_heads heads, everything else by default.
   explicit MultiHeadAttention(Index d_model, Index num_heads)
       : MultiHeadAttention(MultiHeadAttentionOptions{.d_model = d_model, .num_heads = num_heads}) {}
@@ -29621,7 +30697,7 @@ class MultiHeadAttention {
   }
   /// Self-attention: fills the cache. x must outlive the backward call.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const {
+                       const Context& context = {}) const requires std::same_as<W, T> {
     return train({x, x, x, true}, call, cache, context);
   }
 
@@ -29636,7 +30712,7 @@ class MultiHeadAttention {
   }
   /// Cross-attention: fills the cache. The inputs must outlive the backward call.
   Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, In<T, 3> value, const Call& call, Cache& cache,
-                       const Context& context = {}) const {
+                       const Context& context = {}) const requires std::same_as<W, T> {
     return train({query, key, value, false}, call, cache, context);
   }
 
@@ -29653,7 +30729,7 @@ class MultiHeadAttention {
   /// dy [B, L, D]. Throws ArgumentError for a cache that is empty, of cross-attention, or of a
   /// module of another shape; ShapeError; std::bad_alloc. Work: count_backward_flops.
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const {
+                        const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "MultiHeadAttention::backward";
     require_cache(function, cache, true);
     return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
@@ -29662,8 +30738,9 @@ class MultiHeadAttention {
   }
   /// The gradients of all three inputs of a cross-attention: dy [B, L, D] gives [B, L, D],
   /// [B, S, kdim] and [B, S, vdim]. Adds and throws as backward does, of self-attention.
-  CrossAttentionGradients<T> backward_cross(In<T, 3> dy, const Cache& cache, Gradients& gradients,
-                                            const Context& context = {}) const {
+  CrossAttentionGradients<T> backward_cross(
+      In<T, 3> dy, const Cache& cache, Gradients& gradients,
+      const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "MultiHeadAttention::backward_cross";
     require_cache(function, cache, false);
     return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
@@ -29671,17 +30748,17 @@ class MultiHeadAttention {
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(
-      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+  Gradients zero_gradients(std::pmr::memory_resource* memory =
+                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
     return Gradients(options_, memory);
   }
 
   /// The options with every default filled in.
   const MultiHeadAttentionOptions& options() const { return options_; }
   /// The weights, to be read and written.
-  MultiHeadAttentionParameters<T>& parameters() { return parameters_; }
+  MultiHeadAttentionParameters<T, W>& parameters() { return parameters_; }
   /// The weights.
-  const MultiHeadAttentionParameters<T>& parameters() const { return parameters_; }
+  const MultiHeadAttentionParameters<T, W>& parameters() const { return parameters_; }
 
  private:
   Tensor<T, 3> infer(const detail::ModuleInputs<T>& inputs, const Call& call,
@@ -29703,7 +30780,7 @@ class MultiHeadAttention {
   }
 
   void require_parameters() const {
-    require_shape("MultiHeadAttention::forward", "W_O", In<T, 2>(parameters_.w_o),
+    require_shape("MultiHeadAttention::forward", "W_O", In<W, 2>(parameters_.w_o),
                   Shape{options_.context_width(), options_.d_model},
                   "the options: a module that was moved from has none");
   }
@@ -29728,7 +30805,7 @@ class MultiHeadAttention {
   }
 
   MultiHeadAttentionOptions options_;
-  MultiHeadAttentionParameters<T> parameters_;
+  MultiHeadAttentionParameters<T, W> parameters_;
 };
 
 /// The same module with its parameters in another scalar type, as static_cast rounds them. Throws
@@ -30448,10 +31525,10 @@ class LayerNorm {
 
 namespace headwise::inline v0_1 {
 
-/// What a Linear learns; its gradients have the same form.
-template <Scalar T>
+/// What a Linear learns; its gradients have the same form. W is kept as numbers of type W.
+template <Scalar T, KeptAs<T> W = T>
 struct LinearParameters {
-  Tensor<T, 2> w;  // [K, O]
+  Tensor<W, 2> w;  // [K, O]
   Tensor<T, 1> b;  // [O], or absent
 
   /// f(name, view) for each that is there; `prefix` goes in front of the names. Views are writable
@@ -30478,8 +31555,8 @@ struct LinearParameters {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// y = x W + b. Const calls may run at the same time.
-template <Scalar T>
+/// y = x W + b. Const calls may run at the same time. Where W is kept in 16 bits, inference alone.
+template <Scalar T, KeptAs<T> W = T>
 class Linear {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
@@ -30493,21 +31570,25 @@ class Linear {
          std::uint64_t seed = 0) {
     require(in >= 0, "Linear", "in is " + std::to_string(in) + ", expected >= 0");
     require(out >= 0, "Linear", "out is " + std::to_string(out) + ", expected >= 0");
-    parameters_.w = Tensor<T, 2>({in, out});
+    parameters_.w = Tensor<W, 2>({in, out});
     if (bias) parameters_.b = Tensor<T, 1>({out});
-    init_weights<T>(parameters_.w, init, seed, 0);
+    init_weights<W>(parameters_.w, init, seed, 0);
   }
+  /// Of parameters that are taken as they are.
+  Linear(LinearParameters<T, W> parameters, detail::Unchecked)
+      : parameters_(std::move(parameters)) {}
 
   /// y [N, O] for x [N, K]: inference. Throws and works as linear_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     require_shape("Linear::forward", "x", x, Shape{x.extent(0), parameters_.w.extent(0)},
                   "the rows of W");
     auto y = Tensor<T, 2>::uninitialized({x.extent(0), parameters_.w.extent(1)}, context.memory);
-    linear_forward(x, parameters_.w, parameters_.b, y, context);
+    linear_forward(x, In<W, 2>(parameters_.w), parameters_.b, y, context);
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
-  Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
+  Tensor<T, 2> forward(In<T, 2> x, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, T> {
     Tensor<T, 2> y = forward(x, context);
     cache = {x, true};
     return y;
@@ -30519,7 +31600,7 @@ class Linear {
   ///
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
-                        const Context& context = {}) const {
+                        const Context& context = {}) const requires std::same_as<W, T> {
     const Index N = cache.x.extent(0), K = parameters_.w.extent(0), O = parameters_.w.extent(1);
     require(cache.filled, "Linear::backward", "the cache is empty: pass it to forward first");
     require_shape("Linear::backward", "cache.x", cache.x, Shape{N, K}, "the rows of W");
@@ -30534,7 +31615,7 @@ class Linear {
   }
 
   /// Gradients of the right shapes, all 0.
-  LinearParameters<T> zero_gradients() const {
+  LinearParameters<T> zero_gradients() const requires std::same_as<W, T> {
     LinearParameters<T> gradients;
     gradients.w = Tensor<T, 2>(parameters_.w.shape());
     if (parameters_.b.size() != 0) gradients.b = Tensor<T, 1>(parameters_.b.shape());
@@ -30542,12 +31623,12 @@ class Linear {
   }
 
   /// W and b, to be read and written.
-  LinearParameters<T>& parameters() { return parameters_; }
+  LinearParameters<T, W>& parameters() { return parameters_; }
   /// W and b.
-  const LinearParameters<T>& parameters() const { return parameters_; }
+  const LinearParameters<T, W>& parameters() const { return parameters_; }
 
  private:
-  LinearParameters<T> parameters_;
+  LinearParameters<T, W> parameters_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -30628,12 +31709,12 @@ class NewTokens {
 };
 
 /// All rules of a step of self-attention, before anything is computed. Of resolved options.
-template <class T>
+template <class T, class W>
 void require_new_tokens(std::string_view function, const MultiHeadAttentionOptions& o,
-                        const MultiHeadAttentionParameters<T>& p, const In<T, 3>& x,
+                        const MultiHeadAttentionParameters<T, W>& p, const In<T, 3>& x,
                         std::span<const Index> counts, const KeyValueCache<T>& cache) {
   const KeyValueCacheOptions& c = cache.options();
-  require_shape(function, "W_O", In<T, 2>(p.w_o), Shape{o.context_width(), o.d_model},
+  require_shape(function, "W_O", In<W, 2>(p.w_o), Shape{o.context_width(), o.d_model},
                 "the options: a module that was moved from has none");
   require_shape(function, "x", x, Shape{c.batch_size, x.extent(1), o.d_model},
                 "batch of the cache, d_model");
@@ -30711,9 +31792,9 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
 }
 
 /// y [B, n, D] of new tokens, whose keys and values lie behind those of the cache then, to be kept.
-template <class T>
+template <class T, class W>
 Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
-                                  const MultiHeadAttentionParameters<T>& p, In<T, 3> x,
+                                  const MultiHeadAttentionParameters<T, W>& p, In<T, 3> x,
                                   const MultiHeadAttentionStepCall<T>& call,
                                   KeyValueCache<T>& cache, const Context& context) {
   const Index B = x.extent(0), n = x.extent(1);
@@ -30759,15 +31840,15 @@ KeyValueCache<T> key_value_cache(const MultiHeadAttentionOptions& options, Index
   return key_value_cache<T>(options, {.batch_size = batch_size, .capacity = capacity}, memory);
 }
 /// The same for a module.
-template <Scalar T>
-KeyValueCache<T> key_value_cache(const MultiHeadAttention<T>& attention, Index batch_size,
+template <Scalar T, KeptAs<T> W>
+KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention, Index batch_size,
                                  Index capacity,
                                  std::pmr::memory_resource* memory = default_memory()) {
   return key_value_cache<T>(attention.options(), batch_size, capacity, memory);
 }
 /// The same for a module.
-template <Scalar T>
-KeyValueCache<T> key_value_cache(const MultiHeadAttention<T>& attention,
+template <Scalar T, KeptAs<T> W>
+KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention,
                                  const KeyValueCacheOptions& cache,
                                  std::pmr::memory_resource* memory = default_memory()) {
   return key_value_cache<T>(attention.options(), cache, memory);
@@ -30789,9 +31870,9 @@ KeyValueCache<T> key_value_cache(const MultiHeadAttention<T>& attention,
 /// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
 /// then, but that keys which no later query sees may be dropped.
-template <Scalar T>
+template <Scalar T, KeptAs<T> W>
 Tensor<T, 3> multi_head_attention_step(
-    const MultiHeadAttention<T>& attention, In<std::type_identity_t<T>, 3> x,
+    const MultiHeadAttention<T, W>& attention, In<std::type_identity_t<T>, 3> x,
     const MultiHeadAttentionStepCall<std::type_identity_t<T>>& call, KeyValueCache<T>& cache,
     const Context& context = {}) {
   constexpr std::string_view function = "multi_head_attention_step";
@@ -30805,8 +31886,8 @@ Tensor<T, 3> multi_head_attention_step(
   return y;
 }
 /// The same of counts[b] new tokens of each sequence.
-template <Scalar T>
-Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
+template <Scalar T, KeptAs<T> W>
+Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T, W>& attention,
                                        In<std::type_identity_t<T>, 3> x,
                                        std::span<const Index> counts, KeyValueCache<T>& cache,
                                        const Context& context = {}) {
@@ -30814,8 +31895,8 @@ Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
                                       cache, context);
 }
 /// The same of n new tokens of each sequence.
-template <Scalar T>
-Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T>& attention,
+template <Scalar T, KeptAs<T> W>
+Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T, W>& attention,
                                        In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
                                        const Context& context = {}) {
   return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{}, cache,
@@ -31212,13 +32293,14 @@ struct TransformerBlockCall {
   FeedForwardCall feed_forward() const { return {hidden_dropout, output_dropout}; }
 };
 
-/// What a block learns. `Attention` differs between weights and gradients.
-template <Scalar T, class Attention = MultiHeadAttentionParameters<T>>
+/// What a block learns. The matrices are kept as numbers of type W; `Attention` differs between
+/// weights and gradients.
+template <Scalar T, KeptAs<T> W = T, class Attention = MultiHeadAttentionParameters<T, W>>
 struct TransformerBlockParameters {
-  LayerNormParameters<T> norm1;           // beta is absent with rms_norm
-  Attention attention;                    // without a norm of its own
-  LayerNormParameters<T> norm2;           // as norm1
-  FeedForwardParameters<T> feed_forward;  // what follows it
+  LayerNormParameters<T> norm1;              // beta is absent with rms_norm
+  Attention attention;                       // without a norm of its own
+  LayerNormParameters<T> norm2;              // as norm1
+  FeedForwardParameters<T, W> feed_forward;  // what follows it
 
   TransformerBlockParameters() = default;
   /// All 0. The options are resolved ones.
@@ -31256,7 +32338,7 @@ struct TransformerBlockParameters {
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
     self.norm1.for_each(f, prefix + "norm1.");
-    self.attention.MultiHeadAttentionParameters<T>::for_each(f, prefix + "attention.");
+    self.attention.MultiHeadAttentionParameters<T, W>::for_each(f, prefix + "attention.");
     self.norm2.for_each(f, prefix + "norm2.");
     self.feed_forward.for_each(f, prefix + "feed_forward.");
   }
@@ -31264,7 +32346,7 @@ struct TransformerBlockParameters {
 
 /// Gradients in tensors of the parameters' shapes. A backward call adds to them.
 template <Scalar T>
-using TransformerBlockGradients = TransformerBlockParameters<T, MultiHeadAttentionGradients<T>>;
+using TransformerBlockGradients = TransformerBlockParameters<T, T, MultiHeadAttentionGradients<T>>;
 
 /// What one half of a block keeps: x + branch(norm(x)), or norm(x + branch(x)).
 template <Scalar T>
@@ -31423,11 +32505,11 @@ class HalfBackward {
 };
 
 /// Both halves, by whatever attends; what they keep goes into the cache.
-template <class T, class Attend>
-Tensor<T, 3> block_halves(const TransformerBlockOptions& o, const TransformerBlockParameters<T>& p,
-                          In<T, 3> x_in, const FeedForwardCall& call,
-                          TransformerBlockCache<T>& cache, const Context& context,
-                          const Attend& attend_to) {
+template <class T, class W, class Attend>
+Tensor<T, 3> block_halves(const TransformerBlockOptions& o,
+                          const TransformerBlockParameters<T, W>& p, In<T, 3> x_in,
+                          const FeedForwardCall& call, TransformerBlockCache<T>& cache,
+                          const Context& context, const Attend& attend_to) {
   cache.module = o;
   cache.x = uniform_rows(x_in, cache.x_copy, context.memory);
   const auto feed_forward = [&](In<T, 3> x) {
@@ -31441,9 +32523,9 @@ Tensor<T, 3> block_halves(const TransformerBlockOptions& o, const TransformerBlo
   return half_forward<T>({o, p.norm2}, cache.h, cache.second, context, feed_forward);
 }
 
-template <class T>
+template <class T, class W>
 Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
-                                       const TransformerBlockParameters<T>& p, In<T, 3> x_in,
+                                       const TransformerBlockParameters<T, W>& p, In<T, 3> x_in,
                                        const TransformerBlockCall<T>& call,
                                        TransformerBlockCache<T>& cache, bool training,
                                        const Context& context) {
@@ -31515,9 +32597,13 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// are added to in part.
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.1; pre-LN: Xiong et al., 2020, arXiv
 /// 2002.04745.
-template <Scalar T>
+///
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+template <Scalar T, KeptAs<T> W = T>
 class TransformerBlock {
  public:
+  /// What it learns.
+  using Parameters = TransformerBlockParameters<T, W>;
   /// What one call is asked for: mask, path, dropouts.
   using Call = TransformerBlockCall<T>;
   /// What forward leaves for backward.
@@ -31529,13 +32615,17 @@ class TransformerBlock {
   /// options that make no block.
   explicit TransformerBlock(const TransformerBlockOptions& options)
       : options_(options.resolved()), parameters_(options_) {
-    MultiHeadAttention<T> attention(options_.attention());
-    FeedForward<T> feed_forward(options_.feed_forward());
+    MultiHeadAttention<T, W> attention(options_.attention());
+    FeedForward<T, W> feed_forward(options_.feed_forward());
     parameters_.attention = std::move(attention.parameters());
     parameters_.feed_forward = std::move(feed_forward.parameters());
     fill(Out<T, 1>(parameters_.norm1.gamma), T(1));
     fill(Out<T, 1>(parameters_.norm2.gamma), T(1));
   }
+  /// Of parameters that are taken as they are.
+  TransformerBlock(const TransformerBlockOptions& options,
+                   TransformerBlockParameters<T, W> parameters, detail::Unchecked)
+      : options_(options), parameters_(std::move(parameters)) {}
 
   /// y [B, L, D] for x [B, L, D]: inference.
   ///
@@ -31549,7 +32639,7 @@ class TransformerBlock {
   /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
   /// backward call.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const {
+                       const Context& context = {}) const requires std::same_as<W, T> {
     Cache fresh;
     Tensor<T, 3> y = run(x, call, fresh, true, context);
     cache = std::move(fresh);
@@ -31563,7 +32653,7 @@ class TransformerBlock {
   /// Throws ArgumentError for a cache that is empty or of a block of another shape, ShapeError,
   /// std::bad_alloc; nothing is changed then.
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const {
+                        const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "TransformerBlock::backward";
     require(cache.filled, function, "the cache is empty: pass it to forward first");
     require(cache.module.same_shape(options_), function,
@@ -31577,17 +32667,17 @@ class TransformerBlock {
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(
-      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+  Gradients zero_gradients(std::pmr::memory_resource* memory =
+                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
     return Gradients(options_, memory);
   }
 
   /// The options with every default filled in.
   const TransformerBlockOptions& options() const { return options_; }
   /// The weights, to be read and written.
-  TransformerBlockParameters<T>& parameters() { return parameters_; }
+  TransformerBlockParameters<T, W>& parameters() { return parameters_; }
   /// The weights.
-  const TransformerBlockParameters<T>& parameters() const { return parameters_; }
+  const TransformerBlockParameters<T, W>& parameters() const { return parameters_; }
 
  private:
   Tensor<T, 3> run(In<T, 3> x, const Call& call, Cache& cache, bool training,
@@ -31606,7 +32696,7 @@ class TransformerBlock {
   }
 
   TransformerBlockOptions options_;
-  TransformerBlockParameters<T> parameters_;
+  TransformerBlockParameters<T, W> parameters_;
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -31618,9 +32708,9 @@ class TransformerBlock {
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// y [B, n, D] of new tokens, whose keys and values lie behind those of the cache then, to be kept.
-template <class T>
+template <class T, class W>
 Tensor<T, 3> block_of_new_tokens(const TransformerBlockOptions& o,
-                                 const TransformerBlockParameters<T>& p, In<T, 3> x,
+                                 const TransformerBlockParameters<T, W>& p, In<T, 3> x,
                                  std::span<const Index> counts, KeyValueCache<T>& cache,
                                  const Context& context) {
   TransformerBlockCache<T> unused;
@@ -31648,12 +32738,12 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// cut into steps and any lengths beside it; with a window as multi_head_attention_step says.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
 /// then, but that keys which no later query sees may be dropped.
-template <Scalar T>
-Tensor<T, 3> transformer_block_step(const TransformerBlock<T>& block,
+template <Scalar T, KeptAs<T> W>
+Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
                                     In<std::type_identity_t<T>, 3> x, std::span<const Index> counts,
                                     KeyValueCache<T>& cache, const Context& context = {}) {
   const TransformerBlockOptions& o = block.options();
-  const TransformerBlockParameters<T>& p = block.parameters();
+  const TransformerBlockParameters<T, W>& p = block.parameters();
   detail::require_new_tokens<T>("transformer_block_step", o.attention(), p.attention, x, counts,
                                 cache);
   Tensor<T, 3> y = detail::block_of_new_tokens<T>(o, p, x, counts, cache, context);
@@ -31661,8 +32751,8 @@ Tensor<T, 3> transformer_block_step(const TransformerBlock<T>& block,
   return y;
 }
 /// The same of n new tokens of each sequence.
-template <Scalar T>
-Tensor<T, 3> transformer_block_step(const TransformerBlock<T>& block,
+template <Scalar T, KeptAs<T> W>
+Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
                                     In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
                                     const Context& context = {}) {
   return transformer_block_step<T>(block, x, {}, cache, context);
@@ -31756,10 +32846,11 @@ struct TransformerDecoderCall {
   }
 };
 
-/// What a decoder learns. `Block` differs between weights and gradients.
-template <Scalar T, class Block = TransformerBlockParameters<T>>
+/// What a decoder learns. The table of tokens and the matrices of its blocks are kept as numbers of
+/// type W; `Block` differs between weights and gradients.
+template <Scalar T, KeptAs<T> W = T, class Block = TransformerBlockParameters<T, W>>
 struct TransformerDecoderParameters {
-  Tensor<T, 2> token;           // [V, D]; its transpose is the head
+  Tensor<W, 2> token;           // [V, D]; its transpose is the head
   Tensor<T, 2> position;        // [max_length, D]; absent without position_vectors
   std::vector<Block> blocks;    // num_blocks of them
   LayerNormParameters<T> norm;  // of the kind of the blocks' norms; absent with post-LN
@@ -31812,7 +32903,8 @@ struct TransformerDecoderParameters {
 
 /// Gradients in tensors of the parameters' shapes. A backward call adds to them.
 template <Scalar T>
-using TransformerDecoderGradients = TransformerDecoderParameters<T, TransformerBlockGradients<T>>;
+using TransformerDecoderGradients =
+    TransformerDecoderParameters<T, T, TransformerBlockGradients<T>>;
 
 /// What a forward call leaves for its backward, owned by the caller; it views nothing else. It can
 /// be moved, not copied.
@@ -31863,12 +32955,13 @@ inline In<std::int64_t, 1> in_a_row(const Tensor<std::int64_t, 2>& tokens) {
 
 /// Step 1 of tokens [B, L], of which token i of sequence b is at position begin(b) + i; of those
 /// behind count(b) the position is not looked at.
-template <class T, class Begin, class Count>
-Tensor<T, 3> embed(const TransformerDecoderParameters<T>& p, const Tensor<std::int64_t, 2>& tokens,
-                   const Begin& begin, const Count& count, const Context& context) {
+template <class T, class W, class Begin, class Count>
+Tensor<T, 3> embed(const TransformerDecoderParameters<T, W>& p,
+                   const Tensor<std::int64_t, 2>& tokens, const Begin& begin, const Count& count,
+                   const Context& context) {
   const Index B = tokens.extent(0), L = tokens.extent(1), D = p.token.extent(1);
   auto h = Tensor<T, 3>::uninitialized({B, L, D}, context.memory);
-  embedding_forward(in_a_row(tokens), In<T, 2>(p.token), merge_rows(h), context);
+  embedding_forward(in_a_row(tokens), In<W, 2>(p.token), merge_rows(h), context);
   if (p.position.absent()) return h;
   for (Index b = 0; b < B; ++b) {
     const auto rows = slice(select(h, b), 0, 0, count(b));
@@ -31878,9 +32971,10 @@ Tensor<T, 3> embed(const TransformerDecoderParameters<T>& p, const Tensor<std::i
 }
 
 /// Steps 3 and 4 of h [B, n, D].
-template <class T>
-Tensor<T, 2> logits_of(const TransformerDecoderOptions& o, const TransformerDecoderParameters<T>& p,
-                       In<T, 3> h, TransformerDecoderCache<T>& cache, const Context& context) {
+template <class T, class W>
+Tensor<T, 2> logits_of(const TransformerDecoderOptions& o,
+                       const TransformerDecoderParameters<T, W>& p, In<T, 3> h,
+                       TransformerDecoderCache<T>& cache, const Context& context) {
   // 3 norm
   if (o.block.norm_first) {
     cache.normed = BlockNorm<T>{o.block, p.norm}.forward(h, cache.norm, context);
@@ -31889,15 +32983,15 @@ Tensor<T, 2> logits_of(const TransformerDecoderOptions& o, const TransformerDeco
   // 4 tied head
   auto logits =
       Tensor<T, 2>::uninitialized({h.extent(0) * h.extent(1), o.vocabulary}, context.memory);
-  tied_head_forward(In<T, 2>(merge_rows(h)), p.token, logits, context);
+  tied_head_forward(In<T, 2>(merge_rows(h)), In<W, 2>(p.token), logits, context);
   return logits;
 }
 
 /// Fills the cache with all that backward needs; where `training` is false, with what costs nothing
 /// alone.
-template <class T>
+template <class T, class W>
 Tensor<T, 2> decoder_forward(const TransformerDecoderOptions& o,
-                             const TransformerDecoderParameters<T>& p,
+                             const TransformerDecoderParameters<T, W>& p,
                              const TransformerDecoderCall& call, TransformerDecoderCache<T>& cache,
                              bool training, const Context& context) {
   cache.module = o;
@@ -32021,7 +33115,7 @@ void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecod
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-template <Scalar T>
+template <Scalar T, KeptAs<T> W = T>
 class TransformerDecoder;
 
 /// What a decoder has seen: keys and values of each block. A copy goes a way of its own.
@@ -32063,7 +33157,8 @@ class TransformerDecoderState {
   }
 
  private:
-  friend class TransformerDecoder<T>;
+  template <Scalar U, KeptAs<U> W>
+  friend class TransformerDecoder;
   TransformerDecoderState(const TransformerDecoderOptions& o, const KeyValueCacheOptions& cache,
                           std::pmr::memory_resource* memory)
       : module_(o) {
@@ -32084,9 +33179,13 @@ class TransformerDecoderState {
 /// leave gradients of token, position and norm that are added to in part.
 /// Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; post-LN:
 /// Radford et al., "Improving Language Understanding by Generative Pre-Training", 2018.
-template <Scalar T>
+///
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+template <Scalar T, KeptAs<T> W>
 class TransformerDecoder {
  public:
+  /// What it learns.
+  using Parameters = TransformerDecoderParameters<T, W>;
   /// What one call is asked for: path, dropouts.
   using Call = TransformerDecoderCall;
   /// What forward leaves for backward.
@@ -32102,14 +33201,18 @@ class TransformerDecoder {
   explicit TransformerDecoder(const TransformerDecoderOptions& options)
       : options_(options.resolved()), parameters_(options_) {
     const double deviation = options_.embedding_deviation;
-    init_normal<T>(parameters_.token, deviation, options_.block.seed, 0);
+    init_normal<W>(parameters_.token, deviation, options_.block.seed, 0);
     init_normal<T>(parameters_.position, deviation, options_.block.seed, 1);
     for (Index n = 0; n < options_.num_blocks; ++n) {
-      TransformerBlock<T> block(options_.block_options(n));
+      TransformerBlock<T, W> block(options_.block_options(n));
       parameters_.blocks[static_cast<std::size_t>(n)] = std::move(block.parameters());
     }
     fill(Out<T, 1>(parameters_.norm.gamma), T(1));
   }
+  /// Of parameters that are taken as they are.
+  TransformerDecoder(const TransformerDecoderOptions& options,
+                     TransformerDecoderParameters<T, W> parameters, detail::Unchecked)
+      : options_(options), parameters_(std::move(parameters)) {}
 
   /// Logits [B L, V] of the token behind each of tokens [B, L]: inference.
   ///
@@ -32124,7 +33227,7 @@ class TransformerDecoder {
   /// copy of the tokens.
   template <TokenId Id>
   Tensor<T, 2> forward(In<Id, 2> tokens, const Call& call, Cache& cache,
-                       const Context& context = {}) const {
+                       const Context& context = {}) const requires std::same_as<W, T> {
     Cache fresh;
     Tensor<T, 2> logits = run(tokens, call, fresh, true, context);
     cache = std::move(fresh);
@@ -32137,7 +33240,7 @@ class TransformerDecoder {
   /// Throws ArgumentError for a cache that is empty or of a decoder of another shape, ShapeError,
   /// std::bad_alloc; nothing is changed then.
   void backward(In<T, 2> d_logits, const Cache& cache, Gradients& gradients,
-                const Context& context = {}) const {
+                const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "TransformerDecoder::backward";
     require(cache.filled, function, "the cache is empty: pass it to forward first");
     require(cache.module.same_shape(options_), function,
@@ -32220,21 +33323,21 @@ class TransformerDecoder {
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(
-      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+  Gradients zero_gradients(std::pmr::memory_resource* memory =
+                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
     return Gradients(options_, memory);
   }
 
   /// The options with every default filled in.
   const TransformerDecoderOptions& options() const { return options_; }
   /// The weights, to be read and written.
-  TransformerDecoderParameters<T>& parameters() { return parameters_; }
+  TransformerDecoderParameters<T, W>& parameters() { return parameters_; }
   /// The weights.
-  const TransformerDecoderParameters<T>& parameters() const { return parameters_; }
+  const TransformerDecoderParameters<T, W>& parameters() const { return parameters_; }
 
  private:
   void require_filled(std::string_view function) const {
-    require_shape(function, "token", In<T, 2>(parameters_.token),
+    require_shape(function, "token", In<W, 2>(parameters_.token),
                   Shape{options_.vocabulary, options_.block.d_model},
                   "the options: a decoder that was moved from has none");
   }
@@ -32290,8 +33393,77 @@ class TransformerDecoder {
   }
 
   TransformerDecoderOptions options_;
-  TransformerDecoderParameters<T> parameters_;
+  TransformerDecoderParameters<T, W> parameters_;
 };
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/stored_weights.hpp
+// Modules whose matrices are kept as other numbers than they are computed with: half the memory,
+// and half of what is read for each token that is decoded.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// to = from, each number as the nearest one of its new type. Of one shape.
+template <class To, class From, int R>
+void copy_as(const In<From, R>& from, const Out<To, R>& to) {
+  for_each_index(to.shape(), [&](const Shape<R>& at) {
+    if constexpr (std::same_as<To, From>) {
+      to(at) = from(at);
+    } else {
+      to(at) = convert_float<To>(from(at));
+    }
+  });
+}
+
+/// The parameters of one module in those of another of the same options.
+template <class From, class To>
+void copy_parameters_as(const From& from, To& to) {
+  to.for_each([&](const std::string& name, auto target) {
+    constexpr int rank = decltype(target)::rank;
+    from.for_each([&](const std::string& other, auto source) {
+      if constexpr (rank == decltype(source)::rank) {
+        if (name == other) copy_as(source, target);
+      }
+    });
+  });
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// The same module with its matrices kept as numbers of type W, each the nearest one: BFloat16,
+/// Float16, or T to widen them again. Biases, gains and vectors of positions stay as they are.
+///
+///   const auto small = store_weights_as<BFloat16>(decoder);  // TransformerDecoder<float,
+///   BFloat16>
+///
+/// What it computes has the bits of the module over T with those rounded weights. It infers and
+/// decodes; it has no backward. Throws std::bad_alloc.
+///@{
+template <class W, Scalar T, KeptAs<T> From>
+requires KeptAs<W, T> Linear<T, W> store_weights_as(const Linear<T, From>& module) {
+  LinearParameters<T, W> parameters;
+  parameters.w = Tensor<W, 2>(module.parameters().w.shape());
+  parameters.b = module.parameters().b;
+  detail::copy_parameters_as(module.parameters(), parameters);
+  return {std::move(parameters), detail::Unchecked()};
+}
+template <class W, Scalar T, KeptAs<T> From>
+requires KeptAs<W, T> Embedding<T, W> store_weights_as(const Embedding<T, From>& module) {
+  EmbeddingParameters<T, W> parameters;
+  parameters.table = Tensor<W, 2>(module.parameters().table.shape());
+  detail::copy_parameters_as(module.parameters(), parameters);
+  return {std::move(parameters), detail::Unchecked()};
+}
+template <class W, template <Scalar T, KeptAs<T> U> class Module, Scalar T, KeptAs<T> From>
+requires KeptAs<W, T> Module<T, W> store_weights_as(const Module<T, From>& module) {
+  typename Module<T, W>::Parameters parameters(module.options());
+  detail::copy_parameters_as(module.parameters(), parameters);
+  return {module.options(), std::move(parameters), detail::Unchecked()};
+}
+///@}
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
@@ -32394,6 +33566,7 @@ struct Simd {
   HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) { *to = x != 0; }
   HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
   HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
+  HEADWISE_INLINE static const Vector& unfused(const Vector& x) { return x; }
   HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
     return a * b + c;
   }
@@ -32479,6 +33652,14 @@ struct Simd<T> {
     const ByteVector bytes = __builtin_convertvector(x, ByteVector);
     std::memcpy(to, &bytes, sizeof bytes);
   }
+  HEADWISE_INLINE static Vector unfused(Vector x) {
+#if HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 64
+    asm("" : "+v"(x));
+#elif HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 32
+    asm("" : "+x"(x));
+#endif
+    return x;
+  }
   HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
 #if HEADWISE_ISA_BYTES == 64
     if constexpr (sizeof(T) == 4) {
@@ -32517,6 +33698,26 @@ struct Simd<T> {
     return a < b ? b : a;
 #endif
   }
+#if HEADWISE_ISA_BYTES == 64
+  HEADWISE_INLINE static auto not_below(Vector x, T bound) {
+#if HEADWISE_STRICT_BUILTINS
+    if constexpr (sizeof(T) == 4) {
+      return _mm512_cmp_ps_mask(__builtin_bit_cast(__m512, x),
+                                __builtin_bit_cast(__m512, broadcast(bound)), _CMP_NLT_UQ);
+    } else {
+      return _mm512_cmp_pd_mask(__builtin_bit_cast(__m512d, x),
+                                __builtin_bit_cast(__m512d, broadcast(bound)), _CMP_NLT_UQ);
+    }
+#else
+    const auto below = __builtin_bit_cast(__m512i, x < broadcast(bound));
+    if constexpr (sizeof(T) == 4) {
+      return _knot_mask16(_mm512_movepi32_mask(below));
+    } else {
+      return _knot_mask8(_mm512_movepi64_mask(below));
+    }
+#endif
+  }
+#endif
   HEADWISE_INLINE static IntVector within(IntVector x, IntVector begin, IntVector end) {
     return (x >= begin) & (x < end);
   }
@@ -32633,6 +33834,30 @@ HEADWISE_INLINE typename Simd<T>::Vector load_as(const U* from) {
       return from_fp16_bits<T>(load_halves<T>(from));
 #endif
     }
+  }
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector low_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs << 16);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    return __builtin_bit_cast(
+        typename Simd<T>::Vector,
+        _mm512_maskz_cvtph_ps(
+            0xFFFF, _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, pairs))));
+#else
+    return from_fp16_bits<T>(pairs & 0xffffu);
+#endif
+  }
+}
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs & 0xffff0000u);
+  } else {
+    return low_halves<T, U>(pairs >> 16);
   }
 }
 
@@ -32828,22 +34053,21 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
+    const auto kept = S::not_below(x, C::lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto low = __builtin_bit_cast(__m512, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512, x - f)));
+          Vector,
+          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512, x - f)));
     } else {
-      const auto low = __builtin_bit_cast(__m512d, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512d, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512d, x - f)));
+          Vector,
+          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512d, x - f)));
     }
 #else
     using Vector = typename S::Vector;
@@ -35738,6 +36962,7 @@ Kernels<T> kernels_with_pairs() {
   table.backward_queries = BackwardTile<T>::queries;
   table.backward_keys = BackwardTile<T>::keys;
   table.columns = Tile<T>::columns;
+  table.inner = GemmBlocks<T>::k;
   table.all_finite = &all_finite<T>;
   table.gemm_scratch = &gemm_scratch<T>;
   table.gemm = &gemm<T>;
@@ -35797,6 +37022,7 @@ struct Simd {
   HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) { *to = x != 0; }
   HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
   HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
+  HEADWISE_INLINE static const Vector& unfused(const Vector& x) { return x; }
   HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
     return a * b + c;
   }
@@ -35882,6 +37108,14 @@ struct Simd<T> {
     const ByteVector bytes = __builtin_convertvector(x, ByteVector);
     std::memcpy(to, &bytes, sizeof bytes);
   }
+  HEADWISE_INLINE static Vector unfused(Vector x) {
+#if HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 64
+    asm("" : "+v"(x));
+#elif HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 32
+    asm("" : "+x"(x));
+#endif
+    return x;
+  }
   HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
 #if HEADWISE_ISA_BYTES == 64
     if constexpr (sizeof(T) == 4) {
@@ -35920,6 +37154,26 @@ struct Simd<T> {
     return a < b ? b : a;
 #endif
   }
+#if HEADWISE_ISA_BYTES == 64
+  HEADWISE_INLINE static auto not_below(Vector x, T bound) {
+#if HEADWISE_STRICT_BUILTINS
+    if constexpr (sizeof(T) == 4) {
+      return _mm512_cmp_ps_mask(__builtin_bit_cast(__m512, x),
+                                __builtin_bit_cast(__m512, broadcast(bound)), _CMP_NLT_UQ);
+    } else {
+      return _mm512_cmp_pd_mask(__builtin_bit_cast(__m512d, x),
+                                __builtin_bit_cast(__m512d, broadcast(bound)), _CMP_NLT_UQ);
+    }
+#else
+    const auto below = __builtin_bit_cast(__m512i, x < broadcast(bound));
+    if constexpr (sizeof(T) == 4) {
+      return _knot_mask16(_mm512_movepi32_mask(below));
+    } else {
+      return _knot_mask8(_mm512_movepi64_mask(below));
+    }
+#endif
+  }
+#endif
   HEADWISE_INLINE static IntVector within(IntVector x, IntVector begin, IntVector end) {
     return (x >= begin) & (x < end);
   }
@@ -36036,6 +37290,30 @@ HEADWISE_INLINE typename Simd<T>::Vector load_as(const U* from) {
       return from_fp16_bits<T>(load_halves<T>(from));
 #endif
     }
+  }
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector low_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs << 16);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    return __builtin_bit_cast(
+        typename Simd<T>::Vector,
+        _mm512_maskz_cvtph_ps(
+            0xFFFF, _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, pairs))));
+#else
+    return from_fp16_bits<T>(pairs & 0xffffu);
+#endif
+  }
+}
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs & 0xffff0000u);
+  } else {
+    return low_halves<T, U>(pairs >> 16);
   }
 }
 
@@ -36231,22 +37509,21 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
+    const auto kept = S::not_below(x, C::lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto low = __builtin_bit_cast(__m512, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512, x - f)));
+          Vector,
+          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512, x - f)));
     } else {
-      const auto low = __builtin_bit_cast(__m512d, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512d, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512d, x - f)));
+          Vector,
+          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512d, x - f)));
     }
 #else
     using Vector = typename S::Vector;
@@ -39139,6 +40416,7 @@ Kernels<T> kernels_with_pairs() {
   table.backward_queries = BackwardTile<T>::queries;
   table.backward_keys = BackwardTile<T>::keys;
   table.columns = Tile<T>::columns;
+  table.inner = GemmBlocks<T>::k;
   table.all_finite = &all_finite<T>;
   table.gemm_scratch = &gemm_scratch<T>;
   table.gemm = &gemm<T>;
@@ -39196,6 +40474,7 @@ struct Simd {
   HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) { *to = x != 0; }
   HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
   HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
+  HEADWISE_INLINE static const Vector& unfused(const Vector& x) { return x; }
   HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
     return a * b + c;
   }
@@ -39281,6 +40560,14 @@ struct Simd<T> {
     const ByteVector bytes = __builtin_convertvector(x, ByteVector);
     std::memcpy(to, &bytes, sizeof bytes);
   }
+  HEADWISE_INLINE static Vector unfused(Vector x) {
+#if HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 64
+    asm("" : "+v"(x));
+#elif HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 32
+    asm("" : "+x"(x));
+#endif
+    return x;
+  }
   HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
 #if HEADWISE_ISA_BYTES == 64
     if constexpr (sizeof(T) == 4) {
@@ -39319,6 +40606,26 @@ struct Simd<T> {
     return a < b ? b : a;
 #endif
   }
+#if HEADWISE_ISA_BYTES == 64
+  HEADWISE_INLINE static auto not_below(Vector x, T bound) {
+#if HEADWISE_STRICT_BUILTINS
+    if constexpr (sizeof(T) == 4) {
+      return _mm512_cmp_ps_mask(__builtin_bit_cast(__m512, x),
+                                __builtin_bit_cast(__m512, broadcast(bound)), _CMP_NLT_UQ);
+    } else {
+      return _mm512_cmp_pd_mask(__builtin_bit_cast(__m512d, x),
+                                __builtin_bit_cast(__m512d, broadcast(bound)), _CMP_NLT_UQ);
+    }
+#else
+    const auto below = __builtin_bit_cast(__m512i, x < broadcast(bound));
+    if constexpr (sizeof(T) == 4) {
+      return _knot_mask16(_mm512_movepi32_mask(below));
+    } else {
+      return _knot_mask8(_mm512_movepi64_mask(below));
+    }
+#endif
+  }
+#endif
   HEADWISE_INLINE static IntVector within(IntVector x, IntVector begin, IntVector end) {
     return (x >= begin) & (x < end);
   }
@@ -39435,6 +40742,30 @@ HEADWISE_INLINE typename Simd<T>::Vector load_as(const U* from) {
       return from_fp16_bits<T>(load_halves<T>(from));
 #endif
     }
+  }
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector low_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs << 16);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    return __builtin_bit_cast(
+        typename Simd<T>::Vector,
+        _mm512_maskz_cvtph_ps(
+            0xFFFF, _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, pairs))));
+#else
+    return from_fp16_bits<T>(pairs & 0xffffu);
+#endif
+  }
+}
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs & 0xffff0000u);
+  } else {
+    return low_halves<T, U>(pairs >> 16);
   }
 }
 
@@ -39630,22 +40961,21 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
+    const auto kept = S::not_below(x, C::lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto low = __builtin_bit_cast(__m512, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512, x - f)));
+          Vector,
+          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512, x - f)));
     } else {
-      const auto low = __builtin_bit_cast(__m512d, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512d, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512d, x - f)));
+          Vector,
+          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512d, x - f)));
     }
 #else
     using Vector = typename S::Vector;
@@ -42538,6 +43868,7 @@ Kernels<T> kernels_with_pairs() {
   table.backward_queries = BackwardTile<T>::queries;
   table.backward_keys = BackwardTile<T>::keys;
   table.columns = Tile<T>::columns;
+  table.inner = GemmBlocks<T>::k;
   table.all_finite = &all_finite<T>;
   table.gemm_scratch = &gemm_scratch<T>;
   table.gemm = &gemm<T>;
@@ -42595,6 +43926,7 @@ struct Simd {
   HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) { *to = x != 0; }
   HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
   HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
+  HEADWISE_INLINE static const Vector& unfused(const Vector& x) { return x; }
   HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
     return a * b + c;
   }
@@ -42680,6 +44012,14 @@ struct Simd<T> {
     const ByteVector bytes = __builtin_convertvector(x, ByteVector);
     std::memcpy(to, &bytes, sizeof bytes);
   }
+  HEADWISE_INLINE static Vector unfused(Vector x) {
+#if HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 64
+    asm("" : "+v"(x));
+#elif HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 32
+    asm("" : "+x"(x));
+#endif
+    return x;
+  }
   HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
 #if HEADWISE_ISA_BYTES == 64
     if constexpr (sizeof(T) == 4) {
@@ -42718,6 +44058,26 @@ struct Simd<T> {
     return a < b ? b : a;
 #endif
   }
+#if HEADWISE_ISA_BYTES == 64
+  HEADWISE_INLINE static auto not_below(Vector x, T bound) {
+#if HEADWISE_STRICT_BUILTINS
+    if constexpr (sizeof(T) == 4) {
+      return _mm512_cmp_ps_mask(__builtin_bit_cast(__m512, x),
+                                __builtin_bit_cast(__m512, broadcast(bound)), _CMP_NLT_UQ);
+    } else {
+      return _mm512_cmp_pd_mask(__builtin_bit_cast(__m512d, x),
+                                __builtin_bit_cast(__m512d, broadcast(bound)), _CMP_NLT_UQ);
+    }
+#else
+    const auto below = __builtin_bit_cast(__m512i, x < broadcast(bound));
+    if constexpr (sizeof(T) == 4) {
+      return _knot_mask16(_mm512_movepi32_mask(below));
+    } else {
+      return _knot_mask8(_mm512_movepi64_mask(below));
+    }
+#endif
+  }
+#endif
   HEADWISE_INLINE static IntVector within(IntVector x, IntVector begin, IntVector end) {
     return (x >= begin) & (x < end);
   }
@@ -42834,6 +44194,30 @@ HEADWISE_INLINE typename Simd<T>::Vector load_as(const U* from) {
       return from_fp16_bits<T>(load_halves<T>(from));
 #endif
     }
+  }
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector low_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs << 16);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    return __builtin_bit_cast(
+        typename Simd<T>::Vector,
+        _mm512_maskz_cvtph_ps(
+            0xFFFF, _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, pairs))));
+#else
+    return from_fp16_bits<T>(pairs & 0xffffu);
+#endif
+  }
+}
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs & 0xffff0000u);
+  } else {
+    return low_halves<T, U>(pairs >> 16);
   }
 }
 
@@ -43029,22 +44413,21 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
+    const auto kept = S::not_below(x, C::lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto low = __builtin_bit_cast(__m512, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512, x - f)));
+          Vector,
+          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512, x - f)));
     } else {
-      const auto low = __builtin_bit_cast(__m512d, S::broadcast(C::lowest));
       const auto in = __builtin_bit_cast(__m512d, x);
       const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
       return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(_mm512_cmp_pd_mask(in, low, _CMP_NLT_UQ),
-                                         __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                         __builtin_bit_cast(__m512d, x - f)));
+          Vector,
+          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                                 __builtin_bit_cast(__m512d, x - f)));
     }
 #else
     using Vector = typename S::Vector;
@@ -45937,6 +47320,7 @@ Kernels<T> kernels_with_pairs() {
   table.backward_queries = BackwardTile<T>::queries;
   table.backward_keys = BackwardTile<T>::keys;
   table.columns = Tile<T>::columns;
+  table.inner = GemmBlocks<T>::k;
   table.all_finite = &all_finite<T>;
   table.gemm_scratch = &gemm_scratch<T>;
   table.gemm = &gemm<T>;
@@ -47410,6 +48794,16 @@ bool same_bits(const T& a, const T& b) {
   return std::memcmp(&a, &b, padded ? 10 : sizeof(T)) == 0;
 }
 
+/// Of 16 bits, too.
+template <class T>
+long double widest(const T& value) {
+  if constexpr (NarrowFloat<T>) {
+    return static_cast<long double>(convert_float<double>(value));
+  } else {
+    return static_cast<long double>(value);
+  }
+}
+
 inline std::string format_number(const long double& value, int digits = 3) {
   const NumberKind kind = number_kind(value);
   if (kind == NumberKind::nan) return "nan";
@@ -48154,8 +49548,8 @@ template <class T, int R>
     const bool equal = detail::same_bits(actual(index), expected(index));
     if (result.index.empty() || (!equal && result.failures == 0)) {
       result.index = detail::index_of(index);
-      result.actual = static_cast<long double>(actual(index));
-      result.expected = static_cast<long double>(expected(index));
+      result.actual = detail::widest(actual(index));
+      result.expected = detail::widest(expected(index));
     }
     if (!equal) ++result.failures;
   });

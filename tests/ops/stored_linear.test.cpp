@@ -1,5 +1,5 @@
 // Linear layers whose weights are kept in 16 bits give the bits that their numbers give as floats.
-#include "headwise/ops/stored_linear.hpp"
+#include "headwise/ops/linear.hpp"
 
 #include "headwise/ops/bf16_products.hpp"
 #include "headwise/runtime/thread_pool.hpp"

@@ -78,7 +78,7 @@ inline std::string state_of(const FeedForwardCache<double>& c) {
   return state_of(c.x) + state_of(c.hidden) + state_of(c.activated) + std::to_string(c.filled);
 }
 template <class Attention>
-std::string state_of(const TransformerBlockParameters<double, Attention>& p) {
+std::string state_of(const TransformerBlockParameters<double, double, Attention>& p) {
   return state_of(p.norm1) + state_of(p.attention) + state_of(p.norm2) + state_of(p.feed_forward);
 }
 inline std::string state_of(const TransformerBlockCache<double>& c) {
@@ -86,7 +86,7 @@ inline std::string state_of(const TransformerBlockCache<double>& c) {
          state_of(c.second.rstd) + state_of(c.feed_forward) + std::to_string(c.filled);
 }
 template <class Block>
-std::string state_of(const TransformerDecoderParameters<double, Block>& p) {
+std::string state_of(const TransformerDecoderParameters<double, double, Block>& p) {
   std::string state = state_of(p.token) + state_of(p.position) + state_of(p.norm);
   for (const Block& block : p.blocks) state += state_of(block);
   return state;

@@ -66,7 +66,8 @@ void read_pytorch_block(std::string_view function, const SafetensorsFile& file,
 
 /// All but attention's.
 template <class T, class Attention>
-void add_pytorch_block(SafetensorsWriter& writer, const TransformerBlockParameters<T, Attention>& p,
+void add_pytorch_block(SafetensorsWriter& writer,
+                       const TransformerBlockParameters<T, T, Attention>& p,
                        const std::string& prefix, DType dtype) {
   writer.add(prefix + "linear1.weight", transpose(p.feed_forward.w_in, 0, 1), dtype);
   writer.add(prefix + "linear2.weight", transpose(p.feed_forward.w_out, 0, 1), dtype);

@@ -8,7 +8,7 @@
 
 #include "headwise/nn/init.hpp"
 #include "headwise/ops/embedding.hpp"
-#include "headwise/ops/stored_linear.hpp"
+#include "headwise/ops/linear.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
 namespace headwise::inline v0_1 {

@@ -14,7 +14,7 @@
 #include "headwise/nn/feed_forward_parameters.hpp"
 #include "headwise/ops/activation.hpp"
 #include "headwise/ops/dropout.hpp"
-#include "headwise/ops/stored_linear.hpp"
+#include "headwise/ops/linear.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 

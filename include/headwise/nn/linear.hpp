@@ -4,7 +4,7 @@
 #include <string>
 
 #include "headwise/nn/init.hpp"
-#include "headwise/ops/stored_linear.hpp"
+#include "headwise/ops/linear.hpp"
 
 namespace headwise::inline v0_1 {
 

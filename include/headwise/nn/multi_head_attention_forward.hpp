@@ -8,7 +8,7 @@
 #include "headwise/ops/dropout.hpp"
 #include "headwise/ops/flash_attention.hpp"
 #include "headwise/ops/layer_norm.hpp"
-#include "headwise/ops/stored_linear.hpp"
+#include "headwise/ops/linear.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 

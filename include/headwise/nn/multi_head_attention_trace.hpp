@@ -4,7 +4,7 @@
 
 #include "headwise/nn/multi_head_attention_cache.hpp"
 #include "headwise/ops/attention.hpp"
-#include "headwise/ops/stored_linear.hpp"
+#include "headwise/ops/linear.hpp"
 #include "headwise/runtime/trace.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {

@@ -10,7 +10,7 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// to = from, each number as the nearest one of its new type. Of one shape.
 template <class To, class From, int R>
-void copy_as(const In<From, R>& from, const Out<To, R>& to) {
+void copy_rounded(const In<From, R>& from, const Out<To, R>& to) {
   for_each_index(to.shape(), [&](const Shape<R>& at) {
     if constexpr (std::same_as<To, From>) {
       to(at) = from(at);
@@ -27,7 +27,7 @@ void copy_parameters_as(const From& from, To& to) {
     constexpr int rank = decltype(target)::rank;
     from.for_each([&](const std::string& other, auto source) {
       if constexpr (rank == decltype(source)::rank) {
-        if (name == other) copy_as(source, target);
+        if (name == other) copy_rounded(source, target);
       }
     });
   });

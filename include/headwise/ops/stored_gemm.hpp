@@ -1,8 +1,10 @@
-// linear_forward of weights that are kept in 16 bits. They become floats on their way to the
-// product, a part that the second cache holds at a time; nowhere are all of them floats.
+// Products with a factor of 16 bits. It becomes floats on the way, a part that the second cache
+// holds at a time; nowhere is all of it floats.
 #pragma once
 
-#include "headwise/ops/linear.hpp"
+#include <algorithm>
+
+#include "headwise/kernels/kernels.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -81,36 +83,3 @@ class StoredGemm {
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// y = x w + b, row by row, with w of 16 bits.
-///
-/// x   [N, K]   in
-/// w   [K, O]   in; BFloat16 or Float16, rows or columns dense to be read fast
-/// b   [O]      in; {} for none
-/// y   [N, O]   out; must not overlap the inputs
-///
-/// The bits are those of linear_forward with the same numbers as floats. Reads half the bytes,
-/// which is what few rows of x cost. Work    2 N K O FLOPs, and N O for the bias; scratch that does
-/// not grow with N. Throws  ShapeError before anything is written; std::bad_alloc.
-template <std::same_as<float> T, NarrowFloat W>
-void linear_forward(In<T, 2> x, In<W, 2> w, In<std::type_identity_t<T>, 1> b,
-                    Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
-  detail::require_linear<T, W>(x, w, b, y);
-  const kernels::Extents size{x.extent(0), w.extent(1), x.extent(1)};
-  if (size.M == 0 || size.N == 0) return;
-  const detail::DenseBias<T> bias(b, context.memory);
-  const detail::StoredGemm gemm(detail::stored_as<W>, kernels::StoredMatrix::of(kernels::matrix(w)),
-                                size, context);
-  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  Workspace<T> workspace(context.executor.concurrency(), gemm.scratch(), context.memory);
-  detail::for_gemm_tasks(size, run.columns, context, [&](const detail::GemmTask& task) {
-    gemm.run(kernels::matrix(x).from(task.m, 0), task.n, kernels::matrix(y).from(task.m, task.n),
-             task.size, bias.data() == nullptr ? nullptr : bias.data() + task.n,
-             workspace.of(task.worker));
-  });
-  detail::count_linear<T>(run, size, !b.absent(), context);
-}
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
