@@ -30676,9 +30676,9 @@ class MultiHeadAttention {
     }
   }
   /// Of parameters that are taken as they are.
-  MultiHeadAttention(const MultiHeadAttentionOptions& options,
+  MultiHeadAttention(MultiHeadAttentionOptions options,
                      MultiHeadAttentionParameters<T, W> parameters, detail::Unchecked)
-      : options_(options), parameters_(std::move(parameters)) {}
+      : options_(std::move(options)), parameters_(std::move(parameters)) {}
   /// d_model wide, num_heads heads, everything else by default.
   explicit MultiHeadAttention(Index d_model, Index num_heads)
       : MultiHeadAttention(MultiHeadAttentionOptions{.d_model = d_model, .num_heads = num_heads}) {}
@@ -32619,9 +32619,9 @@ class TransformerBlock {
     fill(Out<T, 1>(parameters_.norm2.gamma), T(1));
   }
   /// Of parameters that are taken as they are.
-  TransformerBlock(const TransformerBlockOptions& options,
-                   TransformerBlockParameters<T, W> parameters, detail::Unchecked)
-      : options_(options), parameters_(std::move(parameters)) {}
+  TransformerBlock(TransformerBlockOptions options, TransformerBlockParameters<T, W> parameters,
+                   detail::Unchecked)
+      : options_(std::move(options)), parameters_(std::move(parameters)) {}
 
   /// y [B, L, D] for x [B, L, D]: inference.
   ///
@@ -33206,9 +33206,9 @@ class TransformerDecoder {
     fill(Out<T, 1>(parameters_.norm.gamma), T(1));
   }
   /// Of parameters that are taken as they are.
-  TransformerDecoder(const TransformerDecoderOptions& options,
+  TransformerDecoder(TransformerDecoderOptions options,
                      TransformerDecoderParameters<T, W> parameters, detail::Unchecked)
-      : options_(options), parameters_(std::move(parameters)) {}
+      : options_(std::move(options)), parameters_(std::move(parameters)) {}
 
   /// Logits [B L, V] of the token behind each of tokens [B, L]: inference.
   ///

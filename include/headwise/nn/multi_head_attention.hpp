@@ -43,9 +43,9 @@ class MultiHeadAttention {
     }
   }
   /// Of parameters that are taken as they are.
-  MultiHeadAttention(const MultiHeadAttentionOptions& options,
+  MultiHeadAttention(MultiHeadAttentionOptions options,
                      MultiHeadAttentionParameters<T, W> parameters, detail::Unchecked)
-      : options_(options), parameters_(std::move(parameters)) {}
+      : options_(std::move(options)), parameters_(std::move(parameters)) {}
   /// d_model wide, num_heads heads, everything else by default.
   explicit MultiHeadAttention(Index d_model, Index num_heads)
       : MultiHeadAttention(MultiHeadAttentionOptions{.d_model = d_model, .num_heads = num_heads}) {}

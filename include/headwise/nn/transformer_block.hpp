@@ -42,9 +42,9 @@ class TransformerBlock {
     fill(Out<T, 1>(parameters_.norm2.gamma), T(1));
   }
   /// Of parameters that are taken as they are.
-  TransformerBlock(const TransformerBlockOptions& options,
-                   TransformerBlockParameters<T, W> parameters, detail::Unchecked)
-      : options_(options), parameters_(std::move(parameters)) {}
+  TransformerBlock(TransformerBlockOptions options, TransformerBlockParameters<T, W> parameters,
+                   detail::Unchecked)
+      : options_(std::move(options)), parameters_(std::move(parameters)) {}
 
   /// y [B, L, D] for x [B, L, D]: inference.
   ///

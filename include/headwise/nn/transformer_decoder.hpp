@@ -104,9 +104,9 @@ class TransformerDecoder {
     fill(Out<T, 1>(parameters_.norm.gamma), T(1));
   }
   /// Of parameters that are taken as they are.
-  TransformerDecoder(const TransformerDecoderOptions& options,
+  TransformerDecoder(TransformerDecoderOptions options,
                      TransformerDecoderParameters<T, W> parameters, detail::Unchecked)
-      : options_(options), parameters_(std::move(parameters)) {}
+      : options_(std::move(options)), parameters_(std::move(parameters)) {}
 
   /// Logits [B L, V] of the token behind each of tokens [B, L]: inference.
   ///
