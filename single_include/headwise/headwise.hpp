@@ -33432,8 +33432,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// The same module with its matrices kept as numbers of type W, each the nearest one: BFloat16,
 /// Float16, or T to widen them again. Biases, gains and vectors of positions stay as they are.
 ///
-///   const auto small = store_weights_as<BFloat16>(decoder);  // TransformerDecoder<float,
-///   BFloat16>
+///   const TransformerDecoder<float, BFloat16> small = store_weights_as<BFloat16>(decoder);
 ///
 /// What it computes has the bits of the module over T with those rounded weights. It infers and
 /// decodes; it has no backward. Throws std::bad_alloc.
