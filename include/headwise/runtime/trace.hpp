@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "headwise/tensor/float16.hpp"
 #include "headwise/tensor/require.hpp"
 
 namespace headwise::inline v0_1 {
