@@ -81,9 +81,9 @@ Tensor1<T> flat(const Parameters& parameters) {
 }
 
 /// The gradient of a step at parameters that stand in one vector.
-template <template <class> class Module, class T, class Step>
-Tensor1<T> flat_gradient(const Step& step, const Module<double>& like, const Tensor1<T>& at) {
-  Module<T> module(like.options());
+template <class Module, class T, class Step>
+Tensor1<T> flat_gradient(const Step& step, const Module& like, const Tensor1<T>& at) {
+  detail::ModuleOf<Module, T> module(like.options());
   Cut<T> cut(at);
   module.parameters().for_each(
       [&](const std::string&, auto view) { copy(cut.tensor(view.shape()), view); });
@@ -93,8 +93,8 @@ Tensor1<T> flat_gradient(const Step& step, const Module<double>& like, const Ten
 }
 
 /// H u of a module against central differences of its gradient, and how symmetric H is.
-template <template <class> class Module, class Step>
-void check_module(const Step& step, const Module<double>& module) {
+template <class Module, class Step>
+void check_module(const Step& step, const Module& module) {
   const auto u = direction(module, 11), w = direction(module, 12);
   const auto Hu = flat<double>(hessian_vector_product(step, module, u));
   const auto Hw = flat<double>(hessian_vector_product(step, module, w));

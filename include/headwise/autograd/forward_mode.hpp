@@ -33,6 +33,20 @@ auto parts_of(const Y& y) {
   }
 }
 
+/// A module's scalar type, and the same module of another one.
+template <class Module>
+struct ModuleScalar;
+template <template <class...> class Module, class T, class... W>
+struct ModuleScalar<Module<T, W...>> {
+  using Type = T;
+  template <class U>
+  using Of = Module<U>;
+};
+template <class Module, class U>
+using ModuleOf = typename ModuleScalar<Module>::template Of<U>;
+template <class Module>
+using DualModule = ModuleOf<Module, Dual<typename ModuleScalar<Module>::Type>>;
+
 /// f(to, from) for each tensor of `to` and the one of `from` that has its name, with grad_ in front
 /// or without. Throws ShapeError unless that has its shape.
 template <class U, class To, class From, class F>
@@ -62,9 +76,10 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// u        in the form of its gradients: module.zero_gradients(), filled
 ///
 /// Throws   ShapeError for a direction of another module; std::bad_alloc.
-template <template <class> class Module, Scalar T>
-Module<Dual<T>> along(const Module<T>& module, const typename Module<T>::Gradients& u) {
-  Module<Dual<T>> result(module.options());
+template <class Module>
+detail::DualModule<Module> along(const Module& module, const typename Module::Gradients& u) {
+  using T = typename detail::ModuleScalar<Module>::Type;
+  detail::DualModule<Module> result(module.options());
   auto& parameters = result.parameters();
   detail::for_each_of_both<T>("along", "", parameters, module.parameters(), [](auto to, auto from) {
     copy(from, values(to));
@@ -122,13 +137,14 @@ Tensor<T, R> hessian_vector_product(F&& gradient, In<T, R> x, In<std::type_ident
 ///
 /// Throws  ShapeError for a direction of another module, what `gradient` throws, and
 ///         std::bad_alloc.
-template <class F, template <class> class Module, Scalar T>
-typename Module<T>::Gradients hessian_vector_product(F&& gradient, const Module<T>& module,
-                                                     const typename Module<T>::Gradients& u) {
-  const Module<Dual<T>> moving = along(module, u);
-  typename Module<Dual<T>>::Gradients gradients = moving.zero_gradients();
+template <class F, class Module>
+typename Module::Gradients hessian_vector_product(F&& gradient, const Module& module,
+                                                  const typename Module::Gradients& u) {
+  using T = typename detail::ModuleScalar<Module>::Type;
+  const auto moving = along(module, u);
+  auto gradients = moving.zero_gradients();
   gradient(moving, gradients);
-  typename Module<T>::Gradients product = module.zero_gradients();
+  auto product = module.zero_gradients();
   detail::for_each_of_both<Dual<T>>("hessian_vector_product", "gradients.", product, gradients,
                                     [](auto to, auto from) { copy(derivatives(from), to); });
   return product;
