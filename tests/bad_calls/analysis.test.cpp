@@ -29,6 +29,12 @@ struct Spoilt {
 };
 const std::vector<Index> three{1, 2, 3}, negative{1, -1}, longer{8, 1};
 const Index far = (Index{1} << 30) + 1;
+const std::vector<Index> starts{0, 2, 5}, key_starts{0, 3, 7}, one_sequence{0, 7}, late{2, 5},
+    falling{0, 6, 5};
+void pack(AttentionShape& s) {
+  s.batch_size = 1, s.seq_len = 5, s.key_len = 7;
+  s.query_starts = starts, s.key_starts = key_starts;
+}
 const Spoilt rules[] = {
     {"batch_size is -1, expected 0 to 2^30", [](auto& s) { s.batch_size = -1; }},
     {"batch_size is 1073741825, expected 0 to 2^30", [](auto& s) { s.batch_size = far; }},
@@ -55,6 +61,27 @@ const Spoilt rules[] = {
      [](auto& s) { s.key_lengths = negative; }},
     {"key_lengths holds 8, expected 0 to 7 (the number of keys)",
      [](auto& s) { s.key_lengths = longer; }},
+    {"key_starts is given without query_starts, expected both or none",
+     [](auto& s) { s.key_starts = starts; }},
+    {"batch_size is 2, expected 1 (packed sequences)", [](auto& s) { s.query_starts = starts; }},
+    {"key_starts is given, expected none (key_len is not: keys are the queries' rows)",
+     [](auto& s) { pack(s), s.key_len = {}; }},
+    {"query_starts ends with 5, expected 4 (seq_len)", [](auto& s) { pack(s), s.seq_len = 4; }},
+    {"key_starts ends with 7, expected 8 (key_len)", [](auto& s) { pack(s), s.key_len = 8; }},
+    {"query_starts begins with 2, expected 0", [](auto& s) { pack(s), s.query_starts = late; }},
+    {"key_starts begins with 2, expected 0", [](auto& s) { pack(s), s.key_starts = late; }},
+    {"query_starts falls from 6 to 5 at 2, expected cumulative lengths",
+     [](auto& s) { pack(s), s.query_starts = falling; }},
+    {"key_starts falls from 6 to 5 at 2, expected cumulative lengths",
+     [](auto& s) { pack(s), s.key_starts = falling; }},
+    {"key_starts has 0 numbers, expected one more than sequences",
+     [](auto& s) { pack(s), s.key_starts = {}; }},
+    {"key_starts has 2 numbers, expected 3 (as many as query_starts)",
+     [](auto& s) { pack(s), s.key_starts = one_sequence; }},
+    {"key_lengths has 3 lengths, expected 2 (one a sequence) or none",
+     [](auto& s) { pack(s), s.key_lengths = three; }},
+    {"key_lengths holds 8, expected 0 to 3 (the number of keys)",
+     [](auto& s) { pack(s), s.key_lengths = longer; }},
     {"the cost of this shape is beyond 2^63, expected smaller sizes",
      [](auto& s) { s.seq_len = far - 1, s.key_len = far - 1; }},
 };

@@ -32,6 +32,8 @@ std::vector<Exception> exceptions() {
        "that cache is the right one"},
       {"packed_attention_forward: * overlaps Mask::documents, *", "it takes none of these"},
       {"packed_attention_backward: * overlaps Mask::documents, *", "it takes none of these"},
+      {"MultiHeadAttention::forward: query_starts has 0 *", "none: a batch"},
+      {"TransformerDecoder::forward: starts has 0 *", "none: a batch"},
       {"SafetensorsWriter::merge: name __metadata__ is the format's own",
        "no writer holds such a tensor"},
   };
@@ -43,7 +45,14 @@ std::vector<Exception> exceptions() {
                                   "window", "first_keys", "mask_biases", "rotary_width"}) {
     all.push_back({"count_memory_bytes: " + field + " is *", "it takes none of these"});
   }
-  all.push_back({"count_memory_bytes: key_lengths *", "it takes none of these"});
+  for (const std::string function : {"visible_pairs", "count_flops", "count_backward_flops",
+                                     "count_kv_bytes", "count_memory", "count_backward_memory"}) {
+    all.push_back({function + ": query_starts has 0 *", "none: a batch"});
+  }
+  for (const std::string rule : {"key_lengths *", "query_starts *", "key_starts *",
+                                 "batch_size is *, expected 1 (packed*"}) {
+    all.push_back({"count_memory_bytes: " + rule, "it takes none of these"});
+  }
   return all;
 }
 

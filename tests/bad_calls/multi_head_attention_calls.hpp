@@ -1,7 +1,9 @@
 // A call of MultiHeadAttention, all of it right, and what a table of refusals spoils in it.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "support/refusal.hpp"
 
@@ -63,10 +65,32 @@ struct Attention {
 struct Spoilt {
   bool self;
   std::string error, message;
-  void (*spoil)(Attention&);
+  std::function<void(Attention&)> spoil;
 };
 
 const char* const shape_of = "ShapeError";
 const char* const argument_of = "ArgumentError";
+
+/// Each with a cache that is pending, on both paths, and without a cache.
+inline std::vector<Refusal> of_forward(const std::vector<Spoilt>& rules) {
+  std::vector<Refusal> refusals;
+  for (const Spoilt& rule : rules) {
+    const std::string message = "MultiHeadAttention::forward: " + rule.message;
+    for (const Path path : {Path::flash, Path::materialized}) {
+      refusals.push_back({message, rule.error, [=](Witness& memory) {
+                            Attention a{memory, rule.self, path};
+                            a.fill_cache();
+                            rule.spoil(a);
+                            a.forward();
+                          }});
+    }
+    refusals.push_back({message, rule.error, [=](Witness& memory) {
+                          Attention a{memory, rule.self};
+                          rule.spoil(a);
+                          a.infer();
+                        }});
+  }
+  return refusals;
+}
 
 }  // namespace headwise_tests::multi_head_attention_calls

@@ -70,28 +70,6 @@ const Refusals no_modules({
                 }),
 });
 
-/// Each with a cache that is pending, on both paths, and without a cache.
-std::vector<Refusal> of_forward(const std::vector<Spoilt>& rules) {
-  std::vector<Refusal> refusals;
-  for (const Spoilt& rule : rules) {
-    const std::string message = "MultiHeadAttention::forward: " + rule.message;
-    for (const Path path : {Path::flash, Path::materialized}) {
-      refusals.push_back({message, rule.error, [=](Witness& memory) {
-                            Attention a{memory, rule.self, path};
-                            a.fill_cache();
-                            rule.spoil(a);
-                            a.forward();
-                          }});
-    }
-    refusals.push_back({message, rule.error, [=](Witness& memory) {
-                          Attention a{memory, rule.self};
-                          rule.spoil(a);
-                          a.infer();
-                        }});
-  }
-  return refusals;
-}
-
 const Refusals bad_inputs(of_forward({
     {true, shape_of, "x is [2, 3, 7], expected [2, 3, 8] (d_model 8)",
      [](Attention& a) { a.x = a.m.tensor(2, 3, 7); }},

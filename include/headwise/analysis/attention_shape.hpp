@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "headwise/runtime/packed_starts.hpp"
 #include "headwise/tensor/shape.hpp"
 
 namespace headwise::inline v0_1 {
@@ -30,7 +31,10 @@ struct AttentionShape {
   Index window = 0;                         // 0: none
   Index first_keys = 0;                     // how many first keys the window keeps
   std::span<const Index> key_lengths = {};  // [B]; empty: all S
-  Index mask_biases = 0;                    // how many Mask::bias are added to the scores
+  /// [sequences + 1]; of sequences packed in a batch of 1, as the call has them; empty: a batch.
+  std::span<const Index> query_starts = {};
+  std::span<const Index> key_starts = {};  // of keys that are not the queries' input
+  Index mask_biases = 0;                   // how many Mask::bias are added to the scores
   bool softcap = false, alibi = false, relative_bias = false;  // what is done to scores
   bool score_function = false;  // a function of the user's own, which is not counted
   bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;  // of the projections
@@ -41,6 +45,12 @@ struct AttentionShape {
 
   /// Whether keys and values come from the query input.
   bool self_attention() const { return !key_len; }
+  /// Whether the sequences lie one behind the other.
+  bool packed() const { return !query_starts.empty(); }
+  /// Packed: where the keys of each sequence begin.
+  std::span<const Index> starts_of_keys() const {
+    return self_attention() ? query_starts : key_starts;
+  }
   /// Keys.
   Index S() const { return key_len.value_or(seq_len); }
   /// Key/value heads.
@@ -93,16 +103,36 @@ constexpr void require_size(std::string_view function, std::string_view argument
 
 inline void require_key_lengths(std::string_view function, const AttentionShape& shape) {
   const auto count = static_cast<Index>(shape.key_lengths.size());
-  require(count == 0 || count == shape.batch_size, function, [&] {
+  const auto starts = shape.starts_of_keys();
+  const Index sequences = shape.packed() ? static_cast<Index>(starts.size()) - 1 : shape.batch_size;
+  require(count == 0 || count == sequences, function, [&] {
+    const std::string whence = shape.packed() ? "one a sequence" : "the batch size";
     return "key_lengths has " + std::to_string(count) + " lengths, expected " +
-           std::to_string(shape.batch_size) + " (the batch size) or none";
+           std::to_string(sequences) + " (" + whence + ") or none";
   });
-  for (const Index length : shape.key_lengths) {
-    require(length >= 0 && length <= shape.S(), function, [&] {
+  for (std::size_t b = 0; b < shape.key_lengths.size(); ++b) {
+    const Index length = shape.key_lengths[b];
+    const Index most = shape.packed() ? starts[b + 1] - starts[b] : shape.S();
+    require(length >= 0 && length <= most, function, [&] {
       return "key_lengths holds " + std::to_string(length) + ", expected 0 to " +
-             std::to_string(shape.S()) + " (the number of keys)";
+             std::to_string(most) + " (the number of keys)";
     });
   }
+}
+
+/// Throws ArgumentError unless starts, where there are any, are those of sequences.
+inline void require_sequences(std::string_view function, const AttentionShape& shape) {
+  if (!shape.packed()) {
+    return require(shape.key_starts.empty(), function,
+                   "key_starts is given without query_starts, expected both or none");
+  }
+  require(shape.batch_size == 1, function, [&] {
+    return "batch_size is " + std::to_string(shape.batch_size) + ", expected 1 (packed sequences)";
+  });
+  require(!shape.self_attention() || shape.key_starts.empty(), function,
+          "key_starts is given, expected none (key_len is not: keys are the queries' rows)");
+  require_packed_starts(function, shape.query_starts, shape.seq_len, "seq_len",
+                        shape.starts_of_keys(), shape.S(), "key_len");
 }
 
 /// Throws ArgumentError unless there is a call of this shape whose cost, up to `times` the largest
@@ -131,6 +161,7 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
     return "num_heads is " + std::to_string(s.num_heads) + ", expected a divisor of d_model " +
            std::to_string(s.d_model) + " (or give d_head)";
   });
+  require_sequences(function, s);
   require_key_lengths(function, s);
   const auto product = [](auto... sizes) { return (static_cast<double>(sizes) * ... * 1.0); };
   const double B = product(s.batch_size), H = product(s.num_heads), L = product(s.seq_len),
@@ -166,17 +197,24 @@ constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causa
          visible_pairs(L, S, first, is_causal, window);
 }
 
-/// The same for all heads and the whole batch.
+/// The same for all heads and the whole batch, or all packed sequences.
 inline std::int64_t visible_pairs(const AttentionShape& shape) {
   detail::require_shape_of_call("visible_pairs", shape);
+  const auto of_one = [&](Index L, Index S, Index keys) {
+    return visible_pairs(L, S, keys, shape.causal, shape.window, shape.first_keys);
+  };
+  const std::span<const Index> lengths = shape.key_lengths, queries = shape.query_starts,
+                               keys = shape.starts_of_keys();
   std::int64_t pairs = 0;
-  if (shape.key_lengths.empty()) {
-    pairs = shape.batch_size * visible_pairs(shape.seq_len, shape.S(), shape.S(), shape.causal,
-                                             shape.window, shape.first_keys);
-  }
-  for (const Index keys : shape.key_lengths) {
-    pairs +=
-        visible_pairs(shape.seq_len, shape.S(), keys, shape.causal, shape.window, shape.first_keys);
+  if (shape.packed()) {
+    for (std::size_t b = 1; b < queries.size(); ++b) {
+      const Index S = keys[b] - keys[b - 1];
+      pairs += of_one(queries[b] - queries[b - 1], S, lengths.empty() ? S : lengths[b - 1]);
+    }
+  } else if (lengths.empty()) {
+    pairs = shape.batch_size * of_one(shape.seq_len, shape.S(), shape.S());
+  } else {
+    for (const Index length : lengths) pairs += of_one(shape.seq_len, shape.S(), length);
   }
   return shape.num_heads * pairs;
 }

@@ -104,6 +104,7 @@ inline FlopCount count_flops(const AttentionShape& s) {
 /// What is learned of what changes scores is not counted.
 inline FlopCount count_backward_flops(const AttentionShape& s, Path path) {
   detail::require_shape_of_call("count_backward_flops", s);
+  if (s.packed()) detail::require_packed_path("count_backward_flops", path);
   const bool flash = path == Path::flash;
   const FlopCount forward = count_flops(s);
   const std::int64_t N = s.query_rows(), D = s.d_model, pairs = visible_pairs(s);

@@ -62,11 +62,19 @@ std::int64_t workspace_bytes(Index workers, Index elements) {
   return workers * padded<T>(elements) * static_cast<std::int64_t>(sizeof(T));
 }
 
-/// Cosines and sines of as many positions as queries or keys have.
+/// Cosines and sines of as many positions as queries or keys have. Packed: of every row, copied
+/// from those of the longest sequence; where keys are rows of their own, one after the other.
 template <class T>
 std::int64_t turns_bytes(const AttentionShape& s) {
-  const std::int64_t longest = std::max<Index>(s.seq_len, s.S());
-  return 2 * longest * (s.rotary_width / 2) * static_cast<std::int64_t>(sizeof(T));
+  std::int64_t positions = std::max<Index>(s.seq_len, s.S());
+  if (s.packed()) {
+    positions = s.seq_len + longest_of(s.query_starts);
+    if (!s.self_attention()) {
+      const std::int64_t of_both = s.seq_len + s.S() + longest_of(s.key_starts);
+      positions = std::max<std::int64_t>(positions, of_both);
+    }
+  }
+  return 2 * positions * (s.rotary_width / 2) * static_cast<std::int64_t>(sizeof(T));
 }
 
 inline namespace HEADWISE_CODE {  // tiles depend on flags
@@ -82,6 +90,7 @@ std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N, Index K) {
 template <class T>
 std::int64_t flash_forward_bytes(Index workers, const AttentionShape& s) {
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  if (s.packed()) return workspace_bytes<T>(workers, run.flash_forward_scratch(s.d(), s.dv()));
   const Index heads = s.G() == 0 ? 0 : s.num_heads / s.G();
   const kernels::ForwardMemory<T> memory(
       run.decode, run.flash_forward_scratch(s.d(), s.dv()),
@@ -89,12 +98,14 @@ std::int64_t flash_forward_bytes(Index workers, const AttentionShape& s) {
   return workspace_bytes<T>(workers, memory.each_worker) + workspace_bytes<T>(1, memory.shared);
 }
 /// What flash_attention_backward asks for: scratch for each worker, a delta for each query, and a
-/// count for each block of queries.
+/// count for each block of queries; packed, for every sequence one more.
 template <class T>
 std::int64_t flash_backward_bytes(Index workers, const AttentionShape& s) {
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   const Index heads = s.batch_size * s.num_heads;
-  const Index blocks = (s.seq_len + run.backward_queries - 1) / run.backward_queries;
+  const Index size = run.backward_queries,
+              sequences = static_cast<Index>(s.query_starts.size()) - 1;
+  const Index blocks = s.packed() ? s.seq_len / size + sequences : (s.seq_len + size - 1) / size;
   return workspace_bytes<T>(workers, run.flash_backward_scratch(s.d(), s.dv())) +
          workspace_bytes<T>(1, heads * s.seq_len) + workspace_bytes<Index>(1, heads * blocks);
 }
@@ -109,6 +120,7 @@ template <Scalar T>
 MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Index workers = 1) {
   detail::require_size("count_memory", "workers", workers, 1);
   detail::require_shape_of_call("count_memory", s, static_cast<double>(workers));
+  if (s.packed()) detail::require_packed_path("count_memory", path);
   const bool flash = path == Path::flash;
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   constexpr std::int64_t bytes = sizeof(T);
@@ -153,6 +165,7 @@ template <Scalar T>
 MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index workers = 1) {
   detail::require_size("count_backward_memory", "workers", workers, 1);
   detail::require_shape_of_call("count_backward_memory", s, static_cast<double>(workers));
+  if (s.packed()) detail::require_packed_path("count_backward_memory", path);
   const bool flash = path == Path::flash;
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   constexpr std::int64_t bytes = sizeof(T);

@@ -17,7 +17,9 @@ struct AttentionNode {
   AttentionOptions<T> options;
   Path path;
 
-  void backward(const In<T, 4>& d_o, const AttentionGradients<T>& to, const Context& context) {
+  void backward(const In<T, 4>& d_o, Out<T, 4> dq, Out<T, 4> dk, Out<T, 4> dv,
+                const ScoreGradients<T>& score, const Context& context) const {
+    const AttentionGradients<T> to{dq, dk, dv, score};
     if (path == Path::flash) {
       flash_attention_backward(d_o, inputs, o, kept, options, to, context);
     } else {
@@ -47,11 +49,11 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// The options with what is learned, of which backward reads the values, too.
 template <class T>
-AttentionOptions<T> with_learned(AttentionOptions<T> options, const LearnedScores<T>& learned,
-                                 Recording<T>& call) {
+AttentionOptions<T> with_learned(std::string_view function, AttentionOptions<T> options,
+                                 const LearnedScores<T>& learned, Recording<T>& call) {
   const auto take = [&](std::string_view name, auto& option, bool given, const auto& variable) {
     if (variable.absent()) return;
-    require(!given, "attention", [&] {
+    require(!given, function, [&] {
       return std::string(name) + " is in the options and learned, expected one of them";
     });
     option = call.save(variable);
@@ -62,10 +64,35 @@ AttentionOptions<T> with_learned(AttentionOptions<T> options, const LearnedScore
   take("relative_bias", score.relative_bias, !score.relative_bias.absent(), learned.relative_bias);
   if (!learned.bias.absent()) options.mask.add(BiasMask<T>{call.save(learned.bias)});
   if (learned.scale.absent()) return options;
-  require(!options.scale, "attention", "scale is in the options and learned, expected one of them");
-  require_shape("attention", "scale", learned.scale.value(), Shape{1}, "one for all heads");
+  require(!options.scale, function, "scale is in the options and learned, expected one of them");
+  require_shape(function, "scale", learned.scale.value(), Shape{1}, "one for all heads");
   options.scale = call.save(learned.scale)(0);
   return options;
+}
+
+/// The recording of an attention, the last part of it: o as a variable, and how its gradient goes
+/// on through the node to q, k, v and what is learned.
+template <class T, int R, class Node>
+Variable<T, R> finish_attention(Recording<T>& call, const Variable<T, R>& q,
+                                const Variable<T, R>& k, const Variable<T, R>& v,
+                                const LearnedScores<T>& learned, In<T, R> o, const Node& node) {
+  const auto to_q = call.target(q), to_k = call.target(k), to_v = call.target(v);
+  const auto to_scale = call.added_target(learned.scale),
+             to_slopes = call.added_target(learned.alibi_slopes),
+             to_sinks = call.added_target(learned.sinks);
+  const auto to_table = call.added_target(learned.relative_bias);
+  const auto to_bias = call.added_target(learned.bias);
+  const auto backward = [=](BackwardPass<T>& pass, In<T, R> d_o) {
+    const auto into = [&](Out<T, R> dq, Out<T, R> dk, Out<T, R> dv, InOut<T, 1> d_scale,
+                          InOut<T, 1> d_slopes, InOut<T, 1> d_sinks, InOut<T, 2> d_table,
+                          InOut<T, 4> d_bias) {
+      ScoreGradients<T> score{d_scale, d_slopes, d_table, d_sinks, {}, {}};
+      if (!d_bias.absent()) score.d_biases[node.options.mask.biases().size() - 1] = d_bias;
+      node.backward(d_o, dq, dk, dv, score, pass.context());
+    };
+    pass.assign(into, to_q, to_k, to_v, to_scale, to_slopes, to_sinks, to_table, to_bias);
+  };
+  return call.finish(o, backward);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -94,7 +121,7 @@ Variable<T, 4> attention(const Variable<T, 4>& q, const Variable<T, 4>& k, const
   Recording<T> call({"attention"}, q, k, v, learned.scale, learned.alibi_slopes,
                     learned.relative_bias, learned.sinks, learned.bias);
   const Index B = q.extent(0), H = q.extent(1), L = q.extent(2);
-  const AttentionOptions<T> all = detail::with_learned(options, learned, call);
+  const AttentionOptions<T> all = detail::with_learned("attention", options, learned, call);
   const Out<T, 4> heads = call.output(Shape{B, L, H, v.extent(3)});
   const Out<T, 4> o = transpose(heads, 1, 2);
   Out<T, 4> kept;
@@ -106,24 +133,9 @@ Variable<T, 4> attention(const Variable<T, 4>& q, const Variable<T, 4>& k, const
     kept = call.scratch(Shape{B, H, L, k.extent(2)});
     attention_forward(q.value(), k.value(), v.value(), all, kept, o, call.context());
   }
-  detail::AttentionNode<T> node{{call.save(q), call.save(k), call.save(v)}, o, kept, all, path};
-  const auto to_q = call.target(q), to_k = call.target(k), to_v = call.target(v);
-  const auto to_scale = call.added_target(learned.scale),
-             to_slopes = call.added_target(learned.alibi_slopes),
-             to_sinks = call.added_target(learned.sinks);
-  const auto to_table = call.added_target(learned.relative_bias);
-  const auto to_bias = call.added_target(learned.bias);
-  const auto backward = [=](BackwardPass<T>& pass, In<T, 4> d_o) mutable {
-    const auto into = [&](Out<T, 4> dq, Out<T, 4> dk, Out<T, 4> dv, InOut<T, 1> d_scale,
-                          InOut<T, 1> d_slopes, InOut<T, 1> d_sinks, InOut<T, 2> d_table,
-                          InOut<T, 4> d_bias) {
-      AttentionGradients<T> to{dq, dk, dv, {d_scale, d_slopes, d_table, d_sinks, {}, {}}};
-      if (!d_bias.absent()) to.score.d_biases[node.options.mask.biases().size() - 1] = d_bias;
-      node.backward(d_o, to, pass.context());
-    };
-    pass.assign(into, to_q, to_k, to_v, to_scale, to_slopes, to_sinks, to_table, to_bias);
-  };
-  return call.finish(In<T, 4>(o), backward);
+  const detail::AttentionNode<T> node{
+      {call.save(q), call.save(k), call.save(v)}, o, kept, all, path};
+  return detail::finish_attention(call, q, k, v, learned, In<T, 4>(o), node);
 }
 /// The same, nothing learned but q, k and v.
 template <Scalar T>

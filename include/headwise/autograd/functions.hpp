@@ -7,5 +7,6 @@
 #include "headwise/autograd/layers.hpp"
 #include "headwise/autograd/matmul.hpp"
 #include "headwise/autograd/model_functions.hpp"
+#include "headwise/autograd/packed_attention.hpp"
 #include "headwise/autograd/sum.hpp"
 #include "headwise/autograd/views.hpp"

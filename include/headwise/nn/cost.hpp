@@ -6,9 +6,9 @@
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// The shape of a call with L queries; S keys where they are separate, none with self-attention.
-/// The key lengths of the call's mask are viewed. Throws ArgumentError for options that make no
-/// module.
+/// The shape of a call with L queries; S keys where they are separate, none with self-attention. Of
+/// packed sequences the batch is 1 and L all rows. The key lengths of the call's mask and its
+/// starts are viewed. Throws ArgumentError for options that make no module.
 template <Scalar T>
 AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
                                const MultiHeadAttentionCall<T>& call, Index batch_size,
@@ -29,6 +29,8 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.window = call.mask.window();
   shape.first_keys = call.mask.first_keys();
   shape.key_lengths = call.mask.key_lengths();
+  shape.query_starts = call.query_starts;
+  shape.key_starts = call.key_starts;
   shape.mask_biases = static_cast<Index>(call.mask.biases().size());
   shape.softcap = call.score.softcap.has_value();
   shape.alibi = !call.score.alibi_slopes.absent();

@@ -1,7 +1,7 @@
 // The backward pass of MultiHeadAttention: the forward's steps, walked down.
 #pragma once
 
-#include "headwise/nn/multi_head_attention_cache.hpp"
+#include "headwise/nn/multi_head_attention_packed.hpp"
 #include "headwise/nn/multi_head_attention_positions.hpp"
 #include "headwise/nn/multi_head_attention_trace.hpp"
 #include "headwise/nn/score_gradient_tensors.hpp"
@@ -56,7 +56,8 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
                                 const MultiHeadAttentionCache<T>& cache, In<T, 3> dy,
                                 const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
                                 const ScoreGradients<T>& score, const Context& context) {
-  const auto [q, k, v] = heads_of(o, cache);
+  const auto read = heads_of(o, cache);
+  const auto& [q, k, v] = read;
   const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
   const bool self = cache.self_attention;
   const auto dq = split_heads(self ? slice(d.qkv, 2, 0, qw) : as_view(d.q), o.num_heads);
@@ -66,6 +67,11 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
   const auto options = cache.call.attention();
   if (cache.call.path == Path::materialized) {
     attention_backward(d_heads, {q, k, v}, cache.weights, options, {dq, dk, dv, score}, context);
+  } else if (cache.call.packed()) {
+    const PackedGradients<T> to{rows_of_heads(dq), rows_of_heads(dk), rows_of_heads(dv), score};
+    packed_attention_backward(rows_of_heads(d_heads), packed_heads(cache, read),
+                              rows_of_heads(split_heads(cache.context, o.num_heads)),
+                              rows_of_heads(In<T, 4>(cache.lse)), options, to, context);
   } else {
     flash_attention_backward(d_heads, {q, k, v}, split_heads(cache.context, o.num_heads), cache.lse,
                              options, {dq, dk, dv, score}, context);

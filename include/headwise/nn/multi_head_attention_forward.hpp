@@ -1,7 +1,7 @@
 // The forward pass of MultiHeadAttention, step by step.
 #pragma once
 
-#include "headwise/nn/multi_head_attention_cache.hpp"
+#include "headwise/nn/multi_head_attention_packed.hpp"
 #include "headwise/nn/multi_head_attention_positions.hpp"
 #include "headwise/nn/multi_head_attention_trace.hpp"
 #include "headwise/ops/attention.hpp"
@@ -25,9 +25,11 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
                   const MultiHeadAttentionCall<T>& call) {
   constexpr std::string_view function = "MultiHeadAttention::forward";
   const auto& [query, key, value, self] = inputs;
-  const Index B = query.extent(0), L = query.extent(1), S = key.extent(1);
-  require_shape(function, self ? "x" : "query", query, Shape{B, L, o.d_model},
-                [&] { return "d_model " + std::to_string(o.d_model); });
+  const Index B = call.packed() ? 1 : query.extent(0), L = query.extent(1), S = key.extent(1);
+  require_shape(function, self ? "x" : "query", query, Shape{B, L, o.d_model}, [&] {
+    const std::string sequences = call.packed() ? "packed sequences, " : "";
+    return sequences + "d_model " + std::to_string(o.d_model);
+  });
   if (self) {
     require(o.fused(), function,
             "kdim or vdim differ from d_model, expected separate keys and values");
@@ -37,7 +39,13 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
     require_shape(function, "value", value, Shape{B, S, o.vdim},
                   [&] { return "batch and length of key, vdim " + std::to_string(o.vdim); });
   }
-  call.mask.require_fits(function, B, o.num_heads, L, S);
+  if (call.packed()) {
+    require_packed_call(function, call, self, o.num_heads, L, S);
+  } else {
+    require(call.key_starts.empty(), function,
+            "key_starts is given without query_starts, expected both or none");
+    call.mask.require_fits(function, B, o.num_heads, L, S);
+  }
   call.attention().require_in_range(function);
   call.score.require_heads(function, o.num_heads);
   call.output_dropout.require_valid(function);
@@ -103,7 +111,8 @@ template <class T>
 void attend(const MultiHeadAttentionOptions& o, MultiHeadAttentionCache<T>& cache, bool training,
             const Context& context) {
   const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
-  const auto [q, k, v] = heads_of(o, cache);
+  const auto read = heads_of(o, cache);
+  const auto& [q, k, v] = read;
   cache.context = Tensor<T, 3>::uninitialized({B, L, o.context_width()}, context.memory);
   const Out<T, 4> heads = split_heads(cache.context, o.num_heads);
   if (cache.call.path == Path::materialized) {
@@ -111,7 +120,12 @@ void attend(const MultiHeadAttentionOptions& o, MultiHeadAttentionCache<T>& cach
     attention_forward(q, k, v, cache.call.attention(), cache.weights, heads, context);
   } else {
     if (training) cache.lse = Tensor<T, 4>::uninitialized({B, o.num_heads, L, 2}, context.memory);
-    flash_attention_forward(q, k, v, cache.call.attention(), heads, cache.lse, context);
+    if (cache.call.packed()) {
+      packed_attention_forward(packed_heads(cache, read), cache.call.attention(),
+                               rows_of_heads(heads), rows_of_heads(Out<T, 4>(cache.lse)), context);
+    } else {
+      flash_attention_forward(q, k, v, cache.call.attention(), heads, cache.lse, context);
+    }
   }
 }
 

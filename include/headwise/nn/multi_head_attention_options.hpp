@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 
 #include "headwise/nn/init.hpp"
@@ -102,8 +103,13 @@ struct MultiHeadAttentionOptions {
   bool fused() const { return kdim == d_model && vdim == d_model; }
 };
 
-/// One call. Masks and what changes scores are viewed: they must outlive the call, and its backward
-/// too.
+/// One call. Masks, what changes scores and starts are viewed: they must outlive the call, and its
+/// backward too.
+///
+/// Sequences of different lengths may lie one behind the other, without padding: queries [1, N, D]
+/// with the cumulative lengths of the sequences, and keys and values of their own likewise. Each
+/// attends within itself; positions, masks and dropout of the weights count as in a batch of them.
+/// Path::flash alone does so.
 template <Scalar T>
 struct MultiHeadAttentionCall {
   AttentionMask<T> mask = {};   // none: every query sees every key
@@ -113,7 +119,11 @@ struct MultiHeadAttentionCall {
   Dropout output_dropout = {};  // of the output, after its bias
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks
   Position origin = {};         // from where functions of pairs and weight_dropout count
+  std::span<const Index> query_starts = {};  // [B + 1]; of packed sequences; none: a batch
+  std::span<const Index> key_starts = {};    // [B + 1]; of keys that are not the queries' input
 
+  /// Whether the sequences lie one behind the other.
+  bool packed() const { return !query_starts.empty(); }
   /// The part of it that concerns attention alone.
   AttentionOptions<T> attention() const { return {mask, scale, weight_dropout, score, origin}; }
 };

@@ -8,7 +8,7 @@
 // Backward walks them up: dq = R_i^T dq_i, then through the norm.
 #pragma once
 
-#include "headwise/nn/multi_head_attention_cache.hpp"
+#include "headwise/nn/multi_head_attention_packed.hpp"
 #include "headwise/ops/rms_norm_heads.hpp"
 #include "headwise/ops/rotary.hpp"
 
@@ -33,6 +33,20 @@ class Turns {
   Turns(const RotaryOptions& options, Index d, Index count, std::pmr::memory_resource* memory)
       : Turns(
             options, d, count, [](Index i) { return i; }, memory) {}
+  /// Of rows of packed sequences: each counts from where its own begins.
+  Turns(const RotaryOptions& options, Index d, std::span<const Index> starts,
+        std::pmr::memory_resource* memory)
+      : options_(options) {
+    const Turns of_one(options, d, longest_of(starts), memory);
+    const Shape<2> shape{starts.back(), options.width_of(d) / 2};
+    cosines_ = Tensor<T, 2>::uninitialized(shape, memory);
+    sines_ = Tensor<T, 2>::uninitialized(shape, memory);
+    for (std::size_t b = 1; b < starts.size(); ++b) {
+      const Index first = starts[b - 1] * shape[1], n = (starts[b] - starts[b - 1]) * shape[1];
+      std::copy_n(of_one.cosines_.data(), n, cosines_.data() + first);
+      std::copy_n(of_one.sines_.data(), n, sines_.data() + first);
+    }
+  }
 
   /// Turns x [B, H, L, d] in place, or back: row i by row first + i of these.
   void apply(const Out<T, 4>& x, Index first, bool back, const Context& context) const {
@@ -47,6 +61,24 @@ class Turns {
   const RotaryOptions& options_;
   Tensor<T, 2> cosines_, sines_;  // [count, width / 2]
 };
+
+/// Step 3b, or its way back, of q [B, H, L, d] and k [B, G, S, d] in place.
+template <class T>
+void turn_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
+                const Out<T, 4>& q, const Out<T, 4>& k, bool back, const Context& context) {
+  if (!cache.call.packed()) {
+    const Index longest = std::max<Index>(q.extent(2), k.extent(2));
+    const Turns<T> turns(*o.rotary, o.d_head, longest, context.memory);
+    turns.apply(q, 0, back, context);
+    turns.apply(k, 0, back, context);
+    return;
+  }
+  const Turns<T> of_queries(*o.rotary, o.d_head, cache.call.query_starts, context.memory);
+  of_queries.apply(q, 0, back, context);
+  if (cache.self_attention) return of_queries.apply(k, 0, back, context);
+  const Turns<T> of_keys(*o.rotary, o.d_head, cache.call.key_starts, context.memory);
+  of_keys.apply(k, 0, back, context);
+}
 
 /// Step 3a, forward. `training` keeps what was normalised, and a number a row.
 template <class T, class W>
@@ -83,10 +115,7 @@ void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionPar
   }
   if (!o.rotary) return;
   const WritableHeads<T> heads = writable_heads(o, cache);
-  const Index L = heads.q.extent(2), S = heads.k.extent(2);
-  const Turns<T> turns(*o.rotary, o.d_head, std::max<Index>(L, S), context.memory);
-  turns.apply(heads.q, 0, false, context);
-  turns.apply(heads.k, 0, false, context);
+  turn_heads(o, cache, heads.q, heads.k, false, context);
   note("Q_rotary", "K_rotary");
 }
 
@@ -121,10 +150,7 @@ GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
   GainGradients<T> gains;
   if (o.rotary) {
     note("dQ_rotary", "dK_rotary");
-    const Index longest = std::max<Index>(dq.extent(2), dk.extent(2));
-    const Turns<T> turns(*o.rotary, o.d_head, longest, context.memory);
-    turns.apply(dq, 0, true, context);
-    turns.apply(dk, 0, true, context);
+    turn_heads(o, cache, dq, dk, true, context);
   }
   if (!o.qk_norm) return gains;
   note("dQ_norm", "dK_norm");

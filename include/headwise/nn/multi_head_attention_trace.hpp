@@ -49,11 +49,9 @@ void trace_projections(const MultiHeadAttentionOptions& o,
   trace.record("V", heads.v);
 }
 
-/// Steps 3 to 6; `y` is the output before dropout.
-template <class T, class W>
-void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
-                   const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
-  const Heads<T> heads = heads_of(o, cache);
+/// Steps 4a to 4c. Packed sequences have no [L, S] in common, and neither A nor AS.
+template <class T>
+void trace_weights(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads, Trace& trace) {
   trace.record("A", traced_scores(cache, heads));
   if (cache.weights.absent()) {
     auto options = cache.call.attention();
@@ -66,6 +64,14 @@ void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionP
   } else {
     trace.record("AS", cache.weights);
   }
+}
+
+/// Steps 3 to 6; `y` is the output before dropout.
+template <class T, class W>
+void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
+                   const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
+  const Heads<T> heads = heads_of(o, cache);
+  if (!cache.call.packed()) trace_weights(cache, heads, trace);
   trace.record("AO_heads", split_heads(cache.context, o.num_heads));
   trace.record("AO_cat", cache.context);
   Tensor<T, 3> before_bias(y.shape());

@@ -89,20 +89,23 @@ struct TransformerBlockOptions {
   }
 };
 
-/// One call. The mask is viewed: it must outlive the call, and its backward too. Give each dropout
-/// a seed of its own.
+/// One call. Mask and starts are viewed: they must outlive the call, and its backward too. Give
+/// each dropout a seed of its own.
 template <Scalar T>
 struct TransformerBlockCall {
-  AttentionMask<T> mask = {};      // none: every query sees every key
-  Path path = Path::flash;         // both give the same function
-  Dropout weight_dropout = {};     // of the attention weights; none: inference
-  Dropout attention_dropout = {};  // of what attention adds
-  Dropout hidden_dropout = {};     // between the products of the feed-forward
-  Dropout output_dropout = {};     // of what the feed-forward adds
+  AttentionMask<T> mask = {};          // none: every query sees every key
+  Path path = Path::flash;             // both give the same function
+  Dropout weight_dropout = {};         // of the attention weights; none: inference
+  Dropout attention_dropout = {};      // of what attention adds
+  Dropout hidden_dropout = {};         // between the products of the feed-forward
+  Dropout output_dropout = {};         // of what the feed-forward adds
+  std::span<const Index> starts = {};  // [B + 1]; of sequences packed in x [1, N, D]; none: a batch
 
   /// Of the module within.
   MultiHeadAttentionCall<T> attention() const {
-    return {mask, path, {}, weight_dropout, attention_dropout};
+    MultiHeadAttentionCall<T> call{mask, path, {}, weight_dropout, attention_dropout};
+    call.query_starts = starts;
+    return call;
   }
   /// Of the module within.
   FeedForwardCall feed_forward() const { return {hidden_dropout, output_dropout}; }

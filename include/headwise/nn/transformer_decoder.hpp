@@ -189,8 +189,10 @@ class TransformerDecoder {
 
     // 1 embedding
     const auto kept = detail::kept_tokens(tokens, counts, context.memory);
-    Tensor<T, 3> h = detail::embed<T>(
-        parameters_, kept, [&](Index b) { return state.length(b); }, count, context);
+    const auto rows_of = [&](Index b) {
+      return detail::PlacedRows{b * n, state.length(b), count(b)};
+    };
+    Tensor<T, 3> h = detail::embed<T>(parameters_, kept, B, rows_of, context);
     // 2 blocks
     for (std::size_t b = 0; b < parameters_.blocks.size(); ++b) {
       h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, counts,
@@ -274,15 +276,13 @@ class TransformerDecoder {
     constexpr std::string_view function = "TransformerDecoder::forward";
     require_filled(function);
     require_countable(function, "tokens", tokens);
-    require(tokens.extent(1) <= options_.max_length, function, [&] {
-      return "tokens are " + tokens.shape().format() + ", expected sequences of at most " +
-             std::to_string(options_.max_length) + " (max_length)";
-    });
+    detail::require_lengths(function, options_, tokens.shape(), call);
     call.weight_dropout.require_valid(function);
     call.attention_dropout.require_valid(function);
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
     cache.tokens = detail::kept_tokens(tokens, {}, context.memory);
+    cache.starts.assign(call.starts.begin(), call.starts.end());
     return detail::decoder_forward<T>(options_, parameters_, call, cache, training, context);
   }
 

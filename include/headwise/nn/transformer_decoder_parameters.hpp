@@ -71,6 +71,9 @@ struct TransformerDecoderCall {
   Dropout attention_dropout = {};  // of what attention adds
   Dropout hidden_dropout = {};     // between the products of the feed-forward
   Dropout output_dropout = {};     // of what the feed-forward adds
+  /// [B + 1], cumulative lengths of sequences that lie one behind the other in tokens [1, N], each
+  /// of its own positions; none: a batch.
+  std::span<const Index> starts = {};
 
   /// Of block n: causal.
   template <Scalar T>
@@ -86,6 +89,7 @@ struct TransformerDecoderCall {
     call.attention_dropout = of_block(attention_dropout);
     call.hidden_dropout = of_block(hidden_dropout);
     call.output_dropout = of_block(output_dropout);
+    call.starts = starts;
     return call;
   }
 };
@@ -157,6 +161,7 @@ struct TransformerDecoderCache {
   bool filled = false;                           // whether forward has been called with it
   TransformerDecoderOptions module;              // of the decoder that filled it
   Tensor<std::int64_t, 2> tokens;                // [B, L]; a copy
+  std::vector<Index> starts;                     // [B + 1]; a copy; none: a batch
   std::vector<Tensor<T, 3>> inputs;              // [B, L, D]; what each block was given
   std::vector<TransformerBlockCache<T>> blocks;  // what each left
   Tensor<T, 3> h;                                // [B, L, D]; what the last block gave

@@ -34,19 +34,68 @@ inline In<std::int64_t, 1> in_a_row(const Tensor<std::int64_t, 2>& tokens) {
   return {tokens.data(), Shape{tokens.size()}};
 }
 
-/// Step 1 of tokens [B, L], of which token i of sequence b is at position begin(b) + i; of those
-/// behind count(b) the position is not looked at.
-template <class T, class W, class Begin, class Count>
+/// Throws ArgumentError unless tokens [B, L] are sequences as the decoder and the call take them.
+inline void require_lengths(std::string_view function, const TransformerDecoderOptions& o,
+                            const Shape<2>& tokens, const TransformerDecoderCall& call) {
+  const auto at_most = [&] {
+    return ", expected sequences of at most " + std::to_string(o.max_length) + " (max_length)";
+  };
+  if (call.starts.empty()) {
+    return require(tokens[1] <= o.max_length, function,
+                   [&] { return "tokens are " + tokens.format() + at_most(); });
+  }
+  require(tokens[0] == 1, function, [&] {
+    return "tokens are " + tokens.format() + ", expected " + Shape{Index{1}, tokens[1]}.format() +
+           " (packed sequences)";
+  });
+  require_packed_path(function, call.path);
+  require_starts(function, "starts", call.starts, tokens[1], "the tokens");
+  for (std::size_t b = 1; b < call.starts.size(); ++b) {
+    const Index length = call.starts[b] - call.starts[b - 1];
+    require(length <= o.max_length, function, [&] {
+      return "sequence " + std::to_string(b - 1) + " has " + std::to_string(length) + " tokens" +
+             at_most();
+    });
+  }
+}
+
+/// Rows that stand one behind the other: in [B L, D], and as positions.
+struct PlacedRows {
+  Index first, position, count;
+};
+
+/// Sequences that begin at position 0: a batch of tokens [B, L], or packed in tokens [1, N].
+class WholeSequences {
+ public:
+  WholeSequences(const Tensor<std::int64_t, 2>& tokens, std::span<const Index> starts)
+      : batch_(tokens.extent(0)), length_(tokens.extent(1)), starts_(starts) {}
+
+  Index count() const { return starts_.empty() ? batch_ : static_cast<Index>(starts_.size()) - 1; }
+  PlacedRows operator()(Index b) const {
+    if (starts_.empty()) return {b * length_, 0, length_};
+    const Index* start = starts_.data() + b;
+    return {start[0], 0, start[1] - start[0]};
+  }
+
+ private:
+  Index batch_, length_;
+  std::span<const Index> starts_;
+};
+
+/// Step 1 of tokens [B, L], whose rows of sequence b have the positions rows_of(b); of rows that no
+/// sequence has, the position is not looked at.
+template <class T, class W, class RowsOf>
 Tensor<T, 3> embed(const TransformerDecoderParameters<T, W>& p,
-                   const Tensor<std::int64_t, 2>& tokens, const Begin& begin, const Count& count,
+                   const Tensor<std::int64_t, 2>& tokens, Index sequences, const RowsOf& rows_of,
                    const Context& context) {
   const Index B = tokens.extent(0), L = tokens.extent(1), D = p.token.extent(1);
   auto h = Tensor<T, 3>::uninitialized({B, L, D}, context.memory);
   embedding_forward(in_a_row(tokens), In<W, 2>(p.token), merge_rows(h), context);
   if (p.position.absent()) return h;
-  for (Index b = 0; b < B; ++b) {
-    const auto rows = slice(select(h, b), 0, 0, count(b));
-    add_forward(In<T, 2>(rows), In<T, 2>(slice(p.position, 0, begin(b), count(b))), rows, context);
+  for (Index b = 0; b < sequences; ++b) {
+    const auto [first, position, count] = rows_of(b);
+    const auto rows = slice(merge_rows(h), 0, first, count);
+    add_forward(In<T, 2>(rows), In<T, 2>(slice(p.position, 0, position, count)), rows, context);
   }
   return h;
 }
@@ -77,14 +126,15 @@ Tensor<T, 2> decoder_forward(const TransformerDecoderOptions& o,
                              bool training, const Context& context) {
   cache.module = o;
   // 1 embedding
-  const Index L = cache.tokens.extent(1);
-  Tensor<T, 3> h = embed(
-      p, cache.tokens, [](Index) { return Index{0}; }, [L](Index) { return L; }, context);
+  const WholeSequences sequences(cache.tokens, cache.starts);
+  Tensor<T, 3> h = embed(p, cache.tokens, sequences.count(), sequences, context);
   // 2 blocks
   for (Index n = 0; n < o.num_blocks; ++n) {
     TransformerBlockCache<T> kept;
+    TransformerBlockCall<T> of_block = call.block<T>(n);
+    of_block.starts = cache.starts;
     Tensor<T, 3> next = transformer_block_forward<T>(o.block, p.blocks[static_cast<std::size_t>(n)],
-                                                     h, call.block<T>(n), kept, training, context);
+                                                     h, of_block, kept, training, context);
     if (training) {  // elements stay where they are: `kept` views h
       cache.inputs.push_back(std::move(h));
       cache.blocks.push_back(std::move(kept));
@@ -144,13 +194,14 @@ class RestoredGradients {
   std::vector<Part> parts_;
 };
 
-/// Step 1, of the positions.
+/// Step 1, of the positions: dh [B L, D].
 template <class T>
-void add_position_gradients(In<T, 3> dh, TransformerDecoderGradients<T>& gradients,
-                            const Context& context) {
-  const auto d_position = slice(gradients.position, 0, 0, dh.extent(1));
-  for (Index b = 0; b < dh.extent(0); ++b) {
-    add_forward(In<T, 2>(d_position), In<T, 2>(select(dh, b)), d_position, context);
+void add_position_gradients(In<T, 2> dh, const WholeSequences& sequences,
+                            TransformerDecoderGradients<T>& gradients, const Context& context) {
+  for (Index b = 0; b < sequences.count(); ++b) {
+    const auto [first, position, count] = sequences(b);
+    const auto d_position = slice(gradients.position, 0, position, count);
+    add_forward(In<T, 2>(d_position), In<T, 2>(slice(dh, 0, first, count)), d_position, context);
   }
 }
 
@@ -184,7 +235,9 @@ void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecod
   if (o.block.norm_first) norm.backward(d_normed, cache.norm, {}, &gradients.norm, context);
   // 1 embedding
   embedding_backward(In<T, 2>(merge_rows(dh)), in_a_row(cache.tokens), gradients.token, context);
-  if (!gradients.position.absent()) add_position_gradients(dh, gradients, context);
+  if (!gradients.position.absent()) {
+    add_position_gradients<T>(merge_rows(dh), {cache.tokens, cache.starts}, gradients, context);
+  }
   of_blocks.keep();
 }
 

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "headwise/ops/flash_attention.hpp"
+#include "headwise/runtime/packed_starts.hpp"
 
 namespace headwise::inline v0_1 {
 
@@ -29,29 +30,6 @@ struct PackedGradients {
 }  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// Throws ArgumentError unless starts are cumulative lengths of `rows` rows.
-inline void require_starts(std::string_view function, std::string_view argument,
-                           std::span<const Index> starts, Index rows, std::string_view whence) {
-  require(!starts.empty(), function, [&] {
-    return std::string(argument) + " has 0 numbers, expected one more than sequences";
-  });
-  require(starts.front() == 0, function, [&] {
-    return std::string(argument) + " begins with " + std::to_string(starts.front()) +
-           ", expected 0";
-  });
-  for (std::size_t b = 1; b < starts.size(); ++b) {
-    require(starts[b - 1] <= starts[b], function, [&] {
-      return std::string(argument) + " falls from " + std::to_string(starts[b - 1]) + " to " +
-             std::to_string(starts[b]) + " at " + std::to_string(b) +
-             ", expected cumulative lengths";
-    });
-  }
-  require(starts.back() == rows, function, [&] {
-    return std::string(argument) + " ends with " + std::to_string(starts.back()) + ", expected " +
-           std::to_string(rows) + " (" + std::string(whence) + ")";
-  });
-}
 
 /// Throws unless the mask's terms are such as sequences of different lengths can have.
 template <class T>
@@ -104,12 +82,8 @@ FlashSequences require_packed(std::string_view function, const PackedSequences<T
     raise<ShapeError>(std::string(function) + ": q has " + std::to_string(H) + " heads, k has " +
                       std::to_string(G) + ", expected a divisor of the former");
   }
-  require_starts(function, "query_starts", x.query_starts, N, "the rows of q");
-  require_starts(function, "key_starts", x.key_starts, M, "the rows of k");
-  require(x.query_starts.size() == x.key_starts.size(), function, [&] {
-    return "key_starts has " + std::to_string(x.key_starts.size()) + " numbers, expected " +
-           std::to_string(x.query_starts.size()) + " (as many as query_starts)";
-  });
+  require_packed_starts(function, x.query_starts, N, "the rows of q", x.key_starts, M,
+                        "the rows of k");
   const Index B = static_cast<Index>(x.query_starts.size()) - 1;
   require_packed_mask<T>(function, options.mask, B, H, x.key_starts);
   options.require_in_range(function);
