@@ -69,6 +69,19 @@
 #include <utility>
 #include <vector>
 
+// headwise/runtime/path.hpp
+// The two ways in which attention is computed.
+
+namespace headwise::inline v0_1 {
+
+/// Both give the same function.
+enum class Path {
+  flash,         ///< in tiles: nothing of size L x S
+  materialized,  ///< with the weights [B, H, L, S] kept
+};
+
+}  // namespace headwise::inline v0_1
+
 // headwise/tensor/config.hpp
 // What the compiler is and how it was called. The only header that asks.
 //
@@ -401,6 +414,65 @@ void for_each_index(const Shape<R>& shape, F&& f) {
 
 }  // namespace headwise::inline v0_1
 
+// headwise/runtime/packed_starts.hpp
+// Sequences that lie one behind the other, without padding: their cumulative lengths, 0 ... N, and
+// what every call of them is held to.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Throws ArgumentError unless starts are cumulative lengths of `rows` rows.
+inline void require_starts(std::string_view function, std::string_view argument,
+                           std::span<const Index> starts, Index rows, std::string_view whence) {
+  require(!starts.empty(), function, [&] {
+    return std::string(argument) + " has 0 numbers, expected one more than sequences";
+  });
+  require(starts.front() == 0, function, [&] {
+    return std::string(argument) + " begins with " + std::to_string(starts.front()) +
+           ", expected 0";
+  });
+  for (std::size_t b = 1; b < starts.size(); ++b) {
+    require(starts[b - 1] <= starts[b], function, [&] {
+      return std::string(argument) + " falls from " + std::to_string(starts[b - 1]) + " to " +
+             std::to_string(starts[b]) + " at " + std::to_string(b) +
+             ", expected cumulative lengths";
+    });
+  }
+  require(starts.back() == rows, function, [&] {
+    return std::string(argument) + " ends with " + std::to_string(starts.back()) + ", expected " +
+           std::to_string(rows) + " (" + std::string(whence) + ")";
+  });
+}
+
+/// The same of queries and keys, as many sequences of one as of the other.
+inline void require_packed_starts(std::string_view function, std::span<const Index> query_starts,
+                                  Index N, std::string_view rows_of_queries,
+                                  std::span<const Index> key_starts, Index M,
+                                  std::string_view rows_of_keys) {
+  require_starts(function, "query_starts", query_starts, N, rows_of_queries);
+  require_starts(function, "key_starts", key_starts, M, rows_of_keys);
+  require(query_starts.size() == key_starts.size(), function, [&] {
+    return "key_starts has " + std::to_string(key_starts.size()) + " numbers, expected " +
+           std::to_string(query_starts.size()) + " (as many as query_starts)";
+  });
+}
+
+/// Throws ArgumentError for a path that has a place for every pair of rows.
+inline void require_packed_path(std::string_view function, Path path) {
+  require(path == Path::flash, function,
+          "path is materialized, expected flash (packed sequences have no [L, S] in common)");
+}
+
+/// The rows of the longest sequence.
+inline Index longest_of(std::span<const Index> starts) {
+  Index longest = 0;
+  for (std::size_t b = 1; b < starts.size(); ++b) {
+    longest = std::max<Index>(longest, starts[b] - starts[b - 1]);
+  }
+  return longest;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/analysis/attention_shape.hpp
 // The shape of a multi-head attention as far as its cost goes, and how many pairs it sees.
 
@@ -424,7 +496,10 @@ struct AttentionShape {
   Index window = 0;                         // 0: none
   Index first_keys = 0;                     // how many first keys the window keeps
   std::span<const Index> key_lengths = {};  // [B]; empty: all S
-  Index mask_biases = 0;                    // how many Mask::bias are added to the scores
+  /// [sequences + 1]; of sequences packed in a batch of 1, as the call has them; empty: a batch.
+  std::span<const Index> query_starts = {};
+  std::span<const Index> key_starts = {};  // of keys that are not the queries' input
+  Index mask_biases = 0;                   // how many Mask::bias are added to the scores
   bool softcap = false, alibi = false, relative_bias = false;  // what is done to scores
   bool score_function = false;  // a function of the user's own, which is not counted
   bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;  // of the projections
@@ -435,6 +510,12 @@ struct AttentionShape {
 
   /// Whether keys and values come from the query input.
   bool self_attention() const { return !key_len; }
+  /// Whether the sequences lie one behind the other.
+  bool packed() const { return !query_starts.empty(); }
+  /// Packed: where the keys of each sequence begin.
+  std::span<const Index> starts_of_keys() const {
+    return self_attention() ? query_starts : key_starts;
+  }
   /// Keys.
   Index S() const { return key_len.value_or(seq_len); }
   /// Key/value heads.
@@ -487,16 +568,36 @@ constexpr void require_size(std::string_view function, std::string_view argument
 
 inline void require_key_lengths(std::string_view function, const AttentionShape& shape) {
   const auto count = static_cast<Index>(shape.key_lengths.size());
-  require(count == 0 || count == shape.batch_size, function, [&] {
+  const auto starts = shape.starts_of_keys();
+  const Index sequences = shape.packed() ? static_cast<Index>(starts.size()) - 1 : shape.batch_size;
+  require(count == 0 || count == sequences, function, [&] {
+    const std::string whence = shape.packed() ? "one a sequence" : "the batch size";
     return "key_lengths has " + std::to_string(count) + " lengths, expected " +
-           std::to_string(shape.batch_size) + " (the batch size) or none";
+           std::to_string(sequences) + " (" + whence + ") or none";
   });
-  for (const Index length : shape.key_lengths) {
-    require(length >= 0 && length <= shape.S(), function, [&] {
+  for (std::size_t b = 0; b < shape.key_lengths.size(); ++b) {
+    const Index length = shape.key_lengths[b];
+    const Index most = shape.packed() ? starts[b + 1] - starts[b] : shape.S();
+    require(length >= 0 && length <= most, function, [&] {
       return "key_lengths holds " + std::to_string(length) + ", expected 0 to " +
-             std::to_string(shape.S()) + " (the number of keys)";
+             std::to_string(most) + " (the number of keys)";
     });
   }
+}
+
+/// Throws ArgumentError unless starts, where there are any, are those of sequences.
+inline void require_sequences(std::string_view function, const AttentionShape& shape) {
+  if (!shape.packed()) {
+    return require(shape.key_starts.empty(), function,
+                   "key_starts is given without query_starts, expected both or none");
+  }
+  require(shape.batch_size == 1, function, [&] {
+    return "batch_size is " + std::to_string(shape.batch_size) + ", expected 1 (packed sequences)";
+  });
+  require(!shape.self_attention() || shape.key_starts.empty(), function,
+          "key_starts is given, expected none (key_len is not: keys are the queries' rows)");
+  require_packed_starts(function, shape.query_starts, shape.seq_len, "seq_len",
+                        shape.starts_of_keys(), shape.S(), "key_len");
 }
 
 /// Throws ArgumentError unless there is a call of this shape whose cost, up to `times` the largest
@@ -525,6 +626,7 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
     return "num_heads is " + std::to_string(s.num_heads) + ", expected a divisor of d_model " +
            std::to_string(s.d_model) + " (or give d_head)";
   });
+  require_sequences(function, s);
   require_key_lengths(function, s);
   const auto product = [](auto... sizes) { return (static_cast<double>(sizes) * ... * 1.0); };
   const double B = product(s.batch_size), H = product(s.num_heads), L = product(s.seq_len),
@@ -560,33 +662,27 @@ constexpr std::int64_t visible_pairs(Index L, Index S, Index keys, bool is_causa
          visible_pairs(L, S, first, is_causal, window);
 }
 
-/// The same for all heads and the whole batch.
+/// The same for all heads and the whole batch, or all packed sequences.
 inline std::int64_t visible_pairs(const AttentionShape& shape) {
   detail::require_shape_of_call("visible_pairs", shape);
+  const auto of_one = [&](Index L, Index S, Index keys) {
+    return visible_pairs(L, S, keys, shape.causal, shape.window, shape.first_keys);
+  };
+  const std::span<const Index> lengths = shape.key_lengths, queries = shape.query_starts,
+                               keys = shape.starts_of_keys();
   std::int64_t pairs = 0;
-  if (shape.key_lengths.empty()) {
-    pairs = shape.batch_size * visible_pairs(shape.seq_len, shape.S(), shape.S(), shape.causal,
-                                             shape.window, shape.first_keys);
-  }
-  for (const Index keys : shape.key_lengths) {
-    pairs +=
-        visible_pairs(shape.seq_len, shape.S(), keys, shape.causal, shape.window, shape.first_keys);
+  if (shape.packed()) {
+    for (std::size_t b = 1; b < queries.size(); ++b) {
+      const Index S = keys[b] - keys[b - 1];
+      pairs += of_one(queries[b] - queries[b - 1], S, lengths.empty() ? S : lengths[b - 1]);
+    }
+  } else if (lengths.empty()) {
+    pairs = shape.batch_size * of_one(shape.seq_len, shape.S(), shape.S());
+  } else {
+    for (const Index length : lengths) pairs += of_one(shape.seq_len, shape.S(), length);
   }
   return shape.num_heads * pairs;
 }
-
-}  // namespace headwise::inline v0_1
-
-// headwise/runtime/path.hpp
-// The two ways in which attention is computed.
-
-namespace headwise::inline v0_1 {
-
-/// Both give the same function.
-enum class Path {
-  flash,         ///< in tiles: nothing of size L x S
-  materialized,  ///< with the weights [B, H, L, S] kept
-};
 
 }  // namespace headwise::inline v0_1
 
@@ -690,6 +786,7 @@ inline FlopCount count_flops(const AttentionShape& s) {
 /// What is learned of what changes scores is not counted.
 inline FlopCount count_backward_flops(const AttentionShape& s, Path path) {
   detail::require_shape_of_call("count_backward_flops", s);
+  if (s.packed()) detail::require_packed_path("count_backward_flops", path);
   const bool flash = path == Path::flash;
   const FlopCount forward = count_flops(s);
   const std::int64_t N = s.query_rows(), D = s.d_model, pairs = visible_pairs(s);
@@ -21865,11 +21962,19 @@ std::int64_t workspace_bytes(Index workers, Index elements) {
   return workers * padded<T>(elements) * static_cast<std::int64_t>(sizeof(T));
 }
 
-/// Cosines and sines of as many positions as queries or keys have.
+/// Cosines and sines of as many positions as queries or keys have. Packed: of every row, copied
+/// from those of the longest sequence; where keys are rows of their own, one after the other.
 template <class T>
 std::int64_t turns_bytes(const AttentionShape& s) {
-  const std::int64_t longest = std::max<Index>(s.seq_len, s.S());
-  return 2 * longest * (s.rotary_width / 2) * static_cast<std::int64_t>(sizeof(T));
+  std::int64_t positions = std::max<Index>(s.seq_len, s.S());
+  if (s.packed()) {
+    positions = s.seq_len + longest_of(s.query_starts);
+    if (!s.self_attention()) {
+      const std::int64_t of_both = s.seq_len + s.S() + longest_of(s.key_starts);
+      positions = std::max<std::int64_t>(positions, of_both);
+    }
+  }
+  return 2 * positions * (s.rotary_width / 2) * static_cast<std::int64_t>(sizeof(T));
 }
 
 inline namespace HEADWISE_CODE {  // tiles depend on flags
@@ -21885,6 +21990,7 @@ std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N, Index K) {
 template <class T>
 std::int64_t flash_forward_bytes(Index workers, const AttentionShape& s) {
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  if (s.packed()) return workspace_bytes<T>(workers, run.flash_forward_scratch(s.d(), s.dv()));
   const Index heads = s.G() == 0 ? 0 : s.num_heads / s.G();
   const kernels::ForwardMemory<T> memory(
       run.decode, run.flash_forward_scratch(s.d(), s.dv()),
@@ -21892,12 +21998,14 @@ std::int64_t flash_forward_bytes(Index workers, const AttentionShape& s) {
   return workspace_bytes<T>(workers, memory.each_worker) + workspace_bytes<T>(1, memory.shared);
 }
 /// What flash_attention_backward asks for: scratch for each worker, a delta for each query, and a
-/// count for each block of queries.
+/// count for each block of queries; packed, for every sequence one more.
 template <class T>
 std::int64_t flash_backward_bytes(Index workers, const AttentionShape& s) {
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   const Index heads = s.batch_size * s.num_heads;
-  const Index blocks = (s.seq_len + run.backward_queries - 1) / run.backward_queries;
+  const Index size = run.backward_queries,
+              sequences = static_cast<Index>(s.query_starts.size()) - 1;
+  const Index blocks = s.packed() ? s.seq_len / size + sequences : (s.seq_len + size - 1) / size;
   return workspace_bytes<T>(workers, run.flash_backward_scratch(s.d(), s.dv())) +
          workspace_bytes<T>(1, heads * s.seq_len) + workspace_bytes<Index>(1, heads * blocks);
 }
@@ -21912,6 +22020,7 @@ template <Scalar T>
 MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Index workers = 1) {
   detail::require_size("count_memory", "workers", workers, 1);
   detail::require_shape_of_call("count_memory", s, static_cast<double>(workers));
+  if (s.packed()) detail::require_packed_path("count_memory", path);
   const bool flash = path == Path::flash;
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   constexpr std::int64_t bytes = sizeof(T);
@@ -21956,6 +22065,7 @@ template <Scalar T>
 MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index workers = 1) {
   detail::require_size("count_backward_memory", "workers", workers, 1);
   detail::require_shape_of_call("count_backward_memory", s, static_cast<double>(workers));
+  if (s.packed()) detail::require_packed_path("count_backward_memory", path);
   const bool flash = path == Path::flash;
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   constexpr std::int64_t bytes = sizeof(T);
@@ -23883,6 +23993,34 @@ auto checkpoint(F f, const Variable<T, R>&... inputs) {
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/nn/same_parameters.hpp
+// The tensors of two modules of the same options, or of their gradients, side by side.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// f(to, from) for each tensor of `to` and the one of `from` that has its name, with grad_ in front
+/// or without. Throws ShapeError unless that has its shape: what was moved from has none.
+template <class To, class From, class F>
+void for_each_of_both(std::string_view function, const std::string& argument, To& to,
+                      const From& from, F&& f) {
+  to.for_each([&](const std::string& name, auto x) {
+    constexpr int rank = decltype(x)::rank;
+    Shape<rank> found{};
+    from.for_each([&](const std::string& other, auto y) {
+      if constexpr (decltype(y)::rank == rank) {
+        if (other != name && other != "grad_" + name) return;
+        found = y.shape();
+        if (found == x.shape()) f(x, y);
+      }
+    });
+    if (found == x.shape()) return;
+    raise<ShapeError>(std::string(function) + ": " + argument + name + " is " + found.format() +
+                      ", expected " + x.shape().format() + " (the module's options)");
+  });
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/tensor/dual.hpp
 // Numbers that carry a derivative: a + b e with e e = 0. What computes on them differentiates as it
 // goes (forward mode), and on Dual<Dual<T>> twice. It holds one direction; it records nothing.
@@ -24183,23 +24321,19 @@ auto parts_of(const Y& y) {
   }
 }
 
-/// f(to, from) for each tensor of `to` and the one of `from` that has its name, with grad_ in front
-/// or without. Throws ShapeError unless that has its shape.
-template <class U, class To, class From, class F>
-void for_each_of_both(std::string_view function, const std::string& argument, To& to,
-                      const From& from, F&& f) {
-  to.for_each([&](const std::string& name, auto x) {
-    constexpr int rank = decltype(x)::rank;
-    In<U, rank> found;
-    from.for_each([&](const std::string& other, auto y) {
-      if constexpr (decltype(y)::rank == rank) {
-        if (other == name || other == "grad_" + name) found = y;
-      }
-    });
-    require_shape(function, argument + name, found, x.shape(), "the module's options");
-    f(x, found);
-  });
-}
+/// A module's scalar type, and the same module of another one.
+template <class Module>
+struct ModuleScalar;
+template <template <class...> class Module, class T, class... W>
+struct ModuleScalar<Module<T, W...>> {
+  using Type = T;
+  template <class U>
+  using Of = Module<U>;
+};
+template <class Module, class U>
+using ModuleOf = typename ModuleScalar<Module>::template Of<U>;
+template <class Module>
+using DualModule = ModuleOf<Module, Dual<typename ModuleScalar<Module>::Type>>;
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
@@ -24212,16 +24346,16 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// u        in the form of its gradients: module.zero_gradients(), filled
 ///
 /// Throws   ShapeError for a direction of another module; std::bad_alloc.
-template <template <class> class Module, Scalar T>
-Module<Dual<T>> along(const Module<T>& module, const typename Module<T>::Gradients& u) {
-  Module<Dual<T>> result(module.options());
+template <class Module>
+detail::DualModule<Module> along(const Module& module, const typename Module::Gradients& u) {
+  detail::DualModule<Module> result(module.options());
   auto& parameters = result.parameters();
-  detail::for_each_of_both<T>("along", "", parameters, module.parameters(), [](auto to, auto from) {
+  detail::for_each_of_both("along", "", parameters, module.parameters(), [](auto to, auto from) {
     copy(from, values(to));
     fill(derivatives(to), 0);
   });
-  detail::for_each_of_both<T>("along", "u.", parameters, u,
-                              [](auto to, auto from) { copy(from, derivatives(to)); });
+  detail::for_each_of_both("along", "u.", parameters, u,
+                           [](auto to, auto from) { copy(from, derivatives(to)); });
   return result;
 }
 
@@ -24272,15 +24406,15 @@ Tensor<T, R> hessian_vector_product(F&& gradient, In<T, R> x, In<std::type_ident
 ///
 /// Throws  ShapeError for a direction of another module, what `gradient` throws, and
 ///         std::bad_alloc.
-template <class F, template <class> class Module, Scalar T>
-typename Module<T>::Gradients hessian_vector_product(F&& gradient, const Module<T>& module,
-                                                     const typename Module<T>::Gradients& u) {
-  const Module<Dual<T>> moving = along(module, u);
-  typename Module<Dual<T>>::Gradients gradients = moving.zero_gradients();
+template <class F, class Module>
+typename Module::Gradients hessian_vector_product(F&& gradient, const Module& module,
+                                                  const typename Module::Gradients& u) {
+  const auto moving = along(module, u);
+  auto gradients = moving.zero_gradients();
   gradient(moving, gradients);
-  typename Module<T>::Gradients product = module.zero_gradients();
-  detail::for_each_of_both<Dual<T>>("hessian_vector_product", "gradients.", product, gradients,
-                                    [](auto to, auto from) { copy(derivatives(from), to); });
+  auto product = module.zero_gradients();
+  detail::for_each_of_both("hessian_vector_product", "gradients.", product, gradients,
+                           [](auto to, auto from) { copy(derivatives(from), to); });
   return product;
 }
 
@@ -25604,7 +25738,9 @@ struct AttentionNode {
   AttentionOptions<T> options;
   Path path;
 
-  void backward(const In<T, 4>& d_o, const AttentionGradients<T>& to, const Context& context) {
+  void backward(const In<T, 4>& d_o, Out<T, 4> dq, Out<T, 4> dk, Out<T, 4> dv,
+                const ScoreGradients<T>& score, const Context& context) const {
+    const AttentionGradients<T> to{dq, dk, dv, score};
     if (path == Path::flash) {
       flash_attention_backward(d_o, inputs, o, kept, options, to, context);
     } else {
@@ -25634,11 +25770,11 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// The options with what is learned, of which backward reads the values, too.
 template <class T>
-AttentionOptions<T> with_learned(AttentionOptions<T> options, const LearnedScores<T>& learned,
-                                 Recording<T>& call) {
+AttentionOptions<T> with_learned(std::string_view function, AttentionOptions<T> options,
+                                 const LearnedScores<T>& learned, Recording<T>& call) {
   const auto take = [&](std::string_view name, auto& option, bool given, const auto& variable) {
     if (variable.absent()) return;
-    require(!given, "attention", [&] {
+    require(!given, function, [&] {
       return std::string(name) + " is in the options and learned, expected one of them";
     });
     option = call.save(variable);
@@ -25649,10 +25785,35 @@ AttentionOptions<T> with_learned(AttentionOptions<T> options, const LearnedScore
   take("relative_bias", score.relative_bias, !score.relative_bias.absent(), learned.relative_bias);
   if (!learned.bias.absent()) options.mask.add(BiasMask<T>{call.save(learned.bias)});
   if (learned.scale.absent()) return options;
-  require(!options.scale, "attention", "scale is in the options and learned, expected one of them");
-  require_shape("attention", "scale", learned.scale.value(), Shape{1}, "one for all heads");
+  require(!options.scale, function, "scale is in the options and learned, expected one of them");
+  require_shape(function, "scale", learned.scale.value(), Shape{1}, "one for all heads");
   options.scale = call.save(learned.scale)(0);
   return options;
+}
+
+/// The recording of an attention, the last part of it: o as a variable, and how its gradient goes
+/// on through the node to q, k, v and what is learned.
+template <class T, int R, class Node>
+Variable<T, R> finish_attention(Recording<T>& call, const Variable<T, R>& q,
+                                const Variable<T, R>& k, const Variable<T, R>& v,
+                                const LearnedScores<T>& learned, In<T, R> o, const Node& node) {
+  const auto to_q = call.target(q), to_k = call.target(k), to_v = call.target(v);
+  const auto to_scale = call.added_target(learned.scale),
+             to_slopes = call.added_target(learned.alibi_slopes),
+             to_sinks = call.added_target(learned.sinks);
+  const auto to_table = call.added_target(learned.relative_bias);
+  const auto to_bias = call.added_target(learned.bias);
+  const auto backward = [=](BackwardPass<T>& pass, In<T, R> d_o) {
+    const auto into = [&](Out<T, R> dq, Out<T, R> dk, Out<T, R> dv, InOut<T, 1> d_scale,
+                          InOut<T, 1> d_slopes, InOut<T, 1> d_sinks, InOut<T, 2> d_table,
+                          InOut<T, 4> d_bias) {
+      ScoreGradients<T> score{d_scale, d_slopes, d_table, d_sinks, {}, {}};
+      if (!d_bias.absent()) score.d_biases[node.options.mask.biases().size() - 1] = d_bias;
+      node.backward(d_o, dq, dk, dv, score, pass.context());
+    };
+    pass.assign(into, to_q, to_k, to_v, to_scale, to_slopes, to_sinks, to_table, to_bias);
+  };
+  return call.finish(o, backward);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -25681,7 +25842,7 @@ Variable<T, 4> attention(const Variable<T, 4>& q, const Variable<T, 4>& k, const
   Recording<T> call({"attention"}, q, k, v, learned.scale, learned.alibi_slopes,
                     learned.relative_bias, learned.sinks, learned.bias);
   const Index B = q.extent(0), H = q.extent(1), L = q.extent(2);
-  const AttentionOptions<T> all = detail::with_learned(options, learned, call);
+  const AttentionOptions<T> all = detail::with_learned("attention", options, learned, call);
   const Out<T, 4> heads = call.output(Shape{B, L, H, v.extent(3)});
   const Out<T, 4> o = transpose(heads, 1, 2);
   Out<T, 4> kept;
@@ -25693,24 +25854,9 @@ Variable<T, 4> attention(const Variable<T, 4>& q, const Variable<T, 4>& k, const
     kept = call.scratch(Shape{B, H, L, k.extent(2)});
     attention_forward(q.value(), k.value(), v.value(), all, kept, o, call.context());
   }
-  detail::AttentionNode<T> node{{call.save(q), call.save(k), call.save(v)}, o, kept, all, path};
-  const auto to_q = call.target(q), to_k = call.target(k), to_v = call.target(v);
-  const auto to_scale = call.added_target(learned.scale),
-             to_slopes = call.added_target(learned.alibi_slopes),
-             to_sinks = call.added_target(learned.sinks);
-  const auto to_table = call.added_target(learned.relative_bias);
-  const auto to_bias = call.added_target(learned.bias);
-  const auto backward = [=](BackwardPass<T>& pass, In<T, 4> d_o) mutable {
-    const auto into = [&](Out<T, 4> dq, Out<T, 4> dk, Out<T, 4> dv, InOut<T, 1> d_scale,
-                          InOut<T, 1> d_slopes, InOut<T, 1> d_sinks, InOut<T, 2> d_table,
-                          InOut<T, 4> d_bias) {
-      AttentionGradients<T> to{dq, dk, dv, {d_scale, d_slopes, d_table, d_sinks, {}, {}}};
-      if (!d_bias.absent()) to.score.d_biases[node.options.mask.biases().size() - 1] = d_bias;
-      node.backward(d_o, to, pass.context());
-    };
-    pass.assign(into, to_q, to_k, to_v, to_scale, to_slopes, to_sinks, to_table, to_bias);
-  };
-  return call.finish(In<T, 4>(o), backward);
+  const detail::AttentionNode<T> node{
+      {call.save(q), call.save(k), call.save(v)}, o, kept, all, path};
+  return detail::finish_attention(call, q, k, v, learned, In<T, 4>(o), node);
 }
 /// The same, nothing learned but q, k and v.
 template <Scalar T>
@@ -28582,6 +28728,267 @@ Variable<T, 1> cross_entropy(const Variable<T, R>& logits, In<Id, 1> targets,
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/ops/packed_attention.hpp
+// Attention over sequences of different lengths that lie one behind the other, without padding: the
+// tasks of all of them in one launch of flash attention.
+
+namespace headwise::inline v0_1 {
+
+/// Queries [N, H, d], keys [M, G, d] and values [M, G, dv] of B sequences. Sequence b has queries
+/// query_starts[b] ... query_starts[b + 1] - 1 and keys key_starts[b] ... key_starts[b + 1] - 1:
+/// cumulative lengths, from 0 to N and M. Sequences may be empty.
+template <Scalar T>
+struct PackedSequences {
+  In<T, 3> q, k, v;                                 // [N, H, d], [M, G, d], [M, G, dv]
+  std::span<const Index> query_starts, key_starts;  // [B + 1]
+};
+
+/// The gradients of queries, keys and values, of their shapes; overwritten. Beside them those of
+/// what changes scores: added to, sequence by sequence.
+template <Scalar T>
+struct PackedGradients {
+  Out<T, 3> dq, dk, dv;          // [N, H, d], [M, G, d], [M, G, dv]
+  ScoreGradients<T> score = {};  // as flash_attention_backward's
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Throws unless the mask's terms are such as sequences of different lengths can have.
+template <class T>
+void require_packed_mask(std::string_view function, const AttentionMask<T>& mask, Index B, Index H,
+                         std::span<const Index> key_starts) {
+  const auto by_head = [&](std::string_view argument, const auto& pairs) {
+    require_countable(function, argument, pairs);
+    const Shape<4>& got = pairs.shape();
+    if ((got[0] == B || got[0] == 1) && (got[1] == H || got[1] == 1) && got[2] == 1 && got[3] == 1)
+      return;
+    raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " + got.format() +
+                      ", expected " + Shape{B, H, Index{1}, Index{1}}.format() +
+                      " or 1 on an axis (packed sequences have no [L, S] in common)");
+  };
+  for (const PairMask& term : mask.pair_masks()) {
+    by_head(term.keep ? "Mask::keep" : "Mask::drop", term.pairs);
+  }
+  for (const BiasMask<T>& term : mask.biases()) {
+    by_head("Mask::bias", term.values);
+  }
+  require(!mask.documents().present(), function,
+          "Mask::documents is given, expected none (each packed sequence is one)");
+  if (!mask.has_key_lengths()) return;
+  const std::span<const Index> lengths = mask.key_lengths();
+  require(static_cast<Index>(lengths.size()) == B, function, [&] {
+    return "Mask::key_lengths has " + std::to_string(lengths.size()) + " lengths, expected " +
+           std::to_string(B) + " (one a sequence)";
+  });
+  for (std::size_t b = 0; b < lengths.size(); ++b) {
+    const Index most = key_starts[b + 1] - key_starts[b];
+    require(lengths[b] >= 0 && lengths[b] <= most, function, [&] {
+      return "Mask::key_lengths holds " + std::to_string(lengths[b]) + " at " + std::to_string(b) +
+             ", expected 0 to " + std::to_string(most) + " (the keys of that sequence)";
+    });
+  }
+}
+
+/// Checks inputs and options, and names what the call goes over.
+template <class T>
+FlashSequences require_packed(std::string_view function, const PackedSequences<T>& x,
+                              const AttentionOptions<T>& options) {
+  const Index N = x.q.extent(0), H = x.q.extent(1), d = x.q.extent(2), M = x.k.extent(0),
+              G = x.k.extent(1), dv = x.v.extent(2);
+  require_countable(function, "q", x.q);
+  require_shape(function, "k", x.k, Shape{M, G, d},
+                [&] { return "head width of q " + x.q.shape().format(); });
+  require_shape(function, "v", x.v, Shape{M, G, dv},
+                [&] { return "rows and heads of k " + x.k.shape().format(); });
+  if (G == 0 ? H != 0 : H % G != 0) {
+    raise<ShapeError>(std::string(function) + ": q has " + std::to_string(H) + " heads, k has " +
+                      std::to_string(G) + ", expected a divisor of the former");
+  }
+  require_packed_starts(function, x.query_starts, N, "the rows of q", x.key_starts, M,
+                        "the rows of k");
+  const Index B = static_cast<Index>(x.query_starts.size()) - 1;
+  require_packed_mask<T>(function, options.mask, B, H, x.key_starts);
+  options.require_in_range(function);
+  options.score.require_heads(function, H);
+  return {{B, H, G, N, M, d, dv}, SequenceRows(x.query_starts), SequenceRows(x.key_starts)};
+}
+
+/// Cumulative lengths, as what others must not share memory with.
+inline In<Index, 1> starts(std::span<const Index> x) {
+  return {x.data(), Shape{static_cast<Index>(x.size())}};
+}
+
+/// Throws ShapeError where an output shares memory with the cumulative lengths.
+template <class T>
+void require_apart_from_starts(std::string_view function, const Footprint& out,
+                               const PackedSequences<T>& x) {
+  require_apart(function, out,
+                {{"query_starts", starts(x.query_starts)}, {"key_starts", starts(x.key_starts)}});
+}
+
+/// The same elements as [B, heads, rows, width], every sequence over all rows: SequenceRows cuts
+/// them.
+template <class T>
+In<T, 4> by_sequence(const In<T, 3>& x, Index B) {
+  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
+          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
+}
+template <class T>
+Out<T, 4> by_sequence(const Out<T, 3>& x, Index B) {
+  if (x.absent()) return {};
+  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
+          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// flash_attention_forward of every packed sequence, in one launch.
+///
+/// inputs   q [N, H, d], k [M, G, d], v [M, G, dv], cumulative lengths [B + 1]
+/// options  masks, scale, dropout of the weights, what changes scores; masks and biases of pairs
+///          [B or 1, H or 1, 1, 1]
+/// o        [N, H, dv]   out
+/// lse      [N, H, 2]    out; as flash_attention_forward leaves it; {} for inference
+///
+/// Causality, windows and their first keys count within a sequence; its last query is beside its
+/// last key. The bits of a sequence are those of a call for it alone, or in a padded batch with
+/// Mask::key_lengths; dropout is drawn for sequence b as for element b of a batch. Any strides.
+///
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout. Scratch
+///         constant for each thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
+template <Scalar T>
+void packed_attention_forward(const PackedSequences<T>& inputs,
+                              const AttentionOptions<std::type_identity_t<T>>& options,
+                              Out<std::type_identity_t<T>, 3> o,
+                              Out<std::type_identity_t<T>, 3> lse, const Context& context = {}) {
+  constexpr std::string_view function = "packed_attention_forward";
+  const auto sequences = detail::require_packed<T>(function, inputs, options);
+  const auto& [q, k, v, query_starts, key_starts] = inputs;
+  const auto [B, H, G, N, M, d, dv] = sequences.sizes;
+  require_shape(function, "o", o, Shape{N, H, dv}, "q, head width of v");
+  if (!lse.absent()) {
+    require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
+  }
+  require_apart(function, {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
+  require_apart(function, {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
+  detail::require_apart_from_starts<T>(function, {"o", o}, inputs);
+  detail::require_apart_from_starts<T>(function, {"lse", lse}, inputs);
+  detail::require_apart_from_options<T>(function, {"o", o}, options);
+  detail::require_apart_from_options<T>(function, {"lse", lse}, options);
+  if (o.size() == 0 && lse.size() == 0) return;
+
+  const auto of = [&, &batch = B](const auto& x) { return detail::by_sequence<T>(x, batch); };
+  Workspace<T> scratch(context.executor.concurrency(),
+                       kernels::kernels_for<T>(context).flash_forward_scratch(d, dv),
+                       context.memory);
+  detail::forward_sequences(sequences, AttentionInputs<T>{of(q), of(k), of(v)}, options, of(o),
+                            of(lse), scratch, context);
+}
+
+/// The gradients of packed_attention_forward.
+///
+/// d_o        [N, H, dv]   in
+/// inputs, options         as in forward
+/// o          [N, H, dv]   in; what forward returned
+/// lse        [N, H, 2]    in; what forward returned
+/// gradients               out; dq [N, H, d], dk [M, G, d], dv [M, G, dv]
+///
+/// The bits of a sequence are those of a call for it alone; of gradients of what changes scores,
+/// those of such calls one after the other.
+/// Work    6 d + 4 dv + 7 FLOPs a visible pair, one more a bias and two for dropout, 2 dv a query.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
+template <Scalar T>
+void packed_attention_backward(In<T, 3> d_o, const PackedSequences<std::type_identity_t<T>>& inputs,
+                               In<std::type_identity_t<T>, 3> o, In<std::type_identity_t<T>, 3> lse,
+                               const AttentionOptions<std::type_identity_t<T>>& options,
+                               const PackedGradients<std::type_identity_t<T>>& gradients,
+                               const Context& context = {}) {
+  constexpr std::string_view function = "packed_attention_backward";
+  const auto sequences = detail::require_packed<T>(function, inputs, options);
+  const auto& [q, k, v, query_starts, key_starts] = inputs;
+  const auto& [dq, dk, dv, d_score] = gradients;
+  detail::require_flash_backward<T, 3>(
+      function,
+      {d_o, q, k, v, o, lse, dq, dk, dv, detail::starts(query_starts), detail::starts(key_starts)},
+      options, d_score);
+  detail::require_apart_from_starts<T>(function, {"dq", dq}, inputs);
+  detail::require_apart_from_starts<T>(function, {"dk", dk}, inputs);
+  detail::require_apart_from_starts<T>(function, {"dv", dv}, inputs);
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
+
+  const Index B = sequences.sizes.B;
+  const auto of = [&](const auto& x) { return detail::by_sequence<T>(x, B); };
+  detail::flash_backward<T>(sequences, of(d_o), {of(q), of(k), of(v)}, {of(o), of(lse)}, options,
+                            {of(dq), of(dk), of(dv), d_score}, context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/autograd/packed_attention.hpp
+// Attention over packed sequences as one node of the tape.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// What an attention over packed sequences is called with, but its inputs' elements.
+template <class T>
+struct PackedAttentionNode {
+  PackedSequences<T> inputs;
+  In<T, 3> o, lse;  // [N, H, dv], [N, H, 2]
+  AttentionOptions<T> options;
+
+  void backward(const In<T, 3>& d_o, Out<T, 3> dq, Out<T, 3> dk, Out<T, 3> dv,
+                const ScoreGradients<T>& score, const Context& context) const {
+    packed_attention_backward(d_o, inputs, o, lse, options, {dq, dk, dv, score}, context);
+  }
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Attention within each of the sequences that lie one behind the other.
+///
+/// q              [N, H, d]
+/// k              [M, G, d]    G divides H
+/// v              [M, G, dv]
+/// query_starts   [B + 1]      cumulative lengths from 0 to N; have to outlive backward
+/// key_starts     [B + 1]      from 0 to M; likewise
+/// options, learned            as attention has them; masks and biases of pairs [B or 1, H or 1, 1,
+///                             1]
+/// returns        [N, H, dv]
+///
+/// Keeps q, k, v, o and two numbers a query. Throws as packed_attention_forward, ArgumentError
+/// where the options have what is learned, too.
+template <Scalar T>
+Variable<T, 3> packed_attention(const Variable<T, 3>& q, const Variable<T, 3>& k,
+                                const Variable<T, 3>& v, std::span<const Index> query_starts,
+                                std::span<const Index> key_starts,
+                                const AttentionOptions<std::type_identity_t<T>>& options = {},
+                                const LearnedScores<std::type_identity_t<T>>& learned = {}) {
+  constexpr std::string_view function = "packed_attention";
+  Recording<T> call({"packed_attention"}, q, k, v, learned.scale, learned.alibi_slopes,
+                    learned.relative_bias, learned.sinks, learned.bias);
+  const Index N = q.extent(0), H = q.extent(1);
+  const AttentionOptions<T> all = detail::with_learned(function, options, learned, call);
+  const Out<T, 3> o = call.output(Shape{N, H, v.extent(2)});
+  const Out<T, 3> lse = call.kept(Shape{N, H, Index{2}});
+  packed_attention_forward<T>({q.value(), k.value(), v.value(), query_starts, key_starts}, all, o,
+                              lse, call.context());
+  call.save_output();
+  const detail::PackedAttentionNode<T> node{
+      {call.save(q), call.save(k), call.save(v), query_starts, key_starts}, o, lse, all};
+  return detail::finish_attention(call, q, k, v, learned, In<T, 3>(o), node);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/autograd/sum.hpp
 // Sum and mean of all elements on the tape.
 
@@ -29189,8 +29596,13 @@ struct MultiHeadAttentionOptions {
   bool fused() const { return kdim == d_model && vdim == d_model; }
 };
 
-/// One call. Masks and what changes scores are viewed: they must outlive the call, and its backward
-/// too.
+/// One call. Masks, what changes scores and starts are viewed: they must outlive the call, and its
+/// backward too.
+///
+/// Sequences of different lengths may lie one behind the other, without padding: queries [1, N, D]
+/// with the cumulative lengths of the sequences, and keys and values of their own likewise. Each
+/// attends within itself; positions, masks and dropout of the weights count as in a batch of them.
+/// Path::flash alone does so.
 template <Scalar T>
 struct MultiHeadAttentionCall {
   AttentionMask<T> mask = {};   // none: every query sees every key
@@ -29200,7 +29612,11 @@ struct MultiHeadAttentionCall {
   Dropout output_dropout = {};  // of the output, after its bias
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks
   Position origin = {};         // from where functions of pairs and weight_dropout count
+  std::span<const Index> query_starts = {};  // [B + 1]; of packed sequences; none: a batch
+  std::span<const Index> key_starts = {};    // [B + 1]; of keys that are not the queries' input
 
+  /// Whether the sequences lie one behind the other.
+  bool packed() const { return !query_starts.empty(); }
   /// The part of it that concerns attention alone.
   AttentionOptions<T> attention() const { return {mask, scale, weight_dropout, score, origin}; }
 };
@@ -29212,9 +29628,9 @@ struct MultiHeadAttentionCall {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// The shape of a call with L queries; S keys where they are separate, none with self-attention.
-/// The key lengths of the call's mask are viewed. Throws ArgumentError for options that make no
-/// module.
+/// The shape of a call with L queries; S keys where they are separate, none with self-attention. Of
+/// packed sequences the batch is 1 and L all rows. The key lengths of the call's mask and its
+/// starts are viewed. Throws ArgumentError for options that make no module.
 template <Scalar T>
 AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
                                const MultiHeadAttentionCall<T>& call, Index batch_size,
@@ -29235,6 +29651,8 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.window = call.mask.window();
   shape.first_keys = call.mask.first_keys();
   shape.key_lengths = call.mask.key_lengths();
+  shape.query_starts = call.query_starts;
+  shape.key_starts = call.key_starts;
   shape.mask_biases = static_cast<Index>(call.mask.biases().size());
   shape.softcap = call.score.softcap.has_value();
   shape.alibi = !call.score.alibi_slopes.absent();
@@ -29966,6 +30384,49 @@ WritableHeads<T> writable_heads(const MultiHeadAttentionOptions& o,
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
+// headwise/nn/multi_head_attention_packed.hpp
+// Calls of MultiHeadAttention whose sequences lie one behind the other, in rows [1, N, D]: what
+// attention over packed sequences reads of what a module keeps.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Rows of heads [1, heads, N, width] as [N, heads, width]; absent where they are.
+template <class View>
+auto rows_of_heads(const View& x) {
+  using Rows = decltype(transpose(select(x, 0), 0, 1));
+  return x.absent() ? Rows{} : transpose(select(x, 0), 0, 1);
+}
+
+/// Cumulative lengths of the keys of a call.
+template <class T>
+std::span<const Index> key_starts_of(const MultiHeadAttentionCall<T>& call, bool self_attention) {
+  return self_attention ? call.query_starts : call.key_starts;
+}
+
+/// The rules of a call's sequences: of M keys for N queries.
+template <class T>
+void require_packed_call(std::string_view function, const MultiHeadAttentionCall<T>& call,
+                         bool self_attention, Index num_heads, Index N, Index M) {
+  require(!self_attention || call.key_starts.empty(), function,
+          "key_starts is given, expected none (keys and queries are rows of the same x)");
+  require_packed_path(function, call.path);
+  const std::span<const Index> key_starts = key_starts_of(call, self_attention);
+  require_packed_starts(function, call.query_starts, N,
+                        self_attention ? "the rows of x" : "the rows of query", key_starts, M,
+                        "the rows of key");
+  const Index B = static_cast<Index>(call.query_starts.size()) - 1;
+  require_packed_mask<T>(function, call.mask, B, num_heads, key_starts);
+}
+
+/// The heads of a packed call.
+template <class T>
+PackedSequences<T> packed_heads(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads) {
+  return {rows_of_heads(heads.q), rows_of_heads(heads.k), rows_of_heads(heads.v),
+          cache.call.query_starts, key_starts_of(cache.call, cache.self_attention)};
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/nn/multi_head_attention_positions.hpp
 // Between projections and attention: queries and keys of each head normalised, and turned by where
 // they stand. Both in place where no backward follows; the norm's input is kept where one does,
@@ -29997,6 +30458,20 @@ class Turns {
   Turns(const RotaryOptions& options, Index d, Index count, std::pmr::memory_resource* memory)
       : Turns(
             options, d, count, [](Index i) { return i; }, memory) {}
+  /// Of rows of packed sequences: each counts from where its own begins.
+  Turns(const RotaryOptions& options, Index d, std::span<const Index> starts,
+        std::pmr::memory_resource* memory)
+      : options_(options) {
+    const Turns of_one(options, d, longest_of(starts), memory);
+    const Shape<2> shape{starts.back(), options.width_of(d) / 2};
+    cosines_ = Tensor<T, 2>::uninitialized(shape, memory);
+    sines_ = Tensor<T, 2>::uninitialized(shape, memory);
+    for (std::size_t b = 1; b < starts.size(); ++b) {
+      const Index first = starts[b - 1] * shape[1], n = (starts[b] - starts[b - 1]) * shape[1];
+      std::copy_n(of_one.cosines_.data(), n, cosines_.data() + first);
+      std::copy_n(of_one.sines_.data(), n, sines_.data() + first);
+    }
+  }
 
   /// Turns x [B, H, L, d] in place, or back: row i by row first + i of these.
   void apply(const Out<T, 4>& x, Index first, bool back, const Context& context) const {
@@ -30011,6 +30486,24 @@ class Turns {
   const RotaryOptions& options_;
   Tensor<T, 2> cosines_, sines_;  // [count, width / 2]
 };
+
+/// Step 3b, or its way back, of q [B, H, L, d] and k [B, G, S, d] in place.
+template <class T>
+void turn_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
+                const Out<T, 4>& q, const Out<T, 4>& k, bool back, const Context& context) {
+  if (!cache.call.packed()) {
+    const Index longest = std::max<Index>(q.extent(2), k.extent(2));
+    const Turns<T> turns(*o.rotary, o.d_head, longest, context.memory);
+    turns.apply(q, 0, back, context);
+    turns.apply(k, 0, back, context);
+    return;
+  }
+  const Turns<T> of_queries(*o.rotary, o.d_head, cache.call.query_starts, context.memory);
+  of_queries.apply(q, 0, back, context);
+  if (cache.self_attention) return of_queries.apply(k, 0, back, context);
+  const Turns<T> of_keys(*o.rotary, o.d_head, cache.call.key_starts, context.memory);
+  of_keys.apply(k, 0, back, context);
+}
 
 /// Step 3a, forward. `training` keeps what was normalised, and a number a row.
 template <class T, class W>
@@ -30047,10 +30540,7 @@ void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionPar
   }
   if (!o.rotary) return;
   const WritableHeads<T> heads = writable_heads(o, cache);
-  const Index L = heads.q.extent(2), S = heads.k.extent(2);
-  const Turns<T> turns(*o.rotary, o.d_head, std::max<Index>(L, S), context.memory);
-  turns.apply(heads.q, 0, false, context);
-  turns.apply(heads.k, 0, false, context);
+  turn_heads(o, cache, heads.q, heads.k, false, context);
   note("Q_rotary", "K_rotary");
 }
 
@@ -30085,10 +30575,7 @@ GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
   GainGradients<T> gains;
   if (o.rotary) {
     note("dQ_rotary", "dK_rotary");
-    const Index longest = std::max<Index>(dq.extent(2), dk.extent(2));
-    const Turns<T> turns(*o.rotary, o.d_head, longest, context.memory);
-    turns.apply(dq, 0, true, context);
-    turns.apply(dk, 0, true, context);
+    turn_heads(o, cache, dq, dk, true, context);
   }
   if (!o.qk_norm) return gains;
   note("dQ_norm", "dK_norm");
@@ -30150,11 +30637,9 @@ void trace_projections(const MultiHeadAttentionOptions& o,
   trace.record("V", heads.v);
 }
 
-/// Steps 3 to 6; `y` is the output before dropout.
-template <class T, class W>
-void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
-                   const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
-  const Heads<T> heads = heads_of(o, cache);
+/// Steps 4a to 4c. Packed sequences have no [L, S] in common, and neither A nor AS.
+template <class T>
+void trace_weights(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads, Trace& trace) {
   trace.record("A", traced_scores(cache, heads));
   if (cache.weights.absent()) {
     auto options = cache.call.attention();
@@ -30167,6 +30652,14 @@ void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionP
   } else {
     trace.record("AS", cache.weights);
   }
+}
+
+/// Steps 3 to 6; `y` is the output before dropout.
+template <class T, class W>
+void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
+                   const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
+  const Heads<T> heads = heads_of(o, cache);
+  if (!cache.call.packed()) trace_weights(cache, heads, trace);
   trace.record("AO_heads", split_heads(cache.context, o.num_heads));
   trace.record("AO_cat", cache.context);
   Tensor<T, 3> before_bias(y.shape());
@@ -30310,7 +30803,8 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
                                 const MultiHeadAttentionCache<T>& cache, In<T, 3> dy,
                                 const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
                                 const ScoreGradients<T>& score, const Context& context) {
-  const auto [q, k, v] = heads_of(o, cache);
+  const auto read = heads_of(o, cache);
+  const auto& [q, k, v] = read;
   const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
   const bool self = cache.self_attention;
   const auto dq = split_heads(self ? slice(d.qkv, 2, 0, qw) : as_view(d.q), o.num_heads);
@@ -30320,6 +30814,11 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
   const auto options = cache.call.attention();
   if (cache.call.path == Path::materialized) {
     attention_backward(d_heads, {q, k, v}, cache.weights, options, {dq, dk, dv, score}, context);
+  } else if (cache.call.packed()) {
+    const PackedGradients<T> to{rows_of_heads(dq), rows_of_heads(dk), rows_of_heads(dv), score};
+    packed_attention_backward(rows_of_heads(d_heads), packed_heads(cache, read),
+                              rows_of_heads(split_heads(cache.context, o.num_heads)),
+                              rows_of_heads(In<T, 4>(cache.lse)), options, to, context);
   } else {
     flash_attention_backward(d_heads, {q, k, v}, split_heads(cache.context, o.num_heads), cache.lse,
                              options, {dq, dk, dv, score}, context);
@@ -30506,9 +31005,11 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
                   const MultiHeadAttentionCall<T>& call) {
   constexpr std::string_view function = "MultiHeadAttention::forward";
   const auto& [query, key, value, self] = inputs;
-  const Index B = query.extent(0), L = query.extent(1), S = key.extent(1);
-  require_shape(function, self ? "x" : "query", query, Shape{B, L, o.d_model},
-                [&] { return "d_model " + std::to_string(o.d_model); });
+  const Index B = call.packed() ? 1 : query.extent(0), L = query.extent(1), S = key.extent(1);
+  require_shape(function, self ? "x" : "query", query, Shape{B, L, o.d_model}, [&] {
+    const std::string sequences = call.packed() ? "packed sequences, " : "";
+    return sequences + "d_model " + std::to_string(o.d_model);
+  });
   if (self) {
     require(o.fused(), function,
             "kdim or vdim differ from d_model, expected separate keys and values");
@@ -30518,7 +31019,13 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
     require_shape(function, "value", value, Shape{B, S, o.vdim},
                   [&] { return "batch and length of key, vdim " + std::to_string(o.vdim); });
   }
-  call.mask.require_fits(function, B, o.num_heads, L, S);
+  if (call.packed()) {
+    require_packed_call(function, call, self, o.num_heads, L, S);
+  } else {
+    require(call.key_starts.empty(), function,
+            "key_starts is given without query_starts, expected both or none");
+    call.mask.require_fits(function, B, o.num_heads, L, S);
+  }
   call.attention().require_in_range(function);
   call.score.require_heads(function, o.num_heads);
   call.output_dropout.require_valid(function);
@@ -30584,7 +31091,8 @@ template <class T>
 void attend(const MultiHeadAttentionOptions& o, MultiHeadAttentionCache<T>& cache, bool training,
             const Context& context) {
   const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
-  const auto [q, k, v] = heads_of(o, cache);
+  const auto read = heads_of(o, cache);
+  const auto& [q, k, v] = read;
   cache.context = Tensor<T, 3>::uninitialized({B, L, o.context_width()}, context.memory);
   const Out<T, 4> heads = split_heads(cache.context, o.num_heads);
   if (cache.call.path == Path::materialized) {
@@ -30592,7 +31100,12 @@ void attend(const MultiHeadAttentionOptions& o, MultiHeadAttentionCache<T>& cach
     attention_forward(q, k, v, cache.call.attention(), cache.weights, heads, context);
   } else {
     if (training) cache.lse = Tensor<T, 4>::uninitialized({B, o.num_heads, L, 2}, context.memory);
-    flash_attention_forward(q, k, v, cache.call.attention(), heads, cache.lse, context);
+    if (cache.call.packed()) {
+      packed_attention_forward(packed_heads(cache, read), cache.call.attention(),
+                               rows_of_heads(heads), rows_of_heads(Out<T, 4>(cache.lse)), context);
+    } else {
+      flash_attention_forward(q, k, v, cache.call.attention(), heads, cache.lse, context);
+    }
   }
 }
 
@@ -30805,20 +31318,14 @@ class MultiHeadAttention {
 };
 
 /// The same module with its parameters in another scalar type, as static_cast rounds them. Throws
-/// std::bad_alloc.
+/// ShapeError for a module that was moved from, std::bad_alloc.
 template <Scalar To, Scalar From>
 MultiHeadAttention<To> convert(const MultiHeadAttention<From>& module) {
   MultiHeadAttention<To> result(module.options());
-  result.parameters().for_each([&](const std::string& name, auto to) {
-    constexpr int rank = decltype(to)::rank;
-    module.parameters().for_each([&](const std::string& other, auto from) {
-      if constexpr (rank == decltype(from)::rank) {
-        if (name != other) return;
-        for_each_index(to.shape(),
-                       [&](const Shape<rank>& at) { to(at) = static_cast<To>(from(at)); });
-      }
-    });
-  });
+  detail::for_each_of_both(
+      "convert", "", result.parameters(), module.parameters(), [](auto to, auto from) {
+        for_each_index(to.shape(), [&](const auto& at) { to(at) = static_cast<To>(from(at)); });
+      });
   return result;
 }
 
@@ -32270,20 +32777,23 @@ struct TransformerBlockOptions {
   }
 };
 
-/// One call. The mask is viewed: it must outlive the call, and its backward too. Give each dropout
-/// a seed of its own.
+/// One call. Mask and starts are viewed: they must outlive the call, and its backward too. Give
+/// each dropout a seed of its own.
 template <Scalar T>
 struct TransformerBlockCall {
-  AttentionMask<T> mask = {};      // none: every query sees every key
-  Path path = Path::flash;         // both give the same function
-  Dropout weight_dropout = {};     // of the attention weights; none: inference
-  Dropout attention_dropout = {};  // of what attention adds
-  Dropout hidden_dropout = {};     // between the products of the feed-forward
-  Dropout output_dropout = {};     // of what the feed-forward adds
+  AttentionMask<T> mask = {};          // none: every query sees every key
+  Path path = Path::flash;             // both give the same function
+  Dropout weight_dropout = {};         // of the attention weights; none: inference
+  Dropout attention_dropout = {};      // of what attention adds
+  Dropout hidden_dropout = {};         // between the products of the feed-forward
+  Dropout output_dropout = {};         // of what the feed-forward adds
+  std::span<const Index> starts = {};  // [B + 1]; of sequences packed in x [1, N, D]; none: a batch
 
   /// Of the module within.
   MultiHeadAttentionCall<T> attention() const {
-    return {mask, path, {}, weight_dropout, attention_dropout};
+    MultiHeadAttentionCall<T> call{mask, path, {}, weight_dropout, attention_dropout};
+    call.query_starts = starts;
+    return call;
   }
   /// Of the module within.
   FeedForwardCall feed_forward() const { return {hidden_dropout, output_dropout}; }
@@ -32823,6 +33333,9 @@ struct TransformerDecoderCall {
   Dropout attention_dropout = {};  // of what attention adds
   Dropout hidden_dropout = {};     // between the products of the feed-forward
   Dropout output_dropout = {};     // of what the feed-forward adds
+  /// [B + 1], cumulative lengths of sequences that lie one behind the other in tokens [1, N], each
+  /// of its own positions; none: a batch.
+  std::span<const Index> starts = {};
 
   /// Of block n: causal.
   template <Scalar T>
@@ -32838,6 +33351,7 @@ struct TransformerDecoderCall {
     call.attention_dropout = of_block(attention_dropout);
     call.hidden_dropout = of_block(hidden_dropout);
     call.output_dropout = of_block(output_dropout);
+    call.starts = starts;
     return call;
   }
 };
@@ -32909,6 +33423,7 @@ struct TransformerDecoderCache {
   bool filled = false;                           // whether forward has been called with it
   TransformerDecoderOptions module;              // of the decoder that filled it
   Tensor<std::int64_t, 2> tokens;                // [B, L]; a copy
+  std::vector<Index> starts;                     // [B + 1]; a copy; none: a batch
   std::vector<Tensor<T, 3>> inputs;              // [B, L, D]; what each block was given
   std::vector<TransformerBlockCache<T>> blocks;  // what each left
   Tensor<T, 3> h;                                // [B, L, D]; what the last block gave
@@ -32949,19 +33464,68 @@ inline In<std::int64_t, 1> in_a_row(const Tensor<std::int64_t, 2>& tokens) {
   return {tokens.data(), Shape{tokens.size()}};
 }
 
-/// Step 1 of tokens [B, L], of which token i of sequence b is at position begin(b) + i; of those
-/// behind count(b) the position is not looked at.
-template <class T, class W, class Begin, class Count>
+/// Throws ArgumentError unless tokens [B, L] are sequences as the decoder and the call take them.
+inline void require_lengths(std::string_view function, const TransformerDecoderOptions& o,
+                            const Shape<2>& tokens, const TransformerDecoderCall& call) {
+  const auto at_most = [&] {
+    return ", expected sequences of at most " + std::to_string(o.max_length) + " (max_length)";
+  };
+  if (call.starts.empty()) {
+    return require(tokens[1] <= o.max_length, function,
+                   [&] { return "tokens are " + tokens.format() + at_most(); });
+  }
+  require(tokens[0] == 1, function, [&] {
+    return "tokens are " + tokens.format() + ", expected " + Shape{Index{1}, tokens[1]}.format() +
+           " (packed sequences)";
+  });
+  require_packed_path(function, call.path);
+  require_starts(function, "starts", call.starts, tokens[1], "the tokens");
+  for (std::size_t b = 1; b < call.starts.size(); ++b) {
+    const Index length = call.starts[b] - call.starts[b - 1];
+    require(length <= o.max_length, function, [&] {
+      return "sequence " + std::to_string(b - 1) + " has " + std::to_string(length) + " tokens" +
+             at_most();
+    });
+  }
+}
+
+/// Rows that stand one behind the other: in [B L, D], and as positions.
+struct PlacedRows {
+  Index first, position, count;
+};
+
+/// Sequences that begin at position 0: a batch of tokens [B, L], or packed in tokens [1, N].
+class WholeSequences {
+ public:
+  WholeSequences(const Tensor<std::int64_t, 2>& tokens, std::span<const Index> starts)
+      : batch_(tokens.extent(0)), length_(tokens.extent(1)), starts_(starts) {}
+
+  Index count() const { return starts_.empty() ? batch_ : static_cast<Index>(starts_.size()) - 1; }
+  PlacedRows operator()(Index b) const {
+    if (starts_.empty()) return {b * length_, 0, length_};
+    const Index* start = starts_.data() + b;
+    return {start[0], 0, start[1] - start[0]};
+  }
+
+ private:
+  Index batch_, length_;
+  std::span<const Index> starts_;
+};
+
+/// Step 1 of tokens [B, L], whose rows of sequence b have the positions rows_of(b); of rows that no
+/// sequence has, the position is not looked at.
+template <class T, class W, class RowsOf>
 Tensor<T, 3> embed(const TransformerDecoderParameters<T, W>& p,
-                   const Tensor<std::int64_t, 2>& tokens, const Begin& begin, const Count& count,
+                   const Tensor<std::int64_t, 2>& tokens, Index sequences, const RowsOf& rows_of,
                    const Context& context) {
   const Index B = tokens.extent(0), L = tokens.extent(1), D = p.token.extent(1);
   auto h = Tensor<T, 3>::uninitialized({B, L, D}, context.memory);
   embedding_forward(in_a_row(tokens), In<W, 2>(p.token), merge_rows(h), context);
   if (p.position.absent()) return h;
-  for (Index b = 0; b < B; ++b) {
-    const auto rows = slice(select(h, b), 0, 0, count(b));
-    add_forward(In<T, 2>(rows), In<T, 2>(slice(p.position, 0, begin(b), count(b))), rows, context);
+  for (Index b = 0; b < sequences; ++b) {
+    const auto [first, position, count] = rows_of(b);
+    const auto rows = slice(merge_rows(h), 0, first, count);
+    add_forward(In<T, 2>(rows), In<T, 2>(slice(p.position, 0, position, count)), rows, context);
   }
   return h;
 }
@@ -32992,14 +33556,15 @@ Tensor<T, 2> decoder_forward(const TransformerDecoderOptions& o,
                              bool training, const Context& context) {
   cache.module = o;
   // 1 embedding
-  const Index L = cache.tokens.extent(1);
-  Tensor<T, 3> h = embed(
-      p, cache.tokens, [](Index) { return Index{0}; }, [L](Index) { return L; }, context);
+  const WholeSequences sequences(cache.tokens, cache.starts);
+  Tensor<T, 3> h = embed(p, cache.tokens, sequences.count(), sequences, context);
   // 2 blocks
   for (Index n = 0; n < o.num_blocks; ++n) {
     TransformerBlockCache<T> kept;
+    TransformerBlockCall<T> of_block = call.block<T>(n);
+    of_block.starts = cache.starts;
     Tensor<T, 3> next = transformer_block_forward<T>(o.block, p.blocks[static_cast<std::size_t>(n)],
-                                                     h, call.block<T>(n), kept, training, context);
+                                                     h, of_block, kept, training, context);
     if (training) {  // elements stay where they are: `kept` views h
       cache.inputs.push_back(std::move(h));
       cache.blocks.push_back(std::move(kept));
@@ -33059,13 +33624,14 @@ class RestoredGradients {
   std::vector<Part> parts_;
 };
 
-/// Step 1, of the positions.
+/// Step 1, of the positions: dh [B L, D].
 template <class T>
-void add_position_gradients(In<T, 3> dh, TransformerDecoderGradients<T>& gradients,
-                            const Context& context) {
-  const auto d_position = slice(gradients.position, 0, 0, dh.extent(1));
-  for (Index b = 0; b < dh.extent(0); ++b) {
-    add_forward(In<T, 2>(d_position), In<T, 2>(select(dh, b)), d_position, context);
+void add_position_gradients(In<T, 2> dh, const WholeSequences& sequences,
+                            TransformerDecoderGradients<T>& gradients, const Context& context) {
+  for (Index b = 0; b < sequences.count(); ++b) {
+    const auto [first, position, count] = sequences(b);
+    const auto d_position = slice(gradients.position, 0, position, count);
+    add_forward(In<T, 2>(d_position), In<T, 2>(slice(dh, 0, first, count)), d_position, context);
   }
 }
 
@@ -33099,7 +33665,9 @@ void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecod
   if (o.block.norm_first) norm.backward(d_normed, cache.norm, {}, &gradients.norm, context);
   // 1 embedding
   embedding_backward(In<T, 2>(merge_rows(dh)), in_a_row(cache.tokens), gradients.token, context);
-  if (!gradients.position.absent()) add_position_gradients(dh, gradients, context);
+  if (!gradients.position.absent()) {
+    add_position_gradients<T>(merge_rows(dh), {cache.tokens, cache.starts}, gradients, context);
+  }
   of_blocks.keep();
 }
 
@@ -33291,8 +33859,10 @@ class TransformerDecoder {
 
     // 1 embedding
     const auto kept = detail::kept_tokens(tokens, counts, context.memory);
-    Tensor<T, 3> h = detail::embed<T>(
-        parameters_, kept, [&](Index b) { return state.length(b); }, count, context);
+    const auto rows_of = [&](Index b) {
+      return detail::PlacedRows{b * n, state.length(b), count(b)};
+    };
+    Tensor<T, 3> h = detail::embed<T>(parameters_, kept, B, rows_of, context);
     // 2 blocks
     for (std::size_t b = 0; b < parameters_.blocks.size(); ++b) {
       h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, counts,
@@ -33376,15 +33946,13 @@ class TransformerDecoder {
     constexpr std::string_view function = "TransformerDecoder::forward";
     require_filled(function);
     require_countable(function, "tokens", tokens);
-    require(tokens.extent(1) <= options_.max_length, function, [&] {
-      return "tokens are " + tokens.shape().format() + ", expected sequences of at most " +
-             std::to_string(options_.max_length) + " (max_length)";
-    });
+    detail::require_lengths(function, options_, tokens.shape(), call);
     call.weight_dropout.require_valid(function);
     call.attention_dropout.require_valid(function);
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
     cache.tokens = detail::kept_tokens(tokens, {}, context.memory);
+    cache.starts.assign(call.starts.begin(), call.starts.end());
     return detail::decoder_forward<T>(options_, parameters_, call, cache, training, context);
   }
 
@@ -33415,13 +33983,9 @@ void copy_rounded(const In<From, R>& from, const Out<To, R>& to) {
 /// The parameters of one module in those of another of the same options.
 template <class From, class To>
 void copy_parameters_as(const From& from, To& to) {
-  to.for_each([&](const std::string& name, auto target) {
-    constexpr int rank = decltype(target)::rank;
-    from.for_each([&](const std::string& other, auto source) {
-      if constexpr (rank == decltype(source)::rank) {
-        if (name == other) copy_rounded(source, target);
-      }
-    });
+  for_each_of_both("store_weights_as", "", to, from, [](auto target, auto source) {
+    using Source = typename decltype(source)::value_type;
+    copy_rounded(In<Source, decltype(source)::rank>(source), target);
   });
 }
 
@@ -33435,7 +33999,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///   const TransformerDecoder<float, BFloat16> small = store_weights_as<BFloat16>(decoder);
 ///
 /// What it computes has the bits of the module over T with those rounded weights. It infers and
-/// decodes; it has no backward. Throws std::bad_alloc.
+/// decodes; it has no backward. Throws ShapeError for a module that was moved from, std::bad_alloc.
 ///@{
 template <class W, Scalar T, KeptAs<T> From>
 requires KeptAs<W, T> Linear<T, W> store_weights_as(const Linear<T, From>& module) {
@@ -47399,236 +47963,6 @@ Products bf16_products(Bf16Unit unit = bf16_unit()) {
   require(is_supported(unit), "bf16_products",
           "the unit is " + std::string(name_of(unit)) + ", which this processor does not have");
   return Products(&kernels::bf16_kernels_of<T>(unit, instruction_set()));
-}
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/ops/packed_attention.hpp
-// Attention over sequences of different lengths that lie one behind the other, without padding: the
-// tasks of all of them in one launch of flash attention.
-
-namespace headwise::inline v0_1 {
-
-/// Queries [N, H, d], keys [M, G, d] and values [M, G, dv] of B sequences. Sequence b has queries
-/// query_starts[b] ... query_starts[b + 1] - 1 and keys key_starts[b] ... key_starts[b + 1] - 1:
-/// cumulative lengths, from 0 to N and M. Sequences may be empty.
-template <Scalar T>
-struct PackedSequences {
-  In<T, 3> q, k, v;                                 // [N, H, d], [M, G, d], [M, G, dv]
-  std::span<const Index> query_starts, key_starts;  // [B + 1]
-};
-
-/// The gradients of queries, keys and values, of their shapes; overwritten. Beside them those of
-/// what changes scores: added to, sequence by sequence.
-template <Scalar T>
-struct PackedGradients {
-  Out<T, 3> dq, dk, dv;          // [N, H, d], [M, G, d], [M, G, dv]
-  ScoreGradients<T> score = {};  // as flash_attention_backward's
-};
-
-}  // namespace headwise::inline v0_1
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// Throws ArgumentError unless starts are cumulative lengths of `rows` rows.
-inline void require_starts(std::string_view function, std::string_view argument,
-                           std::span<const Index> starts, Index rows, std::string_view whence) {
-  require(!starts.empty(), function, [&] {
-    return std::string(argument) + " has 0 numbers, expected one more than sequences";
-  });
-  require(starts.front() == 0, function, [&] {
-    return std::string(argument) + " begins with " + std::to_string(starts.front()) +
-           ", expected 0";
-  });
-  for (std::size_t b = 1; b < starts.size(); ++b) {
-    require(starts[b - 1] <= starts[b], function, [&] {
-      return std::string(argument) + " falls from " + std::to_string(starts[b - 1]) + " to " +
-             std::to_string(starts[b]) + " at " + std::to_string(b) +
-             ", expected cumulative lengths";
-    });
-  }
-  require(starts.back() == rows, function, [&] {
-    return std::string(argument) + " ends with " + std::to_string(starts.back()) + ", expected " +
-           std::to_string(rows) + " (" + std::string(whence) + ")";
-  });
-}
-
-/// Throws unless the mask's terms are such as sequences of different lengths can have.
-template <class T>
-void require_packed_mask(std::string_view function, const AttentionMask<T>& mask, Index B, Index H,
-                         std::span<const Index> key_starts) {
-  const auto by_head = [&](std::string_view argument, const auto& pairs) {
-    require_countable(function, argument, pairs);
-    const Shape<4>& got = pairs.shape();
-    if ((got[0] == B || got[0] == 1) && (got[1] == H || got[1] == 1) && got[2] == 1 && got[3] == 1)
-      return;
-    raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " + got.format() +
-                      ", expected " + Shape{B, H, Index{1}, Index{1}}.format() +
-                      " or 1 on an axis (packed sequences have no [L, S] in common)");
-  };
-  for (const PairMask& term : mask.pair_masks()) {
-    by_head(term.keep ? "Mask::keep" : "Mask::drop", term.pairs);
-  }
-  for (const BiasMask<T>& term : mask.biases()) {
-    by_head("Mask::bias", term.values);
-  }
-  require(!mask.documents().present(), function,
-          "Mask::documents is given, expected none (each packed sequence is one)");
-  if (!mask.has_key_lengths()) return;
-  const std::span<const Index> lengths = mask.key_lengths();
-  require(static_cast<Index>(lengths.size()) == B, function, [&] {
-    return "Mask::key_lengths has " + std::to_string(lengths.size()) + " lengths, expected " +
-           std::to_string(B) + " (one a sequence)";
-  });
-  for (std::size_t b = 0; b < lengths.size(); ++b) {
-    const Index most = key_starts[b + 1] - key_starts[b];
-    require(lengths[b] >= 0 && lengths[b] <= most, function, [&] {
-      return "Mask::key_lengths holds " + std::to_string(lengths[b]) + " at " + std::to_string(b) +
-             ", expected 0 to " + std::to_string(most) + " (the keys of that sequence)";
-    });
-  }
-}
-
-/// Checks inputs and options, and names what the call goes over.
-template <class T>
-FlashSequences require_packed(std::string_view function, const PackedSequences<T>& x,
-                              const AttentionOptions<T>& options) {
-  const Index N = x.q.extent(0), H = x.q.extent(1), d = x.q.extent(2), M = x.k.extent(0),
-              G = x.k.extent(1), dv = x.v.extent(2);
-  require_countable(function, "q", x.q);
-  require_shape(function, "k", x.k, Shape{M, G, d},
-                [&] { return "head width of q " + x.q.shape().format(); });
-  require_shape(function, "v", x.v, Shape{M, G, dv},
-                [&] { return "rows and heads of k " + x.k.shape().format(); });
-  if (G == 0 ? H != 0 : H % G != 0) {
-    raise<ShapeError>(std::string(function) + ": q has " + std::to_string(H) + " heads, k has " +
-                      std::to_string(G) + ", expected a divisor of the former");
-  }
-  require_starts(function, "query_starts", x.query_starts, N, "the rows of q");
-  require_starts(function, "key_starts", x.key_starts, M, "the rows of k");
-  require(x.query_starts.size() == x.key_starts.size(), function, [&] {
-    return "key_starts has " + std::to_string(x.key_starts.size()) + " numbers, expected " +
-           std::to_string(x.query_starts.size()) + " (as many as query_starts)";
-  });
-  const Index B = static_cast<Index>(x.query_starts.size()) - 1;
-  require_packed_mask<T>(function, options.mask, B, H, x.key_starts);
-  options.require_in_range(function);
-  options.score.require_heads(function, H);
-  return {{B, H, G, N, M, d, dv}, SequenceRows(x.query_starts), SequenceRows(x.key_starts)};
-}
-
-/// Cumulative lengths, as what others must not share memory with.
-inline In<Index, 1> starts(std::span<const Index> x) {
-  return {x.data(), Shape{static_cast<Index>(x.size())}};
-}
-
-/// Throws ShapeError where an output shares memory with the cumulative lengths.
-template <class T>
-void require_apart_from_starts(std::string_view function, const Footprint& out,
-                               const PackedSequences<T>& x) {
-  require_apart(function, out,
-                {{"query_starts", starts(x.query_starts)}, {"key_starts", starts(x.key_starts)}});
-}
-
-/// The same elements as [B, heads, rows, width], every sequence over all rows: SequenceRows cuts
-/// them.
-template <class T>
-In<T, 4> by_sequence(const In<T, 3>& x, Index B) {
-  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
-          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
-}
-template <class T>
-Out<T, 4> by_sequence(const Out<T, 3>& x, Index B) {
-  if (x.absent()) return {};
-  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
-          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// flash_attention_forward of every packed sequence, in one launch.
-///
-/// inputs   q [N, H, d], k [M, G, d], v [M, G, dv], cumulative lengths [B + 1]
-/// options  masks, scale, dropout of the weights, what changes scores; masks and biases of pairs
-///          [B or 1, H or 1, 1, 1]
-/// o        [N, H, dv]   out
-/// lse      [N, H, 2]    out; as flash_attention_forward leaves it; {} for inference
-///
-/// Causality, windows and their first keys count within a sequence; its last query is beside its
-/// last key. The bits of a sequence are those of a call for it alone, or in a padded batch with
-/// Mask::key_lengths; dropout is drawn for sequence b as for element b of a batch. Any strides.
-///
-/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout. Scratch
-///         constant for each thread.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-/// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
-template <Scalar T>
-void packed_attention_forward(const PackedSequences<T>& inputs,
-                              const AttentionOptions<std::type_identity_t<T>>& options,
-                              Out<std::type_identity_t<T>, 3> o,
-                              Out<std::type_identity_t<T>, 3> lse, const Context& context = {}) {
-  constexpr std::string_view function = "packed_attention_forward";
-  const auto sequences = detail::require_packed<T>(function, inputs, options);
-  const auto& [q, k, v, query_starts, key_starts] = inputs;
-  const auto [B, H, G, N, M, d, dv] = sequences.sizes;
-  require_shape(function, "o", o, Shape{N, H, dv}, "q, head width of v");
-  if (!lse.absent()) {
-    require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
-  }
-  require_apart(function, {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
-  require_apart(function, {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
-  detail::require_apart_from_starts<T>(function, {"o", o}, inputs);
-  detail::require_apart_from_starts<T>(function, {"lse", lse}, inputs);
-  detail::require_apart_from_options<T>(function, {"o", o}, options);
-  detail::require_apart_from_options<T>(function, {"lse", lse}, options);
-  if (o.size() == 0 && lse.size() == 0) return;
-
-  const auto of = [&, &batch = B](const auto& x) { return detail::by_sequence<T>(x, batch); };
-  Workspace<T> scratch(context.executor.concurrency(),
-                       kernels::kernels_for<T>(context).flash_forward_scratch(d, dv),
-                       context.memory);
-  detail::forward_sequences(sequences, AttentionInputs<T>{of(q), of(k), of(v)}, options, of(o),
-                            of(lse), scratch, context);
-}
-
-/// The gradients of packed_attention_forward.
-///
-/// d_o        [N, H, dv]   in
-/// inputs, options         as in forward
-/// o          [N, H, dv]   in; what forward returned
-/// lse        [N, H, 2]    in; what forward returned
-/// gradients               out; dq [N, H, d], dk [M, G, d], dv [M, G, dv]
-///
-/// The bits of a sequence are those of a call for it alone; of gradients of what changes scores,
-/// those of such calls one after the other.
-/// Work    6 d + 4 dv + 7 FLOPs a visible pair, one more a bias and two for dropout, 2 dv a query.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-/// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
-template <Scalar T>
-void packed_attention_backward(In<T, 3> d_o, const PackedSequences<std::type_identity_t<T>>& inputs,
-                               In<std::type_identity_t<T>, 3> o, In<std::type_identity_t<T>, 3> lse,
-                               const AttentionOptions<std::type_identity_t<T>>& options,
-                               const PackedGradients<std::type_identity_t<T>>& gradients,
-                               const Context& context = {}) {
-  constexpr std::string_view function = "packed_attention_backward";
-  const auto sequences = detail::require_packed<T>(function, inputs, options);
-  const auto& [q, k, v, query_starts, key_starts] = inputs;
-  const auto& [dq, dk, dv, d_score] = gradients;
-  detail::require_flash_backward<T, 3>(
-      function,
-      {d_o, q, k, v, o, lse, dq, dk, dv, detail::starts(query_starts), detail::starts(key_starts)},
-      options, d_score);
-  detail::require_apart_from_starts<T>(function, {"dq", dq}, inputs);
-  detail::require_apart_from_starts<T>(function, {"dk", dk}, inputs);
-  detail::require_apart_from_starts<T>(function, {"dv", dv}, inputs);
-  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-
-  const Index B = sequences.sizes.B;
-  const auto of = [&](const auto& x) { return detail::by_sequence<T>(x, B); };
-  detail::flash_backward<T>(sequences, of(d_o), {of(q), of(k), of(v)}, {of(o), of(lse)}, options,
-                            {of(dq), of(dk), of(dv), d_score}, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -224,6 +224,20 @@ const Refusals beside(all_of({
                       mine.w_qkv = Tensor2<double>({6, 18});
                       mine.require_shapes_of(Gradients(wide.resolved()), "own");
                     }),
+        shape_error("convert: W_Q is [0, 0], expected [4, 4] (the module's options)",
+                    [](Witness&) {
+                      MultiHeadAttention<double> gone(4, 2);
+                      const auto taken = std::move(gone);
+                      (void)convert<float>(gone);
+                    }),
+        shape_error(
+            "store_weights_as: blocks.0.norm1.gamma is [0], expected [4] (the module's options)",
+            [](Witness&) {
+              TransformerDecoder<float> gone(
+                  {.vocabulary = 3, .max_length = 2, .block = {.d_model = 4, .num_heads = 2}});
+              gone.parameters().blocks.clear();
+              (void)store_weights_as<BFloat16>(gone);
+            }),
     },
     countable("init_weights: w", &Start::w, {2, 3}),
     countable("average_heads: weights", &Mean::weights, {1, 2, 3, 4}),

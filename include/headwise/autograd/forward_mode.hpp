@@ -8,6 +8,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "headwise/nn/same_parameters.hpp"
 #include "headwise/tensor/dual_view.hpp"
 
 namespace headwise::inline v0_1 {
@@ -47,24 +48,6 @@ using ModuleOf = typename ModuleScalar<Module>::template Of<U>;
 template <class Module>
 using DualModule = ModuleOf<Module, Dual<typename ModuleScalar<Module>::Type>>;
 
-/// f(to, from) for each tensor of `to` and the one of `from` that has its name, with grad_ in front
-/// or without. Throws ShapeError unless that has its shape.
-template <class U, class To, class From, class F>
-void for_each_of_both(std::string_view function, const std::string& argument, To& to,
-                      const From& from, F&& f) {
-  to.for_each([&](const std::string& name, auto x) {
-    constexpr int rank = decltype(x)::rank;
-    In<U, rank> found;
-    from.for_each([&](const std::string& other, auto y) {
-      if constexpr (decltype(y)::rank == rank) {
-        if (other == name || other == "grad_" + name) found = y;
-      }
-    });
-    require_shape(function, argument + name, found, x.shape(), "the module's options");
-    f(x, found);
-  });
-}
-
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -78,15 +61,14 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Throws   ShapeError for a direction of another module; std::bad_alloc.
 template <class Module>
 detail::DualModule<Module> along(const Module& module, const typename Module::Gradients& u) {
-  using T = typename detail::ModuleScalar<Module>::Type;
   detail::DualModule<Module> result(module.options());
   auto& parameters = result.parameters();
-  detail::for_each_of_both<T>("along", "", parameters, module.parameters(), [](auto to, auto from) {
+  detail::for_each_of_both("along", "", parameters, module.parameters(), [](auto to, auto from) {
     copy(from, values(to));
     fill(derivatives(to), 0);
   });
-  detail::for_each_of_both<T>("along", "u.", parameters, u,
-                              [](auto to, auto from) { copy(from, derivatives(to)); });
+  detail::for_each_of_both("along", "u.", parameters, u,
+                           [](auto to, auto from) { copy(from, derivatives(to)); });
   return result;
 }
 
@@ -140,13 +122,12 @@ Tensor<T, R> hessian_vector_product(F&& gradient, In<T, R> x, In<std::type_ident
 template <class F, class Module>
 typename Module::Gradients hessian_vector_product(F&& gradient, const Module& module,
                                                   const typename Module::Gradients& u) {
-  using T = typename detail::ModuleScalar<Module>::Type;
   const auto moving = along(module, u);
   auto gradients = moving.zero_gradients();
   gradient(moving, gradients);
   auto product = module.zero_gradients();
-  detail::for_each_of_both<Dual<T>>("hessian_vector_product", "gradients.", product, gradients,
-                                    [](auto to, auto from) { copy(derivatives(from), to); });
+  detail::for_each_of_both("hessian_vector_product", "gradients.", product, gradients,
+                           [](auto to, auto from) { copy(derivatives(from), to); });
   return product;
 }
 

@@ -4,6 +4,7 @@
 
 #include "headwise/nn/multi_head_attention_backward.hpp"
 #include "headwise/nn/multi_head_attention_forward.hpp"
+#include "headwise/nn/same_parameters.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -172,20 +173,14 @@ class MultiHeadAttention {
 };
 
 /// The same module with its parameters in another scalar type, as static_cast rounds them. Throws
-/// std::bad_alloc.
+/// ShapeError for a module that was moved from, std::bad_alloc.
 template <Scalar To, Scalar From>
 MultiHeadAttention<To> convert(const MultiHeadAttention<From>& module) {
   MultiHeadAttention<To> result(module.options());
-  result.parameters().for_each([&](const std::string& name, auto to) {
-    constexpr int rank = decltype(to)::rank;
-    module.parameters().for_each([&](const std::string& other, auto from) {
-      if constexpr (rank == decltype(from)::rank) {
-        if (name != other) return;
-        for_each_index(to.shape(),
-                       [&](const Shape<rank>& at) { to(at) = static_cast<To>(from(at)); });
-      }
-    });
-  });
+  detail::for_each_of_both(
+      "convert", "", result.parameters(), module.parameters(), [](auto to, auto from) {
+        for_each_index(to.shape(), [&](const auto& at) { to(at) = static_cast<To>(from(at)); });
+      });
   return result;
 }
 

@@ -4,6 +4,7 @@
 
 #include "headwise/nn/embedding.hpp"
 #include "headwise/nn/linear.hpp"
+#include "headwise/nn/same_parameters.hpp"
 #include "headwise/nn/transformer_decoder.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
@@ -23,13 +24,9 @@ void copy_rounded(const In<From, R>& from, const Out<To, R>& to) {
 /// The parameters of one module in those of another of the same options.
 template <class From, class To>
 void copy_parameters_as(const From& from, To& to) {
-  to.for_each([&](const std::string& name, auto target) {
-    constexpr int rank = decltype(target)::rank;
-    from.for_each([&](const std::string& other, auto source) {
-      if constexpr (rank == decltype(source)::rank) {
-        if (name == other) copy_rounded(source, target);
-      }
-    });
+  for_each_of_both("store_weights_as", "", to, from, [](auto target, auto source) {
+    using Source = typename decltype(source)::value_type;
+    copy_rounded(In<Source, decltype(source)::rank>(source), target);
   });
 }
 
@@ -43,7 +40,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///   const TransformerDecoder<float, BFloat16> small = store_weights_as<BFloat16>(decoder);
 ///
 /// What it computes has the bits of the module over T with those rounded weights. It infers and
-/// decodes; it has no backward. Throws std::bad_alloc.
+/// decodes; it has no backward. Throws ShapeError for a module that was moved from, std::bad_alloc.
 ///@{
 template <class W, Scalar T, KeptAs<T> From>
 requires KeptAs<W, T> Linear<T, W> store_weights_as(const Linear<T, From>& module) {
