@@ -24,6 +24,13 @@ struct Epilogue {
   bool accumulate = false;
 };
 
+/// Products of few rows, which read the right factor as it lies.
+struct Thin {
+  static constexpr Index rows = 4;
+  static constexpr Index sums = 4096;             // elements, in the first cache
+  static constexpr Index bytes = Index{1} << 20;  // of a right factor of T, at least
+};
+
 /// Keys and values of 16 bits.
 struct StoredKeys {
   StoredAs as = StoredAs::same;

@@ -75,16 +75,13 @@ struct ActivationBackwardRows {
 /// A product of few rows with a right factor of 16 bits: c = a w + bias.
 template <class T>
 struct FewRows {
-  static constexpr Index most = 4;          // rows
-  static constexpr Index sums_size = 4096;  // 16 KiB of floats
-
   Extents size;
   Matrix<const T> a;  // [M, K]
   StoredMatrix w;     // [K, N], rows or columns dense
   StoredAs as;
   Matrix<T> c;    // [M, N], overwritten
   const T* bias;  // [N]; null for none
-  T* sums;        // [sums_size], scratch
+  T* sums;        // [Thin::sums], scratch
 };
 
 /// The kernels of one instruction set for T. What each does and takes is said where it is defined:

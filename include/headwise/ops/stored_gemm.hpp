@@ -19,14 +19,15 @@ class StoredGemm {
              const Context& context)
       : as_(as),
         w_(w),
-        few_(context.products.exact() && size.M <= FewRows::most && (w.row == 1 || w.column == 1)),
+        few_(context.products.exact() && size.M <= kernels::Thin::rows &&
+             (w.row == 1 || w.column == 1)),
         run_(kernels::kernels_for<float>(context)),
         stored_(kernels::model_kernels_here<float>()),
         most_{size.M, std::min<Index>(size.N, part_columns), std::min<Index>(size.K, run_.inner)} {}
 
   /// Floats that each worker needs.
   Index scratch() const {
-    if (few_) return FewRows::sums_size;
+    if (few_) return kernels::Thin::sums;
     return padded<float>(most_.N * most_.K) + run_.gemm_scratch(most_);
   }
   /// c [M, N] = a w + bias, of N columns of w from `first` on.
@@ -34,7 +35,7 @@ class StoredGemm {
            const kernels::Extents& size, const float* bias, Scratch<float> memory) const {
     if (few_) {
       return stored_.multiply_few_rows(
-          {size, a, from(0, first), as_, c, bias, memory.take(FewRows::sums_size)});
+          {size, a, from(0, first), as_, c, bias, memory.take(kernels::Thin::sums)});
     }
     float* const widened = memory.take(most_.N * most_.K);
     float* const scratch = memory.take(run_.gemm_scratch(most_));
@@ -51,8 +52,6 @@ class StoredGemm {
   }
 
  private:
-  using FewRows = kernels::FewRows<float>;
-
   /// A part of 384 rows is 288 KiB as floats.
   static constexpr Index part_columns = 192;
 
