@@ -3200,6 +3200,13 @@ struct Epilogue {
   bool accumulate = false;
 };
 
+/// Products of few rows, which read the right factor as it lies.
+struct Thin {
+  static constexpr Index rows = 4;
+  static constexpr Index sums = 4096;             // elements, in the first cache
+  static constexpr Index bytes = Index{1} << 20;  // of a right factor of T, at least
+};
+
 /// Keys and values of 16 bits.
 struct StoredKeys {
   StoredAs as = StoredAs::same;
@@ -4110,16 +4117,13 @@ struct ActivationBackwardRows {
 /// A product of few rows with a right factor of 16 bits: c = a w + bias.
 template <class T>
 struct FewRows {
-  static constexpr Index most = 4;          // rows
-  static constexpr Index sums_size = 4096;  // 16 KiB of floats
-
   Extents size;
   Matrix<const T> a;  // [M, K]
   StoredMatrix w;     // [K, N], rows or columns dense
   StoredAs as;
   Matrix<T> c;    // [M, N], overwritten
   const T* bias;  // [N]; null for none
-  T* sums;        // [sums_size], scratch
+  T* sums;        // [Thin::sums], scratch
 };
 
 /// The kernels of one instruction set for T. What each does and takes is said where it is defined:
@@ -6329,6 +6333,16 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
+/// The cache blocks. They depend on the type and the instruction set alone. Without fused
+/// multiply-adds every term is rounded twice: chains of 64 then lose as few digits as PyTorch does.
+template <class T>
+struct GemmBlocks {
+  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index m = 192;
+  static constexpr Index packed_m = 96;  // rows of a that are copied together
+  static constexpr Index n = 768;
+};
+
 /// Whether no number is infinite or NaN, nor what products make of it: x - x is 0 for a finite x
 /// alone.
 template <class T>
@@ -6679,6 +6693,175 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/thin_gemm.inc
+// Products of few rows, which wait for memory: the right factor is read once, as it lies. Read once
+// for each instruction set.
+//
+// Every element is the sum that gemm.inc forms: chains of multiply-adds, GemmBlocks::k terms long,
+// one added to the other.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// c = sum + bias of a first chain, or c + sum of those that follow.
+template <Scalar T>
+HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
+  if (!first) {
+    c = c + sum;
+  } else {
+    c = bias == nullptr ? sum : sum + bias[n];
+  }
+}
+
+/// The same of N sums for elements n ... n + N - 1 of a row of c.
+template <Scalar T>
+void finish_chains(const T* sums, Index N, bool first, const T* bias, Index n, Row<T> c) {
+  using S = Simd<T>;
+  Index j = 0;
+  for (; c.step == 1 && j + S::width <= N; j += S::width) {
+    T* const to = c.data + n + j;
+    auto sum = S::load(sums + j);
+    if (!first) sum = S::load(to) + sum;
+    if (first && bias != nullptr) sum = sum + S::load(bias + n + j);
+    S::store(sum, to);
+  }
+  for (; j < N; ++j) finish_chain(sums[j], first, bias, n + j, c[n + j]);
+}
+
+/// The first `count` elements of a vector, the rest 0.
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
+  constexpr int width = Simd<T>::width;
+  if (count >= width) return load_as<T>(from);
+  T some[std::size_t{width}] = {};
+  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
+  return Simd<T>::load(some);
+}
+
+/// sums [M, N] += a [M, R] b [R, N], term by term; rows of the sums lie whole vectors apart.
+template <Scalar T, int M, int R, class U>
+HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+  using S = Simd<T>;
+  const Index apart = round_up(N, S::width);
+  typename S::Vector x[std::size_t{M}][std::size_t{R}];
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
+  }
+  for (Index n = 0; n < N; n += S::width) {
+    typename S::Vector in[std::size_t{R}];
+    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      in[r] = load_some<T>(b.data + r * b.row + n, N - n);
+    });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* const at = sums + m * apart + n;
+      auto sum = S::load(at);
+      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
+      S::store(sum, at);
+    });
+  }
+}
+
+/// M rows by a right factor whose rows lie dense: four of them are added at a time. `sums`
+/// holds Thin::sums. (The next four asked for by prefetches: 0.9 of the speed. Two rows of floats
+/// or more are no faster so than by tiles, and half as fast where the second cache holds b.)
+template <Scalar T, int M, class U>
+void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
+                         const Epilogue<T>& epilogue, T* sums) {
+  constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
+    for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      set_zero(sums, M * apart);
+      Index i = k;
+      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      const bool first = k == 0 && !epilogue.accumulate;
+      for (Index m = 0; m < M; ++m) {
+        finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+/// A square of elements k of columns n, those `apart` from each other: vector k holds that of each
+/// column. Behind K and N it is 0. The same of the next columns is asked for.
+template <Scalar T>
+HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
+                                 typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
+  constexpr Index width = Simd<T>::width;
+  if (K == width && N == width) {
+    unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(from + (n + width) * apart);
+      square[n] = Simd<T>::load(from + n * apart);
+    });
+  } else {
+    for (Index n = 0; n < width; ++n) {
+      T some[std::size_t{width}] = {};
+      if (n < N) std::copy_n(from + n * apart, K, some);
+      square[n] = Simd<T>::load(some);
+    }
+  }
+  transpose<T>(square);
+}
+
+/// Few rows by a right factor whose columns lie dense: squares of as many as a vector holds are
+/// transposed in registers.
+template <Scalar T>
+void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                            const Epilogue<T>& epilogue) {
+  using S = Simd<T>;
+  constexpr Index width = S::width;
+  for (Index n = 0; n < size.N; n += width) {
+    const Index N = std::min<Index>(width, size.N - n);
+    for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      for (Index i = k; i < end; i += width) {
+        const Index K = std::min<Index>(width, end - i);
+        typename S::Vector square[std::size_t{width}];
+        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
+        for (Index m = 0; m < size.M; ++m) {
+          auto sum = sums[m];
+          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
+            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
+          });
+          sums[m] = sum;
+        }
+      }
+      const bool first = k == 0 && !epilogue.accumulate;
+      T lanes[std::size_t{width}];
+      for (Index m = 0; m < size.M; ++m) {
+        S::store(sums[m], lanes);
+        finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+/// Whether a product is for these: few rows, and a right factor that is not in the second cache
+/// anyway. (There tiles that read it where it lies are as fast, or packed columns 1.3 times.)
+template <Scalar T>
+bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
+  return b.column == 1 ? size.M == 1 : b.row == 1;
+}
+
+/// c [M, N] = a [M, K] b [K, N] + bias, or c + a b. `scratch` holds gemm_scratch elements.
+template <Scalar T>
+void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue, T* scratch) {
+  if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
+  multiply_along_columns<T>(a, b, c, size, epilogue);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/gemm.inc
 // Matrix products. Row-invariant: an element of the result depends on its row of a, its column of
 // b and the inner length alone, never on how many other rows or columns there are or how they are
@@ -6696,16 +6879,6 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
-
-/// The cache blocks. They depend on the type and the instruction set alone. Without fused
-/// multiply-adds every term is rounded twice: chains of 64 then lose as few digits as PyTorch does.
-template <class T>
-struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
-  static constexpr Index m = 192;
-  static constexpr Index packed_m = 96;  // rows of a that are copied together
-  static constexpr Index n = 768;
-};
 
 /// Every row of b counts.
 struct KeepAll {};
@@ -6784,7 +6957,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -6846,6 +7019,9 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
+  }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
 
@@ -9590,83 +9766,14 @@ HEADWISE_STRICT_MATH_END
 // Products of few rows with a right factor of 16 bits, which is read once, as it lies, at the speed
 // of memory. Read once for each instruction set.
 //
-// Every element is the sum that gemm.inc forms: chains of multiply-adds, GemmBlocks::k terms long,
-// one added to the other. Where rows of w lie side by side, four of them are added at a time to
-// sums that the first cache holds; where its columns do, squares of them are transposed. Traffic: w
-// once. (Widened by parts of 384 x 192 for the tiles of gemm.inc instead, w of 3072 x 768 took 1.4
-// times as long on an AMD EPYC, family 25, model 17: a part's rows lie pages apart.)
+// Every element is the sum that gemm.inc forms. Where rows of w lie side by side, thin_gemm.inc
+// adds them; where its columns do, squares of them are transposed as pairs. Traffic: w once.
+// (Widened by parts of 384 x 192 for the tiles of gemm.inc instead, w of 3072 x 768 took 1.4 times
+// as long on an AMD EPYC, family 25, model 17: a part's rows lie pages apart.)
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
-
-/// The first `count` elements of a vector, the rest 0.
-template <Scalar T, class U>
-HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
-  constexpr int width = Simd<T>::width;
-  if (count >= width) return load_as<T>(from);
-  T some[std::size_t{width}] = {};
-  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
-  return Simd<T>::load(some);
-}
-
-/// c = sum + bias of a first chain, or c + sum of those that follow.
-template <Scalar T>
-HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
-  if (!first) {
-    c = c + sum;
-  } else {
-    c = bias == nullptr ? sum : sum + bias[n];
-  }
-}
-
-/// sums [M, N] += a [M, R] w [R, N], term by term.
-template <Scalar T, int M, int R, class U>
-void add_some_rows(Matrix<const T> a, Matrix<const U> w, Index N, T* sums, Index sums_row) {
-  using S = Simd<T>;
-  typename S::Vector x[std::size_t{M}][std::size_t{R}];
-  for (int m = 0; m < M; ++m) {
-    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
-  }
-  for (Index n = 0; n < N; n += S::width) {
-    typename S::Vector in[std::size_t{R}];
-    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
-      in[r] = load_some<T>(w.data + r * w.row + n, N - n);
-    });
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      T* const at = sums + m * sums_row + n;
-      auto sum = S::load(at);
-      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
-      S::store(sum, at);
-    });
-  }
-}
-
-/// Where rows of w lie side by side.
-template <Scalar T, int M, class U>
-void multiply_along_rows(const FewRows<T>& of, Matrix<const U> w) {
-  constexpr Index most = FewRows<T>::sums_size / M / Simd<T>::width * Simd<T>::width;
-  const auto [rows, N_all, K_all] = of.size;
-  for (Index n = 0; n < N_all; n += most) {
-    const Index N = std::min<Index>(most, N_all - n), sums_row = round_up(N, Simd<T>::width);
-    for (Index k = 0; k == 0 || k < K_all; k += GemmBlocks<T>::k) {
-      const Index end = std::min<Index>(K_all, k + GemmBlocks<T>::k);
-      set_zero(of.sums, M * sums_row);
-      Index i = k;
-      for (; i + 4 <= end; i += 4) {
-        add_some_rows<T, M, 4>(of.a.from(0, i), w.from(i, n), N, of.sums, sums_row);
-      }
-      for (; i < end; ++i) {
-        add_some_rows<T, M, 1>(of.a.from(0, i), w.from(i, n), N, of.sums, sums_row);
-      }
-      for (Index m = 0; m < M; ++m) {
-        for (Index j = 0; j < N; ++j) {
-          finish_chain(of.sums[m * sums_row + j], k == 0, of.bias, n + j, of.c(m, n + j));
-        }
-      }
-    }
-  }
-}
 
 /// A column's elements from one inner index on, two to a lane; those behind `count` are 0.
 template <Scalar T, class U>
@@ -9705,7 +9812,7 @@ HEADWISE_INLINE void add_square(Matrix<const T> a, Index K,
 /// Where columns of w do, as many of them as a vector holds at a time: as pairs, so that half as
 /// many are to be transposed, and those of the next sums asked for: 1.5 times the speed.
 template <Scalar T, int M, class U>
-void multiply_along_columns(const FewRows<T>& of, Matrix<const U> w) {
+void multiply_along_pairs(const FewRows<T>& of, Matrix<const U> w) {
   using S = Simd<T>;
   constexpr Index together = 2 * S::width;
   const auto [rows, N_all, K_all] = of.size;
@@ -9731,9 +9838,7 @@ void multiply_along_columns(const FewRows<T>& of, Matrix<const U> w) {
       T lanes[std::size_t{S::width}];
       for (Index m = 0; m < M; ++m) {
         S::store(sums[m], lanes);
-        for (Index j = 0; j < N; ++j) {
-          finish_chain(lanes[j], k == 0, of.bias, n + j, of.c(m, n + j));
-        }
+        finish_chains<T>(lanes, N, k == 0, of.bias, n, row(of.c, m));
       }
     }
   }
@@ -9742,8 +9847,8 @@ void multiply_along_columns(const FewRows<T>& of, Matrix<const U> w) {
 template <Scalar T, int M, class U>
 void multiply_rows(const FewRows<T>& of) {
   const auto w = of.w.template as<U>();
-  if (w.column == 1) return multiply_along_rows<T, M>(of, w);
-  multiply_along_columns<T, M>(of, w);
+  if (w.column != 1) return multiply_along_pairs<T, M>(of, w);
+  multiply_along_rows<T, M>(of.a, w, of.c, of.size, {.bias = of.bias}, of.sums);
 }
 template <Scalar T, class U>
 void multiply_rows(const FewRows<T>& of) {
@@ -9753,7 +9858,7 @@ void multiply_rows(const FewRows<T>& of) {
   multiply_rows<T, 4, U>(of);
 }
 
-/// c [M, N] = a [M, K] w [K, N] + bias, M at most FewRows::most, w of 16 bits with dense rows or
+/// c [M, N] = a [M, K] w [K, N] + bias, M at most Thin::rows, w of 16 bits with dense rows or
 /// columns.
 template <Scalar T>
 void multiply_few_rows(const FewRows<T>& of) {
@@ -12191,6 +12296,14 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
+struct GemmBlocks {
+  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index m = 192;
+  static constexpr Index packed_m = 96;  // rows of a that are copied together
+  static constexpr Index n = 768;
+};
+
+template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
   auto sums = S::zero();
@@ -12503,19 +12616,161 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/gemm.inc
+// headwise/kernels/thin_gemm.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T>
-struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
-  static constexpr Index m = 192;
-  static constexpr Index packed_m = 96;  // rows of a that are copied together
-  static constexpr Index n = 768;
-};
+template <Scalar T>
+HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
+  if (!first) {
+    c = c + sum;
+  } else {
+    c = bias == nullptr ? sum : sum + bias[n];
+  }
+}
+
+template <Scalar T>
+void finish_chains(const T* sums, Index N, bool first, const T* bias, Index n, Row<T> c) {
+  using S = Simd<T>;
+  Index j = 0;
+  for (; c.step == 1 && j + S::width <= N; j += S::width) {
+    T* const to = c.data + n + j;
+    auto sum = S::load(sums + j);
+    if (!first) sum = S::load(to) + sum;
+    if (first && bias != nullptr) sum = sum + S::load(bias + n + j);
+    S::store(sum, to);
+  }
+  for (; j < N; ++j) finish_chain(sums[j], first, bias, n + j, c[n + j]);
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
+  constexpr int width = Simd<T>::width;
+  if (count >= width) return load_as<T>(from);
+  T some[std::size_t{width}] = {};
+  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
+  return Simd<T>::load(some);
+}
+
+template <Scalar T, int M, int R, class U>
+HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+  using S = Simd<T>;
+  const Index apart = round_up(N, S::width);
+  typename S::Vector x[std::size_t{M}][std::size_t{R}];
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
+  }
+  for (Index n = 0; n < N; n += S::width) {
+    typename S::Vector in[std::size_t{R}];
+    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      in[r] = load_some<T>(b.data + r * b.row + n, N - n);
+    });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* const at = sums + m * apart + n;
+      auto sum = S::load(at);
+      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
+      S::store(sum, at);
+    });
+  }
+}
+
+template <Scalar T, int M, class U>
+void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
+                         const Epilogue<T>& epilogue, T* sums) {
+  constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
+    for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      set_zero(sums, M * apart);
+      Index i = k;
+      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      const bool first = k == 0 && !epilogue.accumulate;
+      for (Index m = 0; m < M; ++m) {
+        finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
+                                 typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
+  constexpr Index width = Simd<T>::width;
+  if (K == width && N == width) {
+    unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(from + (n + width) * apart);
+      square[n] = Simd<T>::load(from + n * apart);
+    });
+  } else {
+    for (Index n = 0; n < width; ++n) {
+      T some[std::size_t{width}] = {};
+      if (n < N) std::copy_n(from + n * apart, K, some);
+      square[n] = Simd<T>::load(some);
+    }
+  }
+  transpose<T>(square);
+}
+
+template <Scalar T>
+void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                            const Epilogue<T>& epilogue) {
+  using S = Simd<T>;
+  constexpr Index width = S::width;
+  for (Index n = 0; n < size.N; n += width) {
+    const Index N = std::min<Index>(width, size.N - n);
+    for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      for (Index i = k; i < end; i += width) {
+        const Index K = std::min<Index>(width, end - i);
+        typename S::Vector square[std::size_t{width}];
+        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
+        for (Index m = 0; m < size.M; ++m) {
+          auto sum = sums[m];
+          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
+            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
+          });
+          sums[m] = sum;
+        }
+      }
+      const bool first = k == 0 && !epilogue.accumulate;
+      T lanes[std::size_t{width}];
+      for (Index m = 0; m < size.M; ++m) {
+        S::store(sums[m], lanes);
+        finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
+  return b.column == 1 ? size.M == 1 : b.row == 1;
+}
+
+template <Scalar T>
+void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue, T* scratch) {
+  if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
+  multiply_along_columns<T>(a, b, c, size, epilogue);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 struct KeepAll {};
 
@@ -12586,7 +12841,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -12643,6 +12898,9 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
+  }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
 
@@ -15075,70 +15333,6 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
-HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
-  constexpr int width = Simd<T>::width;
-  if (count >= width) return load_as<T>(from);
-  T some[std::size_t{width}] = {};
-  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
-  return Simd<T>::load(some);
-}
-
-template <Scalar T>
-HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
-  if (!first) {
-    c = c + sum;
-  } else {
-    c = bias == nullptr ? sum : sum + bias[n];
-  }
-}
-
-template <Scalar T, int M, int R, class U>
-void add_some_rows(Matrix<const T> a, Matrix<const U> w, Index N, T* sums, Index sums_row) {
-  using S = Simd<T>;
-  typename S::Vector x[std::size_t{M}][std::size_t{R}];
-  for (int m = 0; m < M; ++m) {
-    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
-  }
-  for (Index n = 0; n < N; n += S::width) {
-    typename S::Vector in[std::size_t{R}];
-    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
-      in[r] = load_some<T>(w.data + r * w.row + n, N - n);
-    });
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      T* const at = sums + m * sums_row + n;
-      auto sum = S::load(at);
-      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
-      S::store(sum, at);
-    });
-  }
-}
-
-template <Scalar T, int M, class U>
-void multiply_along_rows(const FewRows<T>& of, Matrix<const U> w) {
-  constexpr Index most = FewRows<T>::sums_size / M / Simd<T>::width * Simd<T>::width;
-  const auto [rows, N_all, K_all] = of.size;
-  for (Index n = 0; n < N_all; n += most) {
-    const Index N = std::min<Index>(most, N_all - n), sums_row = round_up(N, Simd<T>::width);
-    for (Index k = 0; k == 0 || k < K_all; k += GemmBlocks<T>::k) {
-      const Index end = std::min<Index>(K_all, k + GemmBlocks<T>::k);
-      set_zero(of.sums, M * sums_row);
-      Index i = k;
-      for (; i + 4 <= end; i += 4) {
-        add_some_rows<T, M, 4>(of.a.from(0, i), w.from(i, n), N, of.sums, sums_row);
-      }
-      for (; i < end; ++i) {
-        add_some_rows<T, M, 1>(of.a.from(0, i), w.from(i, n), N, of.sums, sums_row);
-      }
-      for (Index m = 0; m < M; ++m) {
-        for (Index j = 0; j < N; ++j) {
-          finish_chain(of.sums[m * sums_row + j], k == 0, of.bias, n + j, of.c(m, n + j));
-        }
-      }
-    }
-  }
-}
-
-template <Scalar T, class U>
 HEADWISE_INLINE typename Simd<T>::Vector load_pairs(const U* from, Index count) {
   constexpr Index all = 2 * Simd<T>::width;
   typename Simd<T>::Vector pairs;
@@ -15171,7 +15365,7 @@ HEADWISE_INLINE void add_square(Matrix<const T> a, Index K,
 }
 
 template <Scalar T, int M, class U>
-void multiply_along_columns(const FewRows<T>& of, Matrix<const U> w) {
+void multiply_along_pairs(const FewRows<T>& of, Matrix<const U> w) {
   using S = Simd<T>;
   constexpr Index together = 2 * S::width;
   const auto [rows, N_all, K_all] = of.size;
@@ -15197,9 +15391,7 @@ void multiply_along_columns(const FewRows<T>& of, Matrix<const U> w) {
       T lanes[std::size_t{S::width}];
       for (Index m = 0; m < M; ++m) {
         S::store(sums[m], lanes);
-        for (Index j = 0; j < N; ++j) {
-          finish_chain(lanes[j], k == 0, of.bias, n + j, of.c(m, n + j));
-        }
+        finish_chains<T>(lanes, N, k == 0, of.bias, n, row(of.c, m));
       }
     }
   }
@@ -15208,8 +15400,8 @@ void multiply_along_columns(const FewRows<T>& of, Matrix<const U> w) {
 template <Scalar T, int M, class U>
 void multiply_rows(const FewRows<T>& of) {
   const auto w = of.w.template as<U>();
-  if (w.column == 1) return multiply_along_rows<T, M>(of, w);
-  multiply_along_columns<T, M>(of, w);
+  if (w.column != 1) return multiply_along_pairs<T, M>(of, w);
+  multiply_along_rows<T, M>(of.a, w, of.c, of.size, {.bias = of.bias}, of.sums);
 }
 template <Scalar T, class U>
 void multiply_rows(const FewRows<T>& of) {
@@ -17520,6 +17712,14 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
+struct GemmBlocks {
+  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index m = 192;
+  static constexpr Index packed_m = 96;  // rows of a that are copied together
+  static constexpr Index n = 768;
+};
+
+template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
   auto sums = S::zero();
@@ -17832,19 +18032,161 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/gemm.inc
+// headwise/kernels/thin_gemm.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T>
-struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
-  static constexpr Index m = 192;
-  static constexpr Index packed_m = 96;  // rows of a that are copied together
-  static constexpr Index n = 768;
-};
+template <Scalar T>
+HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
+  if (!first) {
+    c = c + sum;
+  } else {
+    c = bias == nullptr ? sum : sum + bias[n];
+  }
+}
+
+template <Scalar T>
+void finish_chains(const T* sums, Index N, bool first, const T* bias, Index n, Row<T> c) {
+  using S = Simd<T>;
+  Index j = 0;
+  for (; c.step == 1 && j + S::width <= N; j += S::width) {
+    T* const to = c.data + n + j;
+    auto sum = S::load(sums + j);
+    if (!first) sum = S::load(to) + sum;
+    if (first && bias != nullptr) sum = sum + S::load(bias + n + j);
+    S::store(sum, to);
+  }
+  for (; j < N; ++j) finish_chain(sums[j], first, bias, n + j, c[n + j]);
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
+  constexpr int width = Simd<T>::width;
+  if (count >= width) return load_as<T>(from);
+  T some[std::size_t{width}] = {};
+  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
+  return Simd<T>::load(some);
+}
+
+template <Scalar T, int M, int R, class U>
+HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+  using S = Simd<T>;
+  const Index apart = round_up(N, S::width);
+  typename S::Vector x[std::size_t{M}][std::size_t{R}];
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
+  }
+  for (Index n = 0; n < N; n += S::width) {
+    typename S::Vector in[std::size_t{R}];
+    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      in[r] = load_some<T>(b.data + r * b.row + n, N - n);
+    });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* const at = sums + m * apart + n;
+      auto sum = S::load(at);
+      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
+      S::store(sum, at);
+    });
+  }
+}
+
+template <Scalar T, int M, class U>
+void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
+                         const Epilogue<T>& epilogue, T* sums) {
+  constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
+    for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      set_zero(sums, M * apart);
+      Index i = k;
+      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      const bool first = k == 0 && !epilogue.accumulate;
+      for (Index m = 0; m < M; ++m) {
+        finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
+                                 typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
+  constexpr Index width = Simd<T>::width;
+  if (K == width && N == width) {
+    unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(from + (n + width) * apart);
+      square[n] = Simd<T>::load(from + n * apart);
+    });
+  } else {
+    for (Index n = 0; n < width; ++n) {
+      T some[std::size_t{width}] = {};
+      if (n < N) std::copy_n(from + n * apart, K, some);
+      square[n] = Simd<T>::load(some);
+    }
+  }
+  transpose<T>(square);
+}
+
+template <Scalar T>
+void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                            const Epilogue<T>& epilogue) {
+  using S = Simd<T>;
+  constexpr Index width = S::width;
+  for (Index n = 0; n < size.N; n += width) {
+    const Index N = std::min<Index>(width, size.N - n);
+    for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      for (Index i = k; i < end; i += width) {
+        const Index K = std::min<Index>(width, end - i);
+        typename S::Vector square[std::size_t{width}];
+        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
+        for (Index m = 0; m < size.M; ++m) {
+          auto sum = sums[m];
+          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
+            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
+          });
+          sums[m] = sum;
+        }
+      }
+      const bool first = k == 0 && !epilogue.accumulate;
+      T lanes[std::size_t{width}];
+      for (Index m = 0; m < size.M; ++m) {
+        S::store(sums[m], lanes);
+        finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
+  return b.column == 1 ? size.M == 1 : b.row == 1;
+}
+
+template <Scalar T>
+void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue, T* scratch) {
+  if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
+  multiply_along_columns<T>(a, b, c, size, epilogue);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 struct KeepAll {};
 
@@ -17915,7 +18257,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -17972,6 +18314,9 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
+  }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
 
@@ -20404,70 +20749,6 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
-HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
-  constexpr int width = Simd<T>::width;
-  if (count >= width) return load_as<T>(from);
-  T some[std::size_t{width}] = {};
-  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
-  return Simd<T>::load(some);
-}
-
-template <Scalar T>
-HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
-  if (!first) {
-    c = c + sum;
-  } else {
-    c = bias == nullptr ? sum : sum + bias[n];
-  }
-}
-
-template <Scalar T, int M, int R, class U>
-void add_some_rows(Matrix<const T> a, Matrix<const U> w, Index N, T* sums, Index sums_row) {
-  using S = Simd<T>;
-  typename S::Vector x[std::size_t{M}][std::size_t{R}];
-  for (int m = 0; m < M; ++m) {
-    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
-  }
-  for (Index n = 0; n < N; n += S::width) {
-    typename S::Vector in[std::size_t{R}];
-    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
-      in[r] = load_some<T>(w.data + r * w.row + n, N - n);
-    });
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      T* const at = sums + m * sums_row + n;
-      auto sum = S::load(at);
-      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
-      S::store(sum, at);
-    });
-  }
-}
-
-template <Scalar T, int M, class U>
-void multiply_along_rows(const FewRows<T>& of, Matrix<const U> w) {
-  constexpr Index most = FewRows<T>::sums_size / M / Simd<T>::width * Simd<T>::width;
-  const auto [rows, N_all, K_all] = of.size;
-  for (Index n = 0; n < N_all; n += most) {
-    const Index N = std::min<Index>(most, N_all - n), sums_row = round_up(N, Simd<T>::width);
-    for (Index k = 0; k == 0 || k < K_all; k += GemmBlocks<T>::k) {
-      const Index end = std::min<Index>(K_all, k + GemmBlocks<T>::k);
-      set_zero(of.sums, M * sums_row);
-      Index i = k;
-      for (; i + 4 <= end; i += 4) {
-        add_some_rows<T, M, 4>(of.a.from(0, i), w.from(i, n), N, of.sums, sums_row);
-      }
-      for (; i < end; ++i) {
-        add_some_rows<T, M, 1>(of.a.from(0, i), w.from(i, n), N, of.sums, sums_row);
-      }
-      for (Index m = 0; m < M; ++m) {
-        for (Index j = 0; j < N; ++j) {
-          finish_chain(of.sums[m * sums_row + j], k == 0, of.bias, n + j, of.c(m, n + j));
-        }
-      }
-    }
-  }
-}
-
-template <Scalar T, class U>
 HEADWISE_INLINE typename Simd<T>::Vector load_pairs(const U* from, Index count) {
   constexpr Index all = 2 * Simd<T>::width;
   typename Simd<T>::Vector pairs;
@@ -20500,7 +20781,7 @@ HEADWISE_INLINE void add_square(Matrix<const T> a, Index K,
 }
 
 template <Scalar T, int M, class U>
-void multiply_along_columns(const FewRows<T>& of, Matrix<const U> w) {
+void multiply_along_pairs(const FewRows<T>& of, Matrix<const U> w) {
   using S = Simd<T>;
   constexpr Index together = 2 * S::width;
   const auto [rows, N_all, K_all] = of.size;
@@ -20526,9 +20807,7 @@ void multiply_along_columns(const FewRows<T>& of, Matrix<const U> w) {
       T lanes[std::size_t{S::width}];
       for (Index m = 0; m < M; ++m) {
         S::store(sums[m], lanes);
-        for (Index j = 0; j < N; ++j) {
-          finish_chain(lanes[j], k == 0, of.bias, n + j, of.c(m, n + j));
-        }
+        finish_chains<T>(lanes, N, k == 0, of.bias, n, row(of.c, m));
       }
     }
   }
@@ -20537,8 +20816,8 @@ void multiply_along_columns(const FewRows<T>& of, Matrix<const U> w) {
 template <Scalar T, int M, class U>
 void multiply_rows(const FewRows<T>& of) {
   const auto w = of.w.template as<U>();
-  if (w.column == 1) return multiply_along_rows<T, M>(of, w);
-  multiply_along_columns<T, M>(of, w);
+  if (w.column != 1) return multiply_along_pairs<T, M>(of, w);
+  multiply_along_rows<T, M>(of.a, w, of.c, of.size, {.bias = of.bias}, of.sums);
 }
 template <Scalar T, class U>
 void multiply_rows(const FewRows<T>& of) {
@@ -26588,14 +26867,15 @@ class StoredGemm {
              const Context& context)
       : as_(as),
         w_(w),
-        few_(context.products.exact() && size.M <= FewRows::most && (w.row == 1 || w.column == 1)),
+        few_(context.products.exact() && size.M <= kernels::Thin::rows &&
+             (w.row == 1 || w.column == 1)),
         run_(kernels::kernels_for<float>(context)),
         stored_(kernels::model_kernels_here<float>()),
         most_{size.M, std::min<Index>(size.N, part_columns), std::min<Index>(size.K, run_.inner)} {}
 
   /// Floats that each worker needs.
   Index scratch() const {
-    if (few_) return FewRows::sums_size;
+    if (few_) return kernels::Thin::sums;
     return padded<float>(most_.N * most_.K) + run_.gemm_scratch(most_);
   }
   /// c [M, N] = a w + bias, of N columns of w from `first` on.
@@ -26603,7 +26883,7 @@ class StoredGemm {
            const kernels::Extents& size, const float* bias, Scratch<float> memory) const {
     if (few_) {
       return stored_.multiply_few_rows(
-          {size, a, from(0, first), as_, c, bias, memory.take(FewRows::sums_size)});
+          {size, a, from(0, first), as_, c, bias, memory.take(kernels::Thin::sums)});
     }
     float* const widened = memory.take(most_.N * most_.K);
     float* const scratch = memory.take(run_.gemm_scratch(most_));
@@ -26620,8 +26900,6 @@ class StoredGemm {
   }
 
  private:
-  using FewRows = kernels::FewRows<float>;
-
   /// A part of 384 rows is 288 KiB as floats.
   static constexpr Index part_columns = 192;
 
@@ -35093,6 +35371,14 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
+struct GemmBlocks {
+  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index m = 192;
+  static constexpr Index packed_m = 96;  // rows of a that are copied together
+  static constexpr Index n = 768;
+};
+
+template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
   auto sums = S::zero();
@@ -35405,19 +35691,161 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/gemm.inc
+// headwise/kernels/thin_gemm.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T>
-struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
-  static constexpr Index m = 192;
-  static constexpr Index packed_m = 96;  // rows of a that are copied together
-  static constexpr Index n = 768;
-};
+template <Scalar T>
+HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
+  if (!first) {
+    c = c + sum;
+  } else {
+    c = bias == nullptr ? sum : sum + bias[n];
+  }
+}
+
+template <Scalar T>
+void finish_chains(const T* sums, Index N, bool first, const T* bias, Index n, Row<T> c) {
+  using S = Simd<T>;
+  Index j = 0;
+  for (; c.step == 1 && j + S::width <= N; j += S::width) {
+    T* const to = c.data + n + j;
+    auto sum = S::load(sums + j);
+    if (!first) sum = S::load(to) + sum;
+    if (first && bias != nullptr) sum = sum + S::load(bias + n + j);
+    S::store(sum, to);
+  }
+  for (; j < N; ++j) finish_chain(sums[j], first, bias, n + j, c[n + j]);
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
+  constexpr int width = Simd<T>::width;
+  if (count >= width) return load_as<T>(from);
+  T some[std::size_t{width}] = {};
+  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
+  return Simd<T>::load(some);
+}
+
+template <Scalar T, int M, int R, class U>
+HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+  using S = Simd<T>;
+  const Index apart = round_up(N, S::width);
+  typename S::Vector x[std::size_t{M}][std::size_t{R}];
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
+  }
+  for (Index n = 0; n < N; n += S::width) {
+    typename S::Vector in[std::size_t{R}];
+    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      in[r] = load_some<T>(b.data + r * b.row + n, N - n);
+    });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* const at = sums + m * apart + n;
+      auto sum = S::load(at);
+      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
+      S::store(sum, at);
+    });
+  }
+}
+
+template <Scalar T, int M, class U>
+void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
+                         const Epilogue<T>& epilogue, T* sums) {
+  constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
+    for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      set_zero(sums, M * apart);
+      Index i = k;
+      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      const bool first = k == 0 && !epilogue.accumulate;
+      for (Index m = 0; m < M; ++m) {
+        finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
+                                 typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
+  constexpr Index width = Simd<T>::width;
+  if (K == width && N == width) {
+    unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(from + (n + width) * apart);
+      square[n] = Simd<T>::load(from + n * apart);
+    });
+  } else {
+    for (Index n = 0; n < width; ++n) {
+      T some[std::size_t{width}] = {};
+      if (n < N) std::copy_n(from + n * apart, K, some);
+      square[n] = Simd<T>::load(some);
+    }
+  }
+  transpose<T>(square);
+}
+
+template <Scalar T>
+void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                            const Epilogue<T>& epilogue) {
+  using S = Simd<T>;
+  constexpr Index width = S::width;
+  for (Index n = 0; n < size.N; n += width) {
+    const Index N = std::min<Index>(width, size.N - n);
+    for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      for (Index i = k; i < end; i += width) {
+        const Index K = std::min<Index>(width, end - i);
+        typename S::Vector square[std::size_t{width}];
+        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
+        for (Index m = 0; m < size.M; ++m) {
+          auto sum = sums[m];
+          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
+            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
+          });
+          sums[m] = sum;
+        }
+      }
+      const bool first = k == 0 && !epilogue.accumulate;
+      T lanes[std::size_t{width}];
+      for (Index m = 0; m < size.M; ++m) {
+        S::store(sums[m], lanes);
+        finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
+  return b.column == 1 ? size.M == 1 : b.row == 1;
+}
+
+template <Scalar T>
+void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue, T* scratch) {
+  if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
+  multiply_along_columns<T>(a, b, c, size, epilogue);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 struct KeepAll {};
 
@@ -35488,7 +35916,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -35545,6 +35973,9 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
+  }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
 
@@ -38549,6 +38980,14 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
+struct GemmBlocks {
+  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index m = 192;
+  static constexpr Index packed_m = 96;  // rows of a that are copied together
+  static constexpr Index n = 768;
+};
+
+template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
   auto sums = S::zero();
@@ -38861,19 +39300,161 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/gemm.inc
+// headwise/kernels/thin_gemm.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T>
-struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
-  static constexpr Index m = 192;
-  static constexpr Index packed_m = 96;  // rows of a that are copied together
-  static constexpr Index n = 768;
-};
+template <Scalar T>
+HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
+  if (!first) {
+    c = c + sum;
+  } else {
+    c = bias == nullptr ? sum : sum + bias[n];
+  }
+}
+
+template <Scalar T>
+void finish_chains(const T* sums, Index N, bool first, const T* bias, Index n, Row<T> c) {
+  using S = Simd<T>;
+  Index j = 0;
+  for (; c.step == 1 && j + S::width <= N; j += S::width) {
+    T* const to = c.data + n + j;
+    auto sum = S::load(sums + j);
+    if (!first) sum = S::load(to) + sum;
+    if (first && bias != nullptr) sum = sum + S::load(bias + n + j);
+    S::store(sum, to);
+  }
+  for (; j < N; ++j) finish_chain(sums[j], first, bias, n + j, c[n + j]);
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
+  constexpr int width = Simd<T>::width;
+  if (count >= width) return load_as<T>(from);
+  T some[std::size_t{width}] = {};
+  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
+  return Simd<T>::load(some);
+}
+
+template <Scalar T, int M, int R, class U>
+HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+  using S = Simd<T>;
+  const Index apart = round_up(N, S::width);
+  typename S::Vector x[std::size_t{M}][std::size_t{R}];
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
+  }
+  for (Index n = 0; n < N; n += S::width) {
+    typename S::Vector in[std::size_t{R}];
+    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      in[r] = load_some<T>(b.data + r * b.row + n, N - n);
+    });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* const at = sums + m * apart + n;
+      auto sum = S::load(at);
+      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
+      S::store(sum, at);
+    });
+  }
+}
+
+template <Scalar T, int M, class U>
+void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
+                         const Epilogue<T>& epilogue, T* sums) {
+  constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
+    for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      set_zero(sums, M * apart);
+      Index i = k;
+      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      const bool first = k == 0 && !epilogue.accumulate;
+      for (Index m = 0; m < M; ++m) {
+        finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
+                                 typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
+  constexpr Index width = Simd<T>::width;
+  if (K == width && N == width) {
+    unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(from + (n + width) * apart);
+      square[n] = Simd<T>::load(from + n * apart);
+    });
+  } else {
+    for (Index n = 0; n < width; ++n) {
+      T some[std::size_t{width}] = {};
+      if (n < N) std::copy_n(from + n * apart, K, some);
+      square[n] = Simd<T>::load(some);
+    }
+  }
+  transpose<T>(square);
+}
+
+template <Scalar T>
+void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                            const Epilogue<T>& epilogue) {
+  using S = Simd<T>;
+  constexpr Index width = S::width;
+  for (Index n = 0; n < size.N; n += width) {
+    const Index N = std::min<Index>(width, size.N - n);
+    for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      for (Index i = k; i < end; i += width) {
+        const Index K = std::min<Index>(width, end - i);
+        typename S::Vector square[std::size_t{width}];
+        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
+        for (Index m = 0; m < size.M; ++m) {
+          auto sum = sums[m];
+          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
+            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
+          });
+          sums[m] = sum;
+        }
+      }
+      const bool first = k == 0 && !epilogue.accumulate;
+      T lanes[std::size_t{width}];
+      for (Index m = 0; m < size.M; ++m) {
+        S::store(sums[m], lanes);
+        finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
+  return b.column == 1 ? size.M == 1 : b.row == 1;
+}
+
+template <Scalar T>
+void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue, T* scratch) {
+  if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
+  multiply_along_columns<T>(a, b, c, size, epilogue);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 struct KeepAll {};
 
@@ -38944,7 +39525,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -39001,6 +39582,9 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
+  }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
 
@@ -42001,6 +42585,14 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
+struct GemmBlocks {
+  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index m = 192;
+  static constexpr Index packed_m = 96;  // rows of a that are copied together
+  static constexpr Index n = 768;
+};
+
+template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
   auto sums = S::zero();
@@ -42313,19 +42905,161 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/gemm.inc
+// headwise/kernels/thin_gemm.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T>
-struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
-  static constexpr Index m = 192;
-  static constexpr Index packed_m = 96;  // rows of a that are copied together
-  static constexpr Index n = 768;
-};
+template <Scalar T>
+HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
+  if (!first) {
+    c = c + sum;
+  } else {
+    c = bias == nullptr ? sum : sum + bias[n];
+  }
+}
+
+template <Scalar T>
+void finish_chains(const T* sums, Index N, bool first, const T* bias, Index n, Row<T> c) {
+  using S = Simd<T>;
+  Index j = 0;
+  for (; c.step == 1 && j + S::width <= N; j += S::width) {
+    T* const to = c.data + n + j;
+    auto sum = S::load(sums + j);
+    if (!first) sum = S::load(to) + sum;
+    if (first && bias != nullptr) sum = sum + S::load(bias + n + j);
+    S::store(sum, to);
+  }
+  for (; j < N; ++j) finish_chain(sums[j], first, bias, n + j, c[n + j]);
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
+  constexpr int width = Simd<T>::width;
+  if (count >= width) return load_as<T>(from);
+  T some[std::size_t{width}] = {};
+  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
+  return Simd<T>::load(some);
+}
+
+template <Scalar T, int M, int R, class U>
+HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+  using S = Simd<T>;
+  const Index apart = round_up(N, S::width);
+  typename S::Vector x[std::size_t{M}][std::size_t{R}];
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
+  }
+  for (Index n = 0; n < N; n += S::width) {
+    typename S::Vector in[std::size_t{R}];
+    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      in[r] = load_some<T>(b.data + r * b.row + n, N - n);
+    });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* const at = sums + m * apart + n;
+      auto sum = S::load(at);
+      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
+      S::store(sum, at);
+    });
+  }
+}
+
+template <Scalar T, int M, class U>
+void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
+                         const Epilogue<T>& epilogue, T* sums) {
+  constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
+    for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      set_zero(sums, M * apart);
+      Index i = k;
+      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      const bool first = k == 0 && !epilogue.accumulate;
+      for (Index m = 0; m < M; ++m) {
+        finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
+                                 typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
+  constexpr Index width = Simd<T>::width;
+  if (K == width && N == width) {
+    unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(from + (n + width) * apart);
+      square[n] = Simd<T>::load(from + n * apart);
+    });
+  } else {
+    for (Index n = 0; n < width; ++n) {
+      T some[std::size_t{width}] = {};
+      if (n < N) std::copy_n(from + n * apart, K, some);
+      square[n] = Simd<T>::load(some);
+    }
+  }
+  transpose<T>(square);
+}
+
+template <Scalar T>
+void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                            const Epilogue<T>& epilogue) {
+  using S = Simd<T>;
+  constexpr Index width = S::width;
+  for (Index n = 0; n < size.N; n += width) {
+    const Index N = std::min<Index>(width, size.N - n);
+    for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      for (Index i = k; i < end; i += width) {
+        const Index K = std::min<Index>(width, end - i);
+        typename S::Vector square[std::size_t{width}];
+        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
+        for (Index m = 0; m < size.M; ++m) {
+          auto sum = sums[m];
+          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
+            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
+          });
+          sums[m] = sum;
+        }
+      }
+      const bool first = k == 0 && !epilogue.accumulate;
+      T lanes[std::size_t{width}];
+      for (Index m = 0; m < size.M; ++m) {
+        S::store(sums[m], lanes);
+        finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
+  return b.column == 1 ? size.M == 1 : b.row == 1;
+}
+
+template <Scalar T>
+void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue, T* scratch) {
+  if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
+  multiply_along_columns<T>(a, b, c, size, epilogue);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 struct KeepAll {};
 
@@ -42396,7 +43130,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -42453,6 +43187,9 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
+  }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
 
@@ -45453,6 +46190,14 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
+struct GemmBlocks {
+  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index m = 192;
+  static constexpr Index packed_m = 96;  // rows of a that are copied together
+  static constexpr Index n = 768;
+};
+
+template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
   auto sums = S::zero();
@@ -45765,19 +46510,161 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/gemm.inc
+// headwise/kernels/thin_gemm.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T>
-struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
-  static constexpr Index m = 192;
-  static constexpr Index packed_m = 96;  // rows of a that are copied together
-  static constexpr Index n = 768;
-};
+template <Scalar T>
+HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
+  if (!first) {
+    c = c + sum;
+  } else {
+    c = bias == nullptr ? sum : sum + bias[n];
+  }
+}
+
+template <Scalar T>
+void finish_chains(const T* sums, Index N, bool first, const T* bias, Index n, Row<T> c) {
+  using S = Simd<T>;
+  Index j = 0;
+  for (; c.step == 1 && j + S::width <= N; j += S::width) {
+    T* const to = c.data + n + j;
+    auto sum = S::load(sums + j);
+    if (!first) sum = S::load(to) + sum;
+    if (first && bias != nullptr) sum = sum + S::load(bias + n + j);
+    S::store(sum, to);
+  }
+  for (; j < N; ++j) finish_chain(sums[j], first, bias, n + j, c[n + j]);
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
+  constexpr int width = Simd<T>::width;
+  if (count >= width) return load_as<T>(from);
+  T some[std::size_t{width}] = {};
+  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
+  return Simd<T>::load(some);
+}
+
+template <Scalar T, int M, int R, class U>
+HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+  using S = Simd<T>;
+  const Index apart = round_up(N, S::width);
+  typename S::Vector x[std::size_t{M}][std::size_t{R}];
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
+  }
+  for (Index n = 0; n < N; n += S::width) {
+    typename S::Vector in[std::size_t{R}];
+    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      in[r] = load_some<T>(b.data + r * b.row + n, N - n);
+    });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* const at = sums + m * apart + n;
+      auto sum = S::load(at);
+      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
+      S::store(sum, at);
+    });
+  }
+}
+
+template <Scalar T, int M, class U>
+void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
+                         const Epilogue<T>& epilogue, T* sums) {
+  constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
+    for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      set_zero(sums, M * apart);
+      Index i = k;
+      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      const bool first = k == 0 && !epilogue.accumulate;
+      for (Index m = 0; m < M; ++m) {
+        finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
+                                 typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
+  constexpr Index width = Simd<T>::width;
+  if (K == width && N == width) {
+    unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(from + (n + width) * apart);
+      square[n] = Simd<T>::load(from + n * apart);
+    });
+  } else {
+    for (Index n = 0; n < width; ++n) {
+      T some[std::size_t{width}] = {};
+      if (n < N) std::copy_n(from + n * apart, K, some);
+      square[n] = Simd<T>::load(some);
+    }
+  }
+  transpose<T>(square);
+}
+
+template <Scalar T>
+void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                            const Epilogue<T>& epilogue) {
+  using S = Simd<T>;
+  constexpr Index width = S::width;
+  for (Index n = 0; n < size.N; n += width) {
+    const Index N = std::min<Index>(width, size.N - n);
+    for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      for (Index i = k; i < end; i += width) {
+        const Index K = std::min<Index>(width, end - i);
+        typename S::Vector square[std::size_t{width}];
+        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
+        for (Index m = 0; m < size.M; ++m) {
+          auto sum = sums[m];
+          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
+            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
+          });
+          sums[m] = sum;
+        }
+      }
+      const bool first = k == 0 && !epilogue.accumulate;
+      T lanes[std::size_t{width}];
+      for (Index m = 0; m < size.M; ++m) {
+        S::store(sums[m], lanes);
+        finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
+  return b.column == 1 ? size.M == 1 : b.row == 1;
+}
+
+template <Scalar T>
+void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue, T* scratch) {
+  if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
+  multiply_along_columns<T>(a, b, c, size, epilogue);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 struct KeepAll {};
 
@@ -45848,7 +46735,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -45905,6 +46792,9 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
+  }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
 
