@@ -6741,7 +6741,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 
 /// sums [M, N] += a [M, R] b [R, N], term by term; rows of the sums lie whole vectors apart.
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -6775,8 +6775,9 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
-      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + 4 <= end; i += 4)
+        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {
         finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
@@ -12655,7 +12656,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 }
 
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -12686,8 +12687,9 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
-      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + 4 <= end; i += 4)
+        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {
         finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
@@ -18071,7 +18073,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 }
 
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -18102,8 +18104,9 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
-      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + 4 <= end; i += 4)
+        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {
         finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
@@ -35730,7 +35733,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 }
 
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -35761,8 +35764,9 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
-      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + 4 <= end; i += 4)
+        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {
         finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
@@ -39339,7 +39343,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 }
 
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -39370,8 +39374,9 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
-      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + 4 <= end; i += 4)
+        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {
         finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
@@ -42944,7 +42949,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 }
 
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -42975,8 +42980,9 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
-      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + 4 <= end; i += 4)
+        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {
         finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
@@ -46549,7 +46555,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 }
 
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -46580,8 +46586,9 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4) add_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
-      for (; i < end; ++i) add_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + 4 <= end; i += 4)
+        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {
         finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
