@@ -88,4 +88,14 @@ inline std::vector<std::string> features(const RandomConfiguration& c) {
   return names;
 }
 
+/// The configuration in words, and the line that checks its gradients again.
+inline std::string describe(const RandomConfiguration& c) {
+  const MultiHeadAttentionOptions& o = c.options;
+  std::string text = "[B, L, S] " + Shape{c.B, c.L, c.S}.format() + ", [H, G, d, dv, D] " +
+                     Shape{o.num_heads, o.num_kv_heads, o.d_head, o.d_value, o.d_model}.format();
+  for (const std::string& feature : features(c)) text += ", " + feature;
+  return text + "\nrepeat: HEADWISE_SEED=" + std::to_string(c.seed) +
+         " ./headwise_tests_nn \"gradients of random configurations*\"";
+}
+
 }  // namespace headwise_tests

@@ -210,8 +210,7 @@ void linear_forward(In<T, 2> x, In<W, 2> w, In<std::type_identity_t<T>, 1> b,
   const kernels::Extents size{x.extent(0), w.extent(1), x.extent(1)};
   if (size.M == 0 || size.N == 0) return;
   const detail::DenseBias<T> bias(b, context.memory);
-  const detail::StoredGemm gemm(detail::stored_as<W>, kernels::StoredMatrix::of(kernels::matrix(w)),
-                                size, context);
+  const detail::StoredGemm<W> gemm(kernels::matrix(w), size, context);
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   Workspace<T> workspace(context.executor.concurrency(), gemm.scratch(), context.memory);
   detail::for_gemm_tasks(size, run.columns, context, [&](const detail::GemmTask& task) {

@@ -12,13 +12,13 @@ HEADWISE_STRICT_MATH_BEGIN
 
 /// c = a w + bias, w of 16 bits: a chain of its rows after the other, some columns at a time. The
 /// bits are those of the product with the same w as floats, which sums up in the same chains.
+template <NarrowFloat W>  // (a template, so that who doesn't use it compiles no kernel)
 class StoredGemm {
  public:
   /// w [K, N] is all of the factor.
-  StoredGemm(StoredAs as, const kernels::StoredMatrix& w, const kernels::Extents& size,
+  StoredGemm(const kernels::Matrix<const W>& w, const kernels::Extents& size,
              const Context& context)
-      : as_(as),
-        w_(w),
+      : w_(w),
         few_(context.products.exact() && size.M <= kernels::Thin::rows &&
              (w.row == 1 || w.column == 1)),
         run_(kernels::kernels_for<float>(context)),
@@ -34,8 +34,8 @@ class StoredGemm {
   void run(kernels::Matrix<const float> a, Index first, kernels::Matrix<float> c,
            const kernels::Extents& size, const float* bias, Scratch<float> memory) const {
     if (few_) {
-      return stored_.multiply_few_rows(
-          {size, a, from(0, first), as_, c, bias, memory.take(kernels::Thin::sums)});
+      return stored_.multiply_few_rows({size, a, kernels::StoredMatrix::of(w_.from(0, first)),
+                                        stored_as<W>, c, bias, memory.take(kernels::Thin::sums)});
     }
     float* const widened = memory.take(most_.N * most_.K);
     float* const scratch = memory.take(run_.gemm_scratch(most_));
@@ -55,24 +55,19 @@ class StoredGemm {
   /// A part of 384 rows is 288 KiB as floats.
   static constexpr Index part_columns = 192;
 
-  /// w from element (k, n) on.
-  kernels::StoredMatrix from(Index k, Index n) const {
-    return kernels::StoredMatrix::of(w_.as<std::uint16_t>().from(k, n));
-  }
   /// Rows k ... k + K - 1 and columns n ... n + N - 1 of w, as they lie: along rows, or along
   /// columns.
   kernels::Matrix<const float> part(Index k, Index n, Index K, Index N, float* to) const {
-    const kernels::StoredMatrix w = from(k, n);
+    const auto w = kernels::StoredMatrix::of(w_.from(k, n));
     if (w.column != 1 && w.row == 1) {
-      stored_.widen_rows(as_, {w.data, w.column, w.row}, N, K, to);
+      stored_.widen_rows(stored_as<W>, {w.data, w.column, w.row}, N, K, to);
       return {to, 1, K};
     }
-    stored_.widen_rows(as_, w, K, N, to);
+    stored_.widen_rows(stored_as<W>, w, K, N, to);
     return {to, N, 1};
   }
 
-  StoredAs as_;
-  kernels::StoredMatrix w_;
+  kernels::Matrix<const W> w_;
   bool few_;
   const kernels::Kernels<float>& run_;
   const kernels::ModelKernels<float>& stored_;
