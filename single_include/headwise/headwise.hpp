@@ -5449,12 +5449,24 @@ HEADWISE_INLINE T multiply_add(const T& a, const T& b, const T& c) {
 /// f(0) f(1) ... f(count - 1), written out, so that an array of vectors stays in registers whatever
 /// the level of optimisation. The numbers are constants of the type, not values: g++ -O1 and -O3
 /// would keep an array that is indexed by values in memory, at half the speed.
+template <class F, int... i>
+HEADWISE_INLINE void unrolled_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i>{}), ...);
+}
 template <int count, class F>
 HEADWISE_INLINE void unrolled(F&& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) HEADWISE_ALWAYS_INLINE {
-    (f(std::integral_constant<int, i>{}), ...);
-  }
-  (std::make_integer_sequence<int, count>());
+  unrolled_over(f, std::make_integer_sequence<int, count>());
+}
+
+/// f(0, 0) f(0, 1) ... f(rows - 1, columns - 1), likewise. (One within the other has a compiler
+/// make a function of its own of the inner for each row.)
+template <int columns, class F, int... i>
+HEADWISE_INLINE void unrolled_pairs_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i / columns>{}, std::integral_constant<int, i % columns>{}), ...);
+}
+template <int rows, int columns, class F>
+HEADWISE_INLINE void unrolled_pairs(F&& f) {
+  unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
 /// The sum of all lanes, pairwise.
@@ -6003,6 +6015,7 @@ using simd::HEADWISE_ISA::Factor;
 using simd::HEADWISE_ISA::load_as;
 using simd::HEADWISE_ISA::Simd;
 using simd::HEADWISE_ISA::unrolled;
+using simd::HEADWISE_ISA::unrolled_pairs;
 
 /// The register tile: `rows` x `vectors` sums, `vectors` of b and one of a fill the registers (29
 /// of 32 with AVX-512, 15 of 16 below); of AMX, `vectors` tiles of 16 rows.
@@ -6116,33 +6129,33 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
   T* const c = panel.c + first * panel.c_row;
-  const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v)
-                      HEADWISE_ALWAYS_INLINE { f(m, v, c + m * panel.c_row + v * S::width); });
-    });
-  };
   if (panel.finish == Finish::rescale) {
-    each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
       S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
   if (panel.alpha != T(1)) {
     const auto alpha = S::broadcast(panel.alpha);
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
+    unrolled_pairs<M, V>([&](auto m, auto v)
+                             HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
   }
   if (panel.finish == Finish::add) {
-    each([&](auto m, auto v, T* at)
-             HEADWISE_ALWAYS_INLINE { S::store(S::load(at) + sum[m][v], at); });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
     return;
   }
   if (panel.bias != nullptr) {
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
       sum[m][v] = sum[m][v] + S::load(panel.bias + v * S::width);
     });
   }
-  each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE { S::store(sum[m][v], at); });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+  });
 }
 
 /// Rows first ... first + M - 1 of c [.., V vectors] from K steps: each element one chain of
@@ -6152,15 +6165,11 @@ void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
   using F = Factor<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
-  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
-  });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
     });
   }
   const Element<T>* a =
@@ -7811,7 +7820,7 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
     std::memcpy(&rows[r], from + r * from_row, sizeof rows[r]);
   });
   // Each of four times, the rows of both halves are shuffled into one another.
-  unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+  const auto shuffle = [&]() HEADWISE_ALWAYS_INLINE {
     Bytes next[16];
     unrolled<8>([&](auto r) HEADWISE_ALWAYS_INLINE {
       next[2 * r] = __builtin_shufflevector(rows[r], rows[r + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
@@ -7820,7 +7829,8 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
                                                 12, 28, 13, 29, 14, 30, 15, 31);
     });
     unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE { rows[r] = next[r]; });
-  });
+  };
+  shuffle(), shuffle(), shuffle(), shuffle();
   unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
     std::memcpy(to + r * to_row, &rows[r], sizeof rows[r]);
   });
@@ -10688,10 +10698,8 @@ void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const 
     if constexpr (width > 4) exchange_halves<T, 4>(square);
     if constexpr (width > 2) exchange_halves<T, 2>(square);
     if constexpr (width > 1) exchange_halves<T, 1>(square);
-    unrolled<width>([&](auto c) HEADWISE_ALWAYS_INLINE {
-      unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        sum[r] = S::fma(square[c], S::broadcast(q[r * d + n + c]), sum[r]);
-      });
+    unrolled_pairs<width, rows>([&](auto c, auto r) HEADWISE_ALWAYS_INLINE {
+      sum[r] = S::fma(square[c], S::broadcast(q[r * d + n + c]), sum[r]);
     });
   }
   unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
@@ -10782,12 +10790,8 @@ void add_rows_of_values(const T* p, Index p_row, const Matrix<const U>& v, Index
                         const RowsAhead<V>& ahead, const ContextRows<T>& to) {
   using S = Simd<T>;
   typename S::Vector sum[std::size_t{rows}][std::size_t{vectors}];
-  const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
-    unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
-      unrolled<vectors>([&](auto c) HEADWISE_ALWAYS_INLINE { f(r, c); });
-    });
-  };
-  each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::zero(); });
+  unrolled_pairs<rows, vectors>([&](auto r, auto c)
+                                    HEADWISE_ALWAYS_INLINE { sum[r][c] = S::zero(); });
   const U* row = v.data;
   for (Index j = 0; j < n; ++j, row += v.row) {
     ahead.ask(j, column, vectors * S::width);
@@ -10800,7 +10804,7 @@ void add_rows_of_values(const T* p, Index p_row, const Matrix<const U>& v, Index
           [&](auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::fma(weight, x[c], sum[r][c]); });
     });
   }
-  each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE {
+  unrolled_pairs<rows, vectors>([&](auto r, auto c) HEADWISE_ALWAYS_INLINE {
     T* at = to.data + r * to.row + c * S::width;
     if (to.factors == nullptr) {
       S::store(sum[r][c], at);
@@ -11515,12 +11519,22 @@ HEADWISE_INLINE T multiply_add(const T& a, const T& b, const T& c) {
   }
 }
 
+template <class F, int... i>
+HEADWISE_INLINE void unrolled_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i>{}), ...);
+}
 template <int count, class F>
 HEADWISE_INLINE void unrolled(F&& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) HEADWISE_ALWAYS_INLINE {
-    (f(std::integral_constant<int, i>{}), ...);
-  }
-  (std::make_integer_sequence<int, count>());
+  unrolled_over(f, std::make_integer_sequence<int, count>());
+}
+
+template <int columns, class F, int... i>
+HEADWISE_INLINE void unrolled_pairs_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i / columns>{}, std::integral_constant<int, i % columns>{}), ...);
+}
+template <int rows, int columns, class F>
+HEADWISE_INLINE void unrolled_pairs(F&& f) {
+  unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
 template <Scalar T>
@@ -12001,6 +12015,7 @@ using simd::HEADWISE_ISA::Factor;
 using simd::HEADWISE_ISA::load_as;
 using simd::HEADWISE_ISA::Simd;
 using simd::HEADWISE_ISA::unrolled;
+using simd::HEADWISE_ISA::unrolled_pairs;
 
 template <class T>
 struct Tile {
@@ -12100,33 +12115,33 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
   T* const c = panel.c + first * panel.c_row;
-  const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v)
-                      HEADWISE_ALWAYS_INLINE { f(m, v, c + m * panel.c_row + v * S::width); });
-    });
-  };
   if (panel.finish == Finish::rescale) {
-    each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
       S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
   if (panel.alpha != T(1)) {
     const auto alpha = S::broadcast(panel.alpha);
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
+    unrolled_pairs<M, V>([&](auto m, auto v)
+                             HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
   }
   if (panel.finish == Finish::add) {
-    each([&](auto m, auto v, T* at)
-             HEADWISE_ALWAYS_INLINE { S::store(S::load(at) + sum[m][v], at); });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
     return;
   }
   if (panel.bias != nullptr) {
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
       sum[m][v] = sum[m][v] + S::load(panel.bias + v * S::width);
     });
   }
-  each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE { S::store(sum[m][v], at); });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+  });
 }
 
 template <class T, int M, int V>
@@ -12134,15 +12149,11 @@ void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
   using F = Factor<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
-  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
-  });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
     });
   }
   const Element<T>* a =
@@ -13589,7 +13600,7 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
   unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
     std::memcpy(&rows[r], from + r * from_row, sizeof rows[r]);
   });
-  unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+  const auto shuffle = [&]() HEADWISE_ALWAYS_INLINE {
     Bytes next[16];
     unrolled<8>([&](auto r) HEADWISE_ALWAYS_INLINE {
       next[2 * r] = __builtin_shufflevector(rows[r], rows[r + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
@@ -13598,7 +13609,8 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
                                                 12, 28, 13, 29, 14, 30, 15, 31);
     });
     unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE { rows[r] = next[r]; });
-  });
+  };
+  shuffle(), shuffle(), shuffle(), shuffle();
   unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
     std::memcpy(to + r * to_row, &rows[r], sizeof rows[r]);
   });
@@ -16153,10 +16165,8 @@ void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const 
     if constexpr (width > 4) exchange_halves<T, 4>(square);
     if constexpr (width > 2) exchange_halves<T, 2>(square);
     if constexpr (width > 1) exchange_halves<T, 1>(square);
-    unrolled<width>([&](auto c) HEADWISE_ALWAYS_INLINE {
-      unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        sum[r] = S::fma(square[c], S::broadcast(q[r * d + n + c]), sum[r]);
-      });
+    unrolled_pairs<width, rows>([&](auto c, auto r) HEADWISE_ALWAYS_INLINE {
+      sum[r] = S::fma(square[c], S::broadcast(q[r * d + n + c]), sum[r]);
     });
   }
   unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
@@ -16241,12 +16251,8 @@ void add_rows_of_values(const T* p, Index p_row, const Matrix<const U>& v, Index
                         const RowsAhead<V>& ahead, const ContextRows<T>& to) {
   using S = Simd<T>;
   typename S::Vector sum[std::size_t{rows}][std::size_t{vectors}];
-  const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
-    unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
-      unrolled<vectors>([&](auto c) HEADWISE_ALWAYS_INLINE { f(r, c); });
-    });
-  };
-  each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::zero(); });
+  unrolled_pairs<rows, vectors>([&](auto r, auto c)
+                                    HEADWISE_ALWAYS_INLINE { sum[r][c] = S::zero(); });
   const U* row = v.data;
   for (Index j = 0; j < n; ++j, row += v.row) {
     ahead.ask(j, column, vectors * S::width);
@@ -16259,7 +16265,7 @@ void add_rows_of_values(const T* p, Index p_row, const Matrix<const U>& v, Index
           [&](auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::fma(weight, x[c], sum[r][c]); });
     });
   }
-  each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE {
+  unrolled_pairs<rows, vectors>([&](auto r, auto c) HEADWISE_ALWAYS_INLINE {
     T* at = to.data + r * to.row + c * S::width;
     if (to.factors == nullptr) {
       S::store(sum[r][c], at);
@@ -16932,12 +16938,22 @@ HEADWISE_INLINE T multiply_add(const T& a, const T& b, const T& c) {
   }
 }
 
+template <class F, int... i>
+HEADWISE_INLINE void unrolled_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i>{}), ...);
+}
 template <int count, class F>
 HEADWISE_INLINE void unrolled(F&& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) HEADWISE_ALWAYS_INLINE {
-    (f(std::integral_constant<int, i>{}), ...);
-  }
-  (std::make_integer_sequence<int, count>());
+  unrolled_over(f, std::make_integer_sequence<int, count>());
+}
+
+template <int columns, class F, int... i>
+HEADWISE_INLINE void unrolled_pairs_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i / columns>{}, std::integral_constant<int, i % columns>{}), ...);
+}
+template <int rows, int columns, class F>
+HEADWISE_INLINE void unrolled_pairs(F&& f) {
+  unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
 template <Scalar T>
@@ -17418,6 +17434,7 @@ using simd::HEADWISE_ISA::Factor;
 using simd::HEADWISE_ISA::load_as;
 using simd::HEADWISE_ISA::Simd;
 using simd::HEADWISE_ISA::unrolled;
+using simd::HEADWISE_ISA::unrolled_pairs;
 
 template <class T>
 struct Tile {
@@ -17517,33 +17534,33 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
   T* const c = panel.c + first * panel.c_row;
-  const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v)
-                      HEADWISE_ALWAYS_INLINE { f(m, v, c + m * panel.c_row + v * S::width); });
-    });
-  };
   if (panel.finish == Finish::rescale) {
-    each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
       S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
   if (panel.alpha != T(1)) {
     const auto alpha = S::broadcast(panel.alpha);
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
+    unrolled_pairs<M, V>([&](auto m, auto v)
+                             HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
   }
   if (panel.finish == Finish::add) {
-    each([&](auto m, auto v, T* at)
-             HEADWISE_ALWAYS_INLINE { S::store(S::load(at) + sum[m][v], at); });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
     return;
   }
   if (panel.bias != nullptr) {
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
       sum[m][v] = sum[m][v] + S::load(panel.bias + v * S::width);
     });
   }
-  each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE { S::store(sum[m][v], at); });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+  });
 }
 
 template <class T, int M, int V>
@@ -17551,15 +17568,11 @@ void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
   using F = Factor<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
-  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
-  });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
     });
   }
   const Element<T>* a =
@@ -19006,7 +19019,7 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
   unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
     std::memcpy(&rows[r], from + r * from_row, sizeof rows[r]);
   });
-  unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+  const auto shuffle = [&]() HEADWISE_ALWAYS_INLINE {
     Bytes next[16];
     unrolled<8>([&](auto r) HEADWISE_ALWAYS_INLINE {
       next[2 * r] = __builtin_shufflevector(rows[r], rows[r + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
@@ -19015,7 +19028,8 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
                                                 12, 28, 13, 29, 14, 30, 15, 31);
     });
     unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE { rows[r] = next[r]; });
-  });
+  };
+  shuffle(), shuffle(), shuffle(), shuffle();
   unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
     std::memcpy(to + r * to_row, &rows[r], sizeof rows[r]);
   });
@@ -21570,10 +21584,8 @@ void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const 
     if constexpr (width > 4) exchange_halves<T, 4>(square);
     if constexpr (width > 2) exchange_halves<T, 2>(square);
     if constexpr (width > 1) exchange_halves<T, 1>(square);
-    unrolled<width>([&](auto c) HEADWISE_ALWAYS_INLINE {
-      unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        sum[r] = S::fma(square[c], S::broadcast(q[r * d + n + c]), sum[r]);
-      });
+    unrolled_pairs<width, rows>([&](auto c, auto r) HEADWISE_ALWAYS_INLINE {
+      sum[r] = S::fma(square[c], S::broadcast(q[r * d + n + c]), sum[r]);
     });
   }
   unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
@@ -21658,12 +21670,8 @@ void add_rows_of_values(const T* p, Index p_row, const Matrix<const U>& v, Index
                         const RowsAhead<V>& ahead, const ContextRows<T>& to) {
   using S = Simd<T>;
   typename S::Vector sum[std::size_t{rows}][std::size_t{vectors}];
-  const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
-    unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE {
-      unrolled<vectors>([&](auto c) HEADWISE_ALWAYS_INLINE { f(r, c); });
-    });
-  };
-  each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::zero(); });
+  unrolled_pairs<rows, vectors>([&](auto r, auto c)
+                                    HEADWISE_ALWAYS_INLINE { sum[r][c] = S::zero(); });
   const U* row = v.data;
   for (Index j = 0; j < n; ++j, row += v.row) {
     ahead.ask(j, column, vectors * S::width);
@@ -21676,7 +21684,7 @@ void add_rows_of_values(const T* p, Index p_row, const Matrix<const U>& v, Index
           [&](auto c) HEADWISE_ALWAYS_INLINE { sum[r][c] = S::fma(weight, x[c], sum[r][c]); });
     });
   }
-  each([&](auto r, auto c) HEADWISE_ALWAYS_INLINE {
+  unrolled_pairs<rows, vectors>([&](auto r, auto c) HEADWISE_ALWAYS_INLINE {
     T* at = to.data + r * to.row + c * S::width;
     if (to.factors == nullptr) {
       S::store(sum[r][c], at);
@@ -26863,13 +26871,13 @@ HEADWISE_STRICT_MATH_BEGIN
 
 /// c = a w + bias, w of 16 bits: a chain of its rows after the other, some columns at a time. The
 /// bits are those of the product with the same w as floats, which sums up in the same chains.
+template <NarrowFloat W>  // (a template, so that who doesn't use it compiles no kernel)
 class StoredGemm {
  public:
   /// w [K, N] is all of the factor.
-  StoredGemm(StoredAs as, const kernels::StoredMatrix& w, const kernels::Extents& size,
+  StoredGemm(const kernels::Matrix<const W>& w, const kernels::Extents& size,
              const Context& context)
-      : as_(as),
-        w_(w),
+      : w_(w),
         few_(context.products.exact() && size.M <= kernels::Thin::rows &&
              (w.row == 1 || w.column == 1)),
         run_(kernels::kernels_for<float>(context)),
@@ -26885,8 +26893,8 @@ class StoredGemm {
   void run(kernels::Matrix<const float> a, Index first, kernels::Matrix<float> c,
            const kernels::Extents& size, const float* bias, Scratch<float> memory) const {
     if (few_) {
-      return stored_.multiply_few_rows(
-          {size, a, from(0, first), as_, c, bias, memory.take(kernels::Thin::sums)});
+      return stored_.multiply_few_rows({size, a, kernels::StoredMatrix::of(w_.from(0, first)),
+                                        stored_as<W>, c, bias, memory.take(kernels::Thin::sums)});
     }
     float* const widened = memory.take(most_.N * most_.K);
     float* const scratch = memory.take(run_.gemm_scratch(most_));
@@ -26906,24 +26914,19 @@ class StoredGemm {
   /// A part of 384 rows is 288 KiB as floats.
   static constexpr Index part_columns = 192;
 
-  /// w from element (k, n) on.
-  kernels::StoredMatrix from(Index k, Index n) const {
-    return kernels::StoredMatrix::of(w_.as<std::uint16_t>().from(k, n));
-  }
   /// Rows k ... k + K - 1 and columns n ... n + N - 1 of w, as they lie: along rows, or along
   /// columns.
   kernels::Matrix<const float> part(Index k, Index n, Index K, Index N, float* to) const {
-    const kernels::StoredMatrix w = from(k, n);
+    const auto w = kernels::StoredMatrix::of(w_.from(k, n));
     if (w.column != 1 && w.row == 1) {
-      stored_.widen_rows(as_, {w.data, w.column, w.row}, N, K, to);
+      stored_.widen_rows(stored_as<W>, {w.data, w.column, w.row}, N, K, to);
       return {to, 1, K};
     }
-    stored_.widen_rows(as_, w, K, N, to);
+    stored_.widen_rows(stored_as<W>, w, K, N, to);
     return {to, N, 1};
   }
 
-  StoredAs as_;
-  kernels::StoredMatrix w_;
+  kernels::Matrix<const W> w_;
   bool few_;
   const kernels::Kernels<float>& run_;
   const kernels::ModelKernels<float>& stored_;
@@ -27134,8 +27137,7 @@ void linear_forward(In<T, 2> x, In<W, 2> w, In<std::type_identity_t<T>, 1> b,
   const kernels::Extents size{x.extent(0), w.extent(1), x.extent(1)};
   if (size.M == 0 || size.N == 0) return;
   const detail::DenseBias<T> bias(b, context.memory);
-  const detail::StoredGemm gemm(detail::stored_as<W>, kernels::StoredMatrix::of(kernels::matrix(w)),
-                                size, context);
+  const detail::StoredGemm<W> gemm(kernels::matrix(w), size, context);
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   Workspace<T> workspace(context.executor.concurrency(), gemm.scratch(), context.memory);
   detail::for_gemm_tasks(size, run.columns, context, [&](const detail::GemmTask& task) {
@@ -34592,12 +34594,22 @@ HEADWISE_INLINE T multiply_add(const T& a, const T& b, const T& c) {
   }
 }
 
+template <class F, int... i>
+HEADWISE_INLINE void unrolled_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i>{}), ...);
+}
 template <int count, class F>
 HEADWISE_INLINE void unrolled(F&& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) HEADWISE_ALWAYS_INLINE {
-    (f(std::integral_constant<int, i>{}), ...);
-  }
-  (std::make_integer_sequence<int, count>());
+  unrolled_over(f, std::make_integer_sequence<int, count>());
+}
+
+template <int columns, class F, int... i>
+HEADWISE_INLINE void unrolled_pairs_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i / columns>{}, std::integral_constant<int, i % columns>{}), ...);
+}
+template <int rows, int columns, class F>
+HEADWISE_INLINE void unrolled_pairs(F&& f) {
+  unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
 template <Scalar T>
@@ -35078,6 +35090,7 @@ using simd::HEADWISE_ISA::Factor;
 using simd::HEADWISE_ISA::load_as;
 using simd::HEADWISE_ISA::Simd;
 using simd::HEADWISE_ISA::unrolled;
+using simd::HEADWISE_ISA::unrolled_pairs;
 
 template <class T>
 struct Tile {
@@ -35177,33 +35190,33 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
   T* const c = panel.c + first * panel.c_row;
-  const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v)
-                      HEADWISE_ALWAYS_INLINE { f(m, v, c + m * panel.c_row + v * S::width); });
-    });
-  };
   if (panel.finish == Finish::rescale) {
-    each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
       S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
   if (panel.alpha != T(1)) {
     const auto alpha = S::broadcast(panel.alpha);
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
+    unrolled_pairs<M, V>([&](auto m, auto v)
+                             HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
   }
   if (panel.finish == Finish::add) {
-    each([&](auto m, auto v, T* at)
-             HEADWISE_ALWAYS_INLINE { S::store(S::load(at) + sum[m][v], at); });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
     return;
   }
   if (panel.bias != nullptr) {
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
       sum[m][v] = sum[m][v] + S::load(panel.bias + v * S::width);
     });
   }
-  each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE { S::store(sum[m][v], at); });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+  });
 }
 
 template <class T, int M, int V>
@@ -35211,15 +35224,11 @@ void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
   using F = Factor<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
-  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
-  });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
     });
   }
   const Element<T>* a =
@@ -36666,7 +36675,7 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
   unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
     std::memcpy(&rows[r], from + r * from_row, sizeof rows[r]);
   });
-  unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+  const auto shuffle = [&]() HEADWISE_ALWAYS_INLINE {
     Bytes next[16];
     unrolled<8>([&](auto r) HEADWISE_ALWAYS_INLINE {
       next[2 * r] = __builtin_shufflevector(rows[r], rows[r + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
@@ -36675,7 +36684,8 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
                                                 12, 28, 13, 29, 14, 30, 15, 31);
     });
     unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE { rows[r] = next[r]; });
-  });
+  };
+  shuffle(), shuffle(), shuffle(), shuffle();
   unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
     std::memcpy(to + r * to_row, &rows[r], sizeof rows[r]);
   });
@@ -38202,12 +38212,22 @@ HEADWISE_INLINE T multiply_add(const T& a, const T& b, const T& c) {
   }
 }
 
+template <class F, int... i>
+HEADWISE_INLINE void unrolled_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i>{}), ...);
+}
 template <int count, class F>
 HEADWISE_INLINE void unrolled(F&& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) HEADWISE_ALWAYS_INLINE {
-    (f(std::integral_constant<int, i>{}), ...);
-  }
-  (std::make_integer_sequence<int, count>());
+  unrolled_over(f, std::make_integer_sequence<int, count>());
+}
+
+template <int columns, class F, int... i>
+HEADWISE_INLINE void unrolled_pairs_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i / columns>{}, std::integral_constant<int, i % columns>{}), ...);
+}
+template <int rows, int columns, class F>
+HEADWISE_INLINE void unrolled_pairs(F&& f) {
+  unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
 template <Scalar T>
@@ -38688,6 +38708,7 @@ using simd::HEADWISE_ISA::Factor;
 using simd::HEADWISE_ISA::load_as;
 using simd::HEADWISE_ISA::Simd;
 using simd::HEADWISE_ISA::unrolled;
+using simd::HEADWISE_ISA::unrolled_pairs;
 
 template <class T>
 struct Tile {
@@ -38787,33 +38808,33 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
   T* const c = panel.c + first * panel.c_row;
-  const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v)
-                      HEADWISE_ALWAYS_INLINE { f(m, v, c + m * panel.c_row + v * S::width); });
-    });
-  };
   if (panel.finish == Finish::rescale) {
-    each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
       S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
   if (panel.alpha != T(1)) {
     const auto alpha = S::broadcast(panel.alpha);
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
+    unrolled_pairs<M, V>([&](auto m, auto v)
+                             HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
   }
   if (panel.finish == Finish::add) {
-    each([&](auto m, auto v, T* at)
-             HEADWISE_ALWAYS_INLINE { S::store(S::load(at) + sum[m][v], at); });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
     return;
   }
   if (panel.bias != nullptr) {
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
       sum[m][v] = sum[m][v] + S::load(panel.bias + v * S::width);
     });
   }
-  each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE { S::store(sum[m][v], at); });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+  });
 }
 
 template <class T, int M, int V>
@@ -38821,15 +38842,11 @@ void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
   using F = Factor<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
-  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
-  });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
     });
   }
   const Element<T>* a =
@@ -40276,7 +40293,7 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
   unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
     std::memcpy(&rows[r], from + r * from_row, sizeof rows[r]);
   });
-  unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+  const auto shuffle = [&]() HEADWISE_ALWAYS_INLINE {
     Bytes next[16];
     unrolled<8>([&](auto r) HEADWISE_ALWAYS_INLINE {
       next[2 * r] = __builtin_shufflevector(rows[r], rows[r + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
@@ -40285,7 +40302,8 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
                                                 12, 28, 13, 29, 14, 30, 15, 31);
     });
     unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE { rows[r] = next[r]; });
-  });
+  };
+  shuffle(), shuffle(), shuffle(), shuffle();
   unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
     std::memcpy(to + r * to_row, &rows[r], sizeof rows[r]);
   });
@@ -41808,12 +41826,22 @@ HEADWISE_INLINE T multiply_add(const T& a, const T& b, const T& c) {
   }
 }
 
+template <class F, int... i>
+HEADWISE_INLINE void unrolled_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i>{}), ...);
+}
 template <int count, class F>
 HEADWISE_INLINE void unrolled(F&& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) HEADWISE_ALWAYS_INLINE {
-    (f(std::integral_constant<int, i>{}), ...);
-  }
-  (std::make_integer_sequence<int, count>());
+  unrolled_over(f, std::make_integer_sequence<int, count>());
+}
+
+template <int columns, class F, int... i>
+HEADWISE_INLINE void unrolled_pairs_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i / columns>{}, std::integral_constant<int, i % columns>{}), ...);
+}
+template <int rows, int columns, class F>
+HEADWISE_INLINE void unrolled_pairs(F&& f) {
+  unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
 template <Scalar T>
@@ -42294,6 +42322,7 @@ using simd::HEADWISE_ISA::Factor;
 using simd::HEADWISE_ISA::load_as;
 using simd::HEADWISE_ISA::Simd;
 using simd::HEADWISE_ISA::unrolled;
+using simd::HEADWISE_ISA::unrolled_pairs;
 
 template <class T>
 struct Tile {
@@ -42393,33 +42422,33 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
   T* const c = panel.c + first * panel.c_row;
-  const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v)
-                      HEADWISE_ALWAYS_INLINE { f(m, v, c + m * panel.c_row + v * S::width); });
-    });
-  };
   if (panel.finish == Finish::rescale) {
-    each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
       S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
   if (panel.alpha != T(1)) {
     const auto alpha = S::broadcast(panel.alpha);
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
+    unrolled_pairs<M, V>([&](auto m, auto v)
+                             HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
   }
   if (panel.finish == Finish::add) {
-    each([&](auto m, auto v, T* at)
-             HEADWISE_ALWAYS_INLINE { S::store(S::load(at) + sum[m][v], at); });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
     return;
   }
   if (panel.bias != nullptr) {
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
       sum[m][v] = sum[m][v] + S::load(panel.bias + v * S::width);
     });
   }
-  each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE { S::store(sum[m][v], at); });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+  });
 }
 
 template <class T, int M, int V>
@@ -42427,15 +42456,11 @@ void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
   using F = Factor<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
-  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
-  });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
     });
   }
   const Element<T>* a =
@@ -43882,7 +43907,7 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
   unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
     std::memcpy(&rows[r], from + r * from_row, sizeof rows[r]);
   });
-  unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+  const auto shuffle = [&]() HEADWISE_ALWAYS_INLINE {
     Bytes next[16];
     unrolled<8>([&](auto r) HEADWISE_ALWAYS_INLINE {
       next[2 * r] = __builtin_shufflevector(rows[r], rows[r + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
@@ -43891,7 +43916,8 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
                                                 12, 28, 13, 29, 14, 30, 15, 31);
     });
     unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE { rows[r] = next[r]; });
-  });
+  };
+  shuffle(), shuffle(), shuffle(), shuffle();
   unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
     std::memcpy(to + r * to_row, &rows[r], sizeof rows[r]);
   });
@@ -45414,12 +45440,22 @@ HEADWISE_INLINE T multiply_add(const T& a, const T& b, const T& c) {
   }
 }
 
+template <class F, int... i>
+HEADWISE_INLINE void unrolled_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i>{}), ...);
+}
 template <int count, class F>
 HEADWISE_INLINE void unrolled(F&& f) {
-  [&]<int... i>(std::integer_sequence<int, i...>) HEADWISE_ALWAYS_INLINE {
-    (f(std::integral_constant<int, i>{}), ...);
-  }
-  (std::make_integer_sequence<int, count>());
+  unrolled_over(f, std::make_integer_sequence<int, count>());
+}
+
+template <int columns, class F, int... i>
+HEADWISE_INLINE void unrolled_pairs_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i / columns>{}, std::integral_constant<int, i % columns>{}), ...);
+}
+template <int rows, int columns, class F>
+HEADWISE_INLINE void unrolled_pairs(F&& f) {
+  unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
 template <Scalar T>
@@ -45900,6 +45936,7 @@ using simd::HEADWISE_ISA::Factor;
 using simd::HEADWISE_ISA::load_as;
 using simd::HEADWISE_ISA::Simd;
 using simd::HEADWISE_ISA::unrolled;
+using simd::HEADWISE_ISA::unrolled_pairs;
 
 template <class T>
 struct Tile {
@@ -45999,33 +46036,33 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
   T* const c = panel.c + first * panel.c_row;
-  const auto each = [&](auto&& f) HEADWISE_ALWAYS_INLINE {
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v)
-                      HEADWISE_ALWAYS_INLINE { f(m, v, c + m * panel.c_row + v * S::width); });
-    });
-  };
   if (panel.finish == Finish::rescale) {
-    each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
       S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
   if (panel.alpha != T(1)) {
     const auto alpha = S::broadcast(panel.alpha);
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
+    unrolled_pairs<M, V>([&](auto m, auto v)
+                             HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
   }
   if (panel.finish == Finish::add) {
-    each([&](auto m, auto v, T* at)
-             HEADWISE_ALWAYS_INLINE { S::store(S::load(at) + sum[m][v], at); });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * panel.c_row + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
     return;
   }
   if (panel.bias != nullptr) {
-    each([&](auto m, auto v, T*) HEADWISE_ALWAYS_INLINE {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
       sum[m][v] = sum[m][v] + S::load(panel.bias + v * S::width);
     });
   }
-  each([&](auto m, auto v, T* at) HEADWISE_ALWAYS_INLINE { S::store(sum[m][v], at); });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+  });
 }
 
 template <class T, int M, int V>
@@ -46033,15 +46070,11 @@ void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
   using F = Factor<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
-  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
-  });
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
-    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      });
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
     });
   }
   const Element<T>* a =
@@ -47488,7 +47521,7 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
   unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
     std::memcpy(&rows[r], from + r * from_row, sizeof rows[r]);
   });
-  unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+  const auto shuffle = [&]() HEADWISE_ALWAYS_INLINE {
     Bytes next[16];
     unrolled<8>([&](auto r) HEADWISE_ALWAYS_INLINE {
       next[2 * r] = __builtin_shufflevector(rows[r], rows[r + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
@@ -47497,7 +47530,8 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
                                                 12, 28, 13, 29, 14, 30, 15, 31);
     });
     unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE { rows[r] = next[r]; });
-  });
+  };
+  shuffle(), shuffle(), shuffle(), shuffle();
   unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
     std::memcpy(to + r * to_row, &rows[r], sizeof rows[r]);
   });
