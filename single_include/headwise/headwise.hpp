@@ -3907,7 +3907,8 @@ void softmax_row(Row<T> x, Index n, Visible visible, const T* sink = nullptr) {
     if (greatest < x[j]) greatest = x[j];
   }
   for (Index j = 0; j < n; ++j) x[j] = visible(j) ? T(exp(x[j] - greatest)) : T(0);
-  T sum = sum_visible<T>(n, visible, [&](Index j) { return x[j]; });
+  T sum = sum_visible<T>(
+      n, [](Index) { return true; }, [&](Index j) { return x[j]; });
   if (sink != nullptr) sum = sum + T(exp(*sink - greatest));
   for (Index j = 0; j < n; ++j) {
     if (visible(j)) x[j] = x[j] / sum;
@@ -6420,8 +6421,11 @@ HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Inde
 /// x [count] = 0.
 template <Scalar T>
 void set_none(Element<T>* x, Index count) {
-  const auto none = Factor<T>::element([](Index) { return T(0); });
-  for (Index n = 0; n < count; ++n) x[n] = none;
+  if constexpr (simd::vectorised<T>) {
+    std::memset(x, 0, static_cast<std::size_t>(count) * sizeof(Element<T>));
+  } else {
+    for (Index n = 0; n < count; ++n) x[n] = Element<T>(0);
+  }
 }
 
 /// One panel: rows first ... K - 1 of `count` columns of b, to [steps][Tile::columns], columns
@@ -6432,11 +6436,11 @@ void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
     Element<T>* const to = packed + step * columns;
+    const Index k = step * depth;
+    bool kept[std::size_t{depth}];
+    for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) {
-        const Index k = step * depth + t;
-        return k < K && keep(k) ? b(k, n) : T(0);
-      });
+      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
     }
     set_none<T>(to + count, columns - count);
   }
@@ -12376,8 +12380,11 @@ HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Inde
 
 template <Scalar T>
 void set_none(Element<T>* x, Index count) {
-  const auto none = Factor<T>::element([](Index) { return T(0); });
-  for (Index n = 0; n < count; ++n) x[n] = none;
+  if constexpr (simd::vectorised<T>) {
+    std::memset(x, 0, static_cast<std::size_t>(count) * sizeof(Element<T>));
+  } else {
+    for (Index n = 0; n < count; ++n) x[n] = Element<T>(0);
+  }
 }
 
 template <Scalar T, class Keep>
@@ -12386,11 +12393,11 @@ void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
     Element<T>* const to = packed + step * columns;
+    const Index k = step * depth;
+    bool kept[std::size_t{depth}];
+    for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) {
-        const Index k = step * depth + t;
-        return k < K && keep(k) ? b(k, n) : T(0);
-      });
+      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
     }
     set_none<T>(to + count, columns - count);
   }
@@ -17795,8 +17802,11 @@ HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Inde
 
 template <Scalar T>
 void set_none(Element<T>* x, Index count) {
-  const auto none = Factor<T>::element([](Index) { return T(0); });
-  for (Index n = 0; n < count; ++n) x[n] = none;
+  if constexpr (simd::vectorised<T>) {
+    std::memset(x, 0, static_cast<std::size_t>(count) * sizeof(Element<T>));
+  } else {
+    for (Index n = 0; n < count; ++n) x[n] = Element<T>(0);
+  }
 }
 
 template <Scalar T, class Keep>
@@ -17805,11 +17815,11 @@ void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
     Element<T>* const to = packed + step * columns;
+    const Index k = step * depth;
+    bool kept[std::size_t{depth}];
+    for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) {
-        const Index k = step * depth + t;
-        return k < K && keep(k) ? b(k, n) : T(0);
-      });
+      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
     }
     set_none<T>(to + count, columns - count);
   }
@@ -35451,8 +35461,11 @@ HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Inde
 
 template <Scalar T>
 void set_none(Element<T>* x, Index count) {
-  const auto none = Factor<T>::element([](Index) { return T(0); });
-  for (Index n = 0; n < count; ++n) x[n] = none;
+  if constexpr (simd::vectorised<T>) {
+    std::memset(x, 0, static_cast<std::size_t>(count) * sizeof(Element<T>));
+  } else {
+    for (Index n = 0; n < count; ++n) x[n] = Element<T>(0);
+  }
 }
 
 template <Scalar T, class Keep>
@@ -35461,11 +35474,11 @@ void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
     Element<T>* const to = packed + step * columns;
+    const Index k = step * depth;
+    bool kept[std::size_t{depth}];
+    for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) {
-        const Index k = step * depth + t;
-        return k < K && keep(k) ? b(k, n) : T(0);
-      });
+      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
     }
     set_none<T>(to + count, columns - count);
   }
@@ -39069,8 +39082,11 @@ HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Inde
 
 template <Scalar T>
 void set_none(Element<T>* x, Index count) {
-  const auto none = Factor<T>::element([](Index) { return T(0); });
-  for (Index n = 0; n < count; ++n) x[n] = none;
+  if constexpr (simd::vectorised<T>) {
+    std::memset(x, 0, static_cast<std::size_t>(count) * sizeof(Element<T>));
+  } else {
+    for (Index n = 0; n < count; ++n) x[n] = Element<T>(0);
+  }
 }
 
 template <Scalar T, class Keep>
@@ -39079,11 +39095,11 @@ void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
     Element<T>* const to = packed + step * columns;
+    const Index k = step * depth;
+    bool kept[std::size_t{depth}];
+    for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) {
-        const Index k = step * depth + t;
-        return k < K && keep(k) ? b(k, n) : T(0);
-      });
+      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
     }
     set_none<T>(to + count, columns - count);
   }
@@ -42683,8 +42699,11 @@ HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Inde
 
 template <Scalar T>
 void set_none(Element<T>* x, Index count) {
-  const auto none = Factor<T>::element([](Index) { return T(0); });
-  for (Index n = 0; n < count; ++n) x[n] = none;
+  if constexpr (simd::vectorised<T>) {
+    std::memset(x, 0, static_cast<std::size_t>(count) * sizeof(Element<T>));
+  } else {
+    for (Index n = 0; n < count; ++n) x[n] = Element<T>(0);
+  }
 }
 
 template <Scalar T, class Keep>
@@ -42693,11 +42712,11 @@ void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
     Element<T>* const to = packed + step * columns;
+    const Index k = step * depth;
+    bool kept[std::size_t{depth}];
+    for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) {
-        const Index k = step * depth + t;
-        return k < K && keep(k) ? b(k, n) : T(0);
-      });
+      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
     }
     set_none<T>(to + count, columns - count);
   }
@@ -46297,8 +46316,11 @@ HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Inde
 
 template <Scalar T>
 void set_none(Element<T>* x, Index count) {
-  const auto none = Factor<T>::element([](Index) { return T(0); });
-  for (Index n = 0; n < count; ++n) x[n] = none;
+  if constexpr (simd::vectorised<T>) {
+    std::memset(x, 0, static_cast<std::size_t>(count) * sizeof(Element<T>));
+  } else {
+    for (Index n = 0; n < count; ++n) x[n] = Element<T>(0);
+  }
 }
 
 template <Scalar T, class Keep>
@@ -46307,11 +46329,11 @@ void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
     Element<T>* const to = packed + step * columns;
+    const Index k = step * depth;
+    bool kept[std::size_t{depth}];
+    for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) {
-        const Index k = step * depth + t;
-        return k < K && keep(k) ? b(k, n) : T(0);
-      });
+      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
     }
     set_none<T>(to + count, columns - count);
   }
@@ -50485,14 +50507,7 @@ class GradientCheck {
     static_assert(std::is_same_v<std::invoke_result_t<Loss&>, T>,
                   "the loss of GradientCheck<T> returns a T: sum it in the type of its inputs");
     require(!inputs_.empty(), "GradientCheck", "inputs are 0, expected at least one before run");
-    const Losses losses = [&loss] { return std::vector<T>{loss()}; };
-    GradientReport report{{}, options_.tolerance, options_.seed};
-    for (std::size_t i = 0; i < inputs_.size(); ++i) {
-      const bool full = static_cast<Index>(inputs_[i].elements.size()) <= options_.full_below;
-      report.inputs.push_back(full ? by_element(inputs_[i], losses)
-                                   : by_direction(inputs_[i], i, losses));
-    }
-    return report;
+    return report_of([&loss] { return std::vector<T>{loss()}; });
   }
 
  private:
@@ -50504,6 +50519,16 @@ class GradientCheck {
     std::vector<T*> elements;
     std::vector<T> gradient;
   };
+
+  GradientReport report_of(const Losses& losses) const {
+    GradientReport report{{}, options_.tolerance, options_.seed};
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      const bool full = static_cast<Index>(inputs_[i].elements.size()) <= options_.full_below;
+      report.inputs.push_back(full ? by_element(inputs_[i], losses)
+                                   : by_direction(inputs_[i], i, losses));
+    }
+    return report;
+  }
 
   T slope(const Input& input, std::size_t begin, std::size_t count,
           std::span<const signed char> signs, const Losses& losses) const {

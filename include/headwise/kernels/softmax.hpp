@@ -40,7 +40,8 @@ void softmax_row(Row<T> x, Index n, Visible visible, const T* sink = nullptr) {
     if (greatest < x[j]) greatest = x[j];
   }
   for (Index j = 0; j < n; ++j) x[j] = visible(j) ? T(exp(x[j] - greatest)) : T(0);
-  T sum = sum_visible<T>(n, visible, [&](Index j) { return x[j]; });
+  T sum = sum_visible<T>(
+      n, [](Index) { return true; }, [&](Index j) { return x[j]; });
   if (sink != nullptr) sum = sum + T(exp(*sink - greatest));
   for (Index j = 0; j < n; ++j) {
     if (visible(j)) x[j] = x[j] / sum;

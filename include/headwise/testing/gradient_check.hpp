@@ -181,14 +181,7 @@ class GradientCheck {
     static_assert(std::is_same_v<std::invoke_result_t<Loss&>, T>,
                   "the loss of GradientCheck<T> returns a T: sum it in the type of its inputs");
     require(!inputs_.empty(), "GradientCheck", "inputs are 0, expected at least one before run");
-    const Losses losses = [&loss] { return std::vector<T>{loss()}; };
-    GradientReport report{{}, options_.tolerance, options_.seed};
-    for (std::size_t i = 0; i < inputs_.size(); ++i) {
-      const bool full = static_cast<Index>(inputs_[i].elements.size()) <= options_.full_below;
-      report.inputs.push_back(full ? by_element(inputs_[i], losses)
-                                   : by_direction(inputs_[i], i, losses));
-    }
-    return report;
+    return report_of([&loss] { return std::vector<T>{loss()}; });
   }
 
  private:
@@ -200,6 +193,16 @@ class GradientCheck {
     std::vector<T*> elements;
     std::vector<T> gradient;
   };
+
+  GradientReport report_of(const Losses& losses) const {
+    GradientReport report{{}, options_.tolerance, options_.seed};
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      const bool full = static_cast<Index>(inputs_[i].elements.size()) <= options_.full_below;
+      report.inputs.push_back(full ? by_element(inputs_[i], losses)
+                                   : by_direction(inputs_[i], i, losses));
+    }
+    return report;
+  }
 
   T slope(const Input& input, std::size_t begin, std::size_t count,
           std::span<const signed char> signs, const Losses& losses) const {
