@@ -1,7 +1,6 @@
 // The four attention functions and a call of them, all of it right; tables of what is spoilt in it.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -46,7 +45,7 @@ inline const std::vector<Function> all = {forward, backward, flash_forward, flas
 
 struct Rule {
   std::string message;
-  std::function<void(Call&)> spoil;
+  Action<Call&> spoil;
   bool of_shape = true;
 };
 

@@ -82,7 +82,7 @@ struct Block {
   }
 };
 
-using Kind = Refusal (*)(std::string, std::function<void(Witness&)>);
+using Kind = Refusal (*)(std::string, Action<Witness&>);
 template <class Layer>
 Refusal forward(const std::string& message, void (*spoil)(Layer&), Kind kind = shape_error) {
   return kind(message, [=](Witness& memory) {

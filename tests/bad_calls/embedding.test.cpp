@@ -23,7 +23,7 @@ struct Layer {
   Matrix dy = m.tensor(2, 3);
 };
 template <class Spoil>
-std::function<void(Witness&)> backward(Spoil spoil, bool pending = true) {
+Action<Witness&> backward(Spoil spoil, bool pending = true) {
   return [=](Witness& memory) {
     Layer c{memory};
     if (pending) (void)c.embedding.forward(c.tokens, c.cache);

@@ -14,7 +14,7 @@ using namespace headwise_tests;
 namespace {
 
 /// A writer that holds "x" and has to hold that alone after the call.
-std::function<void(Witness&)> stays(void (*call)(SafetensorsWriter&)) {
+Action<Witness&> stays(void (*call)(SafetensorsWriter&)) {
   return [call](Witness&) {
     SafetensorsWriter writer;
     writer.add_scalar("x", 1.0);

@@ -1,7 +1,6 @@
 // A call of MultiHeadAttention, all of it right, and what a table of refusals spoils in it.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -65,7 +64,7 @@ struct Attention {
 struct Spoilt {
   bool self;
   std::string error, message;
-  std::function<void(Attention&)> spoil;
+  Action<Attention&> spoil;
 };
 
 const char* const shape_of = "ShapeError";

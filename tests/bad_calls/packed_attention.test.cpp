@@ -110,7 +110,7 @@ std::vector<Rule> options() {
        [](Call& c) {
          c.options.mask.add(Mask::bias(In<double, 4>(c.q.data(), Shape{Index{1} << 49, 1, 1, 1})));
        }});
-  const auto add = [&](const std::string& message, std::function<void(Call&)> spoil) {
+  const auto add = [&](const std::string& message, Action<Call&> spoil) {
     rules.push_back({message, std::move(spoil), false});
   };
   const auto lengths = [](const std::vector<Index>& given) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,7 +48,7 @@ inline const std::vector<Function> both = {forward, backward};
 
 struct Rule {
   std::string message;
-  std::function<void(Call&)> spoil;
+  Action<Call&> spoil;
   bool of_shape = true;
 };
 

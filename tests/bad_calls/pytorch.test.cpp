@@ -13,7 +13,7 @@ namespace {
 using Module = MultiHeadAttention<double>;
 using Parameters = MultiHeadAttentionParameters<double>;
 using Options = MultiHeadAttentionOptions;
-using Kind = Refusal (*)(std::string, std::function<void(Witness&)>);
+using Kind = Refusal (*)(std::string, Action<Witness&>);
 
 Options options_of(void (*change)(Options&)) {
   Options options{.d_model = 4, .num_heads = 2};

@@ -13,7 +13,7 @@ namespace {
 
 using Block = TransformerBlock<double>;
 using Options = TransformerBlockOptions;
-using Kind = Refusal (*)(std::string, std::function<void(Witness&)>);
+using Kind = Refusal (*)(std::string, Action<Witness&>);
 
 /// A file of tensors of these shapes, all 1.
 using Shapes = std::map<std::string, std::vector<Index>>;

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string>
@@ -31,8 +32,13 @@ class RuleReader {
     read_text(std::filesystem::relative(header, root).string(), text.str());
   }
   void read_text(const std::string& name, const std::string& text) {
+    const std::size_t source = sources_.size();
     sources_.push_back({name, tokens_of(text)});
-    find_helpers(sources_.size() - 1);
+    find_helpers(source);
+    const Tokens& tokens = sources_[source].tokens;
+    for (std::size_t t = 0; t + 1 < tokens.size(); ++t) {
+      if (tokens[t].kind == 'w') places_[tokens[t].text].push_back({source, t});
+    }
   }
 
   /// All rules; and, as rules without a form, the places where something is required or raised and
@@ -49,6 +55,9 @@ class RuleReader {
   struct Source {
     std::string name;
     Tokens tokens;
+  };
+  struct Place {
+    std::size_t source, token;
   };
   /// A function that is told by its caller what to say: it has parameters that are texts.
   struct Helper {
@@ -111,36 +120,32 @@ class RuleReader {
     const Helper& helper = helpers_[static_cast<std::size_t>(index)];
     if (!open_.insert(index).second) return {};
     std::vector<Names> all;
-    for (std::size_t s = 0; s < sources_.size(); ++s) {
-      if (s != helper.source && defines(s, helper)) continue;
-      if (s != helper.source && is_local(helper)) continue;
+    for (const auto& [s, t] : places_[helper.name]) {
+      if (s != helper.source && (defines(s, helper) || is_local(helper))) continue;
       const Tokens& tokens = sources_[s].tokens;
-      for (std::size_t t = 0; t + 1 < tokens.size(); ++t) {
-        if (tokens[t].text != helper.name || tokens[t].kind != 'w') continue;
-        const std::size_t open = opening(tokens, t);
-        if (open == 0) continue;
-        const std::size_t close = behind(tokens, open) - 1;
-        const auto arguments = split(tokens, {open + 1, close}, ',');
-        if (arguments.size() > helper.parameters.size()) continue;
-        if (arguments.size() < helper.needed) continue;
-        if (close + 1 < tokens.size() &&
-            (tokens[close + 1].kind == '{' || tokens[close + 1].text == "const")) {
-          continue;  // its definition
-        }
-        for (const Names& outer : names_at(s, t)) {
-          std::vector<Names> ways{outer};
-          for (std::size_t a = 0; a < arguments.size(); ++a) {
-            std::vector<Names> more;
-            for (const std::string& text : forms_of(tokens, arguments[a], outer)) {
-              for (Names way : ways) {
-                way[helper.parameters[a]] = text;
-                more.push_back(way);
-              }
+      const std::size_t open = opening(tokens, t);
+      if (open == 0) continue;
+      const std::size_t close = behind(tokens, open) - 1;
+      const auto arguments = split(tokens, {open + 1, close}, ',');
+      if (arguments.size() > helper.parameters.size()) continue;
+      if (arguments.size() < helper.needed) continue;
+      if (close + 1 < tokens.size() &&
+          (tokens[close + 1].kind == '{' || tokens[close + 1].text == "const")) {
+        continue;  // its definition
+      }
+      for (const Names& outer : names_at(s, t)) {
+        std::vector<Names> ways{outer};
+        for (std::size_t a = 0; a < arguments.size(); ++a) {
+          std::vector<Names> more;
+          for (const std::string& text : forms_of(tokens, arguments[a], outer)) {
+            for (Names way : ways) {
+              way[helper.parameters[a]] = text;
+              more.push_back(way);
             }
-            ways = more;
           }
-          all.insert(all.end(), ways.begin(), ways.end());
+          ways = more;
         }
+        all.insert(all.end(), ways.begin(), ways.end());
       }
     }
     open_.erase(index);
@@ -158,10 +163,10 @@ class RuleReader {
     return false;
   }
   /// Lambdas and private members are called in their own file.
-  bool is_local(const Helper& helper) const {
+  bool is_local(const Helper& helper) {
     const Tokens& tokens = sources_[helper.source].tokens;
-    for (std::size_t t = 0; t + 1 < tokens.size(); ++t) {
-      if (tokens[t].text == helper.name && tokens[t + 1].kind == '=') return true;
+    for (const auto& [source, token] : places_[helper.name]) {
+      if (source == helper.source && tokens[token + 1].kind == '=') return true;
     }
     return false;
   }
@@ -244,6 +249,7 @@ class RuleReader {
   }
 
   std::vector<Source> sources_;
+  std::map<std::string, std::vector<Place>> places_;  // of a word, but where it ends a file
   std::vector<Helper> helpers_;
   std::set<int> open_;
 };

@@ -2,7 +2,6 @@
 // `memory`, `options`, `learned` and q.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,7 +17,7 @@ struct ScoreGradientRules {
   using Learned = ScoreGradients<double>;
   struct Rule {
     std::string message;
-    std::function<void(Call&)> spoil;
+    Action<Call&> spoil;
   };
 
   Shape<4> bias;        // that a call takes, of 4 heads
@@ -40,7 +39,7 @@ struct ScoreGradientRules {
   }
 
   /// What a call views, laid over memory of 200 numbers.
-  using Lay = std::function<void(Call&, double*)>;
+  using Lay = Action<Call&, double*>;
   std::vector<std::pair<std::string, Lay>> views() const {
     const auto bools = [this](double* at) {
       return View4<bool>(reinterpret_cast<bool*>(at), pairs);

@@ -46,8 +46,7 @@ const Refusals shapes({
                    [](Witness&) { Tensor1<float>(Shape{2}, nullptr); }),
 });
 
-Refusal at_null(const std::string& argument, const std::string& is,
-                std::function<void(Witness&)> call) {
+Refusal at_null(const std::string& argument, const std::string& is, Action<Witness&> call) {
   return shape_error(argument + " is " + is + " at a null address, expected its elements",
                      std::move(call));
 }

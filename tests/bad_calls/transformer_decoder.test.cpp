@@ -50,7 +50,7 @@ struct Decoder {
   }
 };
 
-using Kind = Refusal (*)(std::string, std::function<void(Witness&)>);
+using Kind = Refusal (*)(std::string, Action<Witness&>);
 Refusal of(Method method, const std::string& message, void (*spoil)(Decoder&), Kind kind) {
   return kind(message, [=](Witness& memory) {
     Decoder call{memory};

@@ -128,6 +128,9 @@ double gemm_error(const std::vector<const kernels::Kernels<T>*>& runs, const Gem
     gemm_by<T>(*run, a.read(), b.read(), results.back().matrix(), of.size, epilogue);
     CHECK(results.back().untouched_around(before));
   }
+  Placed<T> used_a = a, used_b = b;
+  for (T& x : used_a.storage) x = factor(x);
+  for (T& x : used_b.storage) x = factor(x);
   long double worst = 0;
   for (Index i = 0; i < M; ++i) {
     for (Index j = 0; j < N; ++j) {
@@ -137,7 +140,7 @@ double gemm_error(const std::vector<const kernels::Kernels<T>*>& runs, const Gem
         size += std::abs(term);
       };
       for (Index k = 0; k < K; ++k) {
-        add(static_cast<long double>(epilogue.alpha) * factor(a(i, k)) * factor(b(k, j)));
+        add(static_cast<long double>(epilogue.alpha) * used_a(i, k) * used_b(k, j));
       }
       if (of.bias) add(bias(0, j));
       if (of.accumulate) add(before(i, j));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "headwise/headwise.hpp"
+#include "support/action.hpp"
 #include "support/catch.hpp"
 
 namespace headwise_tests {
@@ -205,13 +206,13 @@ class Witness {
 struct Refusal {
   std::string message;
   std::string error;  // ShapeError, ArgumentError
-  std::function<void(Witness&)> call;
+  Action<Witness&> call;
 };
 
-inline Refusal shape_error(std::string message, std::function<void(Witness&)> call) {
+inline Refusal shape_error(std::string message, Action<Witness&> call) {
   return {std::move(message), "ShapeError", std::move(call)};
 }
-inline Refusal argument_error(std::string message, std::function<void(Witness&)> call) {
+inline Refusal argument_error(std::string message, Action<Witness&> call) {
   return {std::move(message), "ArgumentError", std::move(call)};
 }
 

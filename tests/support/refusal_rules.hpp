@@ -13,7 +13,7 @@ using Matrix = View<2>;
 using Vector = View<1>;
 
 template <class Call>
-std::function<void(Witness&)> spoilt(void (*spoil)(Call&)) {
+Action<Witness&> spoilt(void (*spoil)(Call&)) {
   return [spoil](Witness& memory) {
     Call call{memory};
     spoil(call);
@@ -37,40 +37,63 @@ void lay_over(Witness& memory, View<R>& out, View<Q>& other) {
   other = {block.data() + out.size() - 1, other.shape()};
 }
 
-/// The rules of every output: its shape, an address, elements of its own.
+/// Makes a call of which one view is changed. (What only asks for a view is compiled once for its
+/// rank, not for each of the hundreds of calls.)
+template <int R>
+using ChangedCall = Action<Witness&, const Action<Witness&, View<R>&>&>;
+
 template <class Call, int R>
-std::vector<Refusal> output(const std::string& function, const std::string& name,
-                            View<R> Call::*member, const Shape<R>& right,
-                            const std::string& whence) {
-  std::vector<Refusal> refusals;
-  const std::string argument = function + ": " + name;
-  const auto add = [&](const std::string& message, std::function<void(Call&)> spoil) {
-    refusals.push_back(shape_error(argument + message, [spoil](Witness& memory) {
-      Call call{memory};
-      spoil(call);
-      call.call();
-    }));
+ChangedCall<R> changed_call(View<R> Call::*member) {
+  return [member](Witness& memory, const Action<Witness&, View<R>&>& change) {
+    Call call{memory};
+    change(memory, call.*member);
+    call.call();
   };
+}
+template <int R>
+Refusal changed_shape(std::string message, const ChangedCall<R>& call,
+                      const Action<Witness&, View<R>&>& change) {
+  return shape_error(std::move(message), [=](Witness& memory) { call(memory, change); });
+}
+
+/// The rules of every output: its shape, an address, elements of its own.
+template <int R>
+std::vector<Refusal> output_of(const std::string& argument, const ChangedCall<R>& call,
+                               const Shape<R>& right, const std::string& whence) {
+  std::vector<Refusal> refusals;
   for (int axis = 0; axis < R; ++axis) {
     for (const Index more : {-1, 1}) {
       Shape<R> got = right;
       got[axis] += more;
-      add(" is " + got.format() + ", expected " + right.format() + " (" + whence + ")",
-          [=](Call& c) { c.*member = c.m.tensor(got); });
+      refusals.push_back(changed_shape<R>(
+          argument + " is " + got.format() + ", expected " + right.format() + " (" + whence + ")",
+          call, [got](Witness& memory, View<R>& view) { view = memory.tensor(got); }));
     }
   }
-  add(" is " + right.format() + " at a null address, expected its elements",
-      [=](Call& c) { c.*member = View<R>(nullptr, right); });
+  refusals.push_back(changed_shape<R>(
+      argument + " is " + right.format() + " at a null address, expected its elements", call,
+      [right](Witness&, View<R>& view) {
+        view = {nullptr, right};
+      }));
   return refusals;
 }
 template <class Call, int R>
+std::vector<Refusal> output(const std::string& function, const std::string& name,
+                            View<R> Call::*member, const Shape<R>& right,
+                            const std::string& whence) {
+  return output_of<R>(function + ": " + name, changed_call(member), right, whence);
+}
+template <int R>
+Refusal repeated_of(const std::string& argument, const ChangedCall<R>& call) {
+  return changed_shape<R>(
+      argument + " holds one element at two indices, expected elements of their own", call,
+      [](Witness&, View<R>& view) {
+        view = {view.data(), view.shape(), Shape<R>()};
+      });
+}
+template <class Call, int R>
 Refusal repeated(const std::string& argument, View<R> Call::*member) {
-  return shape_error(argument + " holds one element at two indices, expected elements of their own",
-                     [=](Witness& memory) {
-                       Call c{memory};
-                       c.*member = {(c.*member).data(), (c.*member).shape(), Shape<R>()};
-                       c.call();
-                     });
+  return repeated_of<R>(argument, changed_call(member));
 }
 template <class Call, int R, int Q>
 Refusal overlapping(const std::string& argument, View<R> Call::*member, const std::string& other,
@@ -95,28 +118,28 @@ Refusal shifted(const std::string& function, const std::string& out, Matrix Call
 }
 
 /// The rules of every input that others take their shape from.
-template <class Call, int R>
-std::vector<Refusal> countable(const std::string& argument, View<R> Call::*member,
-                               const Shape<R>& right) {
-  const auto with = [=](const View<R>& view) {
-    return [=](Witness& memory) {
-      Call c{memory};
-      c.*member = view;
-      c.call();
-    };
+template <int R>
+std::vector<Refusal> countable_of(const std::string& argument, const ChangedCall<R>& call,
+                                  const Shape<R>& right) {
+  const auto with = [&](const std::string& message, const View<R>& other) {
+    return changed_shape<R>(argument + message, call,
+                            [other](Witness&, View<R>& view) { view = other; });
   };
   static double some[1] = {};  // never read: its extents are refused
   Shape<R> negative = right, huge = right;
   negative[0] = -1;
   huge[R - 1] = (Index{1} << 48) + 1;
   return {
-      shape_error(argument + " is " + negative.format() + ", expected extents of 0 or more",
-                  with({some, negative})),
-      shape_error(
-          argument + " is " + huge.format() + ", expected extents whose product is at most 2^48",
-          with({some, huge})),
-      shape_error(argument + " is " + right.format() + " at a null address, expected its elements",
-                  with({nullptr, right}))};
+      with(" is " + negative.format() + ", expected extents of 0 or more", {some, negative}),
+      with(" is " + huge.format() + ", expected extents whose product is at most 2^48",
+           {some, huge}),
+      with(" is " + right.format() + " at a null address, expected its elements", {nullptr, right}),
+  };
+}
+template <class Call, int R>
+std::vector<Refusal> countable(const std::string& argument, View<R> Call::*member,
+                               const Shape<R>& right) {
+  return countable_of<R>(argument, changed_call(member), right);
 }
 
 /// Several tables as one.
