@@ -43,6 +43,7 @@
 #include "headwise/ops/layer_norm.hpp"
 #include "headwise/ops/linear.hpp"
 #include "headwise/ops/packed_attention.hpp"
+#include "headwise/ops/packed_rotary.hpp"
 #include "headwise/ops/rms_norm.hpp"
 #include "headwise/ops/rms_norm_heads.hpp"
 #include "headwise/ops/rotary.hpp"

@@ -25087,6 +25087,25 @@ kernels::AttentionHead<T> head_of_sequence(const FlashSequences& sequences, cons
                         h);
 }
 
+/// Cumulative lengths, as what others must not share memory with.
+inline In<Index, 1> starts_view(std::span<const Index> x) {
+  return {x.data(), Shape{static_cast<Index>(x.size())}};
+}
+
+/// The same elements as [B, heads, rows, width], every sequence over all rows: SequenceRows cuts
+/// them.
+template <class T>
+In<T, 4> by_sequence(const In<T, 3>& x, Index B) {
+  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
+          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
+}
+template <class T>
+Out<T, 4> by_sequence(const Out<T, 3>& x, Index B) {
+  if (x.absent()) return {};
+  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
+          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/ops/score_gradients.hpp
@@ -28224,6 +28243,458 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/ops/rotary_table.hpp
+// The angles of rotary positions: their cosines and sines, position by position, as a function of
+// options alone. They are computed in double, so that position 100,000 is right in float.
+
+namespace headwise::inline v0_1 {
+
+/// Which elements of a head's row are a pair.
+enum class RotaryPairing {
+  halves,       ///< (t, t + width / 2): GPT-NeoX, LLaMA as Hugging Face stores it
+  interleaved,  ///< (2 t, 2 t + 1): the paper, GPT-J
+};
+
+/// Radians a position of each pair: a view of the caller's numbers, or numbers of its own, which
+/// copies share.
+class RotaryFrequencies {
+ public:
+  /// None: theta tells them.
+  RotaryFrequencies() = default;
+  /// Viewed: what it sees must outlive the call.
+  ///@{
+  RotaryFrequencies(In<double, 1> view) : view_(view) {}
+  RotaryFrequencies(const double* data, const Shape<1>& shape) : view_(data, shape) {}
+  ///@}
+  /// Of its own.
+  RotaryFrequencies(std::vector<double> values)
+      : owned_(std::make_shared<const std::vector<double>>(std::move(values))),
+        view_(owned_->data(), Shape<1>(static_cast<Index>(owned_->size()))) {}
+
+  /// A copy sees the same numbers; what is moved from stays as it was.
+  ///@{
+  RotaryFrequencies(const RotaryFrequencies&) = default;
+  RotaryFrequencies& operator=(const RotaryFrequencies&) = default;
+  ///@}
+
+  /// Whether there are none.
+  bool absent() const { return view_.absent(); }
+  /// All of them, [width / 2].
+  const In<double, 1>& view() const { return view_; }
+  /// Of pair t.
+  double operator()(Index t) const { return view_(t); }
+  /// The same numbers, never viewed. Throws std::bad_alloc.
+  RotaryFrequencies owned() const {
+    if (absent() || owned_ != nullptr) return *this;
+    std::vector<double> values;
+    for (Index t = 0; t < view_.extent(0); ++t) values.push_back(view_(t));
+    return values;
+  }
+
+ private:
+  std::shared_ptr<const std::vector<double>> owned_;
+  In<double, 1> view_;
+};
+
+/// What rotary positions are. What it views must outlive the call.
+struct RotaryOptions {
+  double theta = 10000;  // pair t turns by theta^(-2 t / width) a position
+  Index width = 0;       // of a row's elements, the first ones, that are rotated; 0: all
+  RotaryPairing pairing = RotaryPairing::halves;  // which of them turn together
+  Index offset = 0;                               // position of the first row
+  RotaryFrequencies frequencies = {};             // [width / 2]; of each pair, instead of theta
+
+  /// How many elements of a row of d are rotated.
+  Index width_of(Index d) const { return width == 0 ? d : width; }
+};
+
+/// cos and sin of the angles of positions 0, 1, ...
+template <class T>
+struct RotaryAngles {
+  In<T, 2> cosines;  // [positions, width / 2]
+  In<T, 2> sines;    // [positions, width / 2]
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Throws ArgumentError or ShapeError for options that are none, of rows of d elements.
+inline void require_rotary(std::string_view function, const RotaryOptions& options, Index d) {
+  const Index width = options.width_of(d);
+  require(width >= 0 && width <= d && width % 2 == 0, function, [&] {
+    return "width is " + std::to_string(width) + ", expected an even number from 0 to " +
+           std::to_string(d) + ", the width of a head";
+  });
+  constexpr Index farthest = Index{1} << 48;
+  require(options.offset >= 0 && options.offset <= farthest, function,
+          [&] { return "offset is " + std::to_string(options.offset) + ", expected 0 to 2^48"; });
+  if (options.frequencies.absent()) {
+    require(is_finite_option(options.theta) && options.theta > 0, function, [&] {
+      return "theta is " + std::to_string(options.theta) + ", expected a finite number above 0";
+    });
+    return;
+  }
+  require_shape(function, "frequencies", options.frequencies.view(), Shape{width / 2},
+                "one for each pair of the width");
+  for (Index t = 0; t < width / 2; ++t) {
+    require(is_finite_option(options.frequencies(t)), function, [&] {
+      return "frequencies(" + std::to_string(t) + ") is not finite, expected a number";
+    });
+  }
+}
+
+/// Rows of the tables: row i is of position(i).
+template <class T, class Position>
+void fill_angles(const RotaryOptions& options, Index width, const Position& position,
+                 Out<T, 2> cosines, Out<T, 2> sines) {
+  constexpr bool wider = std::numeric_limits<T>::digits > std::numeric_limits<double>::digits;
+  using Wide = std::conditional_t<wider, long double, double>;
+  const Wide theta = static_cast<Wide>(options.theta);
+  for (Index t = 0; t < width / 2; ++t) {
+    const Wide frequency =
+        options.frequencies.absent()
+            ? std::pow(theta, static_cast<Wide>(-2 * t) / static_cast<Wide>(width))
+            : static_cast<Wide>(options.frequencies(t));
+    for (Index i = 0; i < cosines.extent(0); ++i) {
+      const Wide angle = static_cast<Wide>(position(i)) * frequency;
+      cosines(i, t) = nearest<T>(std::cos(angle));
+      sines(i, t) = nearest<T>(std::sin(angle));
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Cosines and sines that are made once and read by many calls. A row is a function of the options
+/// and of its position alone: growing changes none.
+template <Scalar T>
+class RotaryTable {
+ public:
+  /// Of heads of d elements, without a position yet. options.offset has no part in it; frequencies
+  /// are copied. Throws ArgumentError or ShapeError for options that are none, std::bad_alloc.
+  explicit RotaryTable(Index d, const RotaryOptions& options = {},
+                       std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : options_(options), width_(options.width_of(d)), memory_(memory) {
+    detail::require_rotary("RotaryTable", options, d);
+    if (options.frequencies.absent()) return;
+    frequencies_ = Tensor<double, 1>(options.frequencies.view().shape(), memory);
+    for (Index t = 0; t < frequencies_.size(); ++t) frequencies_(t) = options.frequencies(t);
+    options_.frequencies = {};
+  }
+
+  /// Makes it hold positions 0 to positions - 1 at least: views of it from before are void where it
+  /// was shorter. Throws std::bad_alloc, and is as it was then.
+  void grow(Index positions) {
+    const Index held = cosines_.extent(0);
+    if (positions <= held) return;
+    const Index rows = positions < 2 * held ? 2 * held : positions;
+    auto cosines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
+    auto sines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
+    RotaryOptions options = options_;
+    options.frequencies = In<double, 1>(frequencies_);
+    detail::fill_angles<T>(
+        options, width_, [](Index i) { return i; }, cosines, sines);
+    cosines_ = std::move(cosines);
+    sines_ = std::move(sines);
+  }
+
+  /// What it holds.
+  RotaryAngles<T> angles() const { return {cosines_, sines_}; }
+  /// The same, grown to `positions` before.
+  RotaryAngles<T> angles(Index positions) {
+    grow(positions);
+    return angles();
+  }
+
+ private:
+  RotaryOptions options_;
+  Index width_;
+  std::pmr::memory_resource* memory_;
+  Tensor<double, 1> frequencies_;  // [width / 2], or absent
+  Tensor<T, 2> cosines_, sines_;   // [positions, width / 2]
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/rotary.hpp
+// Rotary positions: pairs of a row's elements are turned by an angle that grows with the row's
+// position, so that a product of a query and a key knows how far apart they are and nothing else of
+// where they stand. A rotation is its own gradient, turned back.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The rules of a call but those of its tables.
+template <class T, int R>
+void require_rotation(std::string_view function, std::string_view in, std::string_view out,
+                      const In<T, R>& x, const Out<T, R>& y, const RotaryOptions& options) {
+  require_countable(function, in, x);
+  require_shape(function, out, y, x.shape(), [&] { return "the shape of " + std::string(in); });
+  require_distinct(function, {out, y});
+  require_same_or_apart(function, {out, y}, {in, x});
+  require_rotary(function, options, x.extent(R - 1));
+}
+template <class T>
+void require_angles(std::string_view function, const Out<T, 4>& y, const RotaryAngles<T>& angles,
+                    const RotaryOptions& options, std::string_view out) {
+  const Index pairs = options.width_of(y.extent(3)) / 2, held = angles.cosines.extent(0);
+  require_shape(function, "angles.cosines", angles.cosines, Shape{held, pairs},
+                "half of the width");
+  require_shape(function, "angles.sines", angles.sines, Shape{held, pairs}, "angles.cosines");
+  require(held - options.offset >= y.extent(2), function, [&] {
+    return "angles hold " + std::to_string(held) + " positions, expected at least " +
+           std::to_string(options.offset + y.extent(2)) + " (offset and rows)";
+  });
+  require_apart(function, {out, y},
+                {{"angles.cosines", angles.cosines}, {"angles.sines", angles.sines}});
+}
+
+/// Rotates all rows of y = x by tables whose row i is of row i. Position by position where heads
+/// lie between each other, else head by head: along memory.
+template <class T>
+void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
+            const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
+            const Context& context) {
+  if (x.size() == 0) return;
+  const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
+  const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
+  const kernels::RotaryRows<T> all{kernels::matrix(cosines),
+                                   kernels::matrix(sines),
+                                   d,
+                                   options.width_of(d),
+                                   options.pairing == RotaryPairing::interleaved,
+                                   transposed};
+  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
+  const Index blocks = (L + rows - 1) / rows;
+  const auto task = [&](Index t, Index) {
+    const Index b = t / blocks, begin = t % blocks * rows;
+    const Index end = std::min<Index>(L, begin + rows);
+    for (Index h = 0; h < H && !heads_inside; ++h) {
+      run.rotate_rows(all, kernels::matrix(x, b, h), kernels::matrix(y, b, h), begin, end);
+    }
+    kernels::RotaryRows<T> here = all;
+    here.cosines.row = here.sines.row = 0;  // one position for all heads
+    for (Index i = begin; i < end && heads_inside; ++i) {
+      here.cosines.data = all.cosines.data + i * all.cosines.row;
+      here.sines.data = all.sines.data + i * all.sines.row;
+      const kernels::Matrix<const T> from{x.data() + b * x.stride(0) + i * x.stride(2), x.stride(1),
+                                          x.stride(3)};
+      const kernels::Matrix<T> to{y.data() + b * y.stride(0) + i * y.stride(2), y.stride(1),
+                                  y.stride(3)};
+      run.rotate_rows(here, from, to, 0, H);
+    }
+  };
+  context.executor.run(B * blocks, task);
+  const std::int64_t flops = 3 * std::int64_t{B * H * L} * all.width;
+  context.count_flops(flops, flops);
+}
+
+/// Rotates by tables of the rows' own positions, made for the call.
+template <class T>
+void rotate_by_options(const In<T, 4>& x, const RotaryOptions& options, bool transposed,
+                       const Out<T, 4>& y, const Context& context) {
+  const Index width = options.width_of(x.extent(3));
+  const Shape<2> shape{x.size() == 0 ? 0 : x.extent(2), width / 2};
+  auto cosines = Tensor<T, 2>::uninitialized(shape, context.memory);
+  auto sines = Tensor<T, 2>::uninitialized(shape, context.memory);
+  const auto position = [&](Index i) { return options.offset + i; };
+  fill_angles<T>(options, width, position, cosines, sines);
+  rotate<T>(x, cosines, sines, options, transposed, y, context);
+}
+/// Rotates by tables whose rows are positions from 0 on.
+template <class T>
+void rotate_by_angles(const In<T, 4>& x, const RotaryAngles<T>& angles,
+                      const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
+                      const Context& context) {
+  if (x.size() == 0) return;
+  const auto rows = [&](const In<T, 2>& table) {
+    return In<T, 2>(table.data() + options.offset * table.stride(0),
+                    Shape{x.extent(2), table.extent(1)}, table.strides());
+  };
+  rotate<T>(x, rows(angles.cosines), rows(angles.sines), options, transposed, y, context);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = x with each pair (a, b) of a row turned: (a cos - b sin, a sin + b cos), by the angle
+/// (offset + i) f_t of row i and pair t, f_t = theta^(-2 t / width) or as given.
+///
+/// x        [B, H, L, d]   in; queries or keys, any strides
+/// options                 which elements are pairs, how fast they turn, position of row 0
+/// y        [B, H, L, d]   out; may be x
+///
+/// Elements behind options.width are copied. Angles are computed in double (long double for long
+/// double), once a call for all heads.
+/// Work    3 FLOPs for each element that is rotated; scratch of 2 L width / 2.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  Su et al., "RoFormer", 2021, arXiv 2104.09864, equation 34.
+template <Scalar T>
+void rotary_forward(In<T, 4> x, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
+                    const Context& context = {}) {
+  detail::require_rotation<T, 4>("rotary_forward", "x", "y", x, y, options);
+  detail::rotate_by_options<T>(x, options, false, y, context);
+}
+/// The same by a RotaryTable's angles: its options and these have to agree in all but the offset.
+template <Scalar T>
+void rotary_forward(In<T, 4> x, const RotaryAngles<std::type_identity_t<T>>& angles,
+                    const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
+                    const Context& context = {}) {
+  detail::require_rotation<T, 4>("rotary_forward", "x", "y", x, y, options);
+  detail::require_angles<T>("rotary_forward", y, angles, options, "y");
+  detail::rotate_by_angles<T>(x, angles, options, false, y, context);
+}
+
+/// The gradient of rotary_forward: dx = dy turned back.
+///
+/// dy       [B, H, L, d]   in
+/// options                 as in forward
+/// dx       [B, H, L, d]   out; may be dy
+///
+/// Work    3 FLOPs for each element that is rotated.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+template <Scalar T>
+void rotary_backward(In<T, 4> dy, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
+                     const Context& context = {}) {
+  detail::require_rotation<T, 4>("rotary_backward", "dy", "dx", dy, dx, options);
+  detail::rotate_by_options<T>(dy, options, true, dx, context);
+}
+/// The same by a RotaryTable's angles, as in forward.
+template <Scalar T>
+void rotary_backward(In<T, 4> dy, const RotaryAngles<std::type_identity_t<T>>& angles,
+                     const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
+                     const Context& context = {}) {
+  detail::require_rotation<T, 4>("rotary_backward", "dy", "dx", dy, dx, options);
+  detail::require_angles<T>("rotary_backward", dx, angles, options, "dx");
+  detail::rotate_by_angles<T>(dy, angles, options, true, dx, context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/packed_rotary.hpp
+// Rotary positions of sequences that lie one behind the other: each counts from where its own
+// begins.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Cosines and sines of positions, for queries and keys of all heads.
+template <class T>
+class Turns {
+ public:
+  /// Row i of `count` is of position(i), counted behind the options' offset.
+  template <class Position>
+  Turns(const RotaryOptions& options, Index d, Index count, const Position& position,
+        std::pmr::memory_resource* memory)
+      : options_(options) {
+    const Index width = options.width_of(d);
+    cosines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
+    sines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
+    const auto absolute = [&](Index i) { return options.offset + position(i); };
+    fill_angles<T>(options, width, absolute, cosines_, sines_);
+  }
+  /// Of positions 0 to count - 1.
+  Turns(const RotaryOptions& options, Index d, Index count, std::pmr::memory_resource* memory)
+      : Turns(
+            options, d, count, [](Index i) { return i; }, memory) {}
+  /// Of rows of packed sequences: each counts from where its own begins.
+  Turns(const RotaryOptions& options, Index d, std::span<const Index> starts,
+        std::pmr::memory_resource* memory)
+      : options_(options) {
+    const Turns of_one(options, d, longest_of(starts), memory);
+    const Shape<2> shape{starts.back(), options.width_of(d) / 2};
+    cosines_ = Tensor<T, 2>::uninitialized(shape, memory);
+    sines_ = Tensor<T, 2>::uninitialized(shape, memory);
+    for (std::size_t b = 1; b < starts.size(); ++b) {
+      const Index first = starts[b - 1] * shape[1], n = (starts[b] - starts[b - 1]) * shape[1];
+      std::copy_n(of_one.cosines_.data(), n, cosines_.data() + first);
+      std::copy_n(of_one.sines_.data(), n, sines_.data() + first);
+    }
+  }
+
+  /// y = x [B, H, L, d] turned, or turned back: row i by row first + i of these. y may be x.
+  void apply(const In<T, 4>& x, const Out<T, 4>& y, Index first, bool back,
+             const Context& context) const {
+    if (x.size() == 0) return;
+    const Shape<2> shape{x.extent(2), cosines_.extent(1)};
+    const Index begin = first * shape[1];
+    rotate<T>(x, {cosines_.data() + begin, shape}, {sines_.data() + begin, shape}, options_, back,
+              y, context);
+  }
+  /// The same in place.
+  void apply(const Out<T, 4>& x, Index first, bool back, const Context& context) const {
+    apply(x, x, first, back, context);
+  }
+
+ private:
+  const RotaryOptions& options_;
+  Tensor<T, 2> cosines_, sines_;  // [count, width / 2]
+};
+
+/// Turns each sequence's rows, or turns them back.
+template <class T>
+void rotate_packed(const In<T, 3>& x, std::span<const Index> starts, const RotaryOptions& options,
+                   bool back, const Out<T, 3>& y, const Context& context) {
+  const Turns<T> turns(options, x.extent(2), starts, context.memory);
+  turns.apply(by_sequence(x, 1), by_sequence(y, 1), 0, back, context);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// rotary_forward of each of the sequences that lie one behind the other: row n of the sequence
+/// that begins at starts[b] stands at options.offset + n - starts[b].
+///
+/// x        [N, H, d]   in; queries or keys, any strides
+/// starts   [B + 1]     cumulative lengths of the sequences, from 0 to N
+/// options              as rotary_forward's; offset is the position of each sequence's first row
+/// y        [N, H, d]   out; may be x
+///
+/// The bits of a sequence are those of rotary_forward of it alone.
+/// Work    3 FLOPs for each element that is rotated; scratch of N width, and of the longest
+///         sequence's rows likewise.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+template <Scalar T>
+void packed_rotary_forward(In<T, 3> x, std::span<const Index> starts, const RotaryOptions& options,
+                           Out<std::type_identity_t<T>, 3> y, const Context& context = {}) {
+  constexpr std::string_view function = "packed_rotary_forward";
+  detail::require_rotation<T, 3>(function, "x", "y", x, y, options);
+  detail::require_starts(function, "starts", starts, x.extent(0), "the rows of x");
+  require_apart(function, {"y", y}, {{"starts", detail::starts_view(starts)}});
+  detail::rotate_packed<T>(x, starts, options, false, y, context);
+}
+
+/// The gradient of packed_rotary_forward: dx = dy turned back.
+///
+/// dy       [N, H, d]   in
+/// starts   [B + 1]     as in forward
+/// options              as in forward
+/// dx       [N, H, d]   out; may be dy
+///
+/// Work    as forward's.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+template <Scalar T>
+void packed_rotary_backward(In<T, 3> dy, std::span<const Index> starts,
+                            const RotaryOptions& options, Out<std::type_identity_t<T>, 3> dx,
+                            const Context& context = {}) {
+  constexpr std::string_view function = "packed_rotary_backward";
+  detail::require_rotation<T, 3>(function, "dy", "dx", dy, dx, options);
+  detail::require_starts(function, "starts", starts, dy.extent(0), "the rows of dy");
+  require_apart(function, {"dx", dx}, {{"starts", detail::starts_view(starts)}});
+  detail::rotate_packed<T>(dy, starts, options, true, dx, context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/ops/rms_norm.hpp
 // Root-mean-square normalisation, forward and backward.
 
@@ -28498,343 +28969,6 @@ void rms_norm_backward(In<T, 4> dy, In<std::type_identity_t<T>, 4> x,
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/ops/rotary_table.hpp
-// The angles of rotary positions: their cosines and sines, position by position, as a function of
-// options alone. They are computed in double, so that position 100,000 is right in float.
-
-namespace headwise::inline v0_1 {
-
-/// Which elements of a head's row are a pair.
-enum class RotaryPairing {
-  halves,       ///< (t, t + width / 2): GPT-NeoX, LLaMA as Hugging Face stores it
-  interleaved,  ///< (2 t, 2 t + 1): the paper, GPT-J
-};
-
-/// Radians a position of each pair: a view of the caller's numbers, or numbers of its own, which
-/// copies share.
-class RotaryFrequencies {
- public:
-  /// None: theta tells them.
-  RotaryFrequencies() = default;
-  /// Viewed: what it sees must outlive the call.
-  ///@{
-  RotaryFrequencies(In<double, 1> view) : view_(view) {}
-  RotaryFrequencies(const double* data, const Shape<1>& shape) : view_(data, shape) {}
-  ///@}
-  /// Of its own.
-  RotaryFrequencies(std::vector<double> values)
-      : owned_(std::make_shared<const std::vector<double>>(std::move(values))),
-        view_(owned_->data(), Shape<1>(static_cast<Index>(owned_->size()))) {}
-
-  /// A copy sees the same numbers; what is moved from stays as it was.
-  ///@{
-  RotaryFrequencies(const RotaryFrequencies&) = default;
-  RotaryFrequencies& operator=(const RotaryFrequencies&) = default;
-  ///@}
-
-  /// Whether there are none.
-  bool absent() const { return view_.absent(); }
-  /// All of them, [width / 2].
-  const In<double, 1>& view() const { return view_; }
-  /// Of pair t.
-  double operator()(Index t) const { return view_(t); }
-  /// The same numbers, never viewed. Throws std::bad_alloc.
-  RotaryFrequencies owned() const {
-    if (absent() || owned_ != nullptr) return *this;
-    std::vector<double> values;
-    for (Index t = 0; t < view_.extent(0); ++t) values.push_back(view_(t));
-    return values;
-  }
-
- private:
-  std::shared_ptr<const std::vector<double>> owned_;
-  In<double, 1> view_;
-};
-
-/// What rotary positions are. What it views must outlive the call.
-struct RotaryOptions {
-  double theta = 10000;  // pair t turns by theta^(-2 t / width) a position
-  Index width = 0;       // of a row's elements, the first ones, that are rotated; 0: all
-  RotaryPairing pairing = RotaryPairing::halves;  // which of them turn together
-  Index offset = 0;                               // position of the first row
-  RotaryFrequencies frequencies = {};             // [width / 2]; of each pair, instead of theta
-
-  /// How many elements of a row of d are rotated.
-  Index width_of(Index d) const { return width == 0 ? d : width; }
-};
-
-/// cos and sin of the angles of positions 0, 1, ...
-template <class T>
-struct RotaryAngles {
-  In<T, 2> cosines;  // [positions, width / 2]
-  In<T, 2> sines;    // [positions, width / 2]
-};
-
-}  // namespace headwise::inline v0_1
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// Throws ArgumentError or ShapeError for options that are none, of rows of d elements.
-inline void require_rotary(std::string_view function, const RotaryOptions& options, Index d) {
-  const Index width = options.width_of(d);
-  require(width >= 0 && width <= d && width % 2 == 0, function, [&] {
-    return "width is " + std::to_string(width) + ", expected an even number from 0 to " +
-           std::to_string(d) + ", the width of a head";
-  });
-  constexpr Index farthest = Index{1} << 48;
-  require(options.offset >= 0 && options.offset <= farthest, function,
-          [&] { return "offset is " + std::to_string(options.offset) + ", expected 0 to 2^48"; });
-  if (options.frequencies.absent()) {
-    require(is_finite_option(options.theta) && options.theta > 0, function, [&] {
-      return "theta is " + std::to_string(options.theta) + ", expected a finite number above 0";
-    });
-    return;
-  }
-  require_shape(function, "frequencies", options.frequencies.view(), Shape{width / 2},
-                "one for each pair of the width");
-  for (Index t = 0; t < width / 2; ++t) {
-    require(is_finite_option(options.frequencies(t)), function, [&] {
-      return "frequencies(" + std::to_string(t) + ") is not finite, expected a number";
-    });
-  }
-}
-
-/// Rows of the tables: row i is of position(i).
-template <class T, class Position>
-void fill_angles(const RotaryOptions& options, Index width, const Position& position,
-                 Out<T, 2> cosines, Out<T, 2> sines) {
-  constexpr bool wider = std::numeric_limits<T>::digits > std::numeric_limits<double>::digits;
-  using Wide = std::conditional_t<wider, long double, double>;
-  const Wide theta = static_cast<Wide>(options.theta);
-  for (Index t = 0; t < width / 2; ++t) {
-    const Wide frequency =
-        options.frequencies.absent()
-            ? std::pow(theta, static_cast<Wide>(-2 * t) / static_cast<Wide>(width))
-            : static_cast<Wide>(options.frequencies(t));
-    for (Index i = 0; i < cosines.extent(0); ++i) {
-      const Wide angle = static_cast<Wide>(position(i)) * frequency;
-      cosines(i, t) = nearest<T>(std::cos(angle));
-      sines(i, t) = nearest<T>(std::sin(angle));
-    }
-  }
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// Cosines and sines that are made once and read by many calls. A row is a function of the options
-/// and of its position alone: growing changes none.
-template <Scalar T>
-class RotaryTable {
- public:
-  /// Of heads of d elements, without a position yet. options.offset has no part in it; frequencies
-  /// are copied. Throws ArgumentError or ShapeError for options that are none, std::bad_alloc.
-  explicit RotaryTable(Index d, const RotaryOptions& options = {},
-                       std::pmr::memory_resource* memory = std::pmr::get_default_resource())
-      : options_(options), width_(options.width_of(d)), memory_(memory) {
-    detail::require_rotary("RotaryTable", options, d);
-    if (options.frequencies.absent()) return;
-    frequencies_ = Tensor<double, 1>(options.frequencies.view().shape(), memory);
-    for (Index t = 0; t < frequencies_.size(); ++t) frequencies_(t) = options.frequencies(t);
-    options_.frequencies = {};
-  }
-
-  /// Makes it hold positions 0 to positions - 1 at least: views of it from before are void where it
-  /// was shorter. Throws std::bad_alloc, and is as it was then.
-  void grow(Index positions) {
-    const Index held = cosines_.extent(0);
-    if (positions <= held) return;
-    const Index rows = positions < 2 * held ? 2 * held : positions;
-    auto cosines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
-    auto sines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
-    RotaryOptions options = options_;
-    options.frequencies = In<double, 1>(frequencies_);
-    detail::fill_angles<T>(
-        options, width_, [](Index i) { return i; }, cosines, sines);
-    cosines_ = std::move(cosines);
-    sines_ = std::move(sines);
-  }
-
-  /// What it holds.
-  RotaryAngles<T> angles() const { return {cosines_, sines_}; }
-  /// The same, grown to `positions` before.
-  RotaryAngles<T> angles(Index positions) {
-    grow(positions);
-    return angles();
-  }
-
- private:
-  RotaryOptions options_;
-  Index width_;
-  std::pmr::memory_resource* memory_;
-  Tensor<double, 1> frequencies_;  // [width / 2], or absent
-  Tensor<T, 2> cosines_, sines_;   // [positions, width / 2]
-};
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/ops/rotary.hpp
-// Rotary positions: pairs of a row's elements are turned by an angle that grows with the row's
-// position, so that a product of a query and a key knows how far apart they are and nothing else of
-// where they stand. A rotation is its own gradient, turned back.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// The rules of a call but those of its tables.
-template <class T>
-void require_rotation(std::string_view function, std::string_view in, std::string_view out,
-                      const In<T, 4>& x, const Out<T, 4>& y, const RotaryOptions& options) {
-  require_countable(function, in, x);
-  require_shape(function, out, y, x.shape(), [&] { return "the shape of " + std::string(in); });
-  require_distinct(function, {out, y});
-  require_same_or_apart(function, {out, y}, {in, x});
-  require_rotary(function, options, x.extent(3));
-}
-template <class T>
-void require_angles(std::string_view function, const Out<T, 4>& y, const RotaryAngles<T>& angles,
-                    const RotaryOptions& options, std::string_view out) {
-  const Index pairs = options.width_of(y.extent(3)) / 2, held = angles.cosines.extent(0);
-  require_shape(function, "angles.cosines", angles.cosines, Shape{held, pairs},
-                "half of the width");
-  require_shape(function, "angles.sines", angles.sines, Shape{held, pairs}, "angles.cosines");
-  require(held - options.offset >= y.extent(2), function, [&] {
-    return "angles hold " + std::to_string(held) + " positions, expected at least " +
-           std::to_string(options.offset + y.extent(2)) + " (offset and rows)";
-  });
-  require_apart(function, {out, y},
-                {{"angles.cosines", angles.cosines}, {"angles.sines", angles.sines}});
-}
-
-/// Rotates all rows of y = x by tables whose row i is of row i. Position by position where heads
-/// lie between each other, else head by head: along memory.
-template <class T>
-void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
-            const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
-            const Context& context) {
-  if (x.size() == 0) return;
-  const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
-  const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
-  const kernels::RotaryRows<T> all{kernels::matrix(cosines),
-                                   kernels::matrix(sines),
-                                   d,
-                                   options.width_of(d),
-                                   options.pairing == RotaryPairing::interleaved,
-                                   transposed};
-  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
-  const Index blocks = (L + rows - 1) / rows;
-  const auto task = [&](Index t, Index) {
-    const Index b = t / blocks, begin = t % blocks * rows;
-    const Index end = std::min<Index>(L, begin + rows);
-    for (Index h = 0; h < H && !heads_inside; ++h) {
-      run.rotate_rows(all, kernels::matrix(x, b, h), kernels::matrix(y, b, h), begin, end);
-    }
-    kernels::RotaryRows<T> here = all;
-    here.cosines.row = here.sines.row = 0;  // one position for all heads
-    for (Index i = begin; i < end && heads_inside; ++i) {
-      here.cosines.data = all.cosines.data + i * all.cosines.row;
-      here.sines.data = all.sines.data + i * all.sines.row;
-      const kernels::Matrix<const T> from{x.data() + b * x.stride(0) + i * x.stride(2), x.stride(1),
-                                          x.stride(3)};
-      const kernels::Matrix<T> to{y.data() + b * y.stride(0) + i * y.stride(2), y.stride(1),
-                                  y.stride(3)};
-      run.rotate_rows(here, from, to, 0, H);
-    }
-  };
-  context.executor.run(B * blocks, task);
-  const std::int64_t flops = 3 * std::int64_t{B * H * L} * all.width;
-  context.count_flops(flops, flops);
-}
-
-/// Rotates by tables of the rows' own positions, made for the call.
-template <class T>
-void rotate_by_options(const In<T, 4>& x, const RotaryOptions& options, bool transposed,
-                       const Out<T, 4>& y, const Context& context) {
-  const Index width = options.width_of(x.extent(3));
-  const Shape<2> shape{x.size() == 0 ? 0 : x.extent(2), width / 2};
-  auto cosines = Tensor<T, 2>::uninitialized(shape, context.memory);
-  auto sines = Tensor<T, 2>::uninitialized(shape, context.memory);
-  const auto position = [&](Index i) { return options.offset + i; };
-  fill_angles<T>(options, width, position, cosines, sines);
-  rotate<T>(x, cosines, sines, options, transposed, y, context);
-}
-/// Rotates by tables whose rows are positions from 0 on.
-template <class T>
-void rotate_by_angles(const In<T, 4>& x, const RotaryAngles<T>& angles,
-                      const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
-                      const Context& context) {
-  if (x.size() == 0) return;
-  const auto rows = [&](const In<T, 2>& table) {
-    return In<T, 2>(table.data() + options.offset * table.stride(0),
-                    Shape{x.extent(2), table.extent(1)}, table.strides());
-  };
-  rotate<T>(x, rows(angles.cosines), rows(angles.sines), options, transposed, y, context);
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// y = x with each pair (a, b) of a row turned: (a cos - b sin, a sin + b cos), by the angle
-/// (offset + i) f_t of row i and pair t, f_t = theta^(-2 t / width) or as given.
-///
-/// x        [B, H, L, d]   in; queries or keys, any strides
-/// options                 which elements are pairs, how fast they turn, position of row 0
-/// y        [B, H, L, d]   out; may be x
-///
-/// Elements behind options.width are copied. Angles are computed in double (long double for long
-/// double), once a call for all heads.
-/// Work    3 FLOPs for each element that is rotated; scratch of 2 L width / 2.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-/// Source  Su et al., "RoFormer", 2021, arXiv 2104.09864, equation 34.
-template <Scalar T>
-void rotary_forward(In<T, 4> x, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
-                    const Context& context = {}) {
-  detail::require_rotation<T>("rotary_forward", "x", "y", x, y, options);
-  detail::rotate_by_options<T>(x, options, false, y, context);
-}
-/// The same by a RotaryTable's angles: its options and these have to agree in all but the offset.
-template <Scalar T>
-void rotary_forward(In<T, 4> x, const RotaryAngles<std::type_identity_t<T>>& angles,
-                    const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
-                    const Context& context = {}) {
-  detail::require_rotation<T>("rotary_forward", "x", "y", x, y, options);
-  detail::require_angles<T>("rotary_forward", y, angles, options, "y");
-  detail::rotate_by_angles<T>(x, angles, options, false, y, context);
-}
-
-/// The gradient of rotary_forward: dx = dy turned back.
-///
-/// dy       [B, H, L, d]   in
-/// options                 as in forward
-/// dx       [B, H, L, d]   out; may be dy
-///
-/// Work    3 FLOPs for each element that is rotated.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-template <Scalar T>
-void rotary_backward(In<T, 4> dy, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
-                     const Context& context = {}) {
-  detail::require_rotation<T>("rotary_backward", "dy", "dx", dy, dx, options);
-  detail::rotate_by_options<T>(dy, options, true, dx, context);
-}
-/// The same by a RotaryTable's angles, as in forward.
-template <Scalar T>
-void rotary_backward(In<T, 4> dy, const RotaryAngles<std::type_identity_t<T>>& angles,
-                     const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
-                     const Context& context = {}) {
-  detail::require_rotation<T>("rotary_backward", "dy", "dx", dy, dx, options);
-  detail::require_angles<T>("rotary_backward", dx, angles, options, "dx");
-  detail::rotate_by_angles<T>(dy, angles, options, true, dx, context);
-}
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
 // headwise/autograd/model_functions.hpp
 // What a language model has around its attention, on the tape: activations, rms norm, embeddings,
 // tied heads, rotary positions, cross-entropy. Each calls its pair, to the same bits.
@@ -28994,6 +29128,23 @@ Variable<T, 4> rotary(const Variable<T, 4>& x, const RotaryOptions& options) {
   return call.finish(In<T, 4>(y), backward);
 }
 
+/// Queries or keys [N, H, d] of sequences that lie one behind the other, each turned from where it
+/// begins; starts have to outlive backward. Nothing is kept. Throws as packed_rotary_forward.
+template <Scalar T>
+Variable<T, 3> packed_rotary(const Variable<T, 3>& x, std::span<const Index> starts,
+                             const RotaryOptions& options) {
+  Recording<T> call({"packed_rotary"}, x);
+  const Out<T, 3> y = call.output(x.shape());
+  packed_rotary_forward(x.value(), starts, options, y, call.context());
+  const auto backward = [=, to = call.target(x)](BackwardPass<T>& pass, In<T, 3> dy) {
+    const auto into = [&](Out<T, 3> dx) {
+      packed_rotary_backward(dy, starts, options, dx, pass.context());
+    };
+    pass.assign(into, to);
+  };
+  return call.finish(In<T, 3>(y), backward);
+}
+
 /// The loss of logits, [1].
 ///
 /// logits    [..., V]
@@ -29108,31 +29259,13 @@ FlashSequences require_packed(std::string_view function, const PackedSequences<T
   return {{B, H, G, N, M, d, dv}, SequenceRows(x.query_starts), SequenceRows(x.key_starts)};
 }
 
-/// Cumulative lengths, as what others must not share memory with.
-inline In<Index, 1> starts(std::span<const Index> x) {
-  return {x.data(), Shape{static_cast<Index>(x.size())}};
-}
-
 /// Throws ShapeError where an output shares memory with the cumulative lengths.
 template <class T>
 void require_apart_from_starts(std::string_view function, const Footprint& out,
                                const PackedSequences<T>& x) {
-  require_apart(function, out,
-                {{"query_starts", starts(x.query_starts)}, {"key_starts", starts(x.key_starts)}});
-}
-
-/// The same elements as [B, heads, rows, width], every sequence over all rows: SequenceRows cuts
-/// them.
-template <class T>
-In<T, 4> by_sequence(const In<T, 3>& x, Index B) {
-  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
-          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
-}
-template <class T>
-Out<T, 4> by_sequence(const Out<T, 3>& x, Index B) {
-  if (x.absent()) return {};
-  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
-          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
+  require_apart(
+      function, out,
+      {{"query_starts", starts_view(x.query_starts)}, {"key_starts", starts_view(x.key_starts)}});
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -29209,7 +29342,8 @@ void packed_attention_backward(In<T, 3> d_o, const PackedSequences<std::type_ide
   const auto& [dq, dk, dv, d_score] = gradients;
   detail::require_flash_backward<T, 3>(
       function,
-      {d_o, q, k, v, o, lse, dq, dk, dv, detail::starts(query_starts), detail::starts(key_starts)},
+      {d_o, q, k, v, o, lse, dq, dk, dv, detail::starts_view(query_starts),
+       detail::starts_view(key_starts)},
       options, d_score);
   detail::require_apart_from_starts<T>(function, {"dq", dq}, inputs);
   detail::require_apart_from_starts<T>(function, {"dk", dk}, inputs);
@@ -30731,54 +30865,6 @@ PackedSequences<T> packed_heads(const MultiHeadAttentionCache<T>& cache, const H
 // Backward walks them up: dq = R_i^T dq_i, then through the norm.
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// Cosines and sines of positions, for queries and keys of all heads.
-template <class T>
-class Turns {
- public:
-  /// Row i of `count` is of position(i), counted behind the options' offset.
-  template <class Position>
-  Turns(const RotaryOptions& options, Index d, Index count, const Position& position,
-        std::pmr::memory_resource* memory)
-      : options_(options) {
-    const Index width = options.width_of(d);
-    cosines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
-    sines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
-    const auto absolute = [&](Index i) { return options.offset + position(i); };
-    fill_angles<T>(options, width, absolute, cosines_, sines_);
-  }
-  /// Of positions 0 to count - 1.
-  Turns(const RotaryOptions& options, Index d, Index count, std::pmr::memory_resource* memory)
-      : Turns(
-            options, d, count, [](Index i) { return i; }, memory) {}
-  /// Of rows of packed sequences: each counts from where its own begins.
-  Turns(const RotaryOptions& options, Index d, std::span<const Index> starts,
-        std::pmr::memory_resource* memory)
-      : options_(options) {
-    const Turns of_one(options, d, longest_of(starts), memory);
-    const Shape<2> shape{starts.back(), options.width_of(d) / 2};
-    cosines_ = Tensor<T, 2>::uninitialized(shape, memory);
-    sines_ = Tensor<T, 2>::uninitialized(shape, memory);
-    for (std::size_t b = 1; b < starts.size(); ++b) {
-      const Index first = starts[b - 1] * shape[1], n = (starts[b] - starts[b - 1]) * shape[1];
-      std::copy_n(of_one.cosines_.data(), n, cosines_.data() + first);
-      std::copy_n(of_one.sines_.data(), n, sines_.data() + first);
-    }
-  }
-
-  /// Turns x [B, H, L, d] in place, or back: row i by row first + i of these.
-  void apply(const Out<T, 4>& x, Index first, bool back, const Context& context) const {
-    if (x.size() == 0) return;
-    const Shape<2> shape{x.extent(2), cosines_.extent(1)};
-    const Index begin = first * shape[1];
-    rotate<T>(x, {cosines_.data() + begin, shape}, {sines_.data() + begin, shape}, options_, back,
-              x, context);
-  }
-
- private:
-  const RotaryOptions& options_;
-  Tensor<T, 2> cosines_, sines_;  // [count, width / 2]
-};
 
 /// Step 3b, or its way back, of q [B, H, L, d] and k [B, G, S, d] in place.
 template <class T>

@@ -41,6 +41,14 @@ TEST_CASE("taped packed attention has the slopes of its values, of what is learn
   CHECK(check_taped([&](const V<3>& a) { return packed_attention(a, a, a, starts, starts); }, x));
 }
 
+TEST_CASE("taped rotary positions of packed sequences have the slopes of their values",
+          "[autograd]") {
+  const Starts starts = {0, 3, 3, 7};
+  auto x = normal<Real>(Shape{7, 2, 6}, 1);
+  const RotaryOptions options{.width = 4, .pairing = RotaryPairing::interleaved, .offset = 2};
+  CHECK(check_taped([&](const V<3>& a) { return packed_rotary(a, starts, options); }, x));
+}
+
 TEST_CASE("a taped packed attention gives the bits of its pair", "[autograd]") {
   const Starts starts = {0, 30, 31, 67};
   const auto q = normal<float>(Shape{67, 4, 5}, 1), k = normal<float>(Shape{67, 2, 5}, 2),
@@ -63,7 +71,12 @@ TEST_CASE("a taped packed attention gives the bits of its pair", "[autograd]") {
 
 TEST_CASE("packed attention between projections on the tape has the bits of the module",
           "[autograd]") {
-  const MultiHeadAttention<float> module({.d_model = 24, .num_heads = 4, .num_kv_heads = 2});
+  const bool turns = GENERATE(false, true);
+  const RotaryOptions rotary{.theta = 100, .width = 4};
+  MultiHeadAttentionOptions options{.d_model = 24, .num_heads = 4, .num_kv_heads = 2};
+  if (turns) options.rotary = rotary;
+  CAPTURE(turns);
+  const MultiHeadAttention<float> module(options);
   const MultiHeadAttentionOptions& o = module.options();
   const auto& p = module.parameters();
   const Starts starts = {0, 12, 40, 41};
@@ -82,7 +95,9 @@ TEST_CASE("packed attention between projections on the tape has the bits of the 
     return transpose(select(split_heads(slice(qkv, 2, begin, width), count), 0), 0, 1);
   };
   const Index qw = o.q_width(), kw = o.k_width();
-  const auto q = heads(0, qw, 4), k = heads(qw, kw, 2), v = heads(qw + kw, o.v_width(), 2);
+  auto q = heads(0, qw, 4), k = heads(qw, kw, 2);
+  const auto v = heads(qw + kw, o.v_width(), 2);
+  if (turns) q = packed_rotary(q, starts, rotary), k = packed_rotary(k, starts, rotary);
   const auto context = packed_attention(q, k, v, starts, starts, {.mask = {causal}});
   const auto ty = linear(reshape(context, Shape{1, 41, o.context_width()}),
                          tape.parameter(p.w_o, got.w_o), tape.parameter(p.b_o, got.b_o));

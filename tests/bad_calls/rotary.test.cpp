@@ -41,6 +41,22 @@ struct AnglesBackward {
   }
 };
 
+const std::vector<Index> starts = {0, 2, 3};
+struct PackedForward {
+  Witness& m;
+  View<3> x = m.tensor(3, 2, 6), y = m.tensor(3, 2, 6);
+  std::vector<Index> rows = starts;
+  RotaryOptions options = {};
+  void call() { packed_rotary_forward(x, rows, options, y, m.context()); }
+};
+struct PackedBackward {
+  Witness& m;
+  View<3> dy = m.tensor(3, 2, 6), dx = m.tensor(3, 2, 6);
+  std::vector<Index> rows = starts;
+  RotaryOptions options = {};
+  void call() { packed_rotary_backward(dy, rows, options, dx, m.context()); }
+};
+
 template <class Call>
 Refusal rotary(const std::string& message, void (*spoil)(RotaryOptions&)) {
   return argument_error(message, [spoil](Witness& memory) {
@@ -49,14 +65,15 @@ Refusal rotary(const std::string& message, void (*spoil)(RotaryOptions&)) {
     call.call();
   });
 }
-template <class Call>
+template <class Call, int R>
 std::vector<Refusal> rotation(const std::string& function, const std::string& in,
-                              View<4> Call::*from, const std::string& out, View<4> Call::*to) {
+                              View<R> Call::*from, const std::string& out, View<R> Call::*to,
+                              const Shape<R>& shape) {
   const std::string rule = function + ": ", no_theta = ", expected a finite number above 0",
                     no_width = ", expected an even number from 0 to 6, the width of a head";
   return all_of({
-      countable(rule + in, from, {1, 2, 3, 6}),
-      output(function, out, to, {1, 2, 3, 6}, "the shape of " + in),
+      countable(rule + in, from, shape),
+      output(function, out, to, shape, "the shape of " + in),
       {
           repeated(rule + out, to),
           shape_error(rule + out + " overlaps " + in + " shifted, expected " + in +
@@ -127,11 +144,46 @@ Refusal table_of(const std::string& message, const RotaryOptions& options) {
                         [=](Witness&) { (void)RotaryTable<double>(6, options); });
 }
 
+template <class Call>
+std::vector<Refusal> by_starts(const std::string& function, const std::string& in,
+                               View<3> Call::*to, const std::string& out) {
+  const std::string rule = function + ": ";
+  const auto with = [&](const std::string& message, const std::vector<Index>& rows) {
+    return argument_error(rule + "starts " + message, [rows](Witness& memory) {
+      Call call{memory};
+      call.rows = rows;
+      call.call();
+    });
+  };
+  return {
+      with("has 0 numbers, expected one more than sequences", {}),
+      with("begins with 1, expected 0", {1, 3}),
+      with("falls from 4 to 3 at 2, expected cumulative lengths", {0, 4, 3}),
+      with("ends with 2, expected 3 (the rows of " + in + ")", {0, 1, 2}),
+      with("ends with 4, expected 3 (the rows of " + in + ")", {0, 4}),
+      shape_error(rule + out + " overlaps starts, expected memory of its own",
+                  [to](Witness& memory) {
+                    Call call{memory};
+                    call.rows.assign(36, 0);
+                    call.rows.back() = 3;
+                    call.*to = {reinterpret_cast<double*>(call.rows.data()), Shape{3, 2, 6}};
+                    call.call();
+                  }),
+  };
+}
+
+const Shape<4> heads{1, 2, 3, 6};
+const Shape<3> packed{3, 2, 6};
 const Refusals rotary_refusals(all_of({
-    rotation("rotary_forward", "x", &RotaryForward::x, "y", &RotaryForward::y),
-    rotation("rotary_backward", "dy", &RotaryBackward::dy, "dx", &RotaryBackward::dx),
-    rotation("rotary_forward", "x", &AnglesForward::x, "y", &AnglesForward::y),
-    rotation("rotary_backward", "dy", &AnglesBackward::dy, "dx", &AnglesBackward::dx),
+    rotation("rotary_forward", "x", &RotaryForward::x, "y", &RotaryForward::y, heads),
+    rotation("rotary_backward", "dy", &RotaryBackward::dy, "dx", &RotaryBackward::dx, heads),
+    rotation("rotary_forward", "x", &AnglesForward::x, "y", &AnglesForward::y, heads),
+    rotation("rotary_backward", "dy", &AnglesBackward::dy, "dx", &AnglesBackward::dx, heads),
+    rotation("packed_rotary_forward", "x", &PackedForward::x, "y", &PackedForward::y, packed),
+    rotation("packed_rotary_backward", "dy", &PackedBackward::dy, "dx", &PackedBackward::dx,
+             packed),
+    by_starts("packed_rotary_forward", "x", &PackedForward::y, "y"),
+    by_starts("packed_rotary_backward", "dy", &PackedBackward::dx, "dx"),
     by_angles("rotary_forward", "y", &AnglesForward::y),
     by_angles("rotary_backward", "dx", &AnglesBackward::dx),
     {
@@ -159,7 +211,8 @@ TEST_CASE("rotary positions refuse bad calls before anything is written", "[bad_
 
 TEMPLATE_TEST_CASE(
     "the calls of rotary positions that are spoilt are right before, and show when they write",
-    "[bad_calls]", RotaryForward, RotaryBackward, AnglesForward, AnglesBackward) {
+    "[bad_calls]", RotaryForward, RotaryBackward, AnglesForward, AnglesBackward, PackedForward,
+    PackedBackward) {
   Witness memory;
   TestType call{memory};
   call.call();

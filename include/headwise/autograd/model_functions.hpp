@@ -8,8 +8,8 @@
 #include "headwise/ops/activation.hpp"
 #include "headwise/ops/cross_entropy.hpp"
 #include "headwise/ops/embedding.hpp"
+#include "headwise/ops/packed_rotary.hpp"
 #include "headwise/ops/rms_norm_heads.hpp"
-#include "headwise/ops/rotary.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -164,6 +164,23 @@ Variable<T, 4> rotary(const Variable<T, 4>& x, const RotaryOptions& options) {
     pass.assign([&](Out<T, 4> dx) { rotary_backward(dy, options, dx, pass.context()); }, to);
   };
   return call.finish(In<T, 4>(y), backward);
+}
+
+/// Queries or keys [N, H, d] of sequences that lie one behind the other, each turned from where it
+/// begins; starts have to outlive backward. Nothing is kept. Throws as packed_rotary_forward.
+template <Scalar T>
+Variable<T, 3> packed_rotary(const Variable<T, 3>& x, std::span<const Index> starts,
+                             const RotaryOptions& options) {
+  Recording<T> call({"packed_rotary"}, x);
+  const Out<T, 3> y = call.output(x.shape());
+  packed_rotary_forward(x.value(), starts, options, y, call.context());
+  const auto backward = [=, to = call.target(x)](BackwardPass<T>& pass, In<T, 3> dy) {
+    const auto into = [&](Out<T, 3> dx) {
+      packed_rotary_backward(dy, starts, options, dx, pass.context());
+    };
+    pass.assign(into, to);
+  };
+  return call.finish(In<T, 3>(y), backward);
 }
 
 /// The loss of logits, [1].

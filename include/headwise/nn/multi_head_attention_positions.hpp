@@ -9,58 +9,10 @@
 #pragma once
 
 #include "headwise/nn/multi_head_attention_packed.hpp"
+#include "headwise/ops/packed_rotary.hpp"
 #include "headwise/ops/rms_norm_heads.hpp"
-#include "headwise/ops/rotary.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// Cosines and sines of positions, for queries and keys of all heads.
-template <class T>
-class Turns {
- public:
-  /// Row i of `count` is of position(i), counted behind the options' offset.
-  template <class Position>
-  Turns(const RotaryOptions& options, Index d, Index count, const Position& position,
-        std::pmr::memory_resource* memory)
-      : options_(options) {
-    const Index width = options.width_of(d);
-    cosines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
-    sines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
-    const auto absolute = [&](Index i) { return options.offset + position(i); };
-    fill_angles<T>(options, width, absolute, cosines_, sines_);
-  }
-  /// Of positions 0 to count - 1.
-  Turns(const RotaryOptions& options, Index d, Index count, std::pmr::memory_resource* memory)
-      : Turns(
-            options, d, count, [](Index i) { return i; }, memory) {}
-  /// Of rows of packed sequences: each counts from where its own begins.
-  Turns(const RotaryOptions& options, Index d, std::span<const Index> starts,
-        std::pmr::memory_resource* memory)
-      : options_(options) {
-    const Turns of_one(options, d, longest_of(starts), memory);
-    const Shape<2> shape{starts.back(), options.width_of(d) / 2};
-    cosines_ = Tensor<T, 2>::uninitialized(shape, memory);
-    sines_ = Tensor<T, 2>::uninitialized(shape, memory);
-    for (std::size_t b = 1; b < starts.size(); ++b) {
-      const Index first = starts[b - 1] * shape[1], n = (starts[b] - starts[b - 1]) * shape[1];
-      std::copy_n(of_one.cosines_.data(), n, cosines_.data() + first);
-      std::copy_n(of_one.sines_.data(), n, sines_.data() + first);
-    }
-  }
-
-  /// Turns x [B, H, L, d] in place, or back: row i by row first + i of these.
-  void apply(const Out<T, 4>& x, Index first, bool back, const Context& context) const {
-    if (x.size() == 0) return;
-    const Shape<2> shape{x.extent(2), cosines_.extent(1)};
-    const Index begin = first * shape[1];
-    rotate<T>(x, {cosines_.data() + begin, shape}, {sines_.data() + begin, shape}, options_, back,
-              x, context);
-  }
-
- private:
-  const RotaryOptions& options_;
-  Tensor<T, 2> cosines_, sines_;  // [count, width / 2]
-};
 
 /// Step 3b, or its way back, of q [B, H, L, d] and k [B, G, S, d] in place.
 template <class T>

@@ -91,31 +91,13 @@ FlashSequences require_packed(std::string_view function, const PackedSequences<T
   return {{B, H, G, N, M, d, dv}, SequenceRows(x.query_starts), SequenceRows(x.key_starts)};
 }
 
-/// Cumulative lengths, as what others must not share memory with.
-inline In<Index, 1> starts(std::span<const Index> x) {
-  return {x.data(), Shape{static_cast<Index>(x.size())}};
-}
-
 /// Throws ShapeError where an output shares memory with the cumulative lengths.
 template <class T>
 void require_apart_from_starts(std::string_view function, const Footprint& out,
                                const PackedSequences<T>& x) {
-  require_apart(function, out,
-                {{"query_starts", starts(x.query_starts)}, {"key_starts", starts(x.key_starts)}});
-}
-
-/// The same elements as [B, heads, rows, width], every sequence over all rows: SequenceRows cuts
-/// them.
-template <class T>
-In<T, 4> by_sequence(const In<T, 3>& x, Index B) {
-  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
-          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
-}
-template <class T>
-Out<T, 4> by_sequence(const Out<T, 3>& x, Index B) {
-  if (x.absent()) return {};
-  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
-          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
+  require_apart(
+      function, out,
+      {{"query_starts", starts_view(x.query_starts)}, {"key_starts", starts_view(x.key_starts)}});
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -192,7 +174,8 @@ void packed_attention_backward(In<T, 3> d_o, const PackedSequences<std::type_ide
   const auto& [dq, dk, dv, d_score] = gradients;
   detail::require_flash_backward<T, 3>(
       function,
-      {d_o, q, k, v, o, lse, dq, dk, dv, detail::starts(query_starts), detail::starts(key_starts)},
+      {d_o, q, k, v, o, lse, dq, dk, dv, detail::starts_view(query_starts),
+       detail::starts_view(key_starts)},
       options, d_score);
   detail::require_apart_from_starts<T>(function, {"dq", dq}, inputs);
   detail::require_apart_from_starts<T>(function, {"dk", dk}, inputs);

@@ -14,14 +14,14 @@
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// The rules of a call but those of its tables.
-template <class T>
+template <class T, int R>
 void require_rotation(std::string_view function, std::string_view in, std::string_view out,
-                      const In<T, 4>& x, const Out<T, 4>& y, const RotaryOptions& options) {
+                      const In<T, R>& x, const Out<T, R>& y, const RotaryOptions& options) {
   require_countable(function, in, x);
   require_shape(function, out, y, x.shape(), [&] { return "the shape of " + std::string(in); });
   require_distinct(function, {out, y});
   require_same_or_apart(function, {out, y}, {in, x});
-  require_rotary(function, options, x.extent(3));
+  require_rotary(function, options, x.extent(R - 1));
 }
 template <class T>
 void require_angles(std::string_view function, const Out<T, 4>& y, const RotaryAngles<T>& angles,
@@ -124,7 +124,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 void rotary_forward(In<T, 4> x, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
                     const Context& context = {}) {
-  detail::require_rotation<T>("rotary_forward", "x", "y", x, y, options);
+  detail::require_rotation<T, 4>("rotary_forward", "x", "y", x, y, options);
   detail::rotate_by_options<T>(x, options, false, y, context);
 }
 /// The same by a RotaryTable's angles: its options and these have to agree in all but the offset.
@@ -132,7 +132,7 @@ template <Scalar T>
 void rotary_forward(In<T, 4> x, const RotaryAngles<std::type_identity_t<T>>& angles,
                     const RotaryOptions& options, Out<std::type_identity_t<T>, 4> y,
                     const Context& context = {}) {
-  detail::require_rotation<T>("rotary_forward", "x", "y", x, y, options);
+  detail::require_rotation<T, 4>("rotary_forward", "x", "y", x, y, options);
   detail::require_angles<T>("rotary_forward", y, angles, options, "y");
   detail::rotate_by_angles<T>(x, angles, options, false, y, context);
 }
@@ -148,7 +148,7 @@ void rotary_forward(In<T, 4> x, const RotaryAngles<std::type_identity_t<T>>& ang
 template <Scalar T>
 void rotary_backward(In<T, 4> dy, const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
                      const Context& context = {}) {
-  detail::require_rotation<T>("rotary_backward", "dy", "dx", dy, dx, options);
+  detail::require_rotation<T, 4>("rotary_backward", "dy", "dx", dy, dx, options);
   detail::rotate_by_options<T>(dy, options, true, dx, context);
 }
 /// The same by a RotaryTable's angles, as in forward.
@@ -156,7 +156,7 @@ template <Scalar T>
 void rotary_backward(In<T, 4> dy, const RotaryAngles<std::type_identity_t<T>>& angles,
                      const RotaryOptions& options, Out<std::type_identity_t<T>, 4> dx,
                      const Context& context = {}) {
-  detail::require_rotation<T>("rotary_backward", "dy", "dx", dy, dx, options);
+  detail::require_rotation<T, 4>("rotary_backward", "dy", "dx", dy, dx, options);
   detail::require_angles<T>("rotary_backward", dx, angles, options, "dx");
   detail::rotate_by_angles<T>(dy, angles, options, true, dx, context);
 }

@@ -109,4 +109,23 @@ kernels::AttentionHead<T> head_of_sequence(const FlashSequences& sequences, cons
                         h);
 }
 
+/// Cumulative lengths, as what others must not share memory with.
+inline In<Index, 1> starts_view(std::span<const Index> x) {
+  return {x.data(), Shape{static_cast<Index>(x.size())}};
+}
+
+/// The same elements as [B, heads, rows, width], every sequence over all rows: SequenceRows cuts
+/// them.
+template <class T>
+In<T, 4> by_sequence(const In<T, 3>& x, Index B) {
+  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
+          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
+}
+template <class T>
+Out<T, 4> by_sequence(const Out<T, 3>& x, Index B) {
+  if (x.absent()) return {};
+  return {x.data(), Shape{B, x.extent(1), x.extent(0), x.extent(2)},
+          Shape{Index{0}, x.stride(1), x.stride(0), x.stride(2)}};
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
