@@ -339,7 +339,8 @@ namespace detail {
 template <int R>
 struct Shape {
   static_assert(R >= 1, "a shape has at least one axis");
-  std::array<Index, static_cast<std::size_t>(R)> extents{};  // outermost first
+  Index extents[std::size_t{R}] = {};  // outermost first; not a std::array, which a build without
+                                       // optimisation asks by four calls
 
   /// All 0.
   constexpr Shape() = default;
@@ -350,9 +351,15 @@ struct Shape {
       : extents{static_cast<Index>(extent)...} {}
 
   /// The extent of one axis, 0 to R - 1.
-  constexpr Index operator[](int axis) const { return extents[static_cast<std::size_t>(axis)]; }
+  [[gnu::always_inline]] constexpr Index operator[](int axis) const {
+    assert(axis >= 0 && axis < R);
+    return extents[axis];
+  }
   /// The same, to be written to.
-  constexpr Index& operator[](int axis) { return extents[static_cast<std::size_t>(axis)]; }
+  [[gnu::always_inline]] constexpr Index& operator[](int axis) {
+    assert(axis >= 0 && axis < R);
+    return extents[axis];
+  }
   friend constexpr bool operator==(const Shape&, const Shape&) = default;
 
   /// The number of elements. Throws ShapeError for a negative extent or one more than Index holds.
@@ -1305,17 +1312,19 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <int rounds = 10>
 constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
                                               std::array<std::uint32_t, 2> key) {
+  std::uint32_t a = counter[0], b = counter[1], c = counter[2], d = counter[3];
+  std::uint32_t low = key[0], high = key[1];
   for (int round = 0; round < rounds; ++round) {
-    const std::uint64_t even = std::uint64_t{0xD2511F53u} * counter[0];
-    const std::uint64_t odd = std::uint64_t{0xCD9E8D57u} * counter[2];
-    counter = {static_cast<std::uint32_t>(odd >> 32) ^ counter[1] ^ key[0],
-               static_cast<std::uint32_t>(odd),
-               static_cast<std::uint32_t>(even >> 32) ^ counter[3] ^ key[1],
-               static_cast<std::uint32_t>(even)};
-    key[0] += 0x9E3779B9u;
-    key[1] += 0xBB67AE85u;
+    const std::uint64_t even = std::uint64_t{0xD2511F53u} * a;
+    const std::uint64_t odd = std::uint64_t{0xCD9E8D57u} * c;
+    a = static_cast<std::uint32_t>(odd >> 32) ^ b ^ low;
+    b = static_cast<std::uint32_t>(odd);
+    c = static_cast<std::uint32_t>(even >> 32) ^ d ^ high;
+    d = static_cast<std::uint32_t>(even);
+    low += 0x9E3779B9u;
+    high += 0xBB67AE85u;
   }
-  return counter;
+  return {a, b, c, d};
 }
 
 /// The two halves of a seed.
@@ -4972,8 +4981,9 @@ class Trace {
   template <class T, int R>
   void record(std::string_view name, const In<T, R>& tensor) {
     require_countable("Trace::record", "tensor", tensor);
-    Entry entry{
-        std::string(name), {tensor.shape().extents.begin(), tensor.shape().extents.end()}, {}};
+    Entry entry{std::string(name),
+                {std::begin(tensor.shape().extents), std::end(tensor.shape().extents)},
+                {}};
     entry.values.reserve(static_cast<std::size_t>(tensor.size()));
     for_each_index(tensor.shape(), [&](const Shape<R>& index) {
       if constexpr (NarrowFloat<T>) {
@@ -49027,7 +49037,7 @@ struct NamedTensor {
   /// The extents of its own axes, outermost first.
   std::vector<Index> extents() const {
     const auto& all = view.shape().extents;
-    return {all.end() - rank, all.end()};
+    return {std::end(all) - rank, std::end(all)};
   }
 };
 
@@ -50196,7 +50206,7 @@ inline std::string format_error(double error) {
 
 template <int R>
 std::vector<Index> index_of(const Shape<R>& index) {
-  return {index.extents.begin(), index.extents.end()};
+  return {std::begin(index.extents), std::end(index.extents)};
 }
 
 }  // namespace HEADWISE_CODE

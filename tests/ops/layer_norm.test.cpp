@@ -235,7 +235,8 @@ TEST_CASE("a row of layer_norm whose dy is 0 reaches no gradient, NaN and infini
 
 TEST_CASE("the tallies of layer_norm are what it computes, with and without gamma and beta",
           "[ops]") {
-  for (const auto& [N, D] : {Shape{1, 1}.extents, Shape{5, 7}.extents}) {
+  for (const Shape<2>& shape : {Shape{1, 1}, Shape{5, 7}}) {
+    const auto& [N, D] = shape.extents;
     const auto x = normal<Counting>(Shape{N, D}, 21), dy = normal<Counting>(Shape{N, D}, 22);
     const auto one = normal<Counting>(Shape{D}, 23);
     for (int affine = 0; affine < 4; ++affine) {

@@ -247,7 +247,8 @@ TEST_CASE("rms_norm of rows without elements has rstd 0, and of no rows nothing"
 }
 
 TEST_CASE("the tallies of rms_norm are what it computes, with and without gamma", "[ops]") {
-  for (const auto& [N, D] : {Shape{1, 1}.extents, Shape{5, 7}.extents}) {
+  for (const Shape<2>& shape : {Shape{1, 1}, Shape{5, 7}}) {
+    const auto& [N, D] = shape.extents;
     const auto x = normal<Counting>(Shape{N, D}, 21), dy = normal<Counting>(Shape{N, D}, 22);
     const auto one = normal<Counting>(Shape{D}, 23);
     for (const bool has_gamma : {false, true}) {

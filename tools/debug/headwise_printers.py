@@ -17,10 +17,9 @@ import gdb.printing
 
 def extents_of(shape):
     """The numbers of a headwise::Shape."""
-    extents = shape["extents"]  # a std::array: its one field is an array, whatever its name
-    elements = extents[extents.type.strip_typedefs().fields()[0]]
-    last = elements.type.strip_typedefs().range()[1]
-    return [int(elements[r]) for r in range(last + 1)]
+    extents = shape["extents"]
+    last = extents.type.strip_typedefs().range()[1]
+    return [int(extents[r]) for r in range(last + 1)]
 
 
 def bracketed(numbers):

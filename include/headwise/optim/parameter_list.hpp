@@ -30,7 +30,7 @@ struct NamedTensor {
   /// The extents of its own axes, outermost first.
   std::vector<Index> extents() const {
     const auto& all = view.shape().extents;
-    return {all.end() - rank, all.end()};
+    return {std::end(all) - rank, std::end(all)};
   }
 };
 

@@ -25,8 +25,9 @@ class Trace {
   template <class T, int R>
   void record(std::string_view name, const In<T, R>& tensor) {
     require_countable("Trace::record", "tensor", tensor);
-    Entry entry{
-        std::string(name), {tensor.shape().extents.begin(), tensor.shape().extents.end()}, {}};
+    Entry entry{std::string(name),
+                {std::begin(tensor.shape().extents), std::end(tensor.shape().extents)},
+                {}};
     entry.values.reserve(static_cast<std::size_t>(tensor.size()));
     for_each_index(tensor.shape(), [&](const Shape<R>& index) {
       if constexpr (NarrowFloat<T>) {

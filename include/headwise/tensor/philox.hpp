@@ -19,17 +19,19 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <int rounds = 10>
 constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
                                               std::array<std::uint32_t, 2> key) {
+  std::uint32_t a = counter[0], b = counter[1], c = counter[2], d = counter[3];
+  std::uint32_t low = key[0], high = key[1];
   for (int round = 0; round < rounds; ++round) {
-    const std::uint64_t even = std::uint64_t{0xD2511F53u} * counter[0];
-    const std::uint64_t odd = std::uint64_t{0xCD9E8D57u} * counter[2];
-    counter = {static_cast<std::uint32_t>(odd >> 32) ^ counter[1] ^ key[0],
-               static_cast<std::uint32_t>(odd),
-               static_cast<std::uint32_t>(even >> 32) ^ counter[3] ^ key[1],
-               static_cast<std::uint32_t>(even)};
-    key[0] += 0x9E3779B9u;
-    key[1] += 0xBB67AE85u;
+    const std::uint64_t even = std::uint64_t{0xD2511F53u} * a;
+    const std::uint64_t odd = std::uint64_t{0xCD9E8D57u} * c;
+    a = static_cast<std::uint32_t>(odd >> 32) ^ b ^ low;
+    b = static_cast<std::uint32_t>(odd);
+    c = static_cast<std::uint32_t>(even >> 32) ^ d ^ high;
+    d = static_cast<std::uint32_t>(even);
+    low += 0x9E3779B9u;
+    high += 0xBB67AE85u;
   }
-  return counter;
+  return {a, b, c, d};
 }
 
 /// The two halves of a seed.

@@ -1,7 +1,7 @@
 // Extents of a tensor, and the strides that go with them.
 #pragma once
 
-#include <array>
+#include <cassert>
 #include <concepts>
 #include <cstddef>
 #include <limits>
@@ -39,7 +39,8 @@ namespace detail {
 template <int R>
 struct Shape {
   static_assert(R >= 1, "a shape has at least one axis");
-  std::array<Index, static_cast<std::size_t>(R)> extents{};  // outermost first
+  Index extents[std::size_t{R}] = {};  // outermost first; not a std::array, which a build without
+                                       // optimisation asks by four calls
 
   /// All 0.
   constexpr Shape() = default;
@@ -50,9 +51,15 @@ struct Shape {
       : extents{static_cast<Index>(extent)...} {}
 
   /// The extent of one axis, 0 to R - 1.
-  constexpr Index operator[](int axis) const { return extents[static_cast<std::size_t>(axis)]; }
+  [[gnu::always_inline]] constexpr Index operator[](int axis) const {
+    assert(axis >= 0 && axis < R);
+    return extents[axis];
+  }
   /// The same, to be written to.
-  constexpr Index& operator[](int axis) { return extents[static_cast<std::size_t>(axis)]; }
+  [[gnu::always_inline]] constexpr Index& operator[](int axis) {
+    assert(axis >= 0 && axis < R);
+    return extents[axis];
+  }
   friend constexpr bool operator==(const Shape&, const Shape&) = default;
 
   /// The number of elements. Throws ShapeError for a negative extent or one more than Index holds.

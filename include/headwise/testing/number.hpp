@@ -104,7 +104,7 @@ inline std::string format_error(double error) {
 
 template <int R>
 std::vector<Index> index_of(const Shape<R>& index) {
-  return {index.extents.begin(), index.extents.end()};
+  return {std::begin(index.extents), std::end(index.extents)};
 }
 
 }  // namespace HEADWISE_CODE

@@ -83,7 +83,8 @@ Tensor<T, R> get_shaped(std::string_view function, const SafetensorsFile& file,
                         const std::string& name, const Shape<R>& expected,
                         std::string_view whence) {
   const std::vector<Index>& shape = file.shape(name);
-  if (!std::equal(shape.begin(), shape.end(), expected.extents.begin(), expected.extents.end())) {
+  if (!std::equal(shape.begin(), shape.end(), std::begin(expected.extents),
+                  std::end(expected.extents))) {
     raise<ShapeError>(std::string(function) + ": " + name + " is " + format_extents(shape) +
                       ", expected " + expected.format() + " (" + std::string(whence) + ")");
   }
