@@ -2,7 +2,6 @@
 // which of them differ in a bit.
 #pragma once
 
-#include <cstring>
 #include <functional>
 #include <map>
 #include <string>
@@ -38,23 +37,21 @@ MultiHeadAttention<T> scrambled(const Options& options, int start) {
 }
 
 /// Every parameter's shape and bits.
-template <class T>
-std::map<std::string, std::string> contents(const MultiHeadAttention<T>& module) {
+template <class Module>
+std::map<std::string, std::string> contents(const Module& module) {
   std::map<std::string, std::string> all;
   module.parameters().for_each([&](const std::string& name, const auto& view) {
     std::string& text = all[name] = view.shape().format();
     for_each_index(view.shape(), [&](const auto& at) {
-      char bits[sizeof(T)];
-      std::memcpy(bits, &view(at), sizeof(T));
-      text.append(bits, sizeof(T));
+      text.append(reinterpret_cast<const char*>(&view(at)), sizeof view(at));
     });
   });
   return all;
 }
 
 /// The names of the parameters that differ in a bit; empty if none does.
-template <class T>
-std::string difference(const MultiHeadAttention<T>& a, const MultiHeadAttention<T>& b) {
+template <class Module>
+std::string difference(const Module& a, const Module& b) {
   std::string names;
   const auto left = contents(a), right = contents(b);
   if (left.size() != right.size()) names = "one has more parameters ";

@@ -55,7 +55,8 @@ inline MultiHeadAttentionOptions pytorch_options(const SafetensorsFile& file, In
   return o.resolved();
 }
 
-/// Overwrites the weights of a module with those of a file, rounded to T where it holds others.
+/// Overwrites the weights of a module with those of a file, rounded where it holds others than the
+/// module: matrices to W, biases to T.
 ///
 /// file     PyTorch's names behind `prefix`; what else it holds is not looked at
 /// module   its number of heads is taken as it is: no file tells it
@@ -64,28 +65,28 @@ inline MultiHeadAttentionOptions pytorch_options(const SafetensorsFile& file, In
 /// Throws   FileError for a tensor that is not there, ShapeError or ArgumentError for one that does
 ///          not fit, ShapeError for a module that was moved from, std::bad_alloc; the module then
 ///          is as it was.
-template <Scalar T>
+template <Scalar T, KeptAs<T> W>
 requires StoredFloat<T>
-void load_pytorch(const SafetensorsFile& file, MultiHeadAttention<T>& module,
+void load_pytorch(const SafetensorsFile& file, MultiHeadAttention<T, W>& module,
                   std::string_view prefix = "") {
   constexpr std::string_view function = "load_pytorch";
   const MultiHeadAttentionOptions& o = module.options();
   const std::string at{prefix};
   detail::require_pytorch_module(function, o);
   detail::require_parameters(function, o, module.parameters());
-  MultiHeadAttentionParameters<T> loaded(o);
+  MultiHeadAttentionParameters<T, W> loaded(o);
   detail::read_pytorch_projections(function, file, at, o, loaded);
-  const auto w_o = detail::get_shaped<T>(function, file, at + "out_proj.weight",
+  const auto w_o = detail::get_shaped<W>(function, file, at + "out_proj.weight",
                                          Shape{o.d_model, o.d_model}, "d_model of the module");
-  copy(In<T, 2>(transpose(w_o, 0, 1)), loaded.w_o);
+  copy(In<W, 2>(transpose(w_o, 0, 1)), loaded.w_o);
   detail::read_pytorch_biases(function, file, at, o.d_model, loaded);
 
   // Element by element, so that views of the parameters stay what they are.
-  MultiHeadAttentionParameters<T>& to = module.parameters();
-  copy(In<T, 2>(loaded.W_Q()), to.W_Q());
-  copy(In<T, 2>(loaded.W_K()), to.W_K());
-  copy(In<T, 2>(loaded.W_V()), to.W_V());
-  copy(In<T, 2>(loaded.w_o), to.w_o);
+  MultiHeadAttentionParameters<T, W>& to = module.parameters();
+  copy(In<W, 2>(loaded.W_Q()), to.W_Q());
+  copy(In<W, 2>(loaded.W_K()), to.W_K());
+  copy(In<W, 2>(loaded.W_V()), to.W_V());
+  copy(In<W, 2>(loaded.w_o), to.w_o);
   copy(In<T, 1>(loaded.b_q), to.b_q);
   copy(In<T, 1>(loaded.b_k), to.b_k);
   copy(In<T, 1>(loaded.b_v), to.b_v);
@@ -93,11 +94,12 @@ void load_pytorch(const SafetensorsFile& file, MultiHeadAttention<T>& module,
 }
 
 /// The module whose weights a file holds: pytorch_options, then load_pytorch. Throws as they do.
-template <Scalar T>
-requires StoredFloat<T> MultiHeadAttention<T> from_pytorch(const SafetensorsFile& file,
-                                                           Index num_heads,
-                                                           std::string_view prefix = "") {
-  MultiHeadAttention<T> module(pytorch_options(file, num_heads, prefix));
+/// from_pytorch<float, BFloat16> keeps matrices as bf16, and never holds them as floats.
+template <Scalar T, KeptAs<T> W = T>
+requires StoredFloat<T> MultiHeadAttention<T, W> from_pytorch(const SafetensorsFile& file,
+                                                              Index num_heads,
+                                                              std::string_view prefix = "") {
+  MultiHeadAttention<T, W> module(pytorch_options(file, num_heads, prefix));
   load_pytorch(file, module, prefix);
   return module;
 }
@@ -110,12 +112,12 @@ requires StoredFloat<T> MultiHeadAttention<T> from_pytorch(const SafetensorsFile
 /// Throws   ArgumentError for a module that PyTorch's cannot hold, ShapeError for one that was
 ///          moved from, and as SafetensorsWriter::add does; std::bad_alloc. The writer then is as
 ///          it was.
-template <Scalar T>
+template <Scalar T, KeptAs<T> W>
 requires StoredFloat<T>
-void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
+void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T, W>& module,
                  std::string_view prefix = "", DType dtype = dtype_of<T>) {
   const MultiHeadAttentionOptions& o = module.options();
-  const MultiHeadAttentionParameters<T>& p = module.parameters();
+  const MultiHeadAttentionParameters<T, W>& p = module.parameters();
   const std::string at{prefix};
   detail::require_pytorch_module("add_pytorch", o);
   detail::require_parameters("add_pytorch", o, p);

@@ -31,9 +31,9 @@ inline void require_pytorch_module(std::string_view function, const MultiHeadAtt
 
 /// Throws ShapeError unless the parameters are those of a module of these options, which
 /// PyTorch's can hold. A module that was moved from has none.
-template <class T>
+template <class T, class W>
 void require_parameters(std::string_view function, const MultiHeadAttentionOptions& o,
-                        const MultiHeadAttentionParameters<T>& p) {
+                        const MultiHeadAttentionParameters<T, W>& p) {
   const auto match = [&](const char* name, const auto& tensor, bool there, auto shape) {
     require_shape(function, name, tensor, there ? shape : decltype(shape)(),
                   "the module's options; a module that was moved from has no parameters");
@@ -77,15 +77,15 @@ inline bool has_separate_projections(std::string_view function, const Safetensor
   return separate;
 }
 
-template <class T>
+template <class T, class W>
 void read_pytorch_projections(std::string_view function, const SafetensorsFile& file,
                               const std::string& prefix, const MultiHeadAttentionOptions& o,
-                              MultiHeadAttentionParameters<T>& to) {
+                              MultiHeadAttentionParameters<T, W>& to) {
   const Index D = o.d_model;
   if (has_separate_projections(function, file, prefix)) {
     const auto read = [&](const char* name, Index in, const char* whence, auto w) {
-      const auto stored = get_shaped<T>(function, file, prefix + name, Shape{D, in}, whence);
-      copy(In<T, 2>(transpose(stored, 0, 1)), w);
+      const auto stored = get_shaped<W>(function, file, prefix + name, Shape{D, in}, whence);
+      copy(In<W, 2>(transpose(stored, 0, 1)), w);
     };
     read("q_proj_weight", D, "d_model, d_model of the module", to.W_Q());
     read("k_proj_weight", o.kdim, "d_model, kdim of the module", to.W_K());
@@ -100,9 +100,9 @@ void read_pytorch_projections(std::string_view function, const SafetensorsFile& 
                       std::to_string(D) + ", kdim " + std::to_string(o.kdim) + ", vdim " +
                       std::to_string(o.vdim) + " of the module)");
   }
-  const auto stored = get_shaped<T>(function, file, name, Shape{3 * D, D},
+  const auto stored = get_shaped<W>(function, file, name, Shape{3 * D, D},
                                     "3 d_model, d_model of the module's W_Q, W_K, W_V");
-  copy(In<T, 2>(transpose(stored, 0, 1)), to.w_qkv);
+  copy(In<W, 2>(transpose(stored, 0, 1)), to.w_qkv);
 }
 
 /// A part of a stored bias goes to the module's; where that has none, it must be 0.
@@ -116,9 +116,10 @@ void take_bias(std::string_view function, const std::string& name, In<T, 1> stor
   }
 }
 
-template <class T>
+template <class T, class W>
 void read_pytorch_biases(std::string_view function, const SafetensorsFile& file,
-                         const std::string& prefix, Index D, MultiHeadAttentionParameters<T>& to) {
+                         const std::string& prefix, Index D,
+                         MultiHeadAttentionParameters<T, W>& to) {
   const std::string in = prefix + "in_proj_bias", out = prefix + "out_proj.bias";
   if (file.contains(in) || !to.b_q.absent() || !to.b_k.absent() || !to.b_v.absent()) {
     const auto stored =
@@ -134,8 +135,8 @@ void read_pytorch_biases(std::string_view function, const SafetensorsFile& file,
 }
 
 /// b_Q | b_K | b_V, each [D], 0 for one that is absent.
-template <class T>
-Tensor<T, 1> join_biases(const MultiHeadAttentionParameters<T>& p, Index D) {
+template <class T, class W>
+Tensor<T, 1> join_biases(const MultiHeadAttentionParameters<T, W>& p, Index D) {
   Tensor<T, 1> joined({3 * D});
   if (!p.b_q.absent()) copy(In<T, 1>(p.b_q), slice(joined, 0, 0, D));
   if (!p.b_k.absent()) copy(In<T, 1>(p.b_k), slice(joined, 0, D, D));
@@ -143,8 +144,8 @@ Tensor<T, 1> join_biases(const MultiHeadAttentionParameters<T>& p, Index D) {
   return joined;
 }
 
-template <class T>
-void add_pytorch_weights(SafetensorsWriter& writer, const MultiHeadAttentionParameters<T>& p,
+template <class T, class W>
+void add_pytorch_weights(SafetensorsWriter& writer, const MultiHeadAttentionParameters<T, W>& p,
                          const std::string& prefix, DType dtype) {
   if (p.fused()) {
     writer.add(prefix + "in_proj_weight", transpose(p.w_qkv, 0, 1), dtype);

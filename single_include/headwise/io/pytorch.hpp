@@ -58,9 +58,9 @@ inline void require_pytorch_module(std::string_view function, const MultiHeadAtt
 
 /// Throws ShapeError unless the parameters are those of a module of these options, which
 /// PyTorch's can hold. A module that was moved from has none.
-template <class T>
+template <class T, class W>
 void require_parameters(std::string_view function, const MultiHeadAttentionOptions& o,
-                        const MultiHeadAttentionParameters<T>& p) {
+                        const MultiHeadAttentionParameters<T, W>& p) {
   const auto match = [&](const char* name, const auto& tensor, bool there, auto shape) {
     require_shape(function, name, tensor, there ? shape : decltype(shape)(),
                   "the module's options; a module that was moved from has no parameters");
@@ -104,15 +104,15 @@ inline bool has_separate_projections(std::string_view function, const Safetensor
   return separate;
 }
 
-template <class T>
+template <class T, class W>
 void read_pytorch_projections(std::string_view function, const SafetensorsFile& file,
                               const std::string& prefix, const MultiHeadAttentionOptions& o,
-                              MultiHeadAttentionParameters<T>& to) {
+                              MultiHeadAttentionParameters<T, W>& to) {
   const Index D = o.d_model;
   if (has_separate_projections(function, file, prefix)) {
     const auto read = [&](const char* name, Index in, const char* whence, auto w) {
-      const auto stored = get_shaped<T>(function, file, prefix + name, Shape{D, in}, whence);
-      copy(In<T, 2>(transpose(stored, 0, 1)), w);
+      const auto stored = get_shaped<W>(function, file, prefix + name, Shape{D, in}, whence);
+      copy(In<W, 2>(transpose(stored, 0, 1)), w);
     };
     read("q_proj_weight", D, "d_model, d_model of the module", to.W_Q());
     read("k_proj_weight", o.kdim, "d_model, kdim of the module", to.W_K());
@@ -127,9 +127,9 @@ void read_pytorch_projections(std::string_view function, const SafetensorsFile& 
                       std::to_string(D) + ", kdim " + std::to_string(o.kdim) + ", vdim " +
                       std::to_string(o.vdim) + " of the module)");
   }
-  const auto stored = get_shaped<T>(function, file, name, Shape{3 * D, D},
+  const auto stored = get_shaped<W>(function, file, name, Shape{3 * D, D},
                                     "3 d_model, d_model of the module's W_Q, W_K, W_V");
-  copy(In<T, 2>(transpose(stored, 0, 1)), to.w_qkv);
+  copy(In<W, 2>(transpose(stored, 0, 1)), to.w_qkv);
 }
 
 /// A part of a stored bias goes to the module's; where that has none, it must be 0.
@@ -143,9 +143,10 @@ void take_bias(std::string_view function, const std::string& name, In<T, 1> stor
   }
 }
 
-template <class T>
+template <class T, class W>
 void read_pytorch_biases(std::string_view function, const SafetensorsFile& file,
-                         const std::string& prefix, Index D, MultiHeadAttentionParameters<T>& to) {
+                         const std::string& prefix, Index D,
+                         MultiHeadAttentionParameters<T, W>& to) {
   const std::string in = prefix + "in_proj_bias", out = prefix + "out_proj.bias";
   if (file.contains(in) || !to.b_q.absent() || !to.b_k.absent() || !to.b_v.absent()) {
     const auto stored =
@@ -161,8 +162,8 @@ void read_pytorch_biases(std::string_view function, const SafetensorsFile& file,
 }
 
 /// b_Q | b_K | b_V, each [D], 0 for one that is absent.
-template <class T>
-Tensor<T, 1> join_biases(const MultiHeadAttentionParameters<T>& p, Index D) {
+template <class T, class W>
+Tensor<T, 1> join_biases(const MultiHeadAttentionParameters<T, W>& p, Index D) {
   Tensor<T, 1> joined({3 * D});
   if (!p.b_q.absent()) copy(In<T, 1>(p.b_q), slice(joined, 0, 0, D));
   if (!p.b_k.absent()) copy(In<T, 1>(p.b_k), slice(joined, 0, D, D));
@@ -170,8 +171,8 @@ Tensor<T, 1> join_biases(const MultiHeadAttentionParameters<T>& p, Index D) {
   return joined;
 }
 
-template <class T>
-void add_pytorch_weights(SafetensorsWriter& writer, const MultiHeadAttentionParameters<T>& p,
+template <class T, class W>
+void add_pytorch_weights(SafetensorsWriter& writer, const MultiHeadAttentionParameters<T, W>& p,
                          const std::string& prefix, DType dtype) {
   if (p.fused()) {
     writer.add(prefix + "in_proj_weight", transpose(p.w_qkv, 0, 1), dtype);
@@ -234,7 +235,8 @@ inline MultiHeadAttentionOptions pytorch_options(const SafetensorsFile& file, In
   return o.resolved();
 }
 
-/// Overwrites the weights of a module with those of a file, rounded to T where it holds others.
+/// Overwrites the weights of a module with those of a file, rounded where it holds others than the
+/// module: matrices to W, biases to T.
 ///
 /// file     PyTorch's names behind `prefix`; what else it holds is not looked at
 /// module   its number of heads is taken as it is: no file tells it
@@ -243,28 +245,28 @@ inline MultiHeadAttentionOptions pytorch_options(const SafetensorsFile& file, In
 /// Throws   FileError for a tensor that is not there, ShapeError or ArgumentError for one that does
 ///          not fit, ShapeError for a module that was moved from, std::bad_alloc; the module then
 ///          is as it was.
-template <Scalar T>
+template <Scalar T, KeptAs<T> W>
 requires StoredFloat<T>
-void load_pytorch(const SafetensorsFile& file, MultiHeadAttention<T>& module,
+void load_pytorch(const SafetensorsFile& file, MultiHeadAttention<T, W>& module,
                   std::string_view prefix = "") {
   constexpr std::string_view function = "load_pytorch";
   const MultiHeadAttentionOptions& o = module.options();
   const std::string at{prefix};
   detail::require_pytorch_module(function, o);
   detail::require_parameters(function, o, module.parameters());
-  MultiHeadAttentionParameters<T> loaded(o);
+  MultiHeadAttentionParameters<T, W> loaded(o);
   detail::read_pytorch_projections(function, file, at, o, loaded);
-  const auto w_o = detail::get_shaped<T>(function, file, at + "out_proj.weight",
+  const auto w_o = detail::get_shaped<W>(function, file, at + "out_proj.weight",
                                          Shape{o.d_model, o.d_model}, "d_model of the module");
-  copy(In<T, 2>(transpose(w_o, 0, 1)), loaded.w_o);
+  copy(In<W, 2>(transpose(w_o, 0, 1)), loaded.w_o);
   detail::read_pytorch_biases(function, file, at, o.d_model, loaded);
 
   // Element by element, so that views of the parameters stay what they are.
-  MultiHeadAttentionParameters<T>& to = module.parameters();
-  copy(In<T, 2>(loaded.W_Q()), to.W_Q());
-  copy(In<T, 2>(loaded.W_K()), to.W_K());
-  copy(In<T, 2>(loaded.W_V()), to.W_V());
-  copy(In<T, 2>(loaded.w_o), to.w_o);
+  MultiHeadAttentionParameters<T, W>& to = module.parameters();
+  copy(In<W, 2>(loaded.W_Q()), to.W_Q());
+  copy(In<W, 2>(loaded.W_K()), to.W_K());
+  copy(In<W, 2>(loaded.W_V()), to.W_V());
+  copy(In<W, 2>(loaded.w_o), to.w_o);
   copy(In<T, 1>(loaded.b_q), to.b_q);
   copy(In<T, 1>(loaded.b_k), to.b_k);
   copy(In<T, 1>(loaded.b_v), to.b_v);
@@ -272,11 +274,12 @@ void load_pytorch(const SafetensorsFile& file, MultiHeadAttention<T>& module,
 }
 
 /// The module whose weights a file holds: pytorch_options, then load_pytorch. Throws as they do.
-template <Scalar T>
-requires StoredFloat<T> MultiHeadAttention<T> from_pytorch(const SafetensorsFile& file,
-                                                           Index num_heads,
-                                                           std::string_view prefix = "") {
-  MultiHeadAttention<T> module(pytorch_options(file, num_heads, prefix));
+/// from_pytorch<float, BFloat16> keeps matrices as bf16, and never holds them as floats.
+template <Scalar T, KeptAs<T> W = T>
+requires StoredFloat<T> MultiHeadAttention<T, W> from_pytorch(const SafetensorsFile& file,
+                                                              Index num_heads,
+                                                              std::string_view prefix = "") {
+  MultiHeadAttention<T, W> module(pytorch_options(file, num_heads, prefix));
   load_pytorch(file, module, prefix);
   return module;
 }
@@ -289,12 +292,12 @@ requires StoredFloat<T> MultiHeadAttention<T> from_pytorch(const SafetensorsFile
 /// Throws   ArgumentError for a module that PyTorch's cannot hold, ShapeError for one that was
 ///          moved from, and as SafetensorsWriter::add does; std::bad_alloc. The writer then is as
 ///          it was.
-template <Scalar T>
+template <Scalar T, KeptAs<T> W>
 requires StoredFloat<T>
-void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T>& module,
+void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T, W>& module,
                  std::string_view prefix = "", DType dtype = dtype_of<T>) {
   const MultiHeadAttentionOptions& o = module.options();
-  const MultiHeadAttentionParameters<T>& p = module.parameters();
+  const MultiHeadAttentionParameters<T, W>& p = module.parameters();
   const std::string at{prefix};
   detail::require_pytorch_module("add_pytorch", o);
   detail::require_parameters("add_pytorch", o, p);

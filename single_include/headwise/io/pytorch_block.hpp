@@ -24,6 +24,8 @@
 // SOFTWARE.
 #pragma once
 
+#include <concepts>
+
 #include "../headwise.hpp"
 #include "../io/safetensors.hpp"
 #include "../io/pytorch.hpp"
@@ -52,8 +54,8 @@ inline void require_pytorch_block(std::string_view function, const TransformerBl
 }
 
 /// Throws ShapeError for a block that was moved from.
-template <class T>
-void require_block_parameters(std::string_view function, const TransformerBlock<T>& block) {
+template <class T, class W>
+void require_block_parameters(std::string_view function, const TransformerBlock<T, W>& block) {
   require_shape(function, "norm1.gamma", block.parameters().norm1.gamma,
                 Shape{block.options().d_model},
                 "the block's options; a block that was moved from has no parameters");
@@ -72,13 +74,13 @@ void for_each_pytorch_vector(Parameters& p, F&& f) {
 }
 
 /// All but attention's.
-template <class T>
+template <class T, class W>
 void read_pytorch_block(std::string_view function, const SafetensorsFile& file,
-                        const std::string& prefix, TransformerBlockParameters<T>& to) {
-  const auto matrix = [&](const char* name, Tensor<T, 2>& w) {
-    const auto stored = get_shaped<T>(function, file, prefix + name,
+                        const std::string& prefix, TransformerBlockParameters<T, W>& to) {
+  const auto matrix = [&](const char* name, Tensor<W, 2>& w) {
+    const auto stored = get_shaped<W>(function, file, prefix + name,
                                       Shape{w.extent(1), w.extent(0)}, "the block's widths");
-    copy(In<T, 2>(transpose(stored, 0, 1)), w);
+    copy(In<W, 2>(transpose(stored, 0, 1)), w);
   };
   matrix("linear1.weight", to.feed_forward.w_in);
   matrix("linear2.weight", to.feed_forward.w_out);
@@ -92,9 +94,9 @@ void read_pytorch_block(std::string_view function, const SafetensorsFile& file,
 }
 
 /// All but attention's.
-template <class T, class Attention>
+template <class T, class W, class Attention>
 void add_pytorch_block(SafetensorsWriter& writer,
-                       const TransformerBlockParameters<T, T, Attention>& p,
+                       const TransformerBlockParameters<T, W, Attention>& p,
                        const std::string& prefix, DType dtype) {
   writer.add(prefix + "linear1.weight", transpose(p.feed_forward.w_in, 0, 1), dtype);
   writer.add(prefix + "linear2.weight", transpose(p.feed_forward.w_out, 0, 1), dtype);
@@ -132,43 +134,43 @@ inline TransformerBlockOptions pytorch_options(const SafetensorsFile& file,
   return o.resolved();
 }
 
-/// Overwrites the weights of a block with those of a file, rounded to T where it holds others.
+/// Overwrites the weights of a block with those of a file, rounded where it holds others than the
+/// block: matrices to W, vectors to T.
 ///
 /// A bias that the block has not must be 0 in the file; one that it has must be there.
 /// Throws   FileError for a tensor that is not there, ShapeError or ArgumentError for one that does
 ///          not fit, std::bad_alloc; the block then is as it was.
-template <Scalar T>
+template <Scalar T, KeptAs<T> W>
 requires StoredFloat<T>
-void load_pytorch(const SafetensorsFile& file, TransformerBlock<T>& block,
+void load_pytorch(const SafetensorsFile& file, TransformerBlock<T, W>& block,
                   std::string_view prefix = "") {
   constexpr std::string_view function = "load_pytorch";
   const TransformerBlockOptions& o = block.options();
   const std::string at{prefix};
   detail::require_pytorch_block(function, o);
   detail::require_block_parameters(function, block);
-  MultiHeadAttention<T> attention(o.attention());
+  MultiHeadAttention<T, W> attention(o.attention());
   load_pytorch(file, attention, at + "self_attn.");
-  TransformerBlockParameters<T> loaded(o);
+  TransformerBlockParameters<T, W> loaded(o);
   detail::read_pytorch_block(function, file, at, loaded);
   loaded.attention = std::move(attention.parameters());
 
   // Element by element, so that views of the parameters stay what they are.
-  block.parameters().for_each([&](const std::string& name, auto to) {
-    constexpr int rank = decltype(to)::rank;
-    loaded.for_each([&](const std::string& other, auto from) {
-      if constexpr (rank == decltype(from)::rank) {
-        if (name == other) copy(In<T, rank>(from), to);
+  block.parameters().for_each([&]<class To>(const std::string& name, To to) {
+    loaded.for_each([&]<class From>(const std::string& other, From from) {
+      if constexpr (std::same_as<To, From>) {
+        if (name == other) copy(In<typename From::value_type, From::rank>(from), to);
       }
     });
   });
 }
 
 /// The block whose weights a file holds: pytorch_options, then load_pytorch. Throws as they do.
-template <Scalar T>
-requires StoredFloat<T> TransformerBlock<T> from_pytorch(const SafetensorsFile& file,
-                                                         const TransformerBlockOptions& known,
-                                                         std::string_view prefix = "") {
-  TransformerBlock<T> block(pytorch_options(file, known, prefix));
+template <Scalar T, KeptAs<T> W = T>
+requires StoredFloat<T> TransformerBlock<T, W> from_pytorch(const SafetensorsFile& file,
+                                                            const TransformerBlockOptions& known,
+                                                            std::string_view prefix = "") {
+  TransformerBlock<T, W> block(pytorch_options(file, known, prefix));
   load_pytorch(file, block, prefix);
   return block;
 }
@@ -180,14 +182,14 @@ requires StoredFloat<T> TransformerBlock<T> from_pytorch(const SafetensorsFile& 
 /// Throws   ArgumentError for a block that PyTorch's layer cannot hold, ShapeError for one that was
 ///          moved from, and as SafetensorsWriter::add does; std::bad_alloc. The writer then is as
 ///          it was.
-template <Scalar T>
+template <Scalar T, KeptAs<T> W>
 requires StoredFloat<T>
-void add_pytorch(SafetensorsWriter& writer, const TransformerBlock<T>& block,
+void add_pytorch(SafetensorsWriter& writer, const TransformerBlock<T, W>& block,
                  std::string_view prefix = "", DType dtype = dtype_of<T>) {
   const std::string at{prefix};
   detail::require_pytorch_block("add_pytorch", block.options());
   detail::require_block_parameters("add_pytorch", block);
-  MultiHeadAttention<T> attention(block.options().attention());
+  MultiHeadAttention<T, W> attention(block.options().attention());
   attention.parameters() = block.parameters().attention;
   SafetensorsWriter added;
   add_pytorch(added, attention, at + "self_attn.", dtype);
