@@ -2862,17 +2862,6 @@ class HeadVisibility {
     return true;
   }
 
-  /// The same of all of a run of keys, a byte each.
-  void pair_visible(Index i, KeyRange keys, std::uint8_t* bytes) const {
-    kept(i, keys, bytes);
-    for (int t = 0; t < bias_count_; ++t) {
-      const Plane<T>& bias = biases_[static_cast<std::size_t>(t)];
-      for (Index n = 0; n < keys.size(); ++n) {
-        if (bias.at(i, keys.begin + n) < hidden_below_) bytes[n] = 0;
-      }
-    }
-  }
-
   /// Whether query i sees key j, as a function of j that knows the range of i.
   auto seen_by(Index i) const {
     return [this, i, keys = range(i)](Index j) {
@@ -3273,12 +3262,15 @@ struct ScoreFlows {
   Matrix<T> biases[std::size_t{AttentionMask<T>::most}] = {};  // [L, S] each, steps 0 where shared
 
   bool by_distance() const { return slope != nullptr || table.data != nullptr; }
-  /// Whether anybody asks.
-  bool any() const {
-    bool asked =
-        by_distance() || scale != nullptr || sink.data != nullptr || function.data != nullptr;
+  /// Whether what flows into a score is added to something, pair by pair.
+  bool of_pairs() const {
+    bool asked = by_distance();
     for (const Matrix<T>& bias : biases) asked = asked || bias.data != nullptr;
     return asked;
+  }
+  /// Whether anybody asks.
+  bool any() const {
+    return of_pairs() || scale != nullptr || sink.data != nullptr || function.data != nullptr;
   }
 };
 
@@ -7258,8 +7250,26 @@ struct RowMask {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules != nullptr && begin < end) {
-      rules->pair_visible(i, {n + begin, n + end}, seen.bytes + begin);
+    if (rules == nullptr || begin >= end) return;
+    if (rules->has_keep_masks() || rules->has_gaps()) {
+      rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
+    }
+    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
+  }
+  /// Hides those of a piece's elements that the m-th bias hides; by vectors, as few ever are.
+  /// (Asked one by one, a bias made the whole forward pass of attention twice as long.)
+  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
+    using S = Simd<T>;
+    const auto& bias = rules->bias_plane(m);
+    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+    const T least = rules->hidden_below();
+    for (Index t = elements.begin; t < elements.end; t += S::width) {
+      const Index count = std::min<Index>(S::width, elements.end - t);
+      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
+      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
+      for (Index u = 0; u < count; ++u) {
+        if (x[u] < least) seen.bytes[t + u] = 0;
+      }
     }
   }
   /// f(n, all, seen) for the pieces that hold something visible: all of it, or what is seen.
@@ -7575,6 +7585,104 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/score_rows.inc
+// What is done to the scores of a query, a row of keys, by vectors: softcap, biases by distance,
+// biases of pairs, the user's function. The attention that keeps its weights goes over such rows,
+// and tiles share what needs no mask. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// line[t] = the bias at distance `first` + step t.
+template <class T>
+void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
+  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
+}
+
+/// softcap tanh(x / softcap) for whole vectors of one row, in place.
+template <class T>
+HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  for (Index n = 0; n < count; n += S::width) {
+    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
+  }
+}
+
+/// x_n += y_n for a whole piece.
+template <class T>
+HEADWISE_INLINE void add_piece(const T* y, T* x) {
+  using S = Simd<T>;
+  each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+    S::store(S::load(x + at) + S::load(y + at), x + at);
+  });
+}
+
+/// Step 4b of query i, in place: x [S] from s = scale q k^T on, for the keys of its range. Pairs
+/// that other masks hide are changed like the rest, and not read. (Pair by pair, with a question to
+/// the masks for each, the whole forward pass took 3 times as long with a bias, 6 times with a
+/// softcap: B H L = 4,096 queries of 256 keys on an EPYC of family 25.)
+template <class T>
+void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  constexpr Index size = Piece<T>::size;
+  const HeadScore<T>& score = head.score;
+  const RowPieces<T> row{head.S};
+  const KeyRange keys = head.visibility.range(i);
+  Piece<T> copy, added;
+  for (Index n = keys.begin / size * size; n < keys.end; n += size) {
+    T* const s = row.write(x, n, copy);
+    if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
+    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.by_distance()) {
+      fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
+      add_piece<T>(added.data, s);
+    }
+    for (int m = 0; m < head.visibility.bias_count(); ++m) {
+      const auto& bias = head.visibility.bias_plane(m);
+      const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+      add_piece<T>(row.read(of_query, n, T(0), added), s);
+    }
+    if (score.calls()) {
+      const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
+      score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
+                            s + (own.begin - n));
+    }
+    row.written(s, x, n, copy);
+  }
+}
+
+/// flow [S], 0 where hidden, times the slopes of the softcap at the scores of raw = q k^T, in
+/// place.
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  using S = Simd<T>;
+  const RowPieces<T> row{head.S};
+  const Row<T> to{flow, 1};
+  const auto scale = S::broadcast(head.scale), one = S::broadcast(T(1)),
+             inverse = S::broadcast(T(1) / head.score.softcap);
+  Piece<T> s, copy;
+  for (Index n = 0; n < head.S; n += Piece<T>::size) {
+    gather<T>(raw, n, row.count(n), T(0), s);
+    T* const x = row.write(to, n, copy);
+    if (x == copy.data) gather<T>(to, n, row.count(n), T(0), copy);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(s.data + at) * scale, s.data + at);
+    });
+    cap_vectors<T>(head.score, s.data, Piece<T>::size);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto share = S::load(s.data + at) * inverse, flows = S::load(x + at);
+      const auto slope = one - share * share;  // NaN, perhaps, where nothing flows
+      S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
+    });
+    row.written(x, to, n, copy);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/attention_head.inc
 // Attention of one head with its weights kept: the readable specification, matrix by matrix. The
 // step numbers are those of docs/derivations/attention_backward.md. Read once for each instruction
@@ -7627,10 +7735,13 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
-    const auto sees = head.visibility.seen_by(i);
-    for (Index j = 0; j < head.S; ++j) {
-      if (!sees(j)) continue;
-      scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+    if constexpr (simd::vectorised<T>) {
+      change_score_row<T>(head, i, row(scores, i));
+    } else {
+      const auto sees = head.visibility.seen_by(i);
+      for (Index j = 0; j < head.S; ++j) {
+        if (sees(j)) scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+      }
     }
   }
 }
@@ -7679,7 +7790,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S; ++j) {
+  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
@@ -7699,7 +7810,15 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       T& entry = to.table[score.entry(distance)];
       entry = entry + flow[j];
     }
-    if (score.caps()) flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+  }
+  if constexpr (simd::vectorised<T>) {
+    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  }
+  for (Index j = 0; j < head.S; ++j) {
+    if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
+    if (!simd::vectorised<T> && score.caps()) {
+      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }
@@ -8279,22 +8398,6 @@ template <class T>
 Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
   const auto& plane = head.visibility.bias_plane(n);
   return {plane.data, plane.row, plane.column};
-}
-
-/// line[t] = the bias at distance `first` + step t.
-template <class T>
-void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
-  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
-}
-
-/// softcap tanh(x / softcap) for whole vectors of one row, in place.
-template <class T>
-HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
-  using S = Simd<T>;
-  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
-  for (Index n = 0; n < count; n += S::width) {
-    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
-  }
 }
 
 /// A bias of queries r ... r + rows - 1 and keys j ... j + keys - 1, at most a vector of each, to
@@ -13106,8 +13209,24 @@ struct RowMask {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules != nullptr && begin < end) {
-      rules->pair_visible(i, {n + begin, n + end}, seen.bytes + begin);
+    if (rules == nullptr || begin >= end) return;
+    if (rules->has_keep_masks() || rules->has_gaps()) {
+      rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
+    }
+    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
+  }
+  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
+    using S = Simd<T>;
+    const auto& bias = rules->bias_plane(m);
+    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+    const T least = rules->hidden_below();
+    for (Index t = elements.begin; t < elements.end; t += S::width) {
+      const Index count = std::min<Index>(S::width, elements.end - t);
+      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
+      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
+      for (Index u = 0; u < count; ++u) {
+        if (x[u] < least) seen.bytes[t + u] = 0;
+      }
     }
   }
   template <class F>
@@ -13396,6 +13515,92 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/score_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
+  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
+}
+
+template <class T>
+HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  for (Index n = 0; n < count; n += S::width) {
+    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void add_piece(const T* y, T* x) {
+  using S = Simd<T>;
+  each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+    S::store(S::load(x + at) + S::load(y + at), x + at);
+  });
+}
+
+template <class T>
+void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  constexpr Index size = Piece<T>::size;
+  const HeadScore<T>& score = head.score;
+  const RowPieces<T> row{head.S};
+  const KeyRange keys = head.visibility.range(i);
+  Piece<T> copy, added;
+  for (Index n = keys.begin / size * size; n < keys.end; n += size) {
+    T* const s = row.write(x, n, copy);
+    if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
+    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.by_distance()) {
+      fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
+      add_piece<T>(added.data, s);
+    }
+    for (int m = 0; m < head.visibility.bias_count(); ++m) {
+      const auto& bias = head.visibility.bias_plane(m);
+      const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+      add_piece<T>(row.read(of_query, n, T(0), added), s);
+    }
+    if (score.calls()) {
+      const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
+      score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
+                            s + (own.begin - n));
+    }
+    row.written(s, x, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  using S = Simd<T>;
+  const RowPieces<T> row{head.S};
+  const Row<T> to{flow, 1};
+  const auto scale = S::broadcast(head.scale), one = S::broadcast(T(1)),
+             inverse = S::broadcast(T(1) / head.score.softcap);
+  Piece<T> s, copy;
+  for (Index n = 0; n < head.S; n += Piece<T>::size) {
+    gather<T>(raw, n, row.count(n), T(0), s);
+    T* const x = row.write(to, n, copy);
+    if (x == copy.data) gather<T>(to, n, row.count(n), T(0), copy);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(s.data + at) * scale, s.data + at);
+    });
+    cap_vectors<T>(head.score, s.data, Piece<T>::size);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto share = S::load(s.data + at) * inverse, flows = S::load(x + at);
+      const auto slope = one - share * share;  // NaN, perhaps, where nothing flows
+      S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
+    });
+    row.written(x, to, n, copy);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/attention_head.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -13437,10 +13642,13 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
-    const auto sees = head.visibility.seen_by(i);
-    for (Index j = 0; j < head.S; ++j) {
-      if (!sees(j)) continue;
-      scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+    if constexpr (simd::vectorised<T>) {
+      change_score_row<T>(head, i, row(scores, i));
+    } else {
+      const auto sees = head.visibility.seen_by(i);
+      for (Index j = 0; j < head.S; ++j) {
+        if (sees(j)) scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+      }
     }
   }
 }
@@ -13481,7 +13689,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S; ++j) {
+  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
@@ -13501,7 +13709,15 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       T& entry = to.table[score.entry(distance)];
       entry = entry + flow[j];
     }
-    if (score.caps()) flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+  }
+  if constexpr (simd::vectorised<T>) {
+    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  }
+  for (Index j = 0; j < head.S; ++j) {
+    if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
+    if (!simd::vectorised<T> && score.caps()) {
+      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }
@@ -14008,20 +14224,6 @@ template <class T>
 Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
   const auto& plane = head.visibility.bias_plane(n);
   return {plane.data, plane.row, plane.column};
-}
-
-template <class T>
-void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
-  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
-}
-
-template <class T>
-HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
-  using S = Simd<T>;
-  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
-  for (Index n = 0; n < count; n += S::width) {
-    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
-  }
 }
 
 template <class T>
@@ -18528,8 +18730,24 @@ struct RowMask {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules != nullptr && begin < end) {
-      rules->pair_visible(i, {n + begin, n + end}, seen.bytes + begin);
+    if (rules == nullptr || begin >= end) return;
+    if (rules->has_keep_masks() || rules->has_gaps()) {
+      rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
+    }
+    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
+  }
+  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
+    using S = Simd<T>;
+    const auto& bias = rules->bias_plane(m);
+    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+    const T least = rules->hidden_below();
+    for (Index t = elements.begin; t < elements.end; t += S::width) {
+      const Index count = std::min<Index>(S::width, elements.end - t);
+      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
+      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
+      for (Index u = 0; u < count; ++u) {
+        if (x[u] < least) seen.bytes[t + u] = 0;
+      }
     }
   }
   template <class F>
@@ -18818,6 +19036,92 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/score_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
+  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
+}
+
+template <class T>
+HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  for (Index n = 0; n < count; n += S::width) {
+    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void add_piece(const T* y, T* x) {
+  using S = Simd<T>;
+  each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+    S::store(S::load(x + at) + S::load(y + at), x + at);
+  });
+}
+
+template <class T>
+void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  constexpr Index size = Piece<T>::size;
+  const HeadScore<T>& score = head.score;
+  const RowPieces<T> row{head.S};
+  const KeyRange keys = head.visibility.range(i);
+  Piece<T> copy, added;
+  for (Index n = keys.begin / size * size; n < keys.end; n += size) {
+    T* const s = row.write(x, n, copy);
+    if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
+    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.by_distance()) {
+      fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
+      add_piece<T>(added.data, s);
+    }
+    for (int m = 0; m < head.visibility.bias_count(); ++m) {
+      const auto& bias = head.visibility.bias_plane(m);
+      const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+      add_piece<T>(row.read(of_query, n, T(0), added), s);
+    }
+    if (score.calls()) {
+      const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
+      score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
+                            s + (own.begin - n));
+    }
+    row.written(s, x, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  using S = Simd<T>;
+  const RowPieces<T> row{head.S};
+  const Row<T> to{flow, 1};
+  const auto scale = S::broadcast(head.scale), one = S::broadcast(T(1)),
+             inverse = S::broadcast(T(1) / head.score.softcap);
+  Piece<T> s, copy;
+  for (Index n = 0; n < head.S; n += Piece<T>::size) {
+    gather<T>(raw, n, row.count(n), T(0), s);
+    T* const x = row.write(to, n, copy);
+    if (x == copy.data) gather<T>(to, n, row.count(n), T(0), copy);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(s.data + at) * scale, s.data + at);
+    });
+    cap_vectors<T>(head.score, s.data, Piece<T>::size);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto share = S::load(s.data + at) * inverse, flows = S::load(x + at);
+      const auto slope = one - share * share;  // NaN, perhaps, where nothing flows
+      S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
+    });
+    row.written(x, to, n, copy);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/attention_head.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -18859,10 +19163,13 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
-    const auto sees = head.visibility.seen_by(i);
-    for (Index j = 0; j < head.S; ++j) {
-      if (!sees(j)) continue;
-      scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+    if constexpr (simd::vectorised<T>) {
+      change_score_row<T>(head, i, row(scores, i));
+    } else {
+      const auto sees = head.visibility.seen_by(i);
+      for (Index j = 0; j < head.S; ++j) {
+        if (sees(j)) scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+      }
     }
   }
 }
@@ -18903,7 +19210,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S; ++j) {
+  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
@@ -18923,7 +19230,15 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       T& entry = to.table[score.entry(distance)];
       entry = entry + flow[j];
     }
-    if (score.caps()) flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+  }
+  if constexpr (simd::vectorised<T>) {
+    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  }
+  for (Index j = 0; j < head.S; ++j) {
+    if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
+    if (!simd::vectorised<T> && score.caps()) {
+      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }
@@ -19430,20 +19745,6 @@ template <class T>
 Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
   const auto& plane = head.visibility.bias_plane(n);
   return {plane.data, plane.row, plane.column};
-}
-
-template <class T>
-void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
-  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
-}
-
-template <class T>
-HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
-  using S = Simd<T>;
-  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
-  for (Index n = 0; n < count; n += S::width) {
-    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
-  }
 }
 
 template <class T>
@@ -36273,8 +36574,24 @@ struct RowMask {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules != nullptr && begin < end) {
-      rules->pair_visible(i, {n + begin, n + end}, seen.bytes + begin);
+    if (rules == nullptr || begin >= end) return;
+    if (rules->has_keep_masks() || rules->has_gaps()) {
+      rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
+    }
+    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
+  }
+  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
+    using S = Simd<T>;
+    const auto& bias = rules->bias_plane(m);
+    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+    const T least = rules->hidden_below();
+    for (Index t = elements.begin; t < elements.end; t += S::width) {
+      const Index count = std::min<Index>(S::width, elements.end - t);
+      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
+      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
+      for (Index u = 0; u < count; ++u) {
+        if (x[u] < least) seen.bytes[t + u] = 0;
+      }
     }
   }
   template <class F>
@@ -36563,6 +36880,92 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/score_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
+  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
+}
+
+template <class T>
+HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  for (Index n = 0; n < count; n += S::width) {
+    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void add_piece(const T* y, T* x) {
+  using S = Simd<T>;
+  each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+    S::store(S::load(x + at) + S::load(y + at), x + at);
+  });
+}
+
+template <class T>
+void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  constexpr Index size = Piece<T>::size;
+  const HeadScore<T>& score = head.score;
+  const RowPieces<T> row{head.S};
+  const KeyRange keys = head.visibility.range(i);
+  Piece<T> copy, added;
+  for (Index n = keys.begin / size * size; n < keys.end; n += size) {
+    T* const s = row.write(x, n, copy);
+    if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
+    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.by_distance()) {
+      fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
+      add_piece<T>(added.data, s);
+    }
+    for (int m = 0; m < head.visibility.bias_count(); ++m) {
+      const auto& bias = head.visibility.bias_plane(m);
+      const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+      add_piece<T>(row.read(of_query, n, T(0), added), s);
+    }
+    if (score.calls()) {
+      const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
+      score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
+                            s + (own.begin - n));
+    }
+    row.written(s, x, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  using S = Simd<T>;
+  const RowPieces<T> row{head.S};
+  const Row<T> to{flow, 1};
+  const auto scale = S::broadcast(head.scale), one = S::broadcast(T(1)),
+             inverse = S::broadcast(T(1) / head.score.softcap);
+  Piece<T> s, copy;
+  for (Index n = 0; n < head.S; n += Piece<T>::size) {
+    gather<T>(raw, n, row.count(n), T(0), s);
+    T* const x = row.write(to, n, copy);
+    if (x == copy.data) gather<T>(to, n, row.count(n), T(0), copy);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(s.data + at) * scale, s.data + at);
+    });
+    cap_vectors<T>(head.score, s.data, Piece<T>::size);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto share = S::load(s.data + at) * inverse, flows = S::load(x + at);
+      const auto slope = one - share * share;  // NaN, perhaps, where nothing flows
+      S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
+    });
+    row.written(x, to, n, copy);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/attention_head.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -36604,10 +37007,13 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
-    const auto sees = head.visibility.seen_by(i);
-    for (Index j = 0; j < head.S; ++j) {
-      if (!sees(j)) continue;
-      scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+    if constexpr (simd::vectorised<T>) {
+      change_score_row<T>(head, i, row(scores, i));
+    } else {
+      const auto sees = head.visibility.seen_by(i);
+      for (Index j = 0; j < head.S; ++j) {
+        if (sees(j)) scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+      }
     }
   }
 }
@@ -36648,7 +37054,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S; ++j) {
+  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
@@ -36668,7 +37074,15 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       T& entry = to.table[score.entry(distance)];
       entry = entry + flow[j];
     }
-    if (score.caps()) flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+  }
+  if constexpr (simd::vectorised<T>) {
+    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  }
+  for (Index j = 0; j < head.S; ++j) {
+    if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
+    if (!simd::vectorised<T> && score.caps()) {
+      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }
@@ -37175,20 +37589,6 @@ template <class T>
 Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
   const auto& plane = head.visibility.bias_plane(n);
   return {plane.data, plane.row, plane.column};
-}
-
-template <class T>
-void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
-  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
-}
-
-template <class T>
-HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
-  using S = Simd<T>;
-  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
-  for (Index n = 0; n < count; n += S::width) {
-    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
-  }
 }
 
 template <class T>
@@ -39894,8 +40294,24 @@ struct RowMask {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules != nullptr && begin < end) {
-      rules->pair_visible(i, {n + begin, n + end}, seen.bytes + begin);
+    if (rules == nullptr || begin >= end) return;
+    if (rules->has_keep_masks() || rules->has_gaps()) {
+      rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
+    }
+    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
+  }
+  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
+    using S = Simd<T>;
+    const auto& bias = rules->bias_plane(m);
+    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+    const T least = rules->hidden_below();
+    for (Index t = elements.begin; t < elements.end; t += S::width) {
+      const Index count = std::min<Index>(S::width, elements.end - t);
+      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
+      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
+      for (Index u = 0; u < count; ++u) {
+        if (x[u] < least) seen.bytes[t + u] = 0;
+      }
     }
   }
   template <class F>
@@ -40184,6 +40600,92 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/score_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
+  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
+}
+
+template <class T>
+HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  for (Index n = 0; n < count; n += S::width) {
+    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void add_piece(const T* y, T* x) {
+  using S = Simd<T>;
+  each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+    S::store(S::load(x + at) + S::load(y + at), x + at);
+  });
+}
+
+template <class T>
+void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  constexpr Index size = Piece<T>::size;
+  const HeadScore<T>& score = head.score;
+  const RowPieces<T> row{head.S};
+  const KeyRange keys = head.visibility.range(i);
+  Piece<T> copy, added;
+  for (Index n = keys.begin / size * size; n < keys.end; n += size) {
+    T* const s = row.write(x, n, copy);
+    if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
+    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.by_distance()) {
+      fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
+      add_piece<T>(added.data, s);
+    }
+    for (int m = 0; m < head.visibility.bias_count(); ++m) {
+      const auto& bias = head.visibility.bias_plane(m);
+      const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+      add_piece<T>(row.read(of_query, n, T(0), added), s);
+    }
+    if (score.calls()) {
+      const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
+      score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
+                            s + (own.begin - n));
+    }
+    row.written(s, x, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  using S = Simd<T>;
+  const RowPieces<T> row{head.S};
+  const Row<T> to{flow, 1};
+  const auto scale = S::broadcast(head.scale), one = S::broadcast(T(1)),
+             inverse = S::broadcast(T(1) / head.score.softcap);
+  Piece<T> s, copy;
+  for (Index n = 0; n < head.S; n += Piece<T>::size) {
+    gather<T>(raw, n, row.count(n), T(0), s);
+    T* const x = row.write(to, n, copy);
+    if (x == copy.data) gather<T>(to, n, row.count(n), T(0), copy);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(s.data + at) * scale, s.data + at);
+    });
+    cap_vectors<T>(head.score, s.data, Piece<T>::size);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto share = S::load(s.data + at) * inverse, flows = S::load(x + at);
+      const auto slope = one - share * share;  // NaN, perhaps, where nothing flows
+      S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
+    });
+    row.written(x, to, n, copy);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/attention_head.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -40225,10 +40727,13 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
-    const auto sees = head.visibility.seen_by(i);
-    for (Index j = 0; j < head.S; ++j) {
-      if (!sees(j)) continue;
-      scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+    if constexpr (simd::vectorised<T>) {
+      change_score_row<T>(head, i, row(scores, i));
+    } else {
+      const auto sees = head.visibility.seen_by(i);
+      for (Index j = 0; j < head.S; ++j) {
+        if (sees(j)) scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+      }
     }
   }
 }
@@ -40269,7 +40774,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S; ++j) {
+  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
@@ -40289,7 +40794,15 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       T& entry = to.table[score.entry(distance)];
       entry = entry + flow[j];
     }
-    if (score.caps()) flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+  }
+  if constexpr (simd::vectorised<T>) {
+    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  }
+  for (Index j = 0; j < head.S; ++j) {
+    if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
+    if (!simd::vectorised<T> && score.caps()) {
+      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }
@@ -40796,20 +41309,6 @@ template <class T>
 Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
   const auto& plane = head.visibility.bias_plane(n);
   return {plane.data, plane.row, plane.column};
-}
-
-template <class T>
-void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
-  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
-}
-
-template <class T>
-HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
-  using S = Simd<T>;
-  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
-  for (Index n = 0; n < count; n += S::width) {
-    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
-  }
 }
 
 template <class T>
@@ -43511,8 +44010,24 @@ struct RowMask {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules != nullptr && begin < end) {
-      rules->pair_visible(i, {n + begin, n + end}, seen.bytes + begin);
+    if (rules == nullptr || begin >= end) return;
+    if (rules->has_keep_masks() || rules->has_gaps()) {
+      rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
+    }
+    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
+  }
+  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
+    using S = Simd<T>;
+    const auto& bias = rules->bias_plane(m);
+    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+    const T least = rules->hidden_below();
+    for (Index t = elements.begin; t < elements.end; t += S::width) {
+      const Index count = std::min<Index>(S::width, elements.end - t);
+      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
+      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
+      for (Index u = 0; u < count; ++u) {
+        if (x[u] < least) seen.bytes[t + u] = 0;
+      }
     }
   }
   template <class F>
@@ -43801,6 +44316,92 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/score_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
+  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
+}
+
+template <class T>
+HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  for (Index n = 0; n < count; n += S::width) {
+    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void add_piece(const T* y, T* x) {
+  using S = Simd<T>;
+  each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+    S::store(S::load(x + at) + S::load(y + at), x + at);
+  });
+}
+
+template <class T>
+void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  constexpr Index size = Piece<T>::size;
+  const HeadScore<T>& score = head.score;
+  const RowPieces<T> row{head.S};
+  const KeyRange keys = head.visibility.range(i);
+  Piece<T> copy, added;
+  for (Index n = keys.begin / size * size; n < keys.end; n += size) {
+    T* const s = row.write(x, n, copy);
+    if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
+    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.by_distance()) {
+      fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
+      add_piece<T>(added.data, s);
+    }
+    for (int m = 0; m < head.visibility.bias_count(); ++m) {
+      const auto& bias = head.visibility.bias_plane(m);
+      const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+      add_piece<T>(row.read(of_query, n, T(0), added), s);
+    }
+    if (score.calls()) {
+      const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
+      score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
+                            s + (own.begin - n));
+    }
+    row.written(s, x, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  using S = Simd<T>;
+  const RowPieces<T> row{head.S};
+  const Row<T> to{flow, 1};
+  const auto scale = S::broadcast(head.scale), one = S::broadcast(T(1)),
+             inverse = S::broadcast(T(1) / head.score.softcap);
+  Piece<T> s, copy;
+  for (Index n = 0; n < head.S; n += Piece<T>::size) {
+    gather<T>(raw, n, row.count(n), T(0), s);
+    T* const x = row.write(to, n, copy);
+    if (x == copy.data) gather<T>(to, n, row.count(n), T(0), copy);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(s.data + at) * scale, s.data + at);
+    });
+    cap_vectors<T>(head.score, s.data, Piece<T>::size);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto share = S::load(s.data + at) * inverse, flows = S::load(x + at);
+      const auto slope = one - share * share;  // NaN, perhaps, where nothing flows
+      S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
+    });
+    row.written(x, to, n, copy);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/attention_head.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -43842,10 +44443,13 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
-    const auto sees = head.visibility.seen_by(i);
-    for (Index j = 0; j < head.S; ++j) {
-      if (!sees(j)) continue;
-      scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+    if constexpr (simd::vectorised<T>) {
+      change_score_row<T>(head, i, row(scores, i));
+    } else {
+      const auto sees = head.visibility.seen_by(i);
+      for (Index j = 0; j < head.S; ++j) {
+        if (sees(j)) scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+      }
     }
   }
 }
@@ -43886,7 +44490,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S; ++j) {
+  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
@@ -43906,7 +44510,15 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       T& entry = to.table[score.entry(distance)];
       entry = entry + flow[j];
     }
-    if (score.caps()) flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+  }
+  if constexpr (simd::vectorised<T>) {
+    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  }
+  for (Index j = 0; j < head.S; ++j) {
+    if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
+    if (!simd::vectorised<T> && score.caps()) {
+      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }
@@ -44413,20 +45025,6 @@ template <class T>
 Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
   const auto& plane = head.visibility.bias_plane(n);
   return {plane.data, plane.row, plane.column};
-}
-
-template <class T>
-void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
-  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
-}
-
-template <class T>
-HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
-  using S = Simd<T>;
-  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
-  for (Index n = 0; n < count; n += S::width) {
-    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
-  }
 }
 
 template <class T>
@@ -47128,8 +47726,24 @@ struct RowMask {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules != nullptr && begin < end) {
-      rules->pair_visible(i, {n + begin, n + end}, seen.bytes + begin);
+    if (rules == nullptr || begin >= end) return;
+    if (rules->has_keep_masks() || rules->has_gaps()) {
+      rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
+    }
+    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
+  }
+  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
+    using S = Simd<T>;
+    const auto& bias = rules->bias_plane(m);
+    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+    const T least = rules->hidden_below();
+    for (Index t = elements.begin; t < elements.end; t += S::width) {
+      const Index count = std::min<Index>(S::width, elements.end - t);
+      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
+      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
+      for (Index u = 0; u < count; ++u) {
+        if (x[u] < least) seen.bytes[t + u] = 0;
+      }
     }
   }
   template <class F>
@@ -47418,6 +48032,92 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/score_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
+  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
+}
+
+template <class T>
+HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  for (Index n = 0; n < count; n += S::width) {
+    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void add_piece(const T* y, T* x) {
+  using S = Simd<T>;
+  each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+    S::store(S::load(x + at) + S::load(y + at), x + at);
+  });
+}
+
+template <class T>
+void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  constexpr Index size = Piece<T>::size;
+  const HeadScore<T>& score = head.score;
+  const RowPieces<T> row{head.S};
+  const KeyRange keys = head.visibility.range(i);
+  Piece<T> copy, added;
+  for (Index n = keys.begin / size * size; n < keys.end; n += size) {
+    T* const s = row.write(x, n, copy);
+    if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
+    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.by_distance()) {
+      fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
+      add_piece<T>(added.data, s);
+    }
+    for (int m = 0; m < head.visibility.bias_count(); ++m) {
+      const auto& bias = head.visibility.bias_plane(m);
+      const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+      add_piece<T>(row.read(of_query, n, T(0), added), s);
+    }
+    if (score.calls()) {
+      const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
+      score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
+                            s + (own.begin - n));
+    }
+    row.written(s, x, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  using S = Simd<T>;
+  const RowPieces<T> row{head.S};
+  const Row<T> to{flow, 1};
+  const auto scale = S::broadcast(head.scale), one = S::broadcast(T(1)),
+             inverse = S::broadcast(T(1) / head.score.softcap);
+  Piece<T> s, copy;
+  for (Index n = 0; n < head.S; n += Piece<T>::size) {
+    gather<T>(raw, n, row.count(n), T(0), s);
+    T* const x = row.write(to, n, copy);
+    if (x == copy.data) gather<T>(to, n, row.count(n), T(0), copy);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(s.data + at) * scale, s.data + at);
+    });
+    cap_vectors<T>(head.score, s.data, Piece<T>::size);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto share = S::load(s.data + at) * inverse, flows = S::load(x + at);
+      const auto slope = one - share * share;  // NaN, perhaps, where nothing flows
+      S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
+    });
+    row.written(x, to, n, copy);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/attention_head.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -47459,10 +48159,13 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
   for (Index i = 0; i < head.L; ++i) {
-    const auto sees = head.visibility.seen_by(i);
-    for (Index j = 0; j < head.S; ++j) {
-      if (!sees(j)) continue;
-      scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+    if constexpr (simd::vectorised<T>) {
+      change_score_row<T>(head, i, row(scores, i));
+    } else {
+      const auto sees = head.visibility.seen_by(i);
+      for (Index j = 0; j < head.S; ++j) {
+        if (sees(j)) scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+      }
     }
   }
 }
@@ -47503,7 +48206,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
                      Matrix<const T> raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S; ++j) {
+  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
     if (score.calls()) {
       const ScoreFunctionRef<T>& f = score.function;
@@ -47523,7 +48226,15 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       T& entry = to.table[score.entry(distance)];
       entry = entry + flow[j];
     }
-    if (score.caps()) flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+  }
+  if constexpr (simd::vectorised<T>) {
+    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  }
+  for (Index j = 0; j < head.S; ++j) {
+    if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
+    if (!simd::vectorised<T> && score.caps()) {
+      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
+    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }
@@ -48030,20 +48741,6 @@ template <class T>
 Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
   const auto& plane = head.visibility.bias_plane(n);
   return {plane.data, plane.row, plane.column};
-}
-
-template <class T>
-void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
-  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
-}
-
-template <class T>
-HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
-  using S = Simd<T>;
-  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
-  for (Index n = 0; n < count; n += S::width) {
-    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
-  }
 }
 
 template <class T>

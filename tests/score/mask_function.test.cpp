@@ -57,7 +57,7 @@ TEST_CASE("a pair is visible where the bounds hold it and the function says so",
     for (Index i = 0; i < L; ++i) {
       const KeyRange keys = rules.range(i);
       std::vector<std::uint8_t> bytes(static_cast<std::size_t>(keys.size() + 1), 7);
-      rules.pair_visible(i, keys, bytes.data());
+      rules.kept(i, keys, bytes.data());
       runs_agree = runs_agree && bytes.back() == 7;
       Index count = 0;
       for (Index j = 0; j < S; ++j) {

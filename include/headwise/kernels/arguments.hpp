@@ -88,12 +88,15 @@ struct ScoreFlows {
   Matrix<T> biases[std::size_t{AttentionMask<T>::most}] = {};  // [L, S] each, steps 0 where shared
 
   bool by_distance() const { return slope != nullptr || table.data != nullptr; }
-  /// Whether anybody asks.
-  bool any() const {
-    bool asked =
-        by_distance() || scale != nullptr || sink.data != nullptr || function.data != nullptr;
+  /// Whether what flows into a score is added to something, pair by pair.
+  bool of_pairs() const {
+    bool asked = by_distance();
     for (const Matrix<T>& bias : biases) asked = asked || bias.data != nullptr;
     return asked;
+  }
+  /// Whether anybody asks.
+  bool any() const {
+    return of_pairs() || scale != nullptr || sink.data != nullptr || function.data != nullptr;
   }
 };
 

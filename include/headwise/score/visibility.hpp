@@ -195,17 +195,6 @@ class HeadVisibility {
     return true;
   }
 
-  /// The same of all of a run of keys, a byte each.
-  void pair_visible(Index i, KeyRange keys, std::uint8_t* bytes) const {
-    kept(i, keys, bytes);
-    for (int t = 0; t < bias_count_; ++t) {
-      const Plane<T>& bias = biases_[static_cast<std::size_t>(t)];
-      for (Index n = 0; n < keys.size(); ++n) {
-        if (bias.at(i, keys.begin + n) < hidden_below_) bytes[n] = 0;
-      }
-    }
-  }
-
   /// Whether query i sees key j, as a function of j that knows the range of i.
   auto seen_by(Index i) const {
     return [this, i, keys = range(i)](Index j) {
