@@ -96,7 +96,7 @@ TEST_CASE("memory may be given back by another thread than it was asked for by",
 }
 
 TEST_CASE("a child process asks for memory, whatever threads of its parent were doing",
-          "[runtime]") {
+          "[runtime][forks]") {
   RecycledMemory& memory = recycled_memory();
   std::atomic<bool> ends = false;
   std::vector<std::thread> threads;

@@ -65,7 +65,7 @@ constexpr double tolerance = 1e-13;
 }  // namespace
 
 TEST_CASE("a dual number's derivative is that of every function, by central differences",
-          "[tensor]") {
+          "[tensor][x87]") {
   using std::abs, std::cos, std::erf, std::erfc, std::exp, std::log, std::log1p, std::max, std::min,
       std::pow, std::sin, std::sqrt, std::tanh;
   const std::vector<long double> everywhere = {-2.5, -0.75, 0.125, 0.5, 1.25, 3},
@@ -88,7 +88,8 @@ TEST_CASE("a dual number's derivative is that of every function, by central diff
   CHECK(slope_error([](auto x) { return pow(decltype(x)(2), x); }, everywhere) < tolerance);
 }
 
-TEST_CASE("a dual number's derivative is that of arithmetic, with plain numbers too", "[tensor]") {
+TEST_CASE("a dual number's derivative is that of arithmetic, with plain numbers too",
+          "[tensor][x87]") {
   const std::vector<long double> points = {-2.5, -0.5, 0.75, 3};
   const auto dense = [](auto x) { return (x * x - x) / (x * x + x + decltype(x)(3)) - (-x); };
   const auto mixed = [](auto x) { return 2 * x - 1 / (x * x + 5) + (x - 0.5) / 3 + x * 0.25F; };
