@@ -1,0 +1,40 @@
+// Results of the library held against sums that naive loops made.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "headwise/tensor/view_ops.hpp"
+#include "support/oracle.hpp"
+
+namespace headwise_fuzz {
+
+using namespace headwise;
+using headwise_tests::Field;
+using headwise_tests::Real;
+
+/// The elements of a view in row-major order, as an oracle takes them.
+template <class T, int R>
+Field field_of(const In<T, R>& x) {
+  Field field(x.size());
+  Index n = 0;
+  for_each_index(x.shape(), [&](const Shape<R>& at) { field[n++] = static_cast<Real>(x(at)); });
+  return field;
+}
+
+/// Whether `got` is `expected` to `slack` epsilon of the greatest sum behind it and to `least` of
+/// the least normal number.
+template <class T, int R>
+bool near(const In<T, R>& got, const Field& expected, Real slack, Real least = 1) {
+  const Real tolerance = slack * Real{std::numeric_limits<T>::epsilon()} * expected.size() +
+                         least * Real{std::numeric_limits<T>::min()};
+  bool is_near = got.size() == static_cast<Index>(expected.values.size());
+  Index n = 0;
+  for_each_index(got.shape(), [&](const Shape<R>& at) {
+    const Real a = static_cast<Real>(got(at)), b = expected[n++];
+    is_near = is_near && (a == b || std::abs(a - b) <= tolerance);
+  });
+  return is_near;
+}
+
+}  // namespace headwise_fuzz
