@@ -9595,6 +9595,13 @@ T mean_square(Row<const T> x, Index D, T mean) {
   return squares.total() / T(D);
 }
 
+/// 1 / sqrt(x), 0 for infinity. (Which is asked for: within HEADWISE_STRICT_MATH, too, clang's
+/// -ffast-math takes std::sqrt from an estimate of 1 / sqrt(x) that makes NaN of infinity.)
+template <class T>
+T inverse_root(T x) {
+  return x > (std::numeric_limits<T>::max)() ? T(0) : T(1) / std::sqrt(x);
+}
+
 /// Steps 1a and 1b.
 template <class T>
 RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
@@ -9608,7 +9615,7 @@ RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
                        HEADWISE_ALWAYS_INLINE { sum.sums[v] = sum.sums[v] + S::load(in + at); });
   });
   const T mean = sum.total() / T(D);
-  return {mean, T(1) / std::sqrt(mean_square<T>(x, D, mean) + epsilon)};
+  return {mean, inverse_root(mean_square<T>(x, D, mean) + epsilon)};
 }
 
 /// Steps 1c and 1d.
@@ -9778,7 +9785,7 @@ void rms_norm_rows(const LayerNormRows<T>& of, Index begin, Index end) {
     const auto x = row(of.x, n);
     T rstd = T(0);  // of an empty row
     if constexpr (simd::vectorised<T>) {
-      if (of.D != 0) rstd = T(1) / std::sqrt(mean_square<T>(x, of.D, T(0)) + of.epsilon);
+      if (of.D != 0) rstd = inverse_root(mean_square<T>(x, of.D, T(0)) + of.epsilon);
       normalise<T>(x, of.D, {T(0), rstd}, of.gamma, {nullptr, 0}, row(of.y, n));
     } else {
       if (of.D != 0) rstd = root_mean_square<T>(x, of.D, of.epsilon);
@@ -15289,6 +15296,11 @@ T mean_square(Row<const T> x, Index D, T mean) {
 }
 
 template <class T>
+T inverse_root(T x) {
+  return x > (std::numeric_limits<T>::max)() ? T(0) : T(1) / std::sqrt(x);
+}
+
+template <class T>
 RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
   using S = Simd<T>;
   const RowPieces<T> row{D};
@@ -15300,7 +15312,7 @@ RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
                        HEADWISE_ALWAYS_INLINE { sum.sums[v] = sum.sums[v] + S::load(in + at); });
   });
   const T mean = sum.total() / T(D);
-  return {mean, T(1) / std::sqrt(mean_square<T>(x, D, mean) + epsilon)};
+  return {mean, inverse_root(mean_square<T>(x, D, mean) + epsilon)};
 }
 
 template <class T>
@@ -15458,7 +15470,7 @@ void rms_norm_rows(const LayerNormRows<T>& of, Index begin, Index end) {
     const auto x = row(of.x, n);
     T rstd = T(0);  // of an empty row
     if constexpr (simd::vectorised<T>) {
-      if (of.D != 0) rstd = T(1) / std::sqrt(mean_square<T>(x, of.D, T(0)) + of.epsilon);
+      if (of.D != 0) rstd = inverse_root(mean_square<T>(x, of.D, T(0)) + of.epsilon);
       normalise<T>(x, of.D, {T(0), rstd}, of.gamma, {nullptr, 0}, row(of.y, n));
     } else {
       if (of.D != 0) rstd = root_mean_square<T>(x, of.D, of.epsilon);
@@ -20810,6 +20822,11 @@ T mean_square(Row<const T> x, Index D, T mean) {
 }
 
 template <class T>
+T inverse_root(T x) {
+  return x > (std::numeric_limits<T>::max)() ? T(0) : T(1) / std::sqrt(x);
+}
+
+template <class T>
 RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
   using S = Simd<T>;
   const RowPieces<T> row{D};
@@ -20821,7 +20838,7 @@ RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
                        HEADWISE_ALWAYS_INLINE { sum.sums[v] = sum.sums[v] + S::load(in + at); });
   });
   const T mean = sum.total() / T(D);
-  return {mean, T(1) / std::sqrt(mean_square<T>(x, D, mean) + epsilon)};
+  return {mean, inverse_root(mean_square<T>(x, D, mean) + epsilon)};
 }
 
 template <class T>
@@ -20979,7 +20996,7 @@ void rms_norm_rows(const LayerNormRows<T>& of, Index begin, Index end) {
     const auto x = row(of.x, n);
     T rstd = T(0);  // of an empty row
     if constexpr (simd::vectorised<T>) {
-      if (of.D != 0) rstd = T(1) / std::sqrt(mean_square<T>(x, of.D, T(0)) + of.epsilon);
+      if (of.D != 0) rstd = inverse_root(mean_square<T>(x, of.D, T(0)) + of.epsilon);
       normalise<T>(x, of.D, {T(0), rstd}, of.gamma, {nullptr, 0}, row(of.y, n));
     } else {
       if (of.D != 0) rstd = root_mean_square<T>(x, of.D, of.epsilon);

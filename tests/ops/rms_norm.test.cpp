@@ -246,6 +246,24 @@ TEST_CASE("rms_norm of rows without elements has rstd 0, and of no rows nothing"
   for (const double d : dgamma) CHECK(d == 0);
 }
 
+TEMPLATE_TEST_CASE("rows of norms whose squares overflow have rstd 0 and give 0", "[ops]", float,
+                   double) {
+  using T = TestType;
+  Tensor<T, 2> x(Shape{1, 9});
+  for (Index n = 0; n < 9; ++n) x(0, n) = T(n) * std::sqrt((std::numeric_limits<T>::max)());
+  Tensor<T, 1> mean(Shape{1}), rstd(Shape{1}, {7});
+  Tensor<T, 2> y(Shape{1, 9});
+  const auto is_zero = [&] {
+    CHECK(rstd(0) == 0);
+    for (const T number : y) CHECK(number == 0);
+  };
+  rms_norm_forward<T>(x, {}, T(1e-5), y, rstd);
+  is_zero();
+  rstd(0) = 7;
+  layer_norm_forward<T>(x, {}, T(1e-5), y, {mean, rstd});
+  is_zero();
+}
+
 TEST_CASE("the tallies of rms_norm are what it computes, with and without gamma", "[ops]") {
   for (const Shape<2>& shape : {Shape{1, 1}, Shape{5, 7}}) {
     const auto& [N, D] = shape.extents;
