@@ -1,8 +1,8 @@
 // The operations and the module for float and double, declared as compiled elsewhere: the target
 // headwise::compiled holds them, and defines HEADWISE_COMPILED, by which headwise.hpp includes
 // this (a file that includes single headers of the library includes this one, too). A translation
-// unit that is compiled with flags of its own (-mavx2, -ffast-math and so on) compiles what it uses
-// itself, as it would without.
+// unit that is compiled with flags of its own (-mavx2, -ffast-math and so on), or by another
+// compiler than the library (g++, clang), compiles what it uses itself, as it would without.
 #pragma once
 
 #include "headwise/nn/multi_head_attention.hpp"
@@ -11,7 +11,7 @@
 #include "headwise/ops/packed_attention.hpp"
 #include "headwise/ops/softmax.hpp"
 
-#if !defined(HEADWISE_INSTANCE)
+#if HEADWISE_USES_COMPILED && !defined(HEADWISE_INSTANCE)
 #define HEADWISE_INSTANCE extern template  // src/compiled.cpp: template
 #endif
 
@@ -76,7 +76,7 @@
       const TransformerBlockOptions&, const TransformerBlockParameters<T>&, In<T, 3>,              \
       const TransformerBlockCache<T>&, TransformerBlockGradients<T>&, const Context&);
 
-#if HEADWISE_CONFIG_PLAIN
+#if defined(HEADWISE_INSTANCE)
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 HEADWISE_INSTANCE const Kernels<float>& kernels_of<float>(InstructionSet);

@@ -143,7 +143,19 @@ enum class Path {
 #define HEADWISE_CONFIG_PLAIN 1
 #endif
 
-#if defined(HEADWISE_COMPILED)
+// Compilers lay out what a generic lambda captures in orders of their own: each has its own code.
+#if defined(__clang__)
+#define HEADWISE_COMPILER "clang++"
+#define HEADWISE_CONFIG_COMPILER clang
+#define HEADWISE_CONFIG_COMPILER_NUMBER 2
+#else
+#define HEADWISE_COMPILER "g++"
+#define HEADWISE_CONFIG_COMPILER gnu
+#define HEADWISE_CONFIG_COMPILER_NUMBER 1
+#endif
+
+// HEADWISE_COMPILED is the number of the compiler that made headwise::compiled.
+#if defined(HEADWISE_COMPILED) && HEADWISE_COMPILED == HEADWISE_CONFIG_COMPILER_NUMBER
 #define HEADWISE_USES_COMPILED HEADWISE_CONFIG_PLAIN
 #else
 #define HEADWISE_USES_COMPILED 0
@@ -155,17 +167,11 @@ enum class Path {
 #define HEADWISE_X86 0
 #endif
 
-#if defined(__clang__)
-#define HEADWISE_COMPILER "clang++"
-#else
-#define HEADWISE_COMPILER "g++"
-#endif
-
-#define HEADWISE_CONFIG_JOIN(a, b, c, d) code_##a##_##b##_##c##_##d
-#define HEADWISE_CONFIG_EXPAND(a, b, c, d) HEADWISE_CONFIG_JOIN(a, b, c, d)
+#define HEADWISE_CONFIG_JOIN(a, b, c, d, e) code_##a##_##b##_##c##_##d##_##e
+#define HEADWISE_CONFIG_EXPAND(a, b, c, d, e) HEADWISE_CONFIG_JOIN(a, b, c, d, e)
 #define HEADWISE_CODE                                                                        \
   HEADWISE_CONFIG_EXPAND(HEADWISE_CONFIG_VECTORS, HEADWISE_CONFIG_FMA, HEADWISE_CONFIG_MATH, \
-                         HEADWISE_CONFIG_ERRORS)
+                         HEADWISE_CONFIG_ERRORS, HEADWISE_CONFIG_COMPILER)
 #define HEADWISE_CONFIG_QUOTE(name) #name
 #define HEADWISE_CONFIG_STRING(name) HEADWISE_CONFIG_QUOTE(name)
 #define HEADWISE_CODE_NAME HEADWISE_CONFIG_STRING(HEADWISE_CODE)
@@ -51671,10 +51677,10 @@ template <class T, int R>
 // The operations and the module for float and double, declared as compiled elsewhere: the target
 // headwise::compiled holds them, and defines HEADWISE_COMPILED, by which headwise.hpp includes
 // this (a file that includes single headers of the library includes this one, too). A translation
-// unit that is compiled with flags of its own (-mavx2, -ffast-math and so on) compiles what it uses
-// itself, as it would without.
+// unit that is compiled with flags of its own (-mavx2, -ffast-math and so on), or by another
+// compiler than the library (g++, clang), compiles what it uses itself, as it would without.
 
-#if !defined(HEADWISE_INSTANCE)
+#if HEADWISE_USES_COMPILED && !defined(HEADWISE_INSTANCE)
 #define HEADWISE_INSTANCE extern template  // src/compiled.cpp: template
 #endif
 
@@ -51739,7 +51745,7 @@ template <class T, int R>
       const TransformerBlockOptions&, const TransformerBlockParameters<T>&, In<T, 3>,              \
       const TransformerBlockCache<T>&, TransformerBlockGradients<T>&, const Context&);
 
-#if HEADWISE_CONFIG_PLAIN
+#if defined(HEADWISE_INSTANCE)
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 HEADWISE_INSTANCE const Kernels<float>& kernels_of<float>(InstructionSet);

@@ -59,7 +59,19 @@
 #define HEADWISE_CONFIG_PLAIN 1
 #endif
 
-#if defined(HEADWISE_COMPILED)
+// Compilers lay out what a generic lambda captures in orders of their own: each has its own code.
+#if defined(__clang__)
+#define HEADWISE_COMPILER "clang++"
+#define HEADWISE_CONFIG_COMPILER clang
+#define HEADWISE_CONFIG_COMPILER_NUMBER 2
+#else
+#define HEADWISE_COMPILER "g++"
+#define HEADWISE_CONFIG_COMPILER gnu
+#define HEADWISE_CONFIG_COMPILER_NUMBER 1
+#endif
+
+// HEADWISE_COMPILED is the number of the compiler that made headwise::compiled.
+#if defined(HEADWISE_COMPILED) && HEADWISE_COMPILED == HEADWISE_CONFIG_COMPILER_NUMBER
 #define HEADWISE_USES_COMPILED HEADWISE_CONFIG_PLAIN
 #else
 #define HEADWISE_USES_COMPILED 0
@@ -71,17 +83,11 @@
 #define HEADWISE_X86 0
 #endif
 
-#if defined(__clang__)
-#define HEADWISE_COMPILER "clang++"
-#else
-#define HEADWISE_COMPILER "g++"
-#endif
-
-#define HEADWISE_CONFIG_JOIN(a, b, c, d) code_##a##_##b##_##c##_##d
-#define HEADWISE_CONFIG_EXPAND(a, b, c, d) HEADWISE_CONFIG_JOIN(a, b, c, d)
+#define HEADWISE_CONFIG_JOIN(a, b, c, d, e) code_##a##_##b##_##c##_##d##_##e
+#define HEADWISE_CONFIG_EXPAND(a, b, c, d, e) HEADWISE_CONFIG_JOIN(a, b, c, d, e)
 #define HEADWISE_CODE                                                                        \
   HEADWISE_CONFIG_EXPAND(HEADWISE_CONFIG_VECTORS, HEADWISE_CONFIG_FMA, HEADWISE_CONFIG_MATH, \
-                         HEADWISE_CONFIG_ERRORS)
+                         HEADWISE_CONFIG_ERRORS, HEADWISE_CONFIG_COMPILER)
 #define HEADWISE_CONFIG_QUOTE(name) #name
 #define HEADWISE_CONFIG_STRING(name) HEADWISE_CONFIG_QUOTE(name)
 #define HEADWISE_CODE_NAME HEADWISE_CONFIG_STRING(HEADWISE_CODE)
