@@ -76,7 +76,6 @@ struct Sequence {
                   const Context& context = {}) {
     lengths.clear();
     for (Index e = b; e < b + nb; ++e) lengths.push_back(std::min(S, (e * 29 + x.sizes.S - 2) / 2));
-    for (Index& length : lengths) length = std::max(length, Index{0});
     const auto batch = [&](auto& t) { return slice(t, 0, b, nb); };
     const auto square = [&](auto& t) { return slice(slice(t, 2, i, n), 3, 0, S); };
     AttentionOptions<T> options;
@@ -192,12 +191,11 @@ TEMPLATE_TEST_CASE("a causal query ignores the future to the bit", "[ops]", floa
   x.causal();
   Outputs<TestType> before = run(path, x);
   const Index now = GENERATE(0, 1, 13, 47, 63, 95, 129);
-  for_each_index(x.k.shape(), [&](const Shape<4>& i) {
-    if (i[2] > now + s.S - s.L) x.k(i) *= TestType(-3e4);
-  });
-  for_each_index(x.v.shape(), [&](const Shape<4>& i) {
-    if (i[2] > now + s.S - s.L) x.v(i) += TestType(1e5);
-  });
+  for (auto* of_keys : {&x.k, &x.v}) {
+    for_each_index(of_keys->shape(), [&](const Shape<4>& i) {
+      if (i[2] > now + s.S - s.L) (*of_keys)(i) = TestType(1e5) - TestType(3e4) * (*of_keys)(i);
+    });
+  }
   const Outputs<TestType> after = run(path, x);
   Outputs<TestType> past = after;
   const auto upto = [&](auto& t) { return contiguous(In<TestType, 4>(slice(t, 2, 0, now + 1))); };
