@@ -43,18 +43,27 @@ Case mha(const std::vector<Index>& values) {
   return one;
 }
 
-/// The same module with the factors of its products rounded to bf16.
+/// The same module by another context. Numbers of bf16 have 8 digits.
 template <bool with_backward>
-Case mha_bf16(const std::vector<Index>& values) {
-  constexpr double allowed = 0.05;  // of the largest: products keep 8 digits
+Case mha_bf16(const std::vector<Index>& values, void (*change)(Context&)) {
+  constexpr double allowed = 0.05;  // of the largest
   const auto module = std::make_shared<Module<float>>(values);
   Case one = case_of(module, with_backward);
-  one.run = [module](Context context) {
-    context.products = bf16_products();
+  one.run = [module, change](Context context) {
+    change(context);
     module->run(with_backward, context);
   };
   one.right = [module] { return right(*module, with_backward, allowed); };
   return one;
+}
+/// The factors of its products are rounded.
+template <bool with_backward>
+Case by_products(const std::vector<Index>& values) {
+  return mha_bf16<with_backward>(values, [](Context& c) { c.products = bf16_products(); });
+}
+/// What backward needs is kept rounded.
+Case kept_rounded(const std::vector<Index>& values) {
+  return mha_bf16<true>(values, [](Context& c) { c.saved = saved_in<BFloat16>(); });
 }
 
 template <class T>
@@ -70,9 +79,11 @@ void add(Families& families, Index longest) {
 void add_mha(Families& families) {
   add<float>(families, 8192);
   families.push_back({name_of<float>("mha_bf16/forward"), attention_arguments(),
-                      attention_values(8192), mha_bf16<false>});
+                      attention_values(8192), by_products<false>});
   families.push_back({name_of<float>("mha_bf16/forward_backward"), attention_arguments(),
-                      attention_values(8192), mha_bf16<true>});
+                      attention_values(8192), by_products<true>});
+  families.push_back({name_of<float>("mha_saved/forward_backward"), attention_arguments(),
+                      attention_values(8192), kept_rounded});
   add<double>(families, 2048);
 }
 

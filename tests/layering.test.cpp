@@ -143,6 +143,10 @@ std::vector<std::string> form_faults(const std::string& path, const std::string&
     faults.push_back(path + ": has " + std::to_string(lines) + " lines, expected fewer than " +
                      std::to_string(max_lines));
   }
+  for (const char* call : {"std::max(", "std::min("}) {
+    if (text.find(call) == std::string::npos) continue;
+    faults.push_back(path + ": a macro would take " + call + ", expected std::max<Type>(");
+  }
   return faults;
 }
 
@@ -184,7 +188,9 @@ TEST_CASE("every include points to a lower layer or into its own folder") {
   CHECK(faults.empty());
 }
 
-TEST_CASE("every header opens with a comment, is guarded unless it is a fragment, and is short") {
+TEST_CASE(
+    "every header has a comment first, a guard unless it is a fragment, no call of max as a macro, "
+    "and is short") {
   std::vector<std::string> faults;
   for (const auto& file : all_headers()) {
     std::ranges::copy(form_faults(file.path, file.text), std::back_inserter(faults));
@@ -258,4 +264,6 @@ TEST_CASE("a planted header without comment, guard or measure is found") {
   const auto blank_lines = [](int n) { return std::string(static_cast<std::size_t>(n), '\n'); };
   CHECK(form_faults("ops/add.hpp", good + blank_lines(max_lines - 3)).empty());
   CHECK(form_faults("ops/add.hpp", good + blank_lines(max_lines - 2)).size() == 1);
+  CHECK(form_faults("ops/add.hpp", good + "int most = std::max(1, 2);\n").size() == 1);
+  CHECK(form_faults("ops/add.hpp", good + "int most = std::max<int>(1, 2);\n").empty());
 }

@@ -142,16 +142,16 @@ class StepMemory {
   static constexpr auto bytes_of = static_cast<std::int64_t>(sizeof(X));
 
   std::int64_t product(Index M, Index N, Index K) const {
-    return headwise::detail::gemm_workspace_bytes<T>(workers_, M, N, K);
+    return headwise::detail::gemm_workspace_bytes<T>(kernels_, workers_, M, N, K);
   }
   std::int64_t flash_forward() const {
     const Index d = D_ / model_.heads;
-    return headwise::detail::workspace_bytes<T>(
-        workers_, headwise::kernels::kernels_here<T>().flash_forward_scratch(d, d));
+    return headwise::detail::workspace_bytes<T>(workers_, kernels_.flash_forward_scratch(d, d));
   }
   std::int64_t flash_backward() const {
     return headwise::detail::flash_backward_bytes<T>(
-        workers_, {.batch_size = B_, .seq_len = L_, .d_model = D_, .num_heads = model_.heads});
+        kernels_, workers_,
+        {.batch_size = B_, .seq_len = L_, .d_model = D_, .num_heads = model_.heads});
   }
 
   void take(std::initializer_list<Index> values) {
@@ -163,6 +163,7 @@ class StepMemory {
 
   const ModelOptions model_;
   const Index B_, L_, N_, D_, V_, workers_;
+  const headwise::kernels::Kernels<T>& kernels_ = headwise::kernels::kernels_here<T>();
   std::int64_t live_ = 0, peak_ = 0, kept_ = 0;
 };
 

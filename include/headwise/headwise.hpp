@@ -47,6 +47,7 @@
 #include "headwise/ops/rms_norm.hpp"
 #include "headwise/ops/rms_norm_heads.hpp"
 #include "headwise/ops/rotary.hpp"
+#include "headwise/ops/saved_in.hpp"
 #include "headwise/ops/softmax.hpp"
 #include "headwise/optim/adamw.hpp"
 #include "headwise/optim/schedules.hpp"

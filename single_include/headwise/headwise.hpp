@@ -520,6 +520,7 @@ struct AttentionShape {
   bool qk_norm = false, qk_norm_affine = false;  // of queries and keys; with gamma_Q and gamma_K
   Index rotary_width = 0;  // elements of a query and key that are turned by positions; 0: none
   bool weight_dropout = false, output_dropout = false;  // whether each is active
+  bool saved_in_16_bits = false;  // by saved_in; Path::flash of float, which alone heeds it
 
   /// Whether keys and values come from the query input.
   bool self_attention() const { return !key_len; }
@@ -4155,6 +4156,7 @@ struct ModelKernels {
 
   // widen_rows.inc and few_rows.inc, of float alone
   void (*widen_rows)(StoredAs as, StoredMatrix x, Index rows, Index N, T* y);
+  void (*round_elements)(StoredAs as, T* x, Index n, void* y);
   void (*multiply_few_rows)(const FewRows<T>& of);
 
   // optimizer.inc, over dense elements
@@ -4889,6 +4891,88 @@ inline std::pmr::memory_resource* default_memory() {
 
 }  // namespace headwise::inline v0_1
 
+// headwise/runtime/saved.hpp
+// Tensors that forward leaves for backward, as they were computed or in 16 bits.
+
+namespace headwise::inline v0_1 {
+
+/// What the tensors of a cache are kept as from forward to backward: as they were computed, by
+/// default. Of another kind is what saved_in<BFloat16>() returns (ops/saved_in.hpp). Of other
+/// types than float nothing is rounded.
+class Saved {
+ public:
+  /// n floats become the nearest numbers of 16 bits, which are written to `to`, too.
+  using Round = void (*)(StoredAs as, float* x, Index n, void* to);
+  /// n numbers of 16 bits as floats.
+  using Widen = void (*)(StoredAs as, const void* from, Index n, float* to);
+
+  /// As they were computed.
+  constexpr Saved() = default;
+  /// In 16 bits, by functions that live as long as the process.
+  constexpr Saved(StoredAs as, Round rounds, Widen widens)
+      : as_(as), round_(rounds), widen_(widens) {}
+
+  /// Whether nothing is rounded.
+  constexpr bool exact() const { return as_ == StoredAs::same; }
+  /// The type of the numbers.
+  constexpr StoredAs as() const { return as_; }
+  /// By the functions, which are there where something is rounded.
+  ///@{
+  void round(float* x, Index n, void* to) const { round_(as_, x, n, to); }
+  void widen(const void* from, Index n, float* to) const { widen_(as_, from, n, to); }
+  ///@}
+
+ private:
+  StoredAs as_ = StoredAs::same;
+  Round round_ = nullptr;
+  Widen widen_ = nullptr;
+};
+
+/// Floats of a cache. Where the cache is kept in 16 bits, this is absent between forward and
+/// backward, and kept() is not.
+template <int R>
+class SavedFloats : public Tensor<float, R> {
+ public:
+  /// Absent.
+  SavedFloats() noexcept = default;
+  /// As they were computed.
+  SavedFloats(Tensor<float, R>&& computed) noexcept : Tensor<float, R>(std::move(computed)) {}
+
+  /// Exchanges all of it.
+  void swap(SavedFloats& other) noexcept { std::swap(*this, other); }
+
+  /// The numbers in 16 bits, of the type that the cache is kept in.
+  ///@{
+  template <NarrowFloat U>
+  const Tensor<U, R>& kept() const {
+    return kept_of<U>(*this);
+  }
+  template <NarrowFloat U>
+  Tensor<U, R>& kept() {
+    return kept_of<U>(*this);
+  }
+  ///@}
+
+ private:
+  template <class U, class Self>
+  static auto& kept_of(Self& self) {
+    if constexpr (std::same_as<U, BFloat16>) {
+      return self.bf16_;
+    } else {
+      return self.fp16_;
+    }
+  }
+
+  Tensor<BFloat16, R> bf16_;
+  Tensor<Float16, R> fp16_;
+};
+
+/// A tensor that forward leaves for backward: of float, one that may be kept in 16 bits.
+template <Scalar T, int R>
+using SavedTensor = std::conditional_t<std::same_as<T, float>, SavedFloats<R>, Tensor<T, R>>;
+
+}  // namespace headwise::inline v0_1
+
 // headwise/runtime/tally.hpp
 // What a computation cost, counted while it runs: floating-point operations and bytes.
 
@@ -5051,6 +5135,7 @@ struct Context {
   FlopTally* flops = nullptr;  // counts, where it is given
   Trace* trace = nullptr;      // records, where it is given
   Products products = {};      // what those of float round their factors to; nothing by default
+  Saved saved = {};            // what caches keep for backward is rounded to; nothing by default
 
   /// Adds to the tally, if there is one.
   void count_flops(std::int64_t useful, std::int64_t executed) const {
@@ -5495,7 +5580,7 @@ HEADWISE_STRICT_MATH_END
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
 // headwise/simd/float16.inc
-// Vectors of float from numbers of 16 bits. Read once for each instruction set.
+// Vectors of float from numbers of 16 bits, and back. Read once for each instruction set.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
 
@@ -5588,6 +5673,55 @@ HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector
   }
 }
 ///@}
+
+/// The nearest numbers of fp16, of two the even one, in the lower halves of lanes.
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_fp16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(IntVector, bits & 0x7fffffffu);
+  const IntVector least_normal = S::broadcast_int(0x38800000);
+  const IntVector normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13;
+  // The last binary digit of a float in [1/2, 1) is worth what the least number of fp16 is.
+  const IntVector half = S::broadcast_int(0x3f000000);
+  const Vector tiny = __builtin_bit_cast(Vector, magnitude) + __builtin_bit_cast(Vector, half);
+  const IntVector infinity = S::broadcast_int(0x7f800000), largest = S::broadcast_int(0x477fefff);
+  const IntVector is_tiny = least_normal > magnitude, is_nan = magnitude > infinity,
+                  is_endless = magnitude > largest;
+  const IntVector endless = (is_nan & ((magnitude >> 13 & 0x3ff) | 0x200)) | 0x7c00;
+  const IntVector chosen = (is_tiny & (__builtin_bit_cast(IntVector, tiny) - half)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(typename S::BitVector, chosen) | (bits >> 16 & 0x8000u);
+}
+
+/// The nearest numbers of bf16, likewise.
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_bf16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(typename S::IntVector, bits & 0x7fffffffu);
+  const auto is_nan =
+      __builtin_bit_cast(typename S::BitVector, magnitude > S::broadcast_int(0x7f800000));
+  const typename S::BitVector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+  return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) >> 16;
+}
+
+/// The lower halves of lanes as bits of 16.
+template <Scalar T>
+HEADWISE_INLINE void store_halves(typename Simd<T>::BitVector x, void* to) {
+#if HEADWISE_ISA_BYTES == 64
+  const auto halves = _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, x));
+#elif HEADWISE_ISA_BYTES == 32
+  const auto pairs = _mm256_packus_epi32(__builtin_bit_cast(__m256i, x), _mm256_setzero_si256());
+  const auto halves = _mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
+#else
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  const auto halves = __builtin_convertvector(x, Halves);
+#endif
+  std::memcpy(to, &halves, sizeof halves);
+}
 
 /// One element as T.
 template <Scalar T, class U>
@@ -7658,10 +7792,9 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   }
 }
 
-/// flow [S], 0 where hidden, times the slopes of the softcap at the scores of raw = q k^T, in
-/// place.
+/// return_cap_row by vectors.
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -7682,6 +7815,20 @@ void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
       S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
     });
     row.written(x, to, n, copy);
+  }
+}
+
+/// flow [S], 0 where hidden, times the slopes of the softcap at the scores of raw = q k^T, in
+/// place.
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  if constexpr (simd::vectorised<T>) {
+    return_cap_vectors<T>(head, raw, flow);
+  } else {
+    for (Index j = 0; j < head.S; ++j) {
+      if (flow[j] == T(0)) continue;
+      flow[j] = flow[j] * head.score.cap_slope(head.score.cap(head.scale * raw[j]));
+    }
   }
 }
 
@@ -7817,14 +7964,9 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if constexpr (simd::vectorised<T>) {
-    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
-  }
+  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
-    if (!simd::vectorised<T> && score.caps()) {
-      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
-    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }
@@ -9867,8 +10009,8 @@ HEADWISE_STRICT_MATH_END
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
 // headwise/kernels/widen_rows.inc
-// Numbers of 16 bits as floats, for products that read them next. Read once for each instruction
-// set.
+// Numbers of 16 bits as floats, for products that read them next, and floats in 16 bits. Read once
+// for each instruction set.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -9896,6 +10038,36 @@ void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
   if constexpr (std::same_as<T, float>) {
     if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
     widen_rows_of<T>(x.as<Float16>(), rows, N, y);
+  }
+}
+
+/// Each of n numbers becomes the nearest one of U, which is written to y, too.
+template <Scalar T, class U>
+void round_elements_to(T* x, Index n, U* y) {
+  using S = Simd<T>;
+  Index i = 0;
+  for (; i + S::width <= n; i += S::width) {
+    typename S::BitVector halves;
+    if constexpr (std::same_as<U, BFloat16>) {
+      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
+    } else {
+      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
+    }
+    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
+    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
+  }
+  for (; i < n; ++i) {
+    y[i] = convert_float<U>(x[i]);
+    x[i] = convert_float<T>(y[i]);
+  }
+}
+
+/// The same of what is stored as `as`, of 16 bits.
+template <Scalar T>
+void round_elements(StoredAs as, T* x, Index n, void* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
+    round_elements_to(x, n, static_cast<Float16*>(y));
   }
 }
 
@@ -11415,6 +11587,7 @@ inline constexpr ModelKernels<T> model_table = {
     .cross_entropy_rows = &cross_entropy_rows<T>,
     .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
     .widen_rows = &widen_rows<T>,
+    .round_elements = &round_elements<T>,
     .multiply_few_rows = &multiply_few_rows<T>,
     .adamw = &adamw<T>,
     .sgd = &sgd<T>,
@@ -11768,6 +11941,51 @@ HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector
   }
 }
 
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_fp16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(IntVector, bits & 0x7fffffffu);
+  const IntVector least_normal = S::broadcast_int(0x38800000);
+  const IntVector normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13;
+  const IntVector half = S::broadcast_int(0x3f000000);
+  const Vector tiny = __builtin_bit_cast(Vector, magnitude) + __builtin_bit_cast(Vector, half);
+  const IntVector infinity = S::broadcast_int(0x7f800000), largest = S::broadcast_int(0x477fefff);
+  const IntVector is_tiny = least_normal > magnitude, is_nan = magnitude > infinity,
+                  is_endless = magnitude > largest;
+  const IntVector endless = (is_nan & ((magnitude >> 13 & 0x3ff) | 0x200)) | 0x7c00;
+  const IntVector chosen = (is_tiny & (__builtin_bit_cast(IntVector, tiny) - half)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(typename S::BitVector, chosen) | (bits >> 16 & 0x8000u);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_bf16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(typename S::IntVector, bits & 0x7fffffffu);
+  const auto is_nan =
+      __builtin_bit_cast(typename S::BitVector, magnitude > S::broadcast_int(0x7f800000));
+  const typename S::BitVector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+  return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) >> 16;
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_halves(typename Simd<T>::BitVector x, void* to) {
+#if HEADWISE_ISA_BYTES == 64
+  const auto halves = _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, x));
+#elif HEADWISE_ISA_BYTES == 32
+  const auto pairs = _mm256_packus_epi32(__builtin_bit_cast(__m256i, x), _mm256_setzero_si256());
+  const auto halves = _mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
+#else
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  const auto halves = __builtin_convertvector(x, Halves);
+#endif
+  std::memcpy(to, &halves, sizeof halves);
+}
+
 template <Scalar T, class U>
 HEADWISE_INLINE T element_as(const U& x) {
   if constexpr (std::same_as<T, U>) {
@@ -13586,7 +13804,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -13607,6 +13825,18 @@ void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
       S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
     });
     row.written(x, to, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  if constexpr (simd::vectorised<T>) {
+    return_cap_vectors<T>(head, raw, flow);
+  } else {
+    for (Index j = 0; j < head.S; ++j) {
+      if (flow[j] == T(0)) continue;
+      flow[j] = flow[j] * head.score.cap_slope(head.score.cap(head.scale * raw[j]));
+    }
   }
 }
 
@@ -13723,14 +13953,9 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if constexpr (simd::vectorised<T>) {
-    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
-  }
+  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
-    if (!simd::vectorised<T> && score.caps()) {
-      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
-    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }
@@ -15573,6 +15798,34 @@ void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
   }
 }
 
+template <Scalar T, class U>
+void round_elements_to(T* x, Index n, U* y) {
+  using S = Simd<T>;
+  Index i = 0;
+  for (; i + S::width <= n; i += S::width) {
+    typename S::BitVector halves;
+    if constexpr (std::same_as<U, BFloat16>) {
+      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
+    } else {
+      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
+    }
+    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
+    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
+  }
+  for (; i < n; ++i) {
+    y[i] = convert_float<U>(x[i]);
+    x[i] = convert_float<T>(y[i]);
+  }
+}
+
+template <Scalar T>
+void round_elements(StoredAs as, T* x, Index n, void* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
+    round_elements_to(x, n, static_cast<Float16*>(y));
+  }
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -16943,6 +17196,7 @@ inline constexpr ModelKernels<T> model_table = {
     .cross_entropy_rows = &cross_entropy_rows<T>,
     .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
     .widen_rows = &widen_rows<T>,
+    .round_elements = &round_elements<T>,
     .multiply_few_rows = &multiply_few_rows<T>,
     .adamw = &adamw<T>,
     .sgd = &sgd<T>,
@@ -17294,6 +17548,51 @@ HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector
   }
 }
 
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_fp16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(IntVector, bits & 0x7fffffffu);
+  const IntVector least_normal = S::broadcast_int(0x38800000);
+  const IntVector normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13;
+  const IntVector half = S::broadcast_int(0x3f000000);
+  const Vector tiny = __builtin_bit_cast(Vector, magnitude) + __builtin_bit_cast(Vector, half);
+  const IntVector infinity = S::broadcast_int(0x7f800000), largest = S::broadcast_int(0x477fefff);
+  const IntVector is_tiny = least_normal > magnitude, is_nan = magnitude > infinity,
+                  is_endless = magnitude > largest;
+  const IntVector endless = (is_nan & ((magnitude >> 13 & 0x3ff) | 0x200)) | 0x7c00;
+  const IntVector chosen = (is_tiny & (__builtin_bit_cast(IntVector, tiny) - half)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(typename S::BitVector, chosen) | (bits >> 16 & 0x8000u);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_bf16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(typename S::IntVector, bits & 0x7fffffffu);
+  const auto is_nan =
+      __builtin_bit_cast(typename S::BitVector, magnitude > S::broadcast_int(0x7f800000));
+  const typename S::BitVector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+  return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) >> 16;
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_halves(typename Simd<T>::BitVector x, void* to) {
+#if HEADWISE_ISA_BYTES == 64
+  const auto halves = _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, x));
+#elif HEADWISE_ISA_BYTES == 32
+  const auto pairs = _mm256_packus_epi32(__builtin_bit_cast(__m256i, x), _mm256_setzero_si256());
+  const auto halves = _mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
+#else
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  const auto halves = __builtin_convertvector(x, Halves);
+#endif
+  std::memcpy(to, &halves, sizeof halves);
+}
+
 template <Scalar T, class U>
 HEADWISE_INLINE T element_as(const U& x) {
   if constexpr (std::same_as<T, U>) {
@@ -19112,7 +19411,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -19133,6 +19432,18 @@ void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
       S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
     });
     row.written(x, to, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  if constexpr (simd::vectorised<T>) {
+    return_cap_vectors<T>(head, raw, flow);
+  } else {
+    for (Index j = 0; j < head.S; ++j) {
+      if (flow[j] == T(0)) continue;
+      flow[j] = flow[j] * head.score.cap_slope(head.score.cap(head.scale * raw[j]));
+    }
   }
 }
 
@@ -19249,14 +19560,9 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if constexpr (simd::vectorised<T>) {
-    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
-  }
+  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
-    if (!simd::vectorised<T> && score.caps()) {
-      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
-    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }
@@ -21099,6 +21405,34 @@ void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
   }
 }
 
+template <Scalar T, class U>
+void round_elements_to(T* x, Index n, U* y) {
+  using S = Simd<T>;
+  Index i = 0;
+  for (; i + S::width <= n; i += S::width) {
+    typename S::BitVector halves;
+    if constexpr (std::same_as<U, BFloat16>) {
+      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
+    } else {
+      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
+    }
+    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
+    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
+  }
+  for (; i < n; ++i) {
+    y[i] = convert_float<U>(x[i]);
+    x[i] = convert_float<T>(y[i]);
+  }
+}
+
+template <Scalar T>
+void round_elements(StoredAs as, T* x, Index n, void* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
+    round_elements_to(x, n, static_cast<Float16*>(y));
+  }
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -22469,6 +22803,7 @@ inline constexpr ModelKernels<T> model_table = {
     .cross_entropy_rows = &cross_entropy_rows<T>,
     .cross_entropy_backward_rows = &cross_entropy_backward_rows<T>,
     .widen_rows = &widen_rows<T>,
+    .round_elements = &round_elements<T>,
     .multiply_few_rows = &multiply_few_rows<T>,
     .adamw = &adamw<T>,
     .sgd = &sgd<T>,
@@ -22524,14 +22859,19 @@ template <Scalar T>
 const Kernels<T>& kernels_here() {
   return kernels_of<T>(instruction_set());
 }
-/// The same, for a call: with products as it asks for.
+/// The same, with products as they are asked for.
 template <Scalar T>
-const Kernels<T>& kernels_for(const Context& context) {
+const Kernels<T>& kernels_with(const Products& products) {
   if constexpr (std::same_as<T, float>) {
-    const void* asked = context.products.kernels();
+    const void* asked = products.kernels();
     if (asked != nullptr) return *static_cast<const Kernels<float>*>(asked);
   }
   return kernels_here<T>();
+}
+/// The same, for a call.
+template <Scalar T>
+const Kernels<T>& kernels_for(const Context& context) {
+  return kernels_with<T>(context.products);
 }
 template <Scalar T>
 const ModelKernels<T>& model_kernels_here() {
@@ -22611,19 +22951,70 @@ std::int64_t turns_bytes(const AttentionShape& s) {
   return 2 * positions * (s.rotary_width / 2) * static_cast<std::int64_t>(sizeof(T));
 }
 
+/// Numbers that training keeps in 16 bits, where it is asked to.
+struct SavedElements {
+  std::int64_t x_norm = 0, projections = 0, normed = 0;
+
+  template <class T>
+  static SavedElements of(const AttentionShape& s, bool flash) {
+    if (!s.saved_in_16_bits || !flash || !std::same_as<T, float>) return {};
+    const std::int64_t N = s.query_rows(), M = s.key_rows();
+    return {.x_norm = s.layer_norm ? N * s.d_model : 0,
+            .projections = N * s.q_width() + M * (s.k_width() + s.v_width()),
+            .normed = s.qk_norm ? N * s.q_width() + M * s.k_width() : 0};
+  }
+  std::int64_t total() const { return x_norm + projections + normed; }
+};
+
 inline namespace HEADWISE_CODE {  // tiles depend on flags
+
+/// The stages of a call that computes in T, one on top of the other.
+template <class T>
+struct Stages {
+  MemoryCount count;
+  std::int64_t live = 0;  // bytes
+
+  /// `more` numbers of T stay behind the stage.
+  void add(const char* name, std::int64_t more, std::int64_t scratch) {
+    live += more * static_cast<std::int64_t>(sizeof(T));
+    count.stages.push_back({name, live, scratch});
+  }
+  /// Numbers that are there as T already are kept in 16 bits, too.
+  void round(const char* name, std::int64_t elements) {
+    if (elements == 0) return;
+    live += 2 * elements;
+    count.stages.push_back({name, live, 0});
+  }
+};
 
 /// A product [M, K] [K, N], as linear_forward asks for its scratch.
 template <class T>
-std::int64_t gemm_workspace_bytes(Index workers, Index M, Index N, Index K) {
-  const Index scratch = kernels::kernels_here<T>().gemm_scratch({M, N, K});
+std::int64_t gemm_workspace_bytes(const kernels::Kernels<T>& run, Index workers, Index M, Index N,
+                                  Index K) {
+  const Index scratch = run.gemm_scratch({M, N, K});
   return M == 0 || N == 0 ? 0 : workspace_bytes<T>(workers, scratch);
+}
+/// What the projections of queries, keys and values ask for: of self-attention one product, whose
+/// three biases lie in scratch, too.
+template <class T>
+std::int64_t projection_bytes(const kernels::Kernels<T>& run, Index workers,
+                              const AttentionShape& s) {
+  const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
+  if (s.self_attention()) {
+    const Index width = s.q_width() + s.k_width() + s.v_width();
+    const bool one_bias = s.q_bias && s.k_bias && s.v_bias;
+    return gemm_workspace_bytes<T>(run, workers, N, width, D) +
+           (one_bias ? width * static_cast<std::int64_t>(sizeof(T)) : 0);
+  }
+  return std::max<std::int64_t>({gemm_workspace_bytes<T>(run, workers, N, s.q_width(), D),
+                                 gemm_workspace_bytes<T>(run, workers, M, s.k_width(), s.k_in()),
+                                 gemm_workspace_bytes<T>(run, workers, M, s.v_width(), s.v_in())});
 }
 /// What flash_attention_forward asks for: scratch for each worker, and what those share who compute
 /// few queries together.
 template <class T>
-std::int64_t flash_forward_bytes(Index workers, const AttentionShape& s) {
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+std::int64_t flash_forward_bytes(const kernels::Kernels<T>& run, Index workers,
+                                 const AttentionShape& s) {
   if (s.packed()) return workspace_bytes<T>(workers, run.flash_forward_scratch(s.d(), s.dv()));
   const Index heads = s.G() == 0 ? 0 : s.num_heads / s.G();
   const kernels::ForwardMemory<T> memory(
@@ -22634,8 +23025,8 @@ std::int64_t flash_forward_bytes(Index workers, const AttentionShape& s) {
 /// What flash_attention_backward asks for: scratch for each worker, a delta for each query, and a
 /// count for each block of queries; packed, for every sequence one more.
 template <class T>
-std::int64_t flash_backward_bytes(Index workers, const AttentionShape& s) {
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+std::int64_t flash_backward_bytes(const kernels::Kernels<T>& run, Index workers,
+                                  const AttentionShape& s) {
   const Index heads = s.batch_size * s.num_heads;
   const Index size = run.backward_queries,
               sequences = static_cast<Index>(s.query_starts.size()) - 1;
@@ -22644,102 +23035,110 @@ std::int64_t flash_backward_bytes(Index workers, const AttentionShape& s) {
          workspace_bytes<T>(1, heads * s.seq_len) + workspace_bytes<Index>(1, heads * blocks);
 }
 
+/// What attention asks for by either path: nothing where there is nothing to compute.
+///@{
+template <class T>
+std::int64_t attention_forward_bytes(const kernels::Kernels<T>& run, Index workers,
+                                     const AttentionShape& s, bool flash) {
+  if (s.query_rows() == 0) return 0;
+  if (flash) return flash_forward_bytes<T>(run, workers, s);
+  return workspace_bytes<T>(
+      workers, run.attention_forward_scratch(s.seq_len, s.S(), s.d(), s.dv(), s.weight_dropout));
+}
+template <class T>
+std::int64_t attention_backward_bytes(const kernels::Kernels<T>& run, Index workers,
+                                      const AttentionShape& s, bool flash) {
+  if (s.query_rows() == 0 && s.key_rows() == 0) return 0;
+  if (flash) return flash_backward_bytes<T>(run, workers, s);
+  return workspace_bytes<T>(
+      workers, run.attention_backward_scratch(s.seq_len, s.S(), s.d(), s.dv(), s.weight_dropout,
+                                              s.softcap || s.score_function));
+}
+///@}
+
 }  // namespace HEADWISE_CODE
 }  // namespace detail
 
 inline namespace HEADWISE_CODE {
 
-/// The forward call of MultiHeadAttention: `training` fills a cache. Inputs are viewed.
+/// The forward call of MultiHeadAttention: `training` fills a cache. Inputs are viewed. `products`
+/// are those of the call's context.
 template <Scalar T>
-MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Index workers = 1) {
+MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Index workers = 1,
+                         const Products& products = {}) {
   detail::require_size("count_memory", "workers", workers, 1);
   detail::require_shape_of_call("count_memory", s, static_cast<double>(workers));
   if (s.packed()) detail::require_packed_path("count_memory", path);
   const bool flash = path == Path::flash;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_with<T>(products);
   constexpr std::int64_t bytes = sizeof(T);
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
-  const Index width = s.q_width() + s.k_width() + s.v_width();
-  MemoryCount count;
-  std::int64_t live = 0;
-  const auto stage = [&](const char* name, std::int64_t more, std::int64_t scratch) {
-    live += more * bytes;
-    count.stages.push_back({name, live, scratch});
-  };
-  if (s.layer_norm) stage("layer_norm", N * D + 2 * N, 0);
-  if (s.self_attention()) {
-    const bool one_bias = s.q_bias && s.k_bias && s.v_bias;
-    stage("qkv projection", N * width,
-          detail::gemm_workspace_bytes<T>(workers, N, width, D) + (one_bias ? width * bytes : 0));
-  } else {
-    stage("q, k, v projections", N * s.q_width() + M * (s.k_width() + s.v_width()),
-          std::max<Index>({detail::gemm_workspace_bytes<T>(workers, N, s.q_width(), D),
-                           detail::gemm_workspace_bytes<T>(workers, M, s.k_width(), s.k_in()),
-                           detail::gemm_workspace_bytes<T>(workers, M, s.v_width(), s.v_in())}));
-  }
+  const auto saved = training ? detail::SavedElements::of<T>(s, flash) : detail::SavedElements();
+  detail::Stages<T> stages;
+  if (s.layer_norm) stages.add("layer_norm", N * D + 2 * N, 0);
+  stages.round("layer_norm in 16 bits", saved.x_norm);
+  stages.add(s.self_attention() ? "qkv projection" : "q, k, v projections",
+             N * s.q_width() + M * (s.k_width() + s.v_width()),
+             detail::projection_bytes<T>(run, workers, s));
   if (s.qk_norm) {
-    stage("qk norm", training ? N * s.q_width() + M * s.k_width() + s.head_rows() : 0, 0);
+    stages.round("projections in 16 bits", saved.projections);
+    stages.add("qk norm", training ? N * s.q_width() + M * s.k_width() + s.head_rows() : 0, 0);
   }
-  if (s.rotary_width != 0) stage("rotary", 0, detail::turns_bytes<T>(s));
+  if (s.rotary_width != 0) stages.add("rotary", 0, detail::turns_bytes<T>(s));
+  stages.round("heads in 16 bits", s.qk_norm ? saved.normed : saved.projections);
   const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? 2 * s.num_heads * N : 0;
-  const auto scratch = flash ? detail::flash_forward_bytes<T>(workers, s)
-                             : detail::workspace_bytes<T>(
-                                   workers, run.attention_forward_scratch(
-                                                s.seq_len, s.S(), s.d(), s.dv(), s.weight_dropout));
-  stage("attention", N * s.context_width() + (flash ? lse : weights), scratch);
-  count.cache = live;
-  stage("o projection", N * D, detail::gemm_workspace_bytes<T>(workers, N, D, s.context_width()));
-  count.result = N * D * bytes;
-  if (!training) count.cache = 0;
-  return count;
+  stages.add("attention", N * s.context_width() + (flash ? lse : weights),
+             detail::attention_forward_bytes<T>(run, workers, s, flash));
+  stages.count.cache = training ? stages.live - saved.total() * bytes : 0;
+  stages.add("o projection", N * D,
+             detail::gemm_workspace_bytes<T>(run, workers, N, D, s.context_width()));
+  stages.count.result = N * D * bytes;
+  return stages.count;
 }
 
 /// The backward call, on top of what the forward call left.
 template <Scalar T>
-MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index workers = 1) {
+MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index workers = 1,
+                                  const Products& products = {}) {
   detail::require_size("count_backward_memory", "workers", workers, 1);
   detail::require_shape_of_call("count_backward_memory", s, static_cast<double>(workers));
   if (s.packed()) detail::require_packed_path("count_backward_memory", path);
   const bool flash = path == Path::flash;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_with<T>(products);
   constexpr std::int64_t bytes = sizeof(T);
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
   const Index width = s.q_width() + s.k_width() + s.v_width();
   const Index qw = s.q_width(), kw = s.k_width(), vw = s.v_width(), cw = s.context_width();
-  MemoryCount count;
-  std::int64_t live = 0;
-  const auto stage = [&](const char* name, std::int64_t more, std::int64_t scratch) {
-    live += more * bytes;
-    count.stages.push_back({name, live, scratch});
-  };
+  detail::Stages<T> stages;
   const std::int64_t inputs = N * D + (s.self_attention() ? 0 : M * (s.k_in() + s.v_in()));
-  const auto product = [&](Index rows, Index columns, Index inner) {
-    return detail::gemm_workspace_bytes<T>(workers, rows, columns, inner);
-  };
-  stage("gradients of inputs", inputs, 0);
-  if (s.output_dropout) stage("dropout", N * D, 0);
-  stage("o projection", N * cw, product(N, cw, D));
-  stage("attention", s.self_attention() ? N * width : N * qw + M * (kw + vw),
-        flash ? detail::flash_backward_bytes<T>(workers, s)
-              : detail::workspace_bytes<T>(
-                    workers, run.attention_backward_scratch(s.seq_len, s.S(), s.d(), s.dv(),
-                                                            s.weight_dropout,
-                                                            s.softcap || s.score_function)));
-  if (s.rotary_width != 0) stage("rotary", 0, detail::turns_bytes<T>(s));
-  if (s.qk_norm) stage("qk norm", s.qk_norm_affine ? 2 * s.d() : 0, 0);
-  if (s.self_attention()) {
-    stage("projections", 0, product(N, D, width));
-    stage("weights", 0, std::max<std::int64_t>(product(cw, D, N), product(D, width, N)));
-  } else {
-    stage("projections", 0,
-          std::max<std::int64_t>(
-              {product(N, D, qw), product(M, s.k_in(), kw), product(M, s.v_in(), vw)}));
-    stage("weights", 0,
-          std::max<std::int64_t>({product(cw, D, N), product(D, qw, N), product(s.k_in(), kw, M),
-                                  product(s.v_in(), vw, M)}));
+  const std::int64_t saved = detail::SavedElements::of<T>(s, flash).total();
+  if (saved != 0) {
+    const std::int64_t of_rows = (s.layer_norm ? 2 * N : 0) + (s.qk_norm ? s.head_rows() : 0);
+    stages.add("widening", saved + of_rows + (s.context_width() + 2 * s.num_heads) * N, 0);
   }
-  count.result = inputs * bytes;
-  return count;
+  const auto product = [&](Index rows, Index columns, Index inner) {
+    return detail::gemm_workspace_bytes<T>(run, workers, rows, columns, inner);
+  };
+  stages.add("gradients of inputs", inputs, 0);
+  if (s.output_dropout) stages.add("dropout", N * D, 0);
+  stages.add("o projection", N * cw, product(N, cw, D));
+  stages.add("attention", s.self_attention() ? N * width : N * qw + M * (kw + vw),
+             detail::attention_backward_bytes<T>(run, workers, s, flash));
+  if (s.rotary_width != 0) stages.add("rotary", 0, detail::turns_bytes<T>(s));
+  if (s.qk_norm) stages.add("qk norm", s.qk_norm_affine ? 2 * s.d() : 0, 0);
+  if (s.self_attention()) {
+    stages.add("projections", 0, product(N, D, width));
+    stages.add("weights", 0, std::max<std::int64_t>(product(cw, D, N), product(D, width, N)));
+  } else {
+    stages.add("projections", 0,
+               std::max<std::int64_t>(
+                   {product(N, D, qw), product(M, s.k_in(), kw), product(M, s.v_in(), vw)}));
+    stages.add("weights", 0,
+               std::max<std::int64_t>({product(cw, D, N), product(D, qw, N),
+                                       product(s.k_in(), kw, M), product(s.v_in(), vw, M)}));
+  }
+  stages.count.result = inputs * bytes;
+  return stages.count;
 }
 
 }  // namespace HEADWISE_CODE
@@ -30534,15 +30933,105 @@ struct FeedForwardParameters {
 /// the backward call.
 template <Scalar T>
 struct FeedForwardCache {
-  In<T, 2> x;                 // [N, D]
-  Tensor<T, 2> hidden;        // [N, F], or [N, 2 F]: gate | up
-  Tensor<T, 2> activated;     // [N, F]; after its dropout
-  FeedForwardOptions module;  // of the module that filled it
-  FeedForwardCall call;       // what forward was asked for
-  bool filled = false;        // whether forward has been called with it
+  In<T, 2> x;                   // [N, D]
+  SavedTensor<T, 2> hidden;     // [N, F], or [N, 2 F]: gate | up
+  SavedTensor<T, 2> activated;  // [N, F]; after its dropout
+  FeedForwardOptions module;    // of the module that filled it
+  FeedForwardCall call;         // what forward was asked for
+  Saved saved;                  // what the tensors of SavedTensor are kept as
+  bool filled = false;          // whether forward has been called with it
 };
 
 }  // namespace headwise::inline v0_1
+
+// headwise/ops/saved_in.hpp
+// Tensors that are kept in 16 bits from forward to backward. They are rounded while forward runs,
+// before anything reads them: backward follows what forward computed.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// What a call that fills a cache of T keeps it as: of other types than float nothing is rounded,
+/// and the path that keeps its weights keeps all as it is.
+template <class T>
+Saved saved_of(const Context& context, Path path = Path::flash) {
+  return std::same_as<T, float> && path == Path::flash ? context.saved : Saved();
+}
+
+/// f(numbers of 16 bits of a SavedTensor), where it is kept in them.
+template <class X, class F>
+void with_kept(X& x, const Saved& saved, const F& f) {
+  if constexpr (std::same_as<typename X::value_type, float>) {
+    if (saved.as() == StoredAs::bf16) return f(x.template kept<BFloat16>());
+    if (saved.as() == StoredAs::fp16) return f(x.template kept<Float16>());
+  }
+}
+
+/// Each number becomes the nearest one of 16 bits, and is kept so. Throws std::bad_alloc.
+template <class X>
+void round_saved(X& x, const Saved& saved, const Context& context) {
+  if (x.absent()) return;
+  with_kept(x, saved, [&]<class U, int R>(Tensor<U, R>& kept) {
+    kept = Tensor<U, R>::uninitialized(x.shape(), context.memory);
+    for_rows(context, x.size(), 1, [&](Index begin, Index end) {
+      saved.round(x.data() + begin, end - begin, kept.data() + begin);
+    });
+  });
+}
+
+/// Throws ShapeError unless a tensor has its shape, as what it is kept as.
+template <class X, int R>
+void require_saved_shape(std::string_view function, std::string_view argument, const X& x,
+                         const Saved& saved, const Shape<R>& expected, std::string_view whence) {
+  if (saved.exact()) return require_shape(function, argument, x, expected, whence);
+  with_kept(x, saved,
+            [&](const auto& kept) { require_shape(function, argument, kept, expected, whence); });
+}
+
+/// What is kept in 16 bits is no longer there as it was computed.
+template <class X>
+void narrow_saved(X& x, const Saved& saved) {
+  with_kept(x, saved, [&](const auto&) { Tensor<typename X::value_type, X::rank>().swap(x); });
+}
+
+/// What round_saved made of it; absent where it was. Throws std::bad_alloc.
+template <int R>
+Tensor<float, R> widen_saved(const SavedFloats<R>& x, const Saved& saved, const Context& context) {
+  Tensor<float, R> wide;
+  with_kept(x, saved, [&](const auto& kept) {
+    if (kept.absent()) return;
+    wide = Tensor<float, R>::uninitialized(kept.shape(), context.memory);
+    for_rows(context, wide.size(), 1, [&](Index begin, Index end) {
+      saved.widen(kept.data() + begin, end - begin, wide.data() + begin);
+    });
+  });
+  return wide;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// What modules of float keep for backward in numbers of U, each the nearest one: for the context
+/// of a forward call, `{.saved = saved_in<BFloat16>()}`.
+///
+/// Rounded are what attention reads, norms that projections read, and both sides of the
+/// feed-forward's activation. Forward goes on from the rounded numbers and backward reads the same:
+/// gradients are those of what forward computed, rounding taken for a step of slope 1. What is
+/// added up from block to block stays as it is, and so do what attention gave, logsumexps, moments
+/// of norms, and all that Path::materialized keeps. Where nothing is kept, in inference, nothing is
+/// rounded.
+///
+/// Backward is not told: a cache knows what it is kept as. While it runs, the floats of one
+/// module's or block's cache are there again.
+template <NarrowFloat U>
+Saved saved_in() {
+  const auto widen = [](StoredAs as, const void* from, Index n, float* to) {
+    kernels::model_kernels_here<float>().widen_rows(as, {from, n, 1}, 1, n, to);
+  };
+  return Saved(detail::stored_as<U>, kernels::model_kernels_here<float>().round_elements, widen);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
 // headwise/nn/feed_forward_steps.hpp
 // The steps of a FeedForward, forward and backward.
@@ -30568,7 +31057,7 @@ struct GateAndUp {
         up(o.gated ? View(slice(hidden, 1, o.d_hidden, o.d_hidden)) : View()) {}
 };
 
-/// Fills the cache. The shapes are its caller's to check.
+/// Fills the cache, which says what it is kept as. The shapes are its caller's to check.
 template <class T, class W>
 void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParameters<T, W>& p,
                           In<T, 2> x, FeedForwardCache<T>& cache, Out<T, 2> y,
@@ -30579,6 +31068,7 @@ void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParamete
   // 1 linear
   cache.hidden = Tensor<T, 2>::uninitialized({N, o.in_width()}, context.memory);
   linear_forward(x, p.w_in, p.b_in, cache.hidden, context);
+  round_saved(cache.hidden, cache.saved, context);
   // 2 activation
   cache.activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
   const GateAndUp<In<T, 2>> h(std::as_const(cache.hidden), o);
@@ -30587,13 +31077,31 @@ void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParamete
   if (cache.call.hidden_dropout.active()) {
     dropout_forward(In<T, 2>(cache.activated), cache.call.hidden_dropout, cache.activated, context);
   }
+  round_saved(cache.activated, cache.saved, context);
   // 4 linear
   linear_forward(In<T, 2>(cache.activated), p.w_out, p.b_out, y, context);
   // 5 dropout
   if (cache.call.output_dropout.active()) {
     dropout_forward(In<T, 2>(y), cache.call.output_dropout, y, context);
   }
+  narrow_saved(cache.hidden, cache.saved);
+  narrow_saved(cache.activated, cache.saved);
   cache.filled = true;
+}
+
+/// A cache of the numbers that another keeps in 16 bits; it views what that one does. Throws
+/// std::bad_alloc.
+template <std::same_as<float> T>
+FeedForwardCache<T> wide_feed_forward_cache(const FeedForwardCache<T>& cache,
+                                            const Context& context) {
+  FeedForwardCache<T> wide;
+  wide.x = cache.x;
+  wide.hidden = widen_saved(cache.hidden, cache.saved, context);
+  wide.activated = widen_saved(cache.activated, cache.saved, context);
+  wide.module = cache.module;
+  wide.call = cache.call;
+  wide.filled = cache.filled;
+  return wide;
 }
 
 /// Throws for a cache that this module did not fill, and for gradients of another.
@@ -30605,8 +31113,10 @@ void require_feed_forward_cache(std::string_view function, const FeedForwardOpti
           "the cache is of a module of another shape, expected one that this module filled");
   const Index N = cache.x.extent(0);
   const auto whence = "what forward left: a cache that was moved from is empty";
-  require_shape(function, "cache.hidden", cache.hidden, Shape{N, o.in_width()}, whence);
-  require_shape(function, "cache.activated", cache.activated, Shape{N, o.d_hidden}, whence);
+  require_saved_shape(function, "cache.hidden", cache.hidden, cache.saved, Shape{N, o.in_width()},
+                      whence);
+  require_saved_shape(function, "cache.activated", cache.activated, cache.saved,
+                      Shape{N, o.d_hidden}, whence);
 }
 
 /// Throws ShapeError unless every gradient has the shape of its parameter.
@@ -30733,6 +31243,7 @@ class FeedForward {
   Tensor<T, 2> forward(In<T, 2> x, const Call& call, Cache& cache,
                        const Context& context = {}) const requires std::same_as<W, T> {
     Cache fresh;
+    fresh.saved = detail::saved_of<T>(context);
     Tensor<T, 2> y = run(x, call, fresh, context);
     cache = std::move(fresh);
     return y;
@@ -30751,8 +31262,17 @@ class FeedForward {
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
     detail::require_feed_forward_gradients(function, parameters_, gradients);
     auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
-    detail::FeedForwardBackward<T>(options_, parameters_, dy, cache, dx, context)
-        .add_to(gradients, context);
+    const auto through = [&](const Cache& kept) {
+      detail::FeedForwardBackward<T>(options_, parameters_, dy, kept, dx, context)
+          .add_to(gradients, context);
+    };
+    if constexpr (std::same_as<T, float>) {
+      if (!cache.saved.exact()) {
+        through(detail::wide_feed_forward_cache(cache, context));
+        return dx;
+      }
+    }
+    through(cache);
     return dx;
   }
 
@@ -31027,26 +31547,27 @@ struct MultiHeadAttentionCache {
   bool self_attention = false;       // keys and values come from the query input
   MultiHeadAttentionOptions module;  // of the module that filled it
   MultiHeadAttentionCall<T> call;    // what forward was asked for: masks and dropout of backward
+  Saved saved;                       // what the tensors of SavedTensor are kept as
 
   In<T, 3> query;                                 // [B, L, D]
   In<T, 3> key;                                   // [B, S, kdim]
   In<T, 3> value;                                 // [B, S, vdim]
   Tensor<T, 3> query_copy, key_copy, value_copy;  // where rows lie at no common distance
 
-  Tensor<T, 3> x_norm;    // [B, L, D]                 with layer_norm
-  Tensor<T, 1> mean;      // [B L]                     with layer_norm
-  Tensor<T, 1> rstd;      // [B L]                     with layer_norm
-  Tensor<T, 3> qkv;       // [B, L, H d + G d + G dv]  self-attention
-  Tensor<T, 3> q;         // [B, L, H d]               cross-attention
-  Tensor<T, 3> k;         // [B, S, G d]               cross-attention
-  Tensor<T, 3> v;         // [B, S, G dv]              cross-attention
-  Tensor<T, 3> q_normed;  // [B, L, H d]              qk_norm; what attention reads
-  Tensor<T, 3> k_normed;  // [B, S, G d]              qk_norm; what attention reads
-  Tensor<T, 3> q_rstd;    // [B, H, L]                qk_norm
-  Tensor<T, 3> k_rstd;    // [B, G, S]                qk_norm
-  Tensor<T, 3> context;   // [B, L, H dv]
-  Tensor<T, 4> weights;   // [B, H, L, S]              Path::materialized; before dropout
-  Tensor<T, 4> lse;       // [B, H, L, 2]              Path::flash
+  SavedTensor<T, 3> x_norm;    // [B, L, D]                 with layer_norm
+  Tensor<T, 1> mean;           // [B L]                     with layer_norm
+  Tensor<T, 1> rstd;           // [B L]                     with layer_norm
+  SavedTensor<T, 3> qkv;       // [B, L, H d + G d + G dv]  self-attention
+  SavedTensor<T, 3> q;         // [B, L, H d]               cross-attention
+  SavedTensor<T, 3> k;         // [B, S, G d]               cross-attention
+  SavedTensor<T, 3> v;         // [B, S, G dv]              cross-attention
+  SavedTensor<T, 3> q_normed;  // [B, L, H d]               qk_norm; what attention reads
+  SavedTensor<T, 3> k_normed;  // [B, S, G d]               qk_norm; what attention reads
+  Tensor<T, 3> q_rstd;         // [B, H, L]                 qk_norm
+  Tensor<T, 3> k_rstd;         // [B, G, S]                 qk_norm
+  Tensor<T, 3> context;        // [B, L, H dv]
+  Tensor<T, 4> weights;        // [B, H, L, S]              Path::materialized; before dropout
+  Tensor<T, 4> lse;            // [B, H, L, 2]              Path::flash
 
   /// What the projections read: the normalised input, or the input.
   In<T, 3> projected_query() const { return x_norm.absent() ? query : In<T, 3>(x_norm); }
@@ -31091,6 +31612,51 @@ In<T, 3> uniform_rows(In<T, 3> x, Tensor<T, 3>& storage, std::pmr::memory_resour
   if (rows_are_uniform(x)) return x;
   storage = contiguous(x, memory);
   return storage;
+}
+
+/// What a cache may keep in 16 bits: projections, and the rest. (Not the context: backward sums d_o
+/// o over it, which has to be what the weights sum to. Rounded to bf16 it left dx off by 0.045 with
+/// keys and values of mean 3, by 0.63 with those of mean 10, where 0.007 and 0.02 remain.)
+///@{
+template <class T>
+inline constexpr SavedTensor<T, 3> MultiHeadAttentionCache<T>::*saved_projections[] = {
+    &MultiHeadAttentionCache<T>::qkv, &MultiHeadAttentionCache<T>::q,
+    &MultiHeadAttentionCache<T>::k, &MultiHeadAttentionCache<T>::v};
+template <class T>
+inline constexpr SavedTensor<T, 3> MultiHeadAttentionCache<T>::*saved_beside_projections[] = {
+    &MultiHeadAttentionCache<T>::x_norm, &MultiHeadAttentionCache<T>::q_normed,
+    &MultiHeadAttentionCache<T>::k_normed};
+///@}
+
+/// f(member) for all of them.
+template <class T, class F>
+void for_each_saved(const F& f) {
+  for (const auto member : saved_projections<T>) f(member);
+  for (const auto member : saved_beside_projections<T>) f(member);
+}
+
+/// A cache of the numbers that another keeps in 16 bits; it views what that one does. Throws
+/// std::bad_alloc.
+template <std::same_as<float> T>
+MultiHeadAttentionCache<T> wide_attention_cache(const MultiHeadAttentionCache<T>& cache,
+                                                const Context& context) {
+  MultiHeadAttentionCache<T> wide;
+  wide.filled = cache.filled;
+  wide.self_attention = cache.self_attention;
+  wide.module = cache.module;
+  wide.call = cache.call;
+  wide.query = cache.query;
+  wide.key = cache.key;
+  wide.value = cache.value;
+  for_each_saved<T>(
+      [&](auto member) { wide.*member = widen_saved(cache.*member, cache.saved, context); });
+  wide.mean = contiguous(cache.mean, context.memory);
+  wide.rstd = contiguous(cache.rstd, context.memory);
+  wide.q_rstd = contiguous(cache.q_rstd, context.memory);
+  wide.k_rstd = contiguous(cache.k_rstd, context.memory);
+  wide.context = contiguous(cache.context, context.memory);
+  wide.lse = contiguous(cache.lse, context.memory);
+  return wide;
 }
 
 /// Queries, keys and values of a cache as heads: views, whichever way it was filled.
@@ -31636,6 +32202,12 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
                                                          const MultiHeadAttentionCache<T>& cache,
                                                          MultiHeadAttentionGradients<T>& gradients,
                                                          const Context& context) {
+  if constexpr (std::same_as<T, float>) {
+    if (!cache.saved.exact()) {
+      return multi_head_attention_backward(
+          function, o, p, dy_in, wide_attention_cache(cache, context), gradients, context);
+    }
+  }
   require_shape(function, "dy", dy_in,
                 Shape{cache.query.extent(0), cache.query.extent(1), o.d_model}, "the output");
   const auto like = [&](In<T, 3> x) {
@@ -31783,6 +32355,7 @@ void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamet
     layer_norm_forward(In<T, 2>(merge_rows(cache.query)), {p.gamma, p.beta},
                        T(o.layer_norm_epsilon), merge_rows(cache.x_norm), {cache.mean, cache.rstd},
                        context);
+    round_saved(cache.x_norm, cache.saved, context);
   }
   // 2 linear
   const In<T, 2> x = merge_rows(cache.projected_query());
@@ -31822,6 +32395,25 @@ void attend(const MultiHeadAttentionOptions& o, MultiHeadAttentionCache<T>& cach
   }
 }
 
+/// Steps 3 to 5. Where the cache is kept in 16 bits, what a norm reads is rounded before it, and
+/// what attention reads before attention.
+template <class T, class W>
+void place_and_attend(const MultiHeadAttentionOptions& o,
+                      const MultiHeadAttentionParameters<T, W>& p,
+                      MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
+  const auto round_projections = [&] {
+    for (const auto member : saved_projections<T>) {
+      round_saved(cache.*member, cache.saved, context);
+    }
+  };
+  if (o.qk_norm) round_projections();
+  place_heads(o, p, cache, training, context);
+  if (!o.qk_norm) round_projections();
+  round_saved(cache.q_normed, cache.saved, context);
+  round_saved(cache.k_normed, cache.saved, context);
+  attend(o, cache, training, context);
+}
+
 template <class T, class W>
 Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
                                           const MultiHeadAttentionParameters<T, W>& p,
@@ -31834,6 +32426,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
   cache.self_attention = self;
   cache.module = o;
   cache.call = call;
+  if (training) cache.saved = saved_of<T>(context, call.path);
   cache.query = uniform_rows(inputs.query, cache.query_copy, context.memory);
   cache.key = self ? cache.query : uniform_rows(inputs.key, cache.key_copy, context.memory);
   cache.value = self ? cache.query : uniform_rows(inputs.value, cache.value_copy, context.memory);
@@ -31842,8 +32435,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
   project(o, p, cache, context);
   if (context.trace != nullptr) trace_projections(o, p, cache, *context.trace);
   // 3 split_heads, 4 attention, 5 merge_heads
-  place_heads(o, p, cache, training, context);
-  attend(o, cache, training, context);
+  place_and_attend(o, p, cache, training, context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({cache.query.extent(0), cache.query.extent(1), o.d_model},
                                        context.memory);
@@ -31854,6 +32446,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
     dropout_forward(In<T, 2>(merge_rows(y)), call.output_dropout, merge_rows(y), context);
   }
   if (context.trace != nullptr) context.trace->record("A_out", y);
+  for_each_saved<T>([&](auto member) { narrow_saved(cache.*member, cache.saved); });
   cache.filled = true;
   return y;
 }
@@ -33570,11 +34163,11 @@ using TransformerBlockGradients = TransformerBlockParameters<T, T, MultiHeadAtte
 /// What one half of a block keeps: x + branch(norm(x)), or norm(x + branch(x)).
 template <Scalar T>
 struct TransformerHalfCache {
-  In<T, 3> norm_input;  // [B, L, D]
-  Tensor<T, 3> normed;  // [B, L, D]; what the branch reads       pre-LN
-  Tensor<T, 3> sum;     // [B, L, D]; what is normalised          post-LN
-  Tensor<T, 1> mean;    // [B L]                                  layer_norm
-  Tensor<T, 1> rstd;    // [B L]
+  In<T, 3> norm_input;       // [B, L, D]
+  SavedTensor<T, 3> normed;  // [B, L, D]; what the branch reads       pre-LN
+  Tensor<T, 3> sum;          // [B, L, D]; what is normalised          post-LN
+  Tensor<T, 1> mean;         // [B L]                                  layer_norm
+  Tensor<T, 1> rstd;         // [B L]
 };
 
 /// What a forward call leaves for its backward, owned by the caller. The input and the mask are
@@ -33591,6 +34184,7 @@ struct TransformerBlockCache {
 
   bool filled = false;                   // whether forward has been called with it
   TransformerBlockOptions module;        // of the block that filled it
+  Saved saved;                           // what the tensors of SavedTensor are kept as
   In<T, 3> x;                            // [B, L, D]
   Tensor<T, 3> x_copy;                   // where its rows lie at no common distance
   TransformerHalfCache<T> first;         // about attention
@@ -33667,11 +34261,13 @@ struct BlockNorm {
 /// Steps 1 to 3 of a half: branch(n) is a tensor of its own.
 template <class T, class Branch>
 Tensor<T, 3> half_forward(const BlockNorm<T>& norm, In<T, 3> x, TransformerHalfCache<T>& cache,
-                          const Context& context, const Branch& branch) {
+                          const Saved& saved, const Context& context, const Branch& branch) {
   if (norm.options.norm_first) {
     cache.normed = norm.forward(x, cache, context);
+    round_saved(cache.normed, saved, context);
     Tensor<T, 3> y = branch(In<T, 3>(cache.normed));
     add_to_branch(x, y, context);
+    narrow_saved(cache.normed, saved);
     return y;
   }
   cache.sum = branch(x);
@@ -33734,12 +34330,50 @@ Tensor<T, 3> block_halves(const TransformerBlockOptions& o,
   const auto feed_forward = [&](In<T, 3> x) {
     Tensor<T, 3> y = like(x, context);
     cache.feed_forward.call = call;
+    cache.feed_forward.saved = cache.saved;
     feed_forward_forward<T>(o.feed_forward(), p.feed_forward, merge_rows(x), cache.feed_forward,
                             merge_rows(y), context);
     return y;
   };
-  cache.h = half_forward<T>({o, p.norm1}, cache.x, cache.first, context, attend_to);
-  return half_forward<T>({o, p.norm2}, cache.h, cache.second, context, feed_forward);
+  cache.h = half_forward<T>({o, p.norm1}, cache.x, cache.first, cache.saved, context, attend_to);
+  return half_forward<T>({o, p.norm2}, cache.h, cache.second, cache.saved, context, feed_forward);
+}
+
+/// What the branches of pre-LN read: what the norms gave, where that is there.
+template <class T>
+void view_branch_inputs(TransformerBlockCache<T>& cache) {
+  if (!cache.module.norm_first) return;
+  MultiHeadAttentionCache<T>& attention = cache.attention;
+  attention.query = attention.key = attention.value = cache.first.normed;
+  cache.feed_forward.x = merge_rows(In<T, 3>(cache.second.normed));
+}
+
+template <std::same_as<float> T>
+TransformerHalfCache<T> wide_half_cache(const TransformerHalfCache<T>& cache, const Saved& saved,
+                                        const Context& context) {
+  TransformerHalfCache<T> wide;
+  wide.norm_input = cache.norm_input;
+  wide.normed = widen_saved(cache.normed, saved, context);
+  wide.mean = contiguous(cache.mean, context.memory);
+  wide.rstd = contiguous(cache.rstd, context.memory);
+  return wide;
+}
+
+/// A cache of the numbers that another keeps in 16 bits, of which it views the rest: what backward
+/// reads. Throws std::bad_alloc.
+template <std::same_as<float> T>
+TransformerBlockCache<T> wide_block_cache(const TransformerBlockCache<T>& cache,
+                                          const Context& context) {
+  TransformerBlockCache<T> wide;
+  wide.filled = cache.filled;
+  wide.module = cache.module;
+  wide.x = cache.x;
+  wide.first = wide_half_cache(cache.first, cache.saved, context);
+  wide.attention = wide_attention_cache(cache.attention, context);
+  wide.second = wide_half_cache(cache.second, cache.saved, context);
+  wide.feed_forward = wide_feed_forward_cache(cache.feed_forward, context);
+  view_branch_inputs(wide);
+  return wide;
 }
 
 template <class T, class W>
@@ -33748,11 +34382,13 @@ Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
                                        const TransformerBlockCall<T>& call,
                                        TransformerBlockCache<T>& cache, bool training,
                                        const Context& context) {
+  if (training) cache.saved = saved_of<T>(context, call.path);
   const auto attend_to = [&](In<T, 3> x) {
     return multi_head_attention_forward<T>(o.attention(), p.attention, {x, x, x, true},
                                            call.attention(), cache.attention, training, context);
   };
   Tensor<T, 3> y = block_halves<T>(o, p, x_in, call.feed_forward(), cache, context, attend_to);
+  view_branch_inputs(cache);
   cache.filled = true;
   return y;
 }
@@ -33779,6 +34415,12 @@ Tensor<T, 3> transformer_block_backward(const TransformerBlockOptions& o,
                                         const TransformerBlockCache<T>& cache,
                                         TransformerBlockGradients<T>& gradients,
                                         const Context& context) {
+  if constexpr (std::same_as<T, float>) {
+    if (!cache.saved.exact()) {
+      return transformer_block_backward(o, p, dy_in, wide_block_cache(cache, context), gradients,
+                                        context);
+    }
+  }
   Tensor<T, 3> dy_storage, dh = like(cache.x, context), dx = like(cache.x, context);
   const In<T, 3> dy = uniform_rows(dy_in, dy_storage, context.memory);
   // The second half
@@ -35141,6 +35783,51 @@ HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector
   } else {
     return low_halves<T, U>(pairs >> 16);
   }
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_fp16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(IntVector, bits & 0x7fffffffu);
+  const IntVector least_normal = S::broadcast_int(0x38800000);
+  const IntVector normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13;
+  const IntVector half = S::broadcast_int(0x3f000000);
+  const Vector tiny = __builtin_bit_cast(Vector, magnitude) + __builtin_bit_cast(Vector, half);
+  const IntVector infinity = S::broadcast_int(0x7f800000), largest = S::broadcast_int(0x477fefff);
+  const IntVector is_tiny = least_normal > magnitude, is_nan = magnitude > infinity,
+                  is_endless = magnitude > largest;
+  const IntVector endless = (is_nan & ((magnitude >> 13 & 0x3ff) | 0x200)) | 0x7c00;
+  const IntVector chosen = (is_tiny & (__builtin_bit_cast(IntVector, tiny) - half)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(typename S::BitVector, chosen) | (bits >> 16 & 0x8000u);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_bf16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(typename S::IntVector, bits & 0x7fffffffu);
+  const auto is_nan =
+      __builtin_bit_cast(typename S::BitVector, magnitude > S::broadcast_int(0x7f800000));
+  const typename S::BitVector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+  return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) >> 16;
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_halves(typename Simd<T>::BitVector x, void* to) {
+#if HEADWISE_ISA_BYTES == 64
+  const auto halves = _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, x));
+#elif HEADWISE_ISA_BYTES == 32
+  const auto pairs = _mm256_packus_epi32(__builtin_bit_cast(__m256i, x), _mm256_setzero_si256());
+  const auto halves = _mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
+#else
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  const auto halves = __builtin_convertvector(x, Halves);
+#endif
+  std::memcpy(to, &halves, sizeof halves);
 }
 
 template <Scalar T, class U>
@@ -36961,7 +37648,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -36982,6 +37669,18 @@ void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
       S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
     });
     row.written(x, to, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  if constexpr (simd::vectorised<T>) {
+    return_cap_vectors<T>(head, raw, flow);
+  } else {
+    for (Index j = 0; j < head.S; ++j) {
+      if (flow[j] == T(0)) continue;
+      flow[j] = flow[j] * head.score.cap_slope(head.score.cap(head.scale * raw[j]));
+    }
   }
 }
 
@@ -37098,14 +37797,9 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if constexpr (simd::vectorised<T>) {
-    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
-  }
+  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
-    if (!simd::vectorised<T> && score.caps()) {
-      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
-    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }
@@ -38863,6 +39557,51 @@ HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector
   }
 }
 
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_fp16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(IntVector, bits & 0x7fffffffu);
+  const IntVector least_normal = S::broadcast_int(0x38800000);
+  const IntVector normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13;
+  const IntVector half = S::broadcast_int(0x3f000000);
+  const Vector tiny = __builtin_bit_cast(Vector, magnitude) + __builtin_bit_cast(Vector, half);
+  const IntVector infinity = S::broadcast_int(0x7f800000), largest = S::broadcast_int(0x477fefff);
+  const IntVector is_tiny = least_normal > magnitude, is_nan = magnitude > infinity,
+                  is_endless = magnitude > largest;
+  const IntVector endless = (is_nan & ((magnitude >> 13 & 0x3ff) | 0x200)) | 0x7c00;
+  const IntVector chosen = (is_tiny & (__builtin_bit_cast(IntVector, tiny) - half)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(typename S::BitVector, chosen) | (bits >> 16 & 0x8000u);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_bf16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(typename S::IntVector, bits & 0x7fffffffu);
+  const auto is_nan =
+      __builtin_bit_cast(typename S::BitVector, magnitude > S::broadcast_int(0x7f800000));
+  const typename S::BitVector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+  return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) >> 16;
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_halves(typename Simd<T>::BitVector x, void* to) {
+#if HEADWISE_ISA_BYTES == 64
+  const auto halves = _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, x));
+#elif HEADWISE_ISA_BYTES == 32
+  const auto pairs = _mm256_packus_epi32(__builtin_bit_cast(__m256i, x), _mm256_setzero_si256());
+  const auto halves = _mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
+#else
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  const auto halves = __builtin_convertvector(x, Halves);
+#endif
+  std::memcpy(to, &halves, sizeof halves);
+}
+
 template <Scalar T, class U>
 HEADWISE_INLINE T element_as(const U& x) {
   if constexpr (std::same_as<T, U>) {
@@ -40681,7 +41420,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -40702,6 +41441,18 @@ void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
       S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
     });
     row.written(x, to, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  if constexpr (simd::vectorised<T>) {
+    return_cap_vectors<T>(head, raw, flow);
+  } else {
+    for (Index j = 0; j < head.S; ++j) {
+      if (flow[j] == T(0)) continue;
+      flow[j] = flow[j] * head.score.cap_slope(head.score.cap(head.scale * raw[j]));
+    }
   }
 }
 
@@ -40818,14 +41569,9 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if constexpr (simd::vectorised<T>) {
-    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
-  }
+  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
-    if (!simd::vectorised<T> && score.caps()) {
-      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
-    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }
@@ -42579,6 +43325,51 @@ HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector
   }
 }
 
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_fp16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(IntVector, bits & 0x7fffffffu);
+  const IntVector least_normal = S::broadcast_int(0x38800000);
+  const IntVector normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13;
+  const IntVector half = S::broadcast_int(0x3f000000);
+  const Vector tiny = __builtin_bit_cast(Vector, magnitude) + __builtin_bit_cast(Vector, half);
+  const IntVector infinity = S::broadcast_int(0x7f800000), largest = S::broadcast_int(0x477fefff);
+  const IntVector is_tiny = least_normal > magnitude, is_nan = magnitude > infinity,
+                  is_endless = magnitude > largest;
+  const IntVector endless = (is_nan & ((magnitude >> 13 & 0x3ff) | 0x200)) | 0x7c00;
+  const IntVector chosen = (is_tiny & (__builtin_bit_cast(IntVector, tiny) - half)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(typename S::BitVector, chosen) | (bits >> 16 & 0x8000u);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_bf16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(typename S::IntVector, bits & 0x7fffffffu);
+  const auto is_nan =
+      __builtin_bit_cast(typename S::BitVector, magnitude > S::broadcast_int(0x7f800000));
+  const typename S::BitVector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+  return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) >> 16;
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_halves(typename Simd<T>::BitVector x, void* to) {
+#if HEADWISE_ISA_BYTES == 64
+  const auto halves = _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, x));
+#elif HEADWISE_ISA_BYTES == 32
+  const auto pairs = _mm256_packus_epi32(__builtin_bit_cast(__m256i, x), _mm256_setzero_si256());
+  const auto halves = _mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
+#else
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  const auto halves = __builtin_convertvector(x, Halves);
+#endif
+  std::memcpy(to, &halves, sizeof halves);
+}
+
 template <Scalar T, class U>
 HEADWISE_INLINE T element_as(const U& x) {
   if constexpr (std::same_as<T, U>) {
@@ -44397,7 +45188,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -44418,6 +45209,18 @@ void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
       S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
     });
     row.written(x, to, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  if constexpr (simd::vectorised<T>) {
+    return_cap_vectors<T>(head, raw, flow);
+  } else {
+    for (Index j = 0; j < head.S; ++j) {
+      if (flow[j] == T(0)) continue;
+      flow[j] = flow[j] * head.score.cap_slope(head.score.cap(head.scale * raw[j]));
+    }
   }
 }
 
@@ -44534,14 +45337,9 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if constexpr (simd::vectorised<T>) {
-    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
-  }
+  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
-    if (!simd::vectorised<T> && score.caps()) {
-      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
-    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }
@@ -46295,6 +47093,51 @@ HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector
   }
 }
 
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_fp16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(IntVector, bits & 0x7fffffffu);
+  const IntVector least_normal = S::broadcast_int(0x38800000);
+  const IntVector normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13;
+  const IntVector half = S::broadcast_int(0x3f000000);
+  const Vector tiny = __builtin_bit_cast(Vector, magnitude) + __builtin_bit_cast(Vector, half);
+  const IntVector infinity = S::broadcast_int(0x7f800000), largest = S::broadcast_int(0x477fefff);
+  const IntVector is_tiny = least_normal > magnitude, is_nan = magnitude > infinity,
+                  is_endless = magnitude > largest;
+  const IntVector endless = (is_nan & ((magnitude >> 13 & 0x3ff) | 0x200)) | 0x7c00;
+  const IntVector chosen = (is_tiny & (__builtin_bit_cast(IntVector, tiny) - half)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(typename S::BitVector, chosen) | (bits >> 16 & 0x8000u);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_bf16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(typename S::IntVector, bits & 0x7fffffffu);
+  const auto is_nan =
+      __builtin_bit_cast(typename S::BitVector, magnitude > S::broadcast_int(0x7f800000));
+  const typename S::BitVector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+  return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) >> 16;
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_halves(typename Simd<T>::BitVector x, void* to) {
+#if HEADWISE_ISA_BYTES == 64
+  const auto halves = _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, x));
+#elif HEADWISE_ISA_BYTES == 32
+  const auto pairs = _mm256_packus_epi32(__builtin_bit_cast(__m256i, x), _mm256_setzero_si256());
+  const auto halves = _mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
+#else
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  const auto halves = __builtin_convertvector(x, Halves);
+#endif
+  std::memcpy(to, &halves, sizeof halves);
+}
+
 template <Scalar T, class U>
 HEADWISE_INLINE T element_as(const U& x) {
   if constexpr (std::same_as<T, U>) {
@@ -48113,7 +48956,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -48134,6 +48977,18 @@ void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
       S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
     });
     row.written(x, to, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  if constexpr (simd::vectorised<T>) {
+    return_cap_vectors<T>(head, raw, flow);
+  } else {
+    for (Index j = 0; j < head.S; ++j) {
+      if (flow[j] == T(0)) continue;
+      flow[j] = flow[j] * head.score.cap_slope(head.score.cap(head.scale * raw[j]));
+    }
   }
 }
 
@@ -48250,14 +49105,9 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if constexpr (simd::vectorised<T>) {
-    if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
-  }
+  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
-    if (!simd::vectorised<T> && score.caps()) {
-      flow[j] = flow[j] * score.cap_slope(score.cap(head.scale * raw(i, j)));
-    }
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
     flow[j] = head.scale * flow[j];
   }

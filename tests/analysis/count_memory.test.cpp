@@ -8,7 +8,10 @@
 #include "headwise/analysis/report.hpp"
 #include "headwise/nn/cost.hpp"
 #include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/ops/bf16_products.hpp"
+#include "headwise/ops/saved_in.hpp"
 #include "headwise/runtime/thread_pool.hpp"
+#include "support/bf16_units.hpp"
 #include "support/catch.hpp"
 
 namespace analysis_count_memory {
@@ -20,7 +23,8 @@ using namespace headwise;
 /// Runs forward and backward and holds every byte against the formulas.
 template <class T>
 void check_bytes(const MultiHeadAttentionOptions& options, MultiHeadAttentionCall<T> call, Index B,
-                 Index L, std::optional<Index> S, Index workers) {
+                 Index L, std::optional<Index> S, Index workers, Saved saved = {},
+                 Products products = {}) {
   const MultiHeadAttention<T> module(options);
   const auto& o = module.options();
   const Tensor<T, 3> x({B, L, o.d_model}), dy({B, L, o.d_model});
@@ -29,12 +33,13 @@ void check_bytes(const MultiHeadAttentionOptions& options, MultiHeadAttentionCal
   for (const Path path : {Path::materialized, Path::flash}) {
     CAPTURE(path == Path::flash, B, L, S.value_or(-1), workers);
     call.path = path;
-    const auto shape = attention_shape(o, call, B, L, S);
-    const auto forward = count_memory<T>(shape, path, true, workers);
-    const auto inference = count_memory<T>(shape, path, false, workers);
-    const auto backward = count_backward_memory<T>(shape, path, workers);
+    auto shape = attention_shape(o, call, B, L, S);
+    shape.saved_in_16_bits = !saved.exact();
+    const auto forward = count_memory<T>(shape, path, true, workers, products);
+    const auto inference = count_memory<T>(shape, path, false, workers, products);
+    const auto backward = count_backward_memory<T>(shape, path, workers, products);
     MemoryTally tally;
-    const Context context{.executor = pool, .memory = &tally};
+    const Context context{.executor = pool, .memory = &tally, .products = products, .saved = saved};
     if (!S) {
       module.forward(x, call, context);
     } else {
@@ -65,6 +70,25 @@ void check_bytes(const MultiHeadAttentionOptions& options, MultiHeadAttentionCal
 }
 
 }  // namespace
+
+TEST_CASE("of no rows the formula in bytes is what the memory resource was asked for",
+          "[analysis]") {
+  const MultiHeadAttentionOptions options{.d_model = 64,
+                                          .num_heads = 4,
+                                          .num_kv_heads = 2,
+                                          .q_bias = true,
+                                          .k_bias = true,
+                                          .v_bias = true,
+                                          .layer_norm = true,
+                                          .qk_norm = true,
+                                          .rotary = RotaryOptions{}};
+  for (const Index workers : {1, 3}) {
+    check_bytes<float>(options, {}, 2, 0, std::nullopt, workers);
+    check_bytes<float>(options, {}, 0, 5, std::nullopt, workers);
+    check_bytes<double>({.d_model = 64, .num_heads = 4}, {}, 2, 0, 9, workers);
+    check_bytes<float>({.d_model = 64, .num_heads = 4}, {}, 2, 9, 0, workers);
+  }
+}
 
 TEST_CASE("bytes asked of the memory resource equal the formula to the byte", "[analysis]") {
   const std::vector<Index> lengths = {7, 3};
@@ -110,6 +134,45 @@ TEST_CASE("bytes asked of the memory resource equal the formula to the byte", "[
   check_bytes<double>({.d_model = 8, .num_heads = 2}, {}, 1, 2, 1300, 3);
   check_bytes<long double>({.d_model = 8, .num_heads = 2}, {.mask = {causal}}, 1, 17, std::nullopt,
                            2);
+}
+
+TEST_CASE("bytes of a cache in 16 bits equal the formula to the byte, forward and backward",
+          "[analysis]") {
+  const MultiHeadAttentionOptions all{.d_model = 30,
+                                      .num_heads = 3,
+                                      .d_head = 16,
+                                      .layer_norm = true,
+                                      .qk_norm = true,
+                                      .rotary = RotaryOptions{.width = 6}};
+  for (const Saved& saved : {saved_in<BFloat16>(), saved_in<Float16>()}) {
+    check_bytes<float>({.d_model = 64, .num_heads = 4}, {}, 2, 33, std::nullopt, 1, saved);
+    check_bytes<float>(all, {.mask = {causal}}, 2, 40, std::nullopt, 2, saved);
+    check_bytes<float>({.d_model = 64, .num_heads = 4, .kdim = 10, .vdim = 7}, {}, 2, 33, 9, 1,
+                       saved);
+    check_bytes<double>(all, {}, 2, 9, std::nullopt, 1, saved);  // nothing is rounded
+  }
+  const auto kept = [](bool in_16_bits) {
+    return count_memory<float>(
+               {.seq_len = 1024, .d_model = 768, .num_heads = 12, .saved_in_16_bits = in_16_bits},
+               Path::flash, true)
+        .cache;
+  };
+  const std::int64_t as_floats = (768 + 2 * 12) * 1024 * 4;  // context and logsumexp
+  CHECK(2 * (kept(true) - as_floats) == kept(false) - as_floats);
+}
+
+TEST_CASE("bytes of calls by products of bf16 equal the formula to the byte", "[analysis]") {
+  for (const Bf16Unit unit : headwise_tests::supported_bf16_units()) {
+    CAPTURE(name_of(unit));
+    const Products products = bf16_products(unit);
+    check_bytes<float>({.d_model = 64, .num_heads = 4}, {}, 2, 33, std::nullopt, 1, {}, products);
+    check_bytes<float>({.d_model = 30, .num_heads = 3, .d_head = 7, .d_value = 11, .v_bias = true},
+                       {.mask = {causal}}, 1, 300, std::nullopt, 3, {}, products);
+    check_bytes<float>({.d_model = 64, .num_heads = 2, .num_kv_heads = 1}, {.mask = {causal}}, 1, 1,
+                       2100, 3, {}, products);
+    check_bytes<float>({.d_model = 24, .num_heads = 2, .qk_norm = true}, {}, 1, 50, std::nullopt, 1,
+                       saved_in<BFloat16>(), products);
+  }
 }
 
 TEST_CASE("flash attention keeps nothing that grows with the square of the length", "[analysis]") {

@@ -26,6 +26,8 @@ using namespace headwise_tests;
 namespace {
 
 constexpr double tolerance = 1e-9;
+// Beyond it an error is asked for again by five points: most of it is that of two.
+constexpr double near_enough = tolerance / 4;
 
 template <int R>
 double greatest(const In<double, R>& x) {
@@ -255,7 +257,7 @@ Verdict check_attention(const RandomConfiguration& c, Stencil stencil) {
 Verdict check(const RandomConfiguration& c) {
   const auto by = c.bare ? &check_attention : &check_module;
   const Verdict verdict = by(c, Stencil::central);
-  return verdict.ok() ? verdict : by(c, Stencil::five_point);
+  return verdict.ok() && verdict.worst() <= near_enough ? verdict : by(c, Stencil::five_point);
 }
 
 void check_quarter(std::uint64_t part) {

@@ -97,8 +97,8 @@ void visit_decoding(const std::string& type, const Context& context, std::vector
   auto sliding = key_value_cache(attention, {.batch_size = 2, .window = 3, .first_keys = 1});
   const std::vector<std::vector<Index>> all_counts = {{3, 1}, {0, 2}, {2, 2}};
   for (const auto& counts : all_counts) {
-    keep(results,
-         type + "decoding of different lengths, y from " + std::to_string(sliding.length()),
+    const Index begin = sliding.length();
+    keep(results, type + "decoding of different lengths, y from " + std::to_string(begin),
          multi_head_attention_step(attention, slice(x, 1, 2, 3), counts, sliding, context));
   }
   auto logits = noise<T>(Shape{100}, 35);

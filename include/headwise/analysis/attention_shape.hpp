@@ -42,6 +42,7 @@ struct AttentionShape {
   bool qk_norm = false, qk_norm_affine = false;  // of queries and keys; with gamma_Q and gamma_K
   Index rotary_width = 0;  // elements of a query and key that are turned by positions; 0: none
   bool weight_dropout = false, output_dropout = false;  // whether each is active
+  bool saved_in_16_bits = false;  // by saved_in; Path::flash of float, which alone heeds it
 
   /// Whether keys and values come from the query input.
   bool self_attention() const { return !key_len; }

@@ -177,14 +177,19 @@ template <Scalar T>
 const Kernels<T>& kernels_here() {
   return kernels_of<T>(instruction_set());
 }
-/// The same, for a call: with products as it asks for.
+/// The same, with products as they are asked for.
 template <Scalar T>
-const Kernels<T>& kernels_for(const Context& context) {
+const Kernels<T>& kernels_with(const Products& products) {
   if constexpr (std::same_as<T, float>) {
-    const void* asked = context.products.kernels();
+    const void* asked = products.kernels();
     if (asked != nullptr) return *static_cast<const Kernels<float>*>(asked);
   }
   return kernels_here<T>();
+}
+/// The same, for a call.
+template <Scalar T>
+const Kernels<T>& kernels_for(const Context& context) {
+  return kernels_with<T>(context.products);
 }
 template <Scalar T>
 const ModelKernels<T>& model_kernels_here() {

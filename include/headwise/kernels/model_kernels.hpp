@@ -105,6 +105,7 @@ struct ModelKernels {
 
   // widen_rows.inc and few_rows.inc, of float alone
   void (*widen_rows)(StoredAs as, StoredMatrix x, Index rows, Index N, T* y);
+  void (*round_elements)(StoredAs as, T* x, Index n, void* y);
   void (*multiply_few_rows)(const FewRows<T>& of);
 
   // optimizer.inc, over dense elements

@@ -53,6 +53,7 @@ class FeedForward {
   Tensor<T, 2> forward(In<T, 2> x, const Call& call, Cache& cache,
                        const Context& context = {}) const requires std::same_as<W, T> {
     Cache fresh;
+    fresh.saved = detail::saved_of<T>(context);
     Tensor<T, 2> y = run(x, call, fresh, context);
     cache = std::move(fresh);
     return y;
@@ -71,8 +72,17 @@ class FeedForward {
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
     detail::require_feed_forward_gradients(function, parameters_, gradients);
     auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
-    detail::FeedForwardBackward<T>(options_, parameters_, dy, cache, dx, context)
-        .add_to(gradients, context);
+    const auto through = [&](const Cache& kept) {
+      detail::FeedForwardBackward<T>(options_, parameters_, dy, kept, dx, context)
+          .add_to(gradients, context);
+    };
+    if constexpr (std::same_as<T, float>) {
+      if (!cache.saved.exact()) {
+        through(detail::wide_feed_forward_cache(cache, context));
+        return dx;
+      }
+    }
+    through(cache);
     return dx;
   }
 

@@ -5,6 +5,7 @@
 
 #include "headwise/nn/init.hpp"
 #include "headwise/runtime/activation.hpp"
+#include "headwise/runtime/saved.hpp"
 #include "headwise/score/dropout_mask.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
@@ -104,12 +105,13 @@ struct FeedForwardParameters {
 /// the backward call.
 template <Scalar T>
 struct FeedForwardCache {
-  In<T, 2> x;                 // [N, D]
-  Tensor<T, 2> hidden;        // [N, F], or [N, 2 F]: gate | up
-  Tensor<T, 2> activated;     // [N, F]; after its dropout
-  FeedForwardOptions module;  // of the module that filled it
-  FeedForwardCall call;       // what forward was asked for
-  bool filled = false;        // whether forward has been called with it
+  In<T, 2> x;                   // [N, D]
+  SavedTensor<T, 2> hidden;     // [N, F], or [N, 2 F]: gate | up
+  SavedTensor<T, 2> activated;  // [N, F]; after its dropout
+  FeedForwardOptions module;    // of the module that filled it
+  FeedForwardCall call;         // what forward was asked for
+  Saved saved;                  // what the tensors of SavedTensor are kept as
+  bool filled = false;          // whether forward has been called with it
 };
 
 }  // namespace headwise::inline v0_1

@@ -15,6 +15,7 @@
 #include "headwise/ops/activation.hpp"
 #include "headwise/ops/dropout.hpp"
 #include "headwise/ops/linear.hpp"
+#include "headwise/ops/saved_in.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -29,7 +30,7 @@ struct GateAndUp {
         up(o.gated ? View(slice(hidden, 1, o.d_hidden, o.d_hidden)) : View()) {}
 };
 
-/// Fills the cache. The shapes are its caller's to check.
+/// Fills the cache, which says what it is kept as. The shapes are its caller's to check.
 template <class T, class W>
 void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParameters<T, W>& p,
                           In<T, 2> x, FeedForwardCache<T>& cache, Out<T, 2> y,
@@ -40,6 +41,7 @@ void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParamete
   // 1 linear
   cache.hidden = Tensor<T, 2>::uninitialized({N, o.in_width()}, context.memory);
   linear_forward(x, p.w_in, p.b_in, cache.hidden, context);
+  round_saved(cache.hidden, cache.saved, context);
   // 2 activation
   cache.activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
   const GateAndUp<In<T, 2>> h(std::as_const(cache.hidden), o);
@@ -48,13 +50,31 @@ void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParamete
   if (cache.call.hidden_dropout.active()) {
     dropout_forward(In<T, 2>(cache.activated), cache.call.hidden_dropout, cache.activated, context);
   }
+  round_saved(cache.activated, cache.saved, context);
   // 4 linear
   linear_forward(In<T, 2>(cache.activated), p.w_out, p.b_out, y, context);
   // 5 dropout
   if (cache.call.output_dropout.active()) {
     dropout_forward(In<T, 2>(y), cache.call.output_dropout, y, context);
   }
+  narrow_saved(cache.hidden, cache.saved);
+  narrow_saved(cache.activated, cache.saved);
   cache.filled = true;
+}
+
+/// A cache of the numbers that another keeps in 16 bits; it views what that one does. Throws
+/// std::bad_alloc.
+template <std::same_as<float> T>
+FeedForwardCache<T> wide_feed_forward_cache(const FeedForwardCache<T>& cache,
+                                            const Context& context) {
+  FeedForwardCache<T> wide;
+  wide.x = cache.x;
+  wide.hidden = widen_saved(cache.hidden, cache.saved, context);
+  wide.activated = widen_saved(cache.activated, cache.saved, context);
+  wide.module = cache.module;
+  wide.call = cache.call;
+  wide.filled = cache.filled;
+  return wide;
 }
 
 /// Throws for a cache that this module did not fill, and for gradients of another.
@@ -66,8 +86,10 @@ void require_feed_forward_cache(std::string_view function, const FeedForwardOpti
           "the cache is of a module of another shape, expected one that this module filled");
   const Index N = cache.x.extent(0);
   const auto whence = "what forward left: a cache that was moved from is empty";
-  require_shape(function, "cache.hidden", cache.hidden, Shape{N, o.in_width()}, whence);
-  require_shape(function, "cache.activated", cache.activated, Shape{N, o.d_hidden}, whence);
+  require_saved_shape(function, "cache.hidden", cache.hidden, cache.saved, Shape{N, o.in_width()},
+                      whence);
+  require_saved_shape(function, "cache.activated", cache.activated, cache.saved,
+                      Shape{N, o.d_hidden}, whence);
 }
 
 /// Throws ShapeError unless every gradient has the shape of its parameter.

@@ -176,6 +176,12 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
                                                          const MultiHeadAttentionCache<T>& cache,
                                                          MultiHeadAttentionGradients<T>& gradients,
                                                          const Context& context) {
+  if constexpr (std::same_as<T, float>) {
+    if (!cache.saved.exact()) {
+      return multi_head_attention_backward(
+          function, o, p, dy_in, wide_attention_cache(cache, context), gradients, context);
+    }
+  }
   require_shape(function, "dy", dy_in,
                 Shape{cache.query.extent(0), cache.query.extent(1), o.d_model}, "the output");
   const auto like = [&](In<T, 3> x) {

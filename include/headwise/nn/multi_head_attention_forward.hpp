@@ -90,6 +90,7 @@ void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamet
     layer_norm_forward(In<T, 2>(merge_rows(cache.query)), {p.gamma, p.beta},
                        T(o.layer_norm_epsilon), merge_rows(cache.x_norm), {cache.mean, cache.rstd},
                        context);
+    round_saved(cache.x_norm, cache.saved, context);
   }
   // 2 linear
   const In<T, 2> x = merge_rows(cache.projected_query());
@@ -129,6 +130,25 @@ void attend(const MultiHeadAttentionOptions& o, MultiHeadAttentionCache<T>& cach
   }
 }
 
+/// Steps 3 to 5. Where the cache is kept in 16 bits, what a norm reads is rounded before it, and
+/// what attention reads before attention.
+template <class T, class W>
+void place_and_attend(const MultiHeadAttentionOptions& o,
+                      const MultiHeadAttentionParameters<T, W>& p,
+                      MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
+  const auto round_projections = [&] {
+    for (const auto member : saved_projections<T>) {
+      round_saved(cache.*member, cache.saved, context);
+    }
+  };
+  if (o.qk_norm) round_projections();
+  place_heads(o, p, cache, training, context);
+  if (!o.qk_norm) round_projections();
+  round_saved(cache.q_normed, cache.saved, context);
+  round_saved(cache.k_normed, cache.saved, context);
+  attend(o, cache, training, context);
+}
+
 template <class T, class W>
 Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
                                           const MultiHeadAttentionParameters<T, W>& p,
@@ -141,6 +161,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
   cache.self_attention = self;
   cache.module = o;
   cache.call = call;
+  if (training) cache.saved = saved_of<T>(context, call.path);
   cache.query = uniform_rows(inputs.query, cache.query_copy, context.memory);
   cache.key = self ? cache.query : uniform_rows(inputs.key, cache.key_copy, context.memory);
   cache.value = self ? cache.query : uniform_rows(inputs.value, cache.value_copy, context.memory);
@@ -149,8 +170,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
   project(o, p, cache, context);
   if (context.trace != nullptr) trace_projections(o, p, cache, *context.trace);
   // 3 split_heads, 4 attention, 5 merge_heads
-  place_heads(o, p, cache, training, context);
-  attend(o, cache, training, context);
+  place_and_attend(o, p, cache, training, context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({cache.query.extent(0), cache.query.extent(1), o.d_model},
                                        context.memory);
@@ -161,6 +181,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
     dropout_forward(In<T, 2>(merge_rows(y)), call.output_dropout, merge_rows(y), context);
   }
   if (context.trace != nullptr) context.trace->record("A_out", y);
+  for_each_saved<T>([&](auto member) { narrow_saved(cache.*member, cache.saved); });
   cache.filled = true;
   return y;
 }

@@ -71,11 +71,13 @@ struct BlockNorm {
 /// Steps 1 to 3 of a half: branch(n) is a tensor of its own.
 template <class T, class Branch>
 Tensor<T, 3> half_forward(const BlockNorm<T>& norm, In<T, 3> x, TransformerHalfCache<T>& cache,
-                          const Context& context, const Branch& branch) {
+                          const Saved& saved, const Context& context, const Branch& branch) {
   if (norm.options.norm_first) {
     cache.normed = norm.forward(x, cache, context);
+    round_saved(cache.normed, saved, context);
     Tensor<T, 3> y = branch(In<T, 3>(cache.normed));
     add_to_branch(x, y, context);
+    narrow_saved(cache.normed, saved);
     return y;
   }
   cache.sum = branch(x);
@@ -138,12 +140,50 @@ Tensor<T, 3> block_halves(const TransformerBlockOptions& o,
   const auto feed_forward = [&](In<T, 3> x) {
     Tensor<T, 3> y = like(x, context);
     cache.feed_forward.call = call;
+    cache.feed_forward.saved = cache.saved;
     feed_forward_forward<T>(o.feed_forward(), p.feed_forward, merge_rows(x), cache.feed_forward,
                             merge_rows(y), context);
     return y;
   };
-  cache.h = half_forward<T>({o, p.norm1}, cache.x, cache.first, context, attend_to);
-  return half_forward<T>({o, p.norm2}, cache.h, cache.second, context, feed_forward);
+  cache.h = half_forward<T>({o, p.norm1}, cache.x, cache.first, cache.saved, context, attend_to);
+  return half_forward<T>({o, p.norm2}, cache.h, cache.second, cache.saved, context, feed_forward);
+}
+
+/// What the branches of pre-LN read: what the norms gave, where that is there.
+template <class T>
+void view_branch_inputs(TransformerBlockCache<T>& cache) {
+  if (!cache.module.norm_first) return;
+  MultiHeadAttentionCache<T>& attention = cache.attention;
+  attention.query = attention.key = attention.value = cache.first.normed;
+  cache.feed_forward.x = merge_rows(In<T, 3>(cache.second.normed));
+}
+
+template <std::same_as<float> T>
+TransformerHalfCache<T> wide_half_cache(const TransformerHalfCache<T>& cache, const Saved& saved,
+                                        const Context& context) {
+  TransformerHalfCache<T> wide;
+  wide.norm_input = cache.norm_input;
+  wide.normed = widen_saved(cache.normed, saved, context);
+  wide.mean = contiguous(cache.mean, context.memory);
+  wide.rstd = contiguous(cache.rstd, context.memory);
+  return wide;
+}
+
+/// A cache of the numbers that another keeps in 16 bits, of which it views the rest: what backward
+/// reads. Throws std::bad_alloc.
+template <std::same_as<float> T>
+TransformerBlockCache<T> wide_block_cache(const TransformerBlockCache<T>& cache,
+                                          const Context& context) {
+  TransformerBlockCache<T> wide;
+  wide.filled = cache.filled;
+  wide.module = cache.module;
+  wide.x = cache.x;
+  wide.first = wide_half_cache(cache.first, cache.saved, context);
+  wide.attention = wide_attention_cache(cache.attention, context);
+  wide.second = wide_half_cache(cache.second, cache.saved, context);
+  wide.feed_forward = wide_feed_forward_cache(cache.feed_forward, context);
+  view_branch_inputs(wide);
+  return wide;
 }
 
 template <class T, class W>
@@ -152,11 +192,13 @@ Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
                                        const TransformerBlockCall<T>& call,
                                        TransformerBlockCache<T>& cache, bool training,
                                        const Context& context) {
+  if (training) cache.saved = saved_of<T>(context, call.path);
   const auto attend_to = [&](In<T, 3> x) {
     return multi_head_attention_forward<T>(o.attention(), p.attention, {x, x, x, true},
                                            call.attention(), cache.attention, training, context);
   };
   Tensor<T, 3> y = block_halves<T>(o, p, x_in, call.feed_forward(), cache, context, attend_to);
+  view_branch_inputs(cache);
   cache.filled = true;
   return y;
 }
@@ -183,6 +225,12 @@ Tensor<T, 3> transformer_block_backward(const TransformerBlockOptions& o,
                                         const TransformerBlockCache<T>& cache,
                                         TransformerBlockGradients<T>& gradients,
                                         const Context& context) {
+  if constexpr (std::same_as<T, float>) {
+    if (!cache.saved.exact()) {
+      return transformer_block_backward(o, p, dy_in, wide_block_cache(cache, context), gradients,
+                                        context);
+    }
+  }
   Tensor<T, 3> dy_storage, dh = like(cache.x, context), dx = like(cache.x, context);
   const In<T, 3> dy = uniform_rows(dy_in, dy_storage, context.memory);
   // The second half

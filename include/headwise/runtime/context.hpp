@@ -8,6 +8,7 @@
 #include "headwise/runtime/executor_ref.hpp"
 #include "headwise/runtime/products.hpp"
 #include "headwise/runtime/recycled_memory.hpp"
+#include "headwise/runtime/saved.hpp"
 #include "headwise/runtime/tally.hpp"
 #include "headwise/runtime/trace.hpp"
 
@@ -22,6 +23,7 @@ struct Context {
   FlopTally* flops = nullptr;  // counts, where it is given
   Trace* trace = nullptr;      // records, where it is given
   Products products = {};      // what those of float round their factors to; nothing by default
+  Saved saved = {};            // what caches keep for backward is rounded to; nothing by default
 
   /// Adds to the tally, if there is one.
   void count_flops(std::int64_t useful, std::int64_t executed) const {
