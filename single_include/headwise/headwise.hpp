@@ -6495,29 +6495,54 @@ struct GemmBlocks {
   static constexpr Index n = 768;
 };
 
-/// Whether no number is infinite or NaN, nor what products make of it: x - x is 0 for a finite x
-/// alone.
+/// Sums of x - x, which is 0 for a finite x alone: four, of which none waits for another. (One of
+/// types whose operations are no instructions.)
+template <class T>
+struct Residues {
+  using S = Simd<T>;
+  static constexpr int chains = simd::vectorised<T> ? 4 : 1;
+  static constexpr Index together = chains * S::width;
+  typename S::Vector sums[std::size_t{chains}] = {};
+
+  /// residue_at(n), n = 0, width ... count - width, is x - x of so many numbers.
+  template <class F>
+  HEADWISE_INLINE void add(Index count, const F& residue_at) {
+    Index n = 0;
+    for (; n + together <= count; n += together) {
+      unrolled<chains>(
+          [&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + residue_at(n + t * S::width); });
+    }
+    for (; n < count; n += S::width) sums[0] = sums[0] + residue_at(n);
+  }
+  HEADWISE_INLINE bool none() const {
+    auto sum = sums[0];
+    for (int t = 1; t < chains; ++t) sum = sum + sums[t];
+    return simd::HEADWISE_ISA::sum_lanes<T>(sum) == T(0);
+  }
+};
+
+/// Whether no number is infinite or NaN, nor what products make of it.
 template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
-  auto sums = S::zero();
+  Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
-    Index j = 0;
-    if (x.column == 1) {
-      for (; j + S::width <= columns; j += S::width) {
-        sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
-      }
-    }
+    Index j = x.column == 1 ? columns / S::width * S::width : 0;
+    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      return Factor<T>::residue_of_numbers(S::load(row + n));
+    });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? row[j * x.column] : T(0);
       }
-      sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
+      residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
+        return Factor<T>::residue_of_numbers(S::load(rest));
+      });
     }
   }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  return residues.none();
 }
 
 /// Stage of a transpose of width x width elements: rows `half` apart exchange the halves of their
@@ -6725,11 +6750,11 @@ constexpr Index copied_size(Index rows, Index N) {
 /// Whether no number of a copy [count, row] is infinite or NaN.
 template <class T>
 bool elements_finite(const Element<T>* x, Index count, Index row) {
-  auto sums = Simd<T>::zero();
-  for (Index n = 0; n < count * row; n += Tile<T>::width) {
-    sums = sums + Factor<T>::residue(Factor<T>::load(x + n));
-  }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  Residues<T> residues;
+  residues.add(count * row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    return Factor<T>::residue(Factor<T>::load(x + n));
+  });
+  return residues.none();
 }
 
 /// A dense copy of [rows, N] as a right operand, of which the rows are the inner indices: rows of
@@ -8175,6 +8200,12 @@ class TileMask {
   std::int64_t pairs() const { return pairs_; }
   /// The keys that range leaves to query r; both ends grow with r. Not of a full tile.
   KeyRange range(Index r) const { return {begin_[r], end_[r]}; }
+  /// Keys that each of the queries r ... r + n - 1 sees, without asking pair by pair. Not of a full
+  /// tile.
+  KeyRange seen_by_all(Index r, Index n) const {
+    if (asked_) return {0, 0};
+    return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -8334,67 +8365,96 @@ struct OnlineSoftmax {
 /// Every pair is visible.
 struct AllVisible {};
 
-/// Takes in the scores of one more block of keys for the lanes of one vector: `s` [keys, lanes]
-/// becomes e^(s - m) for the new maximum m, and the factor is left that brings to it what was
-/// summed up before. Sums run in eight chains, by the key's number in the block, and are joined
-/// pairwise, so that keys that nobody sees change no bit. Source: Milakov and Gimelshein, 2018,
-/// arXiv 1805.02867.
+/// A key is summed in the chain of its number in the block.
+inline constexpr int chains_of_keys = 8;
+/// The key of a block with which chains begin: those before its first one are hidden.
+inline Index first_chained(const TileBlock& block) {
+  return block.begin / chains_of_keys * chains_of_keys;
+}
+
+/// The first pass over the scores of a block of keys, for the lanes of one vector: the greatest of
+/// them and of all before, and the factor that brings to it what was summed up before. Scores of
+/// hidden pairs, which nobody may have written, become -infinity, whose weight is 0. Keys that all
+/// lanes see are not asked about.
 template <class T, class Visible>
-void take_scores(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
-                 OnlineSoftmax<T>& softmax) {
+void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
+                   OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
   using simd::HEADWISE_ISA::weight_of;
   constexpr bool all = std::same_as<Visible, AllVisible>;
-  constexpr Index lanes = ForwardTile<T>::lanes;
-  constexpr int chains = 8;
+  constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
   const Index at = block.first + lane;
-  const Index begin = all ? 0 : block.begin / chains * chains, end = block.end;
-  const Vector before = S::load(softmax.greatest + at), units = S::broadcast(unit);
-  auto any = all ? S::broadcast_int(-1) : S::load_ints(softmax.any + at);
+  const Vector before = S::load(softmax.greatest + at);
+  auto any = S::load_ints(softmax.any + at);
+  T nothing;
+  set_negative_infinity(nothing);
+  KeyRange sure{0, block.end};
+  if constexpr (!all) {
+    sure = visible.seen_by_all(lane, std::min<Index>(S::width, block.rows - lane));
+  }
+  if (sure.size() > 0) any = S::broadcast_int(-1);
 
-  Vector greatest[4] = {before, before, before, before};
+  Vector greatest[std::size_t{together}] = {before, before, before, before};
   const auto compare = [&](Index j, Vector& so_far) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + j * lanes);
+    so_far = S::greater(so_far, S::load(s + j * lanes));
+  };
+  const auto ask = [&](Index j) HEADWISE_ALWAYS_INLINE {
     if constexpr (!all) {
       const auto seen = visible.to_queries(j, lane);
       any = any | seen;
-      x = S::select(seen, x, before);
+      S::store(S::select(seen, S::load(s + j * lanes), S::broadcast(nothing)), s + j * lanes);
     }
-    so_far = S::greater(so_far, x);
   };
-  Index j = begin;
-  for (; j + 4 <= end; j += 4) {
-    unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
+  Index j = first_chained(block);
+  for (; j + together <= block.end; j += together) {
+    if (!all && (j < sure.begin || j + together > sure.end)) {
+      unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { ask(j + t); });
+    }
+    unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
   }
-  for (; j < end; ++j) compare(j, greatest[0]);
+  for (; j < block.end; ++j) {
+    ask(j);
+    compare(j, greatest[0]);
+  }
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
+  S::store(m, softmax.greatest + at);
+  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store_ints(any, softmax.any + at);
+}
 
-  Vector sums[std::size_t{chains}];
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
+/// The second pass: `s` [keys, lanes] becomes e^(s - m). Sums run in eight chains, by the key's
+/// number in the block, and are joined pairwise, so that keys that nobody sees change no bit.
+/// Source: Milakov and Gimelshein, 2018, arXiv 1805.02867.
+template <class T>
+void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  s += lane;
+  const Index at = block.first + lane;
+  const Vector m = S::load(softmax.greatest + at), units = S::broadcast(unit);
+  Vector sums[std::size_t{chains_of_keys}];
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + key * lanes);
-    if constexpr (!all) x = S::select(visible.to_queries(key, lane), x, m);  // nobody wrote it
-    Vector p = weight_of<T>((x - m) * units);
-    if constexpr (!all) p = S::select(visible.to_queries(key, lane), p, S::zero());
+    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
-  for (j = begin; j + chains <= end; j += chains) {
-    unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
+  Index j = first_chained(block);
+  for (; j + chains_of_keys <= block.end; j += chains_of_keys) {
+    unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
   }
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE {
-    if (j + t < end) weigh(j + t, sums[t]);
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    if (j + t < block.end) weigh(j + t, sums[t]);
   });
   unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + sums[t + 4]; });
   const Vector total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
-  const Vector factor = weight_of<T>((before - m) * units);
-  S::store(S::fma(S::load(softmax.sum + at), factor, total), softmax.sum + at);
-  S::store(m, softmax.greatest + at);
-  S::store(factor, softmax.factor + at);
-  S::store_ints(any, softmax.any + at);
+  S::store(S::fma(S::load(softmax.sum + at), S::load(softmax.factor + at), total),
+           softmax.sum + at);
 }
 
 /// The logsumexp m + log(sum) of a row as a number and what rounding it left out: a float near
@@ -8901,10 +8961,11 @@ Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlo
                                      const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     if (mask.open()) {
-      take_scores<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
     } else {
-      take_scores<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
     }
+    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
@@ -9106,6 +9167,7 @@ struct BackwardScratch {
   Element<T>* k_t;   // k^T in panels [d, columns]
   Element<T>* v_t;   // v^T in panels [dv, columns]
   Element<T>* k;     // [keys, d], dense
+  T* k_finite;       // 1 where k is finite, else 0
   Element<T>* q;     // [queries, d], dense
   Element<T>* d_o;   // [queries, dv], dense
   Element<T>* kept;  // one of these without what one row may not see
@@ -9121,6 +9183,7 @@ struct BackwardScratch {
         k_t(elements<T>(memory.take(packed_size<T>(d, keys)))),
         v_t(elements<T>(memory.take(packed_size<T>(width_v, keys)))),
         k(elements<T>(memory.take(copied_size<T>(keys, d)))),
+        k_finite(memory.take(1)),
         q(elements<T>(memory.take(copied_size<T>(queries, d)))),
         d_o(elements<T>(memory.take(copied_size<T>(queries, width_v)))),
         kept(elements<T>(memory.take(
@@ -9225,6 +9288,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
+  const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
     auto weight = weight_of<T>(below * unit);  // 4c
@@ -9238,7 +9302,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     }
     auto flow = weight * (dp - delta);  // 4c
     flow = without_denormals<T>(flow);
-    if (!open) {  // 4b
+    if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
       flow = S::select(seen, flow, S::zero());
@@ -9442,7 +9506,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  copy_right<T>(head.k.from(j0, 0), n, head.d, true, buffers.k);
+  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
   pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
@@ -9467,7 +9532,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
   const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
-  k.finite = all || elements_finite<T>(k.data, steps<T>(n), k.step);
+  k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
                          left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 
@@ -11160,7 +11225,7 @@ HEADWISE_STRICT_MATH_END
 // headwise/kernels/decode_softmax.inc
 // The softmax of decoding, a row of scores at a time. Read once for each instruction set.
 //
-// The bits are those of take_scores in online_softmax.inc: a maximum has no order, weights are
+// The bits are those of online_softmax.inc: a maximum has no order, weights are
 // summed in eight chains by the key's number in its block.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -11207,7 +11272,7 @@ T greatest_score(const T* s, KeyRange range, T before) {
 }
 
 /// The scores of a block become weights e^(s - m), 0 outside the range. Returns their sum: eight
-/// chains by the key's number, joined pairwise, as in take_scores.
+/// chains by the key's number, joined pairwise, as in online_softmax.inc.
 template <class T>
 T weigh_scores(T* s, KeyRange range, T m, T unit) {
   using S = Simd<T>;
@@ -12664,26 +12729,49 @@ struct GemmBlocks {
 };
 
 template <class T>
+struct Residues {
+  using S = Simd<T>;
+  static constexpr int chains = simd::vectorised<T> ? 4 : 1;
+  static constexpr Index together = chains * S::width;
+  typename S::Vector sums[std::size_t{chains}] = {};
+
+  template <class F>
+  HEADWISE_INLINE void add(Index count, const F& residue_at) {
+    Index n = 0;
+    for (; n + together <= count; n += together) {
+      unrolled<chains>(
+          [&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + residue_at(n + t * S::width); });
+    }
+    for (; n < count; n += S::width) sums[0] = sums[0] + residue_at(n);
+  }
+  HEADWISE_INLINE bool none() const {
+    auto sum = sums[0];
+    for (int t = 1; t < chains; ++t) sum = sum + sums[t];
+    return simd::HEADWISE_ISA::sum_lanes<T>(sum) == T(0);
+  }
+};
+
+template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
-  auto sums = S::zero();
+  Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
-    Index j = 0;
-    if (x.column == 1) {
-      for (; j + S::width <= columns; j += S::width) {
-        sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
-      }
-    }
+    Index j = x.column == 1 ? columns / S::width * S::width : 0;
+    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      return Factor<T>::residue_of_numbers(S::load(row + n));
+    });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? row[j * x.column] : T(0);
       }
-      sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
+      residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
+        return Factor<T>::residue_of_numbers(S::load(rest));
+      });
     }
   }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  return residues.none();
 }
 
 template <Scalar T, int half, class Vector>
@@ -12865,11 +12953,11 @@ constexpr Index copied_size(Index rows, Index N) {
 
 template <class T>
 bool elements_finite(const Element<T>* x, Index count, Index row) {
-  auto sums = Simd<T>::zero();
-  for (Index n = 0; n < count * row; n += Tile<T>::width) {
-    sums = sums + Factor<T>::residue(Factor<T>::load(x + n));
-  }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  Residues<T> residues;
+  residues.add(count * row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    return Factor<T>::residue(Factor<T>::load(x + n));
+  });
+  return residues.none();
 }
 
 template <class T, class U>
@@ -14134,6 +14222,10 @@ class TileMask {
   bool hidden() const { return hidden_; }
   std::int64_t pairs() const { return pairs_; }
   KeyRange range(Index r) const { return {begin_[r], end_[r]}; }
+  KeyRange seen_by_all(Index r, Index n) const {
+    if (asked_) return {0, 0};
+    return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -14273,62 +14365,87 @@ struct OnlineSoftmax {
 
 struct AllVisible {};
 
+inline constexpr int chains_of_keys = 8;
+inline Index first_chained(const TileBlock& block) {
+  return block.begin / chains_of_keys * chains_of_keys;
+}
+
 template <class T, class Visible>
-void take_scores(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
-                 OnlineSoftmax<T>& softmax) {
+void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
+                   OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
   using simd::HEADWISE_ISA::weight_of;
   constexpr bool all = std::same_as<Visible, AllVisible>;
-  constexpr Index lanes = ForwardTile<T>::lanes;
-  constexpr int chains = 8;
+  constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
   const Index at = block.first + lane;
-  const Index begin = all ? 0 : block.begin / chains * chains, end = block.end;
-  const Vector before = S::load(softmax.greatest + at), units = S::broadcast(unit);
-  auto any = all ? S::broadcast_int(-1) : S::load_ints(softmax.any + at);
+  const Vector before = S::load(softmax.greatest + at);
+  auto any = S::load_ints(softmax.any + at);
+  T nothing;
+  set_negative_infinity(nothing);
+  KeyRange sure{0, block.end};
+  if constexpr (!all) {
+    sure = visible.seen_by_all(lane, std::min<Index>(S::width, block.rows - lane));
+  }
+  if (sure.size() > 0) any = S::broadcast_int(-1);
 
-  Vector greatest[4] = {before, before, before, before};
+  Vector greatest[std::size_t{together}] = {before, before, before, before};
   const auto compare = [&](Index j, Vector& so_far) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + j * lanes);
+    so_far = S::greater(so_far, S::load(s + j * lanes));
+  };
+  const auto ask = [&](Index j) HEADWISE_ALWAYS_INLINE {
     if constexpr (!all) {
       const auto seen = visible.to_queries(j, lane);
       any = any | seen;
-      x = S::select(seen, x, before);
+      S::store(S::select(seen, S::load(s + j * lanes), S::broadcast(nothing)), s + j * lanes);
     }
-    so_far = S::greater(so_far, x);
   };
-  Index j = begin;
-  for (; j + 4 <= end; j += 4) {
-    unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
+  Index j = first_chained(block);
+  for (; j + together <= block.end; j += together) {
+    if (!all && (j < sure.begin || j + together > sure.end)) {
+      unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { ask(j + t); });
+    }
+    unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
   }
-  for (; j < end; ++j) compare(j, greatest[0]);
+  for (; j < block.end; ++j) {
+    ask(j);
+    compare(j, greatest[0]);
+  }
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
+  S::store(m, softmax.greatest + at);
+  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store_ints(any, softmax.any + at);
+}
 
-  Vector sums[std::size_t{chains}];
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
+template <class T>
+void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  s += lane;
+  const Index at = block.first + lane;
+  const Vector m = S::load(softmax.greatest + at), units = S::broadcast(unit);
+  Vector sums[std::size_t{chains_of_keys}];
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + key * lanes);
-    if constexpr (!all) x = S::select(visible.to_queries(key, lane), x, m);  // nobody wrote it
-    Vector p = weight_of<T>((x - m) * units);
-    if constexpr (!all) p = S::select(visible.to_queries(key, lane), p, S::zero());
+    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
-  for (j = begin; j + chains <= end; j += chains) {
-    unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
+  Index j = first_chained(block);
+  for (; j + chains_of_keys <= block.end; j += chains_of_keys) {
+    unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
   }
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE {
-    if (j + t < end) weigh(j + t, sums[t]);
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    if (j + t < block.end) weigh(j + t, sums[t]);
   });
   unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + sums[t + 4]; });
   const Vector total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
-  const Vector factor = weight_of<T>((before - m) * units);
-  S::store(S::fma(S::load(softmax.sum + at), factor, total), softmax.sum + at);
-  S::store(m, softmax.greatest + at);
-  S::store(factor, softmax.factor + at);
-  S::store_ints(any, softmax.any + at);
+  S::store(S::fma(S::load(softmax.sum + at), S::load(softmax.factor + at), total),
+           softmax.sum + at);
 }
 
 template <class T>
@@ -14777,10 +14894,11 @@ Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlo
                                      const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     if (mask.open()) {
-      take_scores<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
     } else {
-      take_scores<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
     }
+    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
@@ -14961,6 +15079,7 @@ struct BackwardScratch {
   Element<T>* k_t;   // k^T in panels [d, columns]
   Element<T>* v_t;   // v^T in panels [dv, columns]
   Element<T>* k;     // [keys, d], dense
+  T* k_finite;       // 1 where k is finite, else 0
   Element<T>* q;     // [queries, d], dense
   Element<T>* d_o;   // [queries, dv], dense
   Element<T>* kept;  // one of these without what one row may not see
@@ -14976,6 +15095,7 @@ struct BackwardScratch {
         k_t(elements<T>(memory.take(packed_size<T>(d, keys)))),
         v_t(elements<T>(memory.take(packed_size<T>(width_v, keys)))),
         k(elements<T>(memory.take(copied_size<T>(keys, d)))),
+        k_finite(memory.take(1)),
         q(elements<T>(memory.take(copied_size<T>(queries, d)))),
         d_o(elements<T>(memory.take(copied_size<T>(queries, width_v)))),
         kept(elements<T>(memory.take(
@@ -15068,6 +15188,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
+  const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
     auto weight = weight_of<T>(below * unit);  // 4c
@@ -15081,7 +15202,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     }
     auto flow = weight * (dp - delta);  // 4c
     flow = without_denormals<T>(flow);
-    if (!open) {  // 4b
+    if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
       flow = S::select(seen, flow, S::zero());
@@ -15255,7 +15376,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  copy_right<T>(head.k.from(j0, 0), n, head.d, true, buffers.k);
+  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
   pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
@@ -15278,7 +15400,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
   const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
-  k.finite = all || elements_finite<T>(k.data, steps<T>(n), k.step);
+  k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
                          left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 
@@ -18271,26 +18393,49 @@ struct GemmBlocks {
 };
 
 template <class T>
+struct Residues {
+  using S = Simd<T>;
+  static constexpr int chains = simd::vectorised<T> ? 4 : 1;
+  static constexpr Index together = chains * S::width;
+  typename S::Vector sums[std::size_t{chains}] = {};
+
+  template <class F>
+  HEADWISE_INLINE void add(Index count, const F& residue_at) {
+    Index n = 0;
+    for (; n + together <= count; n += together) {
+      unrolled<chains>(
+          [&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + residue_at(n + t * S::width); });
+    }
+    for (; n < count; n += S::width) sums[0] = sums[0] + residue_at(n);
+  }
+  HEADWISE_INLINE bool none() const {
+    auto sum = sums[0];
+    for (int t = 1; t < chains; ++t) sum = sum + sums[t];
+    return simd::HEADWISE_ISA::sum_lanes<T>(sum) == T(0);
+  }
+};
+
+template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
-  auto sums = S::zero();
+  Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
-    Index j = 0;
-    if (x.column == 1) {
-      for (; j + S::width <= columns; j += S::width) {
-        sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
-      }
-    }
+    Index j = x.column == 1 ? columns / S::width * S::width : 0;
+    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      return Factor<T>::residue_of_numbers(S::load(row + n));
+    });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? row[j * x.column] : T(0);
       }
-      sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
+      residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
+        return Factor<T>::residue_of_numbers(S::load(rest));
+      });
     }
   }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  return residues.none();
 }
 
 template <Scalar T, int half, class Vector>
@@ -18472,11 +18617,11 @@ constexpr Index copied_size(Index rows, Index N) {
 
 template <class T>
 bool elements_finite(const Element<T>* x, Index count, Index row) {
-  auto sums = Simd<T>::zero();
-  for (Index n = 0; n < count * row; n += Tile<T>::width) {
-    sums = sums + Factor<T>::residue(Factor<T>::load(x + n));
-  }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  Residues<T> residues;
+  residues.add(count * row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    return Factor<T>::residue(Factor<T>::load(x + n));
+  });
+  return residues.none();
 }
 
 template <class T, class U>
@@ -19741,6 +19886,10 @@ class TileMask {
   bool hidden() const { return hidden_; }
   std::int64_t pairs() const { return pairs_; }
   KeyRange range(Index r) const { return {begin_[r], end_[r]}; }
+  KeyRange seen_by_all(Index r, Index n) const {
+    if (asked_) return {0, 0};
+    return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -19880,62 +20029,87 @@ struct OnlineSoftmax {
 
 struct AllVisible {};
 
+inline constexpr int chains_of_keys = 8;
+inline Index first_chained(const TileBlock& block) {
+  return block.begin / chains_of_keys * chains_of_keys;
+}
+
 template <class T, class Visible>
-void take_scores(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
-                 OnlineSoftmax<T>& softmax) {
+void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
+                   OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
   using simd::HEADWISE_ISA::weight_of;
   constexpr bool all = std::same_as<Visible, AllVisible>;
-  constexpr Index lanes = ForwardTile<T>::lanes;
-  constexpr int chains = 8;
+  constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
   const Index at = block.first + lane;
-  const Index begin = all ? 0 : block.begin / chains * chains, end = block.end;
-  const Vector before = S::load(softmax.greatest + at), units = S::broadcast(unit);
-  auto any = all ? S::broadcast_int(-1) : S::load_ints(softmax.any + at);
+  const Vector before = S::load(softmax.greatest + at);
+  auto any = S::load_ints(softmax.any + at);
+  T nothing;
+  set_negative_infinity(nothing);
+  KeyRange sure{0, block.end};
+  if constexpr (!all) {
+    sure = visible.seen_by_all(lane, std::min<Index>(S::width, block.rows - lane));
+  }
+  if (sure.size() > 0) any = S::broadcast_int(-1);
 
-  Vector greatest[4] = {before, before, before, before};
+  Vector greatest[std::size_t{together}] = {before, before, before, before};
   const auto compare = [&](Index j, Vector& so_far) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + j * lanes);
+    so_far = S::greater(so_far, S::load(s + j * lanes));
+  };
+  const auto ask = [&](Index j) HEADWISE_ALWAYS_INLINE {
     if constexpr (!all) {
       const auto seen = visible.to_queries(j, lane);
       any = any | seen;
-      x = S::select(seen, x, before);
+      S::store(S::select(seen, S::load(s + j * lanes), S::broadcast(nothing)), s + j * lanes);
     }
-    so_far = S::greater(so_far, x);
   };
-  Index j = begin;
-  for (; j + 4 <= end; j += 4) {
-    unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
+  Index j = first_chained(block);
+  for (; j + together <= block.end; j += together) {
+    if (!all && (j < sure.begin || j + together > sure.end)) {
+      unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { ask(j + t); });
+    }
+    unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
   }
-  for (; j < end; ++j) compare(j, greatest[0]);
+  for (; j < block.end; ++j) {
+    ask(j);
+    compare(j, greatest[0]);
+  }
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
+  S::store(m, softmax.greatest + at);
+  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store_ints(any, softmax.any + at);
+}
 
-  Vector sums[std::size_t{chains}];
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
+template <class T>
+void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  s += lane;
+  const Index at = block.first + lane;
+  const Vector m = S::load(softmax.greatest + at), units = S::broadcast(unit);
+  Vector sums[std::size_t{chains_of_keys}];
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + key * lanes);
-    if constexpr (!all) x = S::select(visible.to_queries(key, lane), x, m);  // nobody wrote it
-    Vector p = weight_of<T>((x - m) * units);
-    if constexpr (!all) p = S::select(visible.to_queries(key, lane), p, S::zero());
+    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
-  for (j = begin; j + chains <= end; j += chains) {
-    unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
+  Index j = first_chained(block);
+  for (; j + chains_of_keys <= block.end; j += chains_of_keys) {
+    unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
   }
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE {
-    if (j + t < end) weigh(j + t, sums[t]);
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    if (j + t < block.end) weigh(j + t, sums[t]);
   });
   unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + sums[t + 4]; });
   const Vector total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
-  const Vector factor = weight_of<T>((before - m) * units);
-  S::store(S::fma(S::load(softmax.sum + at), factor, total), softmax.sum + at);
-  S::store(m, softmax.greatest + at);
-  S::store(factor, softmax.factor + at);
-  S::store_ints(any, softmax.any + at);
+  S::store(S::fma(S::load(softmax.sum + at), S::load(softmax.factor + at), total),
+           softmax.sum + at);
 }
 
 template <class T>
@@ -20384,10 +20558,11 @@ Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlo
                                      const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     if (mask.open()) {
-      take_scores<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
     } else {
-      take_scores<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
     }
+    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
@@ -20568,6 +20743,7 @@ struct BackwardScratch {
   Element<T>* k_t;   // k^T in panels [d, columns]
   Element<T>* v_t;   // v^T in panels [dv, columns]
   Element<T>* k;     // [keys, d], dense
+  T* k_finite;       // 1 where k is finite, else 0
   Element<T>* q;     // [queries, d], dense
   Element<T>* d_o;   // [queries, dv], dense
   Element<T>* kept;  // one of these without what one row may not see
@@ -20583,6 +20759,7 @@ struct BackwardScratch {
         k_t(elements<T>(memory.take(packed_size<T>(d, keys)))),
         v_t(elements<T>(memory.take(packed_size<T>(width_v, keys)))),
         k(elements<T>(memory.take(copied_size<T>(keys, d)))),
+        k_finite(memory.take(1)),
         q(elements<T>(memory.take(copied_size<T>(queries, d)))),
         d_o(elements<T>(memory.take(copied_size<T>(queries, width_v)))),
         kept(elements<T>(memory.take(
@@ -20675,6 +20852,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
+  const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
     auto weight = weight_of<T>(below * unit);  // 4c
@@ -20688,7 +20866,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     }
     auto flow = weight * (dp - delta);  // 4c
     flow = without_denormals<T>(flow);
-    if (!open) {  // 4b
+    if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
       flow = S::select(seen, flow, S::zero());
@@ -20862,7 +21040,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  copy_right<T>(head.k.from(j0, 0), n, head.d, true, buffers.k);
+  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
   pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
@@ -20885,7 +21064,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
   const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
-  k.finite = all || elements_finite<T>(k.data, steps<T>(n), k.step);
+  k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
                          left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 
@@ -26417,7 +26596,12 @@ class FlashBackwardCall {
       const auto head = head_at(b, h);
       const Index rows = std::min<Index>(run_.backward_queries, head.forward.L - i0);
       for (Index i = i0; i < i0 + rows; ++i) {
-        for (Index n = 0; n < sizes_.d; ++n) head.dq(i, n) = T(0);
+        const auto dq = head.dq.from(i, 0);
+        if (dq.column == 1) {
+          std::fill_n(dq.data, sizes_.d, T(0));
+        } else {
+          for (Index n = 0; n < sizes_.d; ++n) dq(0, n) = T(0);
+        }
       }
       run_.row_deltas(head, i0, rows, deltas_of(b, h) + i0);
       score_.add_sink(head, b, h, i0, rows);
@@ -36508,26 +36692,49 @@ struct GemmBlocks {
 };
 
 template <class T>
+struct Residues {
+  using S = Simd<T>;
+  static constexpr int chains = simd::vectorised<T> ? 4 : 1;
+  static constexpr Index together = chains * S::width;
+  typename S::Vector sums[std::size_t{chains}] = {};
+
+  template <class F>
+  HEADWISE_INLINE void add(Index count, const F& residue_at) {
+    Index n = 0;
+    for (; n + together <= count; n += together) {
+      unrolled<chains>(
+          [&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + residue_at(n + t * S::width); });
+    }
+    for (; n < count; n += S::width) sums[0] = sums[0] + residue_at(n);
+  }
+  HEADWISE_INLINE bool none() const {
+    auto sum = sums[0];
+    for (int t = 1; t < chains; ++t) sum = sum + sums[t];
+    return simd::HEADWISE_ISA::sum_lanes<T>(sum) == T(0);
+  }
+};
+
+template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
-  auto sums = S::zero();
+  Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
-    Index j = 0;
-    if (x.column == 1) {
-      for (; j + S::width <= columns; j += S::width) {
-        sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
-      }
-    }
+    Index j = x.column == 1 ? columns / S::width * S::width : 0;
+    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      return Factor<T>::residue_of_numbers(S::load(row + n));
+    });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? row[j * x.column] : T(0);
       }
-      sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
+      residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
+        return Factor<T>::residue_of_numbers(S::load(rest));
+      });
     }
   }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  return residues.none();
 }
 
 template <Scalar T, int half, class Vector>
@@ -36709,11 +36916,11 @@ constexpr Index copied_size(Index rows, Index N) {
 
 template <class T>
 bool elements_finite(const Element<T>* x, Index count, Index row) {
-  auto sums = Simd<T>::zero();
-  for (Index n = 0; n < count * row; n += Tile<T>::width) {
-    sums = sums + Factor<T>::residue(Factor<T>::load(x + n));
-  }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  Residues<T> residues;
+  residues.add(count * row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    return Factor<T>::residue(Factor<T>::load(x + n));
+  });
+  return residues.none();
 }
 
 template <class T, class U>
@@ -37978,6 +38185,10 @@ class TileMask {
   bool hidden() const { return hidden_; }
   std::int64_t pairs() const { return pairs_; }
   KeyRange range(Index r) const { return {begin_[r], end_[r]}; }
+  KeyRange seen_by_all(Index r, Index n) const {
+    if (asked_) return {0, 0};
+    return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -38117,62 +38328,87 @@ struct OnlineSoftmax {
 
 struct AllVisible {};
 
+inline constexpr int chains_of_keys = 8;
+inline Index first_chained(const TileBlock& block) {
+  return block.begin / chains_of_keys * chains_of_keys;
+}
+
 template <class T, class Visible>
-void take_scores(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
-                 OnlineSoftmax<T>& softmax) {
+void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
+                   OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
   using simd::HEADWISE_ISA::weight_of;
   constexpr bool all = std::same_as<Visible, AllVisible>;
-  constexpr Index lanes = ForwardTile<T>::lanes;
-  constexpr int chains = 8;
+  constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
   const Index at = block.first + lane;
-  const Index begin = all ? 0 : block.begin / chains * chains, end = block.end;
-  const Vector before = S::load(softmax.greatest + at), units = S::broadcast(unit);
-  auto any = all ? S::broadcast_int(-1) : S::load_ints(softmax.any + at);
+  const Vector before = S::load(softmax.greatest + at);
+  auto any = S::load_ints(softmax.any + at);
+  T nothing;
+  set_negative_infinity(nothing);
+  KeyRange sure{0, block.end};
+  if constexpr (!all) {
+    sure = visible.seen_by_all(lane, std::min<Index>(S::width, block.rows - lane));
+  }
+  if (sure.size() > 0) any = S::broadcast_int(-1);
 
-  Vector greatest[4] = {before, before, before, before};
+  Vector greatest[std::size_t{together}] = {before, before, before, before};
   const auto compare = [&](Index j, Vector& so_far) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + j * lanes);
+    so_far = S::greater(so_far, S::load(s + j * lanes));
+  };
+  const auto ask = [&](Index j) HEADWISE_ALWAYS_INLINE {
     if constexpr (!all) {
       const auto seen = visible.to_queries(j, lane);
       any = any | seen;
-      x = S::select(seen, x, before);
+      S::store(S::select(seen, S::load(s + j * lanes), S::broadcast(nothing)), s + j * lanes);
     }
-    so_far = S::greater(so_far, x);
   };
-  Index j = begin;
-  for (; j + 4 <= end; j += 4) {
-    unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
+  Index j = first_chained(block);
+  for (; j + together <= block.end; j += together) {
+    if (!all && (j < sure.begin || j + together > sure.end)) {
+      unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { ask(j + t); });
+    }
+    unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
   }
-  for (; j < end; ++j) compare(j, greatest[0]);
+  for (; j < block.end; ++j) {
+    ask(j);
+    compare(j, greatest[0]);
+  }
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
+  S::store(m, softmax.greatest + at);
+  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store_ints(any, softmax.any + at);
+}
 
-  Vector sums[std::size_t{chains}];
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
+template <class T>
+void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  s += lane;
+  const Index at = block.first + lane;
+  const Vector m = S::load(softmax.greatest + at), units = S::broadcast(unit);
+  Vector sums[std::size_t{chains_of_keys}];
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + key * lanes);
-    if constexpr (!all) x = S::select(visible.to_queries(key, lane), x, m);  // nobody wrote it
-    Vector p = weight_of<T>((x - m) * units);
-    if constexpr (!all) p = S::select(visible.to_queries(key, lane), p, S::zero());
+    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
-  for (j = begin; j + chains <= end; j += chains) {
-    unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
+  Index j = first_chained(block);
+  for (; j + chains_of_keys <= block.end; j += chains_of_keys) {
+    unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
   }
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE {
-    if (j + t < end) weigh(j + t, sums[t]);
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    if (j + t < block.end) weigh(j + t, sums[t]);
   });
   unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + sums[t + 4]; });
   const Vector total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
-  const Vector factor = weight_of<T>((before - m) * units);
-  S::store(S::fma(S::load(softmax.sum + at), factor, total), softmax.sum + at);
-  S::store(m, softmax.greatest + at);
-  S::store(factor, softmax.factor + at);
-  S::store_ints(any, softmax.any + at);
+  S::store(S::fma(S::load(softmax.sum + at), S::load(softmax.factor + at), total),
+           softmax.sum + at);
 }
 
 template <class T>
@@ -38621,10 +38857,11 @@ Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlo
                                      const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     if (mask.open()) {
-      take_scores<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
     } else {
-      take_scores<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
     }
+    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
@@ -38805,6 +39042,7 @@ struct BackwardScratch {
   Element<T>* k_t;   // k^T in panels [d, columns]
   Element<T>* v_t;   // v^T in panels [dv, columns]
   Element<T>* k;     // [keys, d], dense
+  T* k_finite;       // 1 where k is finite, else 0
   Element<T>* q;     // [queries, d], dense
   Element<T>* d_o;   // [queries, dv], dense
   Element<T>* kept;  // one of these without what one row may not see
@@ -38820,6 +39058,7 @@ struct BackwardScratch {
         k_t(elements<T>(memory.take(packed_size<T>(d, keys)))),
         v_t(elements<T>(memory.take(packed_size<T>(width_v, keys)))),
         k(elements<T>(memory.take(copied_size<T>(keys, d)))),
+        k_finite(memory.take(1)),
         q(elements<T>(memory.take(copied_size<T>(queries, d)))),
         d_o(elements<T>(memory.take(copied_size<T>(queries, width_v)))),
         kept(elements<T>(memory.take(
@@ -38912,6 +39151,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
+  const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
     auto weight = weight_of<T>(below * unit);  // 4c
@@ -38925,7 +39165,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     }
     auto flow = weight * (dp - delta);  // 4c
     flow = without_denormals<T>(flow);
-    if (!open) {  // 4b
+    if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
       flow = S::select(seen, flow, S::zero());
@@ -39099,7 +39339,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  copy_right<T>(head.k.from(j0, 0), n, head.d, true, buffers.k);
+  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
   pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
@@ -39122,7 +39363,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
   const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
-  k.finite = all || elements_finite<T>(k.data, steps<T>(n), k.step);
+  k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
                          left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 
@@ -40280,26 +40521,49 @@ struct GemmBlocks {
 };
 
 template <class T>
+struct Residues {
+  using S = Simd<T>;
+  static constexpr int chains = simd::vectorised<T> ? 4 : 1;
+  static constexpr Index together = chains * S::width;
+  typename S::Vector sums[std::size_t{chains}] = {};
+
+  template <class F>
+  HEADWISE_INLINE void add(Index count, const F& residue_at) {
+    Index n = 0;
+    for (; n + together <= count; n += together) {
+      unrolled<chains>(
+          [&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + residue_at(n + t * S::width); });
+    }
+    for (; n < count; n += S::width) sums[0] = sums[0] + residue_at(n);
+  }
+  HEADWISE_INLINE bool none() const {
+    auto sum = sums[0];
+    for (int t = 1; t < chains; ++t) sum = sum + sums[t];
+    return simd::HEADWISE_ISA::sum_lanes<T>(sum) == T(0);
+  }
+};
+
+template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
-  auto sums = S::zero();
+  Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
-    Index j = 0;
-    if (x.column == 1) {
-      for (; j + S::width <= columns; j += S::width) {
-        sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
-      }
-    }
+    Index j = x.column == 1 ? columns / S::width * S::width : 0;
+    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      return Factor<T>::residue_of_numbers(S::load(row + n));
+    });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? row[j * x.column] : T(0);
       }
-      sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
+      residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
+        return Factor<T>::residue_of_numbers(S::load(rest));
+      });
     }
   }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  return residues.none();
 }
 
 template <Scalar T, int half, class Vector>
@@ -40481,11 +40745,11 @@ constexpr Index copied_size(Index rows, Index N) {
 
 template <class T>
 bool elements_finite(const Element<T>* x, Index count, Index row) {
-  auto sums = Simd<T>::zero();
-  for (Index n = 0; n < count * row; n += Tile<T>::width) {
-    sums = sums + Factor<T>::residue(Factor<T>::load(x + n));
-  }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  Residues<T> residues;
+  residues.add(count * row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    return Factor<T>::residue(Factor<T>::load(x + n));
+  });
+  return residues.none();
 }
 
 template <class T, class U>
@@ -41750,6 +42014,10 @@ class TileMask {
   bool hidden() const { return hidden_; }
   std::int64_t pairs() const { return pairs_; }
   KeyRange range(Index r) const { return {begin_[r], end_[r]}; }
+  KeyRange seen_by_all(Index r, Index n) const {
+    if (asked_) return {0, 0};
+    return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -41889,62 +42157,87 @@ struct OnlineSoftmax {
 
 struct AllVisible {};
 
+inline constexpr int chains_of_keys = 8;
+inline Index first_chained(const TileBlock& block) {
+  return block.begin / chains_of_keys * chains_of_keys;
+}
+
 template <class T, class Visible>
-void take_scores(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
-                 OnlineSoftmax<T>& softmax) {
+void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
+                   OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
   using simd::HEADWISE_ISA::weight_of;
   constexpr bool all = std::same_as<Visible, AllVisible>;
-  constexpr Index lanes = ForwardTile<T>::lanes;
-  constexpr int chains = 8;
+  constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
   const Index at = block.first + lane;
-  const Index begin = all ? 0 : block.begin / chains * chains, end = block.end;
-  const Vector before = S::load(softmax.greatest + at), units = S::broadcast(unit);
-  auto any = all ? S::broadcast_int(-1) : S::load_ints(softmax.any + at);
+  const Vector before = S::load(softmax.greatest + at);
+  auto any = S::load_ints(softmax.any + at);
+  T nothing;
+  set_negative_infinity(nothing);
+  KeyRange sure{0, block.end};
+  if constexpr (!all) {
+    sure = visible.seen_by_all(lane, std::min<Index>(S::width, block.rows - lane));
+  }
+  if (sure.size() > 0) any = S::broadcast_int(-1);
 
-  Vector greatest[4] = {before, before, before, before};
+  Vector greatest[std::size_t{together}] = {before, before, before, before};
   const auto compare = [&](Index j, Vector& so_far) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + j * lanes);
+    so_far = S::greater(so_far, S::load(s + j * lanes));
+  };
+  const auto ask = [&](Index j) HEADWISE_ALWAYS_INLINE {
     if constexpr (!all) {
       const auto seen = visible.to_queries(j, lane);
       any = any | seen;
-      x = S::select(seen, x, before);
+      S::store(S::select(seen, S::load(s + j * lanes), S::broadcast(nothing)), s + j * lanes);
     }
-    so_far = S::greater(so_far, x);
   };
-  Index j = begin;
-  for (; j + 4 <= end; j += 4) {
-    unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
+  Index j = first_chained(block);
+  for (; j + together <= block.end; j += together) {
+    if (!all && (j < sure.begin || j + together > sure.end)) {
+      unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { ask(j + t); });
+    }
+    unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
   }
-  for (; j < end; ++j) compare(j, greatest[0]);
+  for (; j < block.end; ++j) {
+    ask(j);
+    compare(j, greatest[0]);
+  }
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
+  S::store(m, softmax.greatest + at);
+  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store_ints(any, softmax.any + at);
+}
 
-  Vector sums[std::size_t{chains}];
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
+template <class T>
+void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  s += lane;
+  const Index at = block.first + lane;
+  const Vector m = S::load(softmax.greatest + at), units = S::broadcast(unit);
+  Vector sums[std::size_t{chains_of_keys}];
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + key * lanes);
-    if constexpr (!all) x = S::select(visible.to_queries(key, lane), x, m);  // nobody wrote it
-    Vector p = weight_of<T>((x - m) * units);
-    if constexpr (!all) p = S::select(visible.to_queries(key, lane), p, S::zero());
+    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
-  for (j = begin; j + chains <= end; j += chains) {
-    unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
+  Index j = first_chained(block);
+  for (; j + chains_of_keys <= block.end; j += chains_of_keys) {
+    unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
   }
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE {
-    if (j + t < end) weigh(j + t, sums[t]);
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    if (j + t < block.end) weigh(j + t, sums[t]);
   });
   unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + sums[t + 4]; });
   const Vector total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
-  const Vector factor = weight_of<T>((before - m) * units);
-  S::store(S::fma(S::load(softmax.sum + at), factor, total), softmax.sum + at);
-  S::store(m, softmax.greatest + at);
-  S::store(factor, softmax.factor + at);
-  S::store_ints(any, softmax.any + at);
+  S::store(S::fma(S::load(softmax.sum + at), S::load(softmax.factor + at), total),
+           softmax.sum + at);
 }
 
 template <class T>
@@ -42393,10 +42686,11 @@ Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlo
                                      const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     if (mask.open()) {
-      take_scores<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
     } else {
-      take_scores<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
     }
+    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
@@ -42577,6 +42871,7 @@ struct BackwardScratch {
   Element<T>* k_t;   // k^T in panels [d, columns]
   Element<T>* v_t;   // v^T in panels [dv, columns]
   Element<T>* k;     // [keys, d], dense
+  T* k_finite;       // 1 where k is finite, else 0
   Element<T>* q;     // [queries, d], dense
   Element<T>* d_o;   // [queries, dv], dense
   Element<T>* kept;  // one of these without what one row may not see
@@ -42592,6 +42887,7 @@ struct BackwardScratch {
         k_t(elements<T>(memory.take(packed_size<T>(d, keys)))),
         v_t(elements<T>(memory.take(packed_size<T>(width_v, keys)))),
         k(elements<T>(memory.take(copied_size<T>(keys, d)))),
+        k_finite(memory.take(1)),
         q(elements<T>(memory.take(copied_size<T>(queries, d)))),
         d_o(elements<T>(memory.take(copied_size<T>(queries, width_v)))),
         kept(elements<T>(memory.take(
@@ -42684,6 +42980,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
+  const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
     auto weight = weight_of<T>(below * unit);  // 4c
@@ -42697,7 +42994,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     }
     auto flow = weight * (dp - delta);  // 4c
     flow = without_denormals<T>(flow);
-    if (!open) {  // 4b
+    if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
       flow = S::select(seen, flow, S::zero());
@@ -42871,7 +43168,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  copy_right<T>(head.k.from(j0, 0), n, head.d, true, buffers.k);
+  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
   pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
@@ -42894,7 +43192,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
   const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
-  k.finite = all || elements_finite<T>(k.data, steps<T>(n), k.step);
+  k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
                          left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 
@@ -44048,26 +44346,49 @@ struct GemmBlocks {
 };
 
 template <class T>
+struct Residues {
+  using S = Simd<T>;
+  static constexpr int chains = simd::vectorised<T> ? 4 : 1;
+  static constexpr Index together = chains * S::width;
+  typename S::Vector sums[std::size_t{chains}] = {};
+
+  template <class F>
+  HEADWISE_INLINE void add(Index count, const F& residue_at) {
+    Index n = 0;
+    for (; n + together <= count; n += together) {
+      unrolled<chains>(
+          [&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + residue_at(n + t * S::width); });
+    }
+    for (; n < count; n += S::width) sums[0] = sums[0] + residue_at(n);
+  }
+  HEADWISE_INLINE bool none() const {
+    auto sum = sums[0];
+    for (int t = 1; t < chains; ++t) sum = sum + sums[t];
+    return simd::HEADWISE_ISA::sum_lanes<T>(sum) == T(0);
+  }
+};
+
+template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
-  auto sums = S::zero();
+  Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
-    Index j = 0;
-    if (x.column == 1) {
-      for (; j + S::width <= columns; j += S::width) {
-        sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
-      }
-    }
+    Index j = x.column == 1 ? columns / S::width * S::width : 0;
+    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      return Factor<T>::residue_of_numbers(S::load(row + n));
+    });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? row[j * x.column] : T(0);
       }
-      sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
+      residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
+        return Factor<T>::residue_of_numbers(S::load(rest));
+      });
     }
   }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  return residues.none();
 }
 
 template <Scalar T, int half, class Vector>
@@ -44249,11 +44570,11 @@ constexpr Index copied_size(Index rows, Index N) {
 
 template <class T>
 bool elements_finite(const Element<T>* x, Index count, Index row) {
-  auto sums = Simd<T>::zero();
-  for (Index n = 0; n < count * row; n += Tile<T>::width) {
-    sums = sums + Factor<T>::residue(Factor<T>::load(x + n));
-  }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  Residues<T> residues;
+  residues.add(count * row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    return Factor<T>::residue(Factor<T>::load(x + n));
+  });
+  return residues.none();
 }
 
 template <class T, class U>
@@ -45518,6 +45839,10 @@ class TileMask {
   bool hidden() const { return hidden_; }
   std::int64_t pairs() const { return pairs_; }
   KeyRange range(Index r) const { return {begin_[r], end_[r]}; }
+  KeyRange seen_by_all(Index r, Index n) const {
+    if (asked_) return {0, 0};
+    return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -45657,62 +45982,87 @@ struct OnlineSoftmax {
 
 struct AllVisible {};
 
+inline constexpr int chains_of_keys = 8;
+inline Index first_chained(const TileBlock& block) {
+  return block.begin / chains_of_keys * chains_of_keys;
+}
+
 template <class T, class Visible>
-void take_scores(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
-                 OnlineSoftmax<T>& softmax) {
+void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
+                   OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
   using simd::HEADWISE_ISA::weight_of;
   constexpr bool all = std::same_as<Visible, AllVisible>;
-  constexpr Index lanes = ForwardTile<T>::lanes;
-  constexpr int chains = 8;
+  constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
   const Index at = block.first + lane;
-  const Index begin = all ? 0 : block.begin / chains * chains, end = block.end;
-  const Vector before = S::load(softmax.greatest + at), units = S::broadcast(unit);
-  auto any = all ? S::broadcast_int(-1) : S::load_ints(softmax.any + at);
+  const Vector before = S::load(softmax.greatest + at);
+  auto any = S::load_ints(softmax.any + at);
+  T nothing;
+  set_negative_infinity(nothing);
+  KeyRange sure{0, block.end};
+  if constexpr (!all) {
+    sure = visible.seen_by_all(lane, std::min<Index>(S::width, block.rows - lane));
+  }
+  if (sure.size() > 0) any = S::broadcast_int(-1);
 
-  Vector greatest[4] = {before, before, before, before};
+  Vector greatest[std::size_t{together}] = {before, before, before, before};
   const auto compare = [&](Index j, Vector& so_far) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + j * lanes);
+    so_far = S::greater(so_far, S::load(s + j * lanes));
+  };
+  const auto ask = [&](Index j) HEADWISE_ALWAYS_INLINE {
     if constexpr (!all) {
       const auto seen = visible.to_queries(j, lane);
       any = any | seen;
-      x = S::select(seen, x, before);
+      S::store(S::select(seen, S::load(s + j * lanes), S::broadcast(nothing)), s + j * lanes);
     }
-    so_far = S::greater(so_far, x);
   };
-  Index j = begin;
-  for (; j + 4 <= end; j += 4) {
-    unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
+  Index j = first_chained(block);
+  for (; j + together <= block.end; j += together) {
+    if (!all && (j < sure.begin || j + together > sure.end)) {
+      unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { ask(j + t); });
+    }
+    unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
   }
-  for (; j < end; ++j) compare(j, greatest[0]);
+  for (; j < block.end; ++j) {
+    ask(j);
+    compare(j, greatest[0]);
+  }
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
+  S::store(m, softmax.greatest + at);
+  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store_ints(any, softmax.any + at);
+}
 
-  Vector sums[std::size_t{chains}];
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
+template <class T>
+void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  s += lane;
+  const Index at = block.first + lane;
+  const Vector m = S::load(softmax.greatest + at), units = S::broadcast(unit);
+  Vector sums[std::size_t{chains_of_keys}];
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + key * lanes);
-    if constexpr (!all) x = S::select(visible.to_queries(key, lane), x, m);  // nobody wrote it
-    Vector p = weight_of<T>((x - m) * units);
-    if constexpr (!all) p = S::select(visible.to_queries(key, lane), p, S::zero());
+    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
-  for (j = begin; j + chains <= end; j += chains) {
-    unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
+  Index j = first_chained(block);
+  for (; j + chains_of_keys <= block.end; j += chains_of_keys) {
+    unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
   }
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE {
-    if (j + t < end) weigh(j + t, sums[t]);
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    if (j + t < block.end) weigh(j + t, sums[t]);
   });
   unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + sums[t + 4]; });
   const Vector total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
-  const Vector factor = weight_of<T>((before - m) * units);
-  S::store(S::fma(S::load(softmax.sum + at), factor, total), softmax.sum + at);
-  S::store(m, softmax.greatest + at);
-  S::store(factor, softmax.factor + at);
-  S::store_ints(any, softmax.any + at);
+  S::store(S::fma(S::load(softmax.sum + at), S::load(softmax.factor + at), total),
+           softmax.sum + at);
 }
 
 template <class T>
@@ -46161,10 +46511,11 @@ Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlo
                                      const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     if (mask.open()) {
-      take_scores<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
     } else {
-      take_scores<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
     }
+    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
@@ -46345,6 +46696,7 @@ struct BackwardScratch {
   Element<T>* k_t;   // k^T in panels [d, columns]
   Element<T>* v_t;   // v^T in panels [dv, columns]
   Element<T>* k;     // [keys, d], dense
+  T* k_finite;       // 1 where k is finite, else 0
   Element<T>* q;     // [queries, d], dense
   Element<T>* d_o;   // [queries, dv], dense
   Element<T>* kept;  // one of these without what one row may not see
@@ -46360,6 +46712,7 @@ struct BackwardScratch {
         k_t(elements<T>(memory.take(packed_size<T>(d, keys)))),
         v_t(elements<T>(memory.take(packed_size<T>(width_v, keys)))),
         k(elements<T>(memory.take(copied_size<T>(keys, d)))),
+        k_finite(memory.take(1)),
         q(elements<T>(memory.take(copied_size<T>(queries, d)))),
         d_o(elements<T>(memory.take(copied_size<T>(queries, width_v)))),
         kept(elements<T>(memory.take(
@@ -46452,6 +46805,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
+  const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
     auto weight = weight_of<T>(below * unit);  // 4c
@@ -46465,7 +46819,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     }
     auto flow = weight * (dp - delta);  // 4c
     flow = without_denormals<T>(flow);
-    if (!open) {  // 4b
+    if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
       flow = S::select(seen, flow, S::zero());
@@ -46639,7 +46993,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  copy_right<T>(head.k.from(j0, 0), n, head.d, true, buffers.k);
+  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
   pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
@@ -46662,7 +47017,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
   const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
-  k.finite = all || elements_finite<T>(k.data, steps<T>(n), k.step);
+  k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
                          left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 
@@ -47816,26 +48171,49 @@ struct GemmBlocks {
 };
 
 template <class T>
+struct Residues {
+  using S = Simd<T>;
+  static constexpr int chains = simd::vectorised<T> ? 4 : 1;
+  static constexpr Index together = chains * S::width;
+  typename S::Vector sums[std::size_t{chains}] = {};
+
+  template <class F>
+  HEADWISE_INLINE void add(Index count, const F& residue_at) {
+    Index n = 0;
+    for (; n + together <= count; n += together) {
+      unrolled<chains>(
+          [&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + residue_at(n + t * S::width); });
+    }
+    for (; n < count; n += S::width) sums[0] = sums[0] + residue_at(n);
+  }
+  HEADWISE_INLINE bool none() const {
+    auto sum = sums[0];
+    for (int t = 1; t < chains; ++t) sum = sum + sums[t];
+    return simd::HEADWISE_ISA::sum_lanes<T>(sum) == T(0);
+  }
+};
+
+template <class T>
 bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   using S = Simd<T>;
-  auto sums = S::zero();
+  Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
     const T* row = x.data + i * x.row;
-    Index j = 0;
-    if (x.column == 1) {
-      for (; j + S::width <= columns; j += S::width) {
-        sums = sums + Factor<T>::residue_of_numbers(S::load(row + j));
-      }
-    }
+    Index j = x.column == 1 ? columns / S::width * S::width : 0;
+    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      return Factor<T>::residue_of_numbers(S::load(row + n));
+    });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? row[j * x.column] : T(0);
       }
-      sums = sums + Factor<T>::residue_of_numbers(S::load(rest));
+      residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
+        return Factor<T>::residue_of_numbers(S::load(rest));
+      });
     }
   }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  return residues.none();
 }
 
 template <Scalar T, int half, class Vector>
@@ -48017,11 +48395,11 @@ constexpr Index copied_size(Index rows, Index N) {
 
 template <class T>
 bool elements_finite(const Element<T>* x, Index count, Index row) {
-  auto sums = Simd<T>::zero();
-  for (Index n = 0; n < count * row; n += Tile<T>::width) {
-    sums = sums + Factor<T>::residue(Factor<T>::load(x + n));
-  }
-  return simd::HEADWISE_ISA::sum_lanes<T>(sums) == T(0);
+  Residues<T> residues;
+  residues.add(count * row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    return Factor<T>::residue(Factor<T>::load(x + n));
+  });
+  return residues.none();
 }
 
 template <class T, class U>
@@ -49286,6 +49664,10 @@ class TileMask {
   bool hidden() const { return hidden_; }
   std::int64_t pairs() const { return pairs_; }
   KeyRange range(Index r) const { return {begin_[r], end_[r]}; }
+  KeyRange seen_by_all(Index r, Index n) const {
+    if (asked_) return {0, 0};
+    return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -49425,62 +49807,87 @@ struct OnlineSoftmax {
 
 struct AllVisible {};
 
+inline constexpr int chains_of_keys = 8;
+inline Index first_chained(const TileBlock& block) {
+  return block.begin / chains_of_keys * chains_of_keys;
+}
+
 template <class T, class Visible>
-void take_scores(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
-                 OnlineSoftmax<T>& softmax) {
+void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
+                   OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
   using simd::HEADWISE_ISA::weight_of;
   constexpr bool all = std::same_as<Visible, AllVisible>;
-  constexpr Index lanes = ForwardTile<T>::lanes;
-  constexpr int chains = 8;
+  constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
   const Index at = block.first + lane;
-  const Index begin = all ? 0 : block.begin / chains * chains, end = block.end;
-  const Vector before = S::load(softmax.greatest + at), units = S::broadcast(unit);
-  auto any = all ? S::broadcast_int(-1) : S::load_ints(softmax.any + at);
+  const Vector before = S::load(softmax.greatest + at);
+  auto any = S::load_ints(softmax.any + at);
+  T nothing;
+  set_negative_infinity(nothing);
+  KeyRange sure{0, block.end};
+  if constexpr (!all) {
+    sure = visible.seen_by_all(lane, std::min<Index>(S::width, block.rows - lane));
+  }
+  if (sure.size() > 0) any = S::broadcast_int(-1);
 
-  Vector greatest[4] = {before, before, before, before};
+  Vector greatest[std::size_t{together}] = {before, before, before, before};
   const auto compare = [&](Index j, Vector& so_far) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + j * lanes);
+    so_far = S::greater(so_far, S::load(s + j * lanes));
+  };
+  const auto ask = [&](Index j) HEADWISE_ALWAYS_INLINE {
     if constexpr (!all) {
       const auto seen = visible.to_queries(j, lane);
       any = any | seen;
-      x = S::select(seen, x, before);
+      S::store(S::select(seen, S::load(s + j * lanes), S::broadcast(nothing)), s + j * lanes);
     }
-    so_far = S::greater(so_far, x);
   };
-  Index j = begin;
-  for (; j + 4 <= end; j += 4) {
-    unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
+  Index j = first_chained(block);
+  for (; j + together <= block.end; j += together) {
+    if (!all && (j < sure.begin || j + together > sure.end)) {
+      unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { ask(j + t); });
+    }
+    unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
   }
-  for (; j < end; ++j) compare(j, greatest[0]);
+  for (; j < block.end; ++j) {
+    ask(j);
+    compare(j, greatest[0]);
+  }
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
+  S::store(m, softmax.greatest + at);
+  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store_ints(any, softmax.any + at);
+}
 
-  Vector sums[std::size_t{chains}];
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
+template <class T>
+void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  s += lane;
+  const Index at = block.first + lane;
+  const Vector m = S::load(softmax.greatest + at), units = S::broadcast(unit);
+  Vector sums[std::size_t{chains_of_keys}];
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    Vector x = S::load(s + key * lanes);
-    if constexpr (!all) x = S::select(visible.to_queries(key, lane), x, m);  // nobody wrote it
-    Vector p = weight_of<T>((x - m) * units);
-    if constexpr (!all) p = S::select(visible.to_queries(key, lane), p, S::zero());
+    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
-  for (j = begin; j + chains <= end; j += chains) {
-    unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
+  Index j = first_chained(block);
+  for (; j + chains_of_keys <= block.end; j += chains_of_keys) {
+    unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
   }
-  unrolled<chains>([&](auto t) HEADWISE_ALWAYS_INLINE {
-    if (j + t < end) weigh(j + t, sums[t]);
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    if (j + t < block.end) weigh(j + t, sums[t]);
   });
   unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + sums[t + 4]; });
   const Vector total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
-  const Vector factor = weight_of<T>((before - m) * units);
-  S::store(S::fma(S::load(softmax.sum + at), factor, total), softmax.sum + at);
-  S::store(m, softmax.greatest + at);
-  S::store(factor, softmax.factor + at);
-  S::store_ints(any, softmax.any + at);
+  S::store(S::fma(S::load(softmax.sum + at), S::load(softmax.factor + at), total),
+           softmax.sum + at);
 }
 
 template <class T>
@@ -49929,10 +50336,11 @@ Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlo
                                      const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     if (mask.open()) {
-      take_scores<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
     } else {
-      take_scores<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
     }
+    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
@@ -50113,6 +50521,7 @@ struct BackwardScratch {
   Element<T>* k_t;   // k^T in panels [d, columns]
   Element<T>* v_t;   // v^T in panels [dv, columns]
   Element<T>* k;     // [keys, d], dense
+  T* k_finite;       // 1 where k is finite, else 0
   Element<T>* q;     // [queries, d], dense
   Element<T>* d_o;   // [queries, dv], dense
   Element<T>* kept;  // one of these without what one row may not see
@@ -50128,6 +50537,7 @@ struct BackwardScratch {
         k_t(elements<T>(memory.take(packed_size<T>(d, keys)))),
         v_t(elements<T>(memory.take(packed_size<T>(width_v, keys)))),
         k(elements<T>(memory.take(copied_size<T>(keys, d)))),
+        k_finite(memory.take(1)),
         q(elements<T>(memory.take(copied_size<T>(queries, d)))),
         d_o(elements<T>(memory.take(copied_size<T>(queries, width_v)))),
         kept(elements<T>(memory.take(
@@ -50220,6 +50630,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
+  const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
     auto weight = weight_of<T>(below * unit);  // 4c
@@ -50233,7 +50644,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     }
     auto flow = weight * (dp - delta);  // 4c
     flow = without_denormals<T>(flow);
-    if (!open) {  // 4b
+    if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
       flow = S::select(seen, flow, S::zero());
@@ -50407,7 +50818,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  copy_right<T>(head.k.from(j0, 0), n, head.d, true, buffers.k);
+  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
   pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
@@ -50430,7 +50842,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
   const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
-  k.finite = all || elements_finite<T>(k.data, steps<T>(n), k.step);
+  k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
                          left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 

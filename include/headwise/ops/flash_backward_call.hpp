@@ -51,7 +51,12 @@ class FlashBackwardCall {
       const auto head = head_at(b, h);
       const Index rows = std::min<Index>(run_.backward_queries, head.forward.L - i0);
       for (Index i = i0; i < i0 + rows; ++i) {
-        for (Index n = 0; n < sizes_.d; ++n) head.dq(i, n) = T(0);
+        const auto dq = head.dq.from(i, 0);
+        if (dq.column == 1) {
+          std::fill_n(dq.data, sizes_.d, T(0));
+        } else {
+          for (Index n = 0; n < sizes_.d; ++n) dq(0, n) = T(0);
+        }
       }
       run_.row_deltas(head, i0, rows, deltas_of(b, h) + i0);
       score_.add_sink(head, b, h, i0, rows);
