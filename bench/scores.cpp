@@ -8,7 +8,21 @@ namespace headwise::bench {
 
 namespace {
 
-enum class Change { plain, softcap, alibi, relative, sinks, bias, keep, dropout, fading, bent };
+enum class Change {
+  plain,
+  softcap,
+  alibi,
+  relative,
+  sinks,
+  bias,
+  keep,
+  dropout,
+  fading,
+  bent,
+  window
+};
+
+constexpr Index window = 256;
 
 constexpr auto fading = [](auto s, const Position& at) {
   return s - 0.01f * static_cast<float>(at.query - at.key);
@@ -65,6 +79,7 @@ struct Problem {
       options.mask.add(Mask::keep(seen));
     }
     if (change == Change::dropout) options.dropout = {.rate = 0.1, .seed = 8};
+    if (change == Change::window) options.mask.add(Mask::window(window));
     if (change == Change::fading) score.function = fading_function;
     if (change == Change::bent) score.function = bent_function, learned.d_function = d_function;
   }
@@ -74,7 +89,9 @@ struct Problem {
     flash_attention_backward<float>(d_o, {q, k, v}, o, lse, options, {dq, dk, dv, learned},
                                     context);
   }
+  /// The readable path gives the same, where its weights are not too many to keep.
   bool right() const {
+    if (L > 2048) return true;
     Tensor<float, 4> y(o.shape()), p({B, H, L, L}), dx(q.shape()), dk_kept(k.shape()),
         dv_kept(v.shape());
     attention_forward<float>(q, k, v, options, p, y);
@@ -93,13 +110,17 @@ void add(Families& families, const std::string& name) {
     Case one;
     one.run = [problem](const Context& context) { problem->run(context); };
     one.right = [problem] { return problem->right(); };
-    one.flops = static_cast<double>(14 * p.B * p.H * p.d * visible_pairs(p.L, p.L, p.L, true, 0));
+    const Index pairs =
+        visible_pairs(p.L, p.L, p.L, true, change == Change::window ? window : Index{0});
+    one.flops = static_cast<double>(14 * p.B * p.H * p.d * pairs);
     one.bytes = bytes_of(p.q, p.k, p.v, p.d_o, p.o, p.dq, p.dk, p.dv);
     one.tokens = static_cast<double>(p.B * p.L);
     return one;
   };
+  std::vector<std::vector<Index>> shapes{{1, 2048, 128, 2, 2}, {1, 2048, 768, 12, 12}};
+  if (change == Change::plain || change == Change::window) shapes.push_back({1, 16384, 128, 2, 2});
   families.push_back(
-      {name_of<float>("scores/" + name), {"B", "L", "D", "H", "G"}, {{1, 2048, 128, 2, 2}}, make});
+      {name_of<float>("scores/" + name), {"B", "L", "D", "H", "G"}, std::move(shapes), make});
 }
 
 }  // namespace
@@ -115,6 +136,7 @@ void add_scores(Families& families) {
   add<Change::dropout>(families, "dropout");
   add<Change::fading>(families, "function");
   add<Change::bent>(families, "learned_function");
+  add<Change::window>(families, "window");
 }
 
 }  // namespace headwise::bench
