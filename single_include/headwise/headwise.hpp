@@ -6781,6 +6781,16 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
+/// The same of numbers; where they already lie so, they are read in place.
+template <class T>
+Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
+      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    }
+  }
+  return copy_right<T>(b, rows, N, finite, to);
+}
 /// A copy of such a copy, rows r with keep(r) false as 0, whatever they hold.
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
@@ -9529,8 +9539,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
+  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
@@ -12982,6 +12992,15 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
+template <class T>
+Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
+      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    }
+  }
+  return copy_right<T>(b, rows, N, finite, to);
+}
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
   constexpr Index depth = Factor<T>::depth;
@@ -15397,8 +15416,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
+  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
@@ -18646,6 +18665,15 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
+template <class T>
+Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
+      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    }
+  }
+  return copy_right<T>(b, rows, N, finite, to);
+}
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
   constexpr Index depth = Factor<T>::depth;
@@ -21061,8 +21089,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
+  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
@@ -36945,6 +36973,15 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
+template <class T>
+Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
+      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    }
+  }
+  return copy_right<T>(b, rows, N, finite, to);
+}
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
   constexpr Index depth = Factor<T>::depth;
@@ -39360,8 +39397,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
+  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
@@ -40774,6 +40811,15 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
+template <class T>
+Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
+      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    }
+  }
+  return copy_right<T>(b, rows, N, finite, to);
+}
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
   constexpr Index depth = Factor<T>::depth;
@@ -43189,8 +43235,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
+  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
@@ -44599,6 +44645,15 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
+template <class T>
+Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
+      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    }
+  }
+  return copy_right<T>(b, rows, N, finite, to);
+}
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
   constexpr Index depth = Factor<T>::depth;
@@ -47014,8 +47069,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
+  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
@@ -48424,6 +48479,15 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
+template <class T>
+Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1) {
+    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
+      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    }
+  }
+  return copy_right<T>(b, rows, N, finite, to);
+}
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
   constexpr Index depth = Factor<T>::depth;
@@ -50839,8 +50903,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = copy_right<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = copy_right<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
+  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
   const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
