@@ -134,8 +134,9 @@ class FlashBackwardCall {
     const auto first_head = head_at(b, first);
     run_.flash_backward_begin(first_head.forward, j0, n, workspace_.of(worker));
     kernels::TileWork work;
+    auto head = first_head;
     for (Index h = first; h < first + sizes_.group(); ++h) {
-      auto head = head_at(b, h);
+      if (h != first) head = head_at(b, h);
       head.flows = score_.flows(b, h, block);
       for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
         const Index rows = std::min<Index>(queries, head.forward.L - i0);

@@ -86,9 +86,12 @@ class Meeting {
   void add(Index stride, Index most) {
     constexpr Index limit = Index{1} << 58;  // beyond any memory: nothing is decided there
     if (stride == 0 || most == 0) return;
-    if (stride > limit / most || stride < -(limit / most)) undecided_ = true;
+    Index reach = 0;
+    if (__builtin_mul_overflow(stride, most, &reach) || reach > limit || reach < -limit) {
+      undecided_ = true;
+    }
     if (undecided_) return;
-    if (stride < 0) target_ -= stride * most;
+    if (stride < 0) target_ -= reach;
     const StepSum sum{stride < 0 ? -stride : stride, most};
     for (std::size_t n = 0; n < count_; ++n) {
       if (sums_[n].step == sum.step) return void(sums_[n].most += most);
@@ -123,8 +126,9 @@ inline bool overlap(const Footprint& a, const Footprint& b) {
   const Index unit = alike ? a.element_bytes : 1;
   Meeting meeting(bytes / unit);
   const auto add = [&](const Footprint& x, Index sign) {
+    const Index units = alike ? 1 : x.element_bytes;  // of an element
     for (std::size_t r = 0; r < static_cast<std::size_t>(x.axes); ++r) {
-      meeting.add(sign * x.strides[r] * (x.element_bytes / unit), x.extents[r] - 1);
+      meeting.add(sign * x.strides[r] * units, x.extents[r] - 1);
     }
     if (!alike) meeting.add(sign, x.element_bytes - 1);
   };

@@ -23,11 +23,10 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
   bool some = true;
   for (const Index extent : extents) {
     if (extent < 0) raise<ShapeError>(subject() + ", expected extents of 0 or more");
-    if (extent > 0 && count > most / extent) {
+    if (extent > 0 && (__builtin_mul_overflow(count, extent, &count) || count > most)) {
       raise<ShapeError>(subject() + ", expected extents whose product is at most 2^48");
     }
     some = some && extent > 0;
-    if (extent > 0) count *= extent;
   }
   if (some && data == nullptr) {
     raise<ShapeError>(subject() + " at a null address, expected its elements");

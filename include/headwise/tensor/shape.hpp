@@ -4,7 +4,6 @@
 #include <cassert>
 #include <concepts>
 #include <cstddef>
-#include <limits>
 #include <ostream>
 #include <span>
 #include <string>
@@ -72,10 +71,9 @@ struct Shape {
     }
     if (none) return 0;
     for (Index extent : extents) {
-      if (count > (std::numeric_limits<Index>::max)() / extent) {
+      if (__builtin_mul_overflow(count, extent, &count)) {
         detail::raise_extents(extents, "a product below 2^63");
       }
-      count *= extent;
     }
     return count;
   }
