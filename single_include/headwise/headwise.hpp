@@ -225,6 +225,81 @@ enum class Path {
 #define HEADWISE_STRICT_MATH_END _Pragma("GCC pop_options")
 #endif
 
+// headwise/tensor/message.hpp
+// What an error says: texts, numbers and extents, one behind the other, as
+//   raise<ShapeError>(function, ": q is ", q.shape(), ", expected ", H, " heads");
+// A place that may fail lists the parts, and one function writes them all: a std::string put
+// together at each place took 0.9 KiB of code there, as compilers inline its + and its to_string.
+
+namespace headwise::inline v0_1 {
+
+/// Counts and offsets, in elements. Signed, so that differences are numbers.
+using Index = std::ptrdiff_t;
+
+/// `[2, 3, 4]`
+inline std::string format_extents(std::span<const Index> extents) {
+  std::string text = "[";
+  for (std::size_t r = 0; r < extents.size(); ++r) {
+    if (r != 0) text += ", ";
+    text += std::to_string(extents[r]);
+  }
+  return text + "]";
+}
+
+namespace detail {
+
+/// One of the things that a message is made of. It views them.
+class MessagePart {
+ public:
+  MessagePart(std::string_view text) : kind_(Kind::text), text_(text.data()), size_(text.size()) {}
+  MessagePart(const char* text) : MessagePart(std::string_view(text)) {}
+  MessagePart(const std::string& text) : MessagePart(std::string_view(text)) {}
+  MessagePart(std::integral auto whole) : kind_(Kind::whole), whole_(static_cast<Index>(whole)) {}
+  MessagePart(std::floating_point auto real)
+      : kind_(Kind::real), real_(static_cast<double>(real)) {}
+  /// Extents, and what has them: a shape.
+  ///@{
+  template <std::convertible_to<std::span<const Index>> S>
+  MessagePart(const S& list) : kind_(Kind::extents) {
+    const std::span<const Index> extents = list;
+    extents_ = extents.data();
+    size_ = extents.size();
+  }
+  template <class S>
+  requires requires(const S& shape) { std::span<const Index>(shape.extents); }
+  MessagePart(const S& shape) : MessagePart(std::span<const Index>(shape.extents)) {}
+  ///@}
+
+  std::string format() const {
+    if (kind_ == Kind::whole) return std::to_string(whole_);
+    if (kind_ == Kind::real) return std::to_string(real_);
+    if (kind_ == Kind::extents) return format_extents({extents_, size_});
+    return std::string(text_, size_);
+  }
+
+ private:
+  enum class Kind { text, whole, real, extents };
+  Kind kind_;
+  union {
+    const char* text_;
+    Index whole_;
+    double real_;
+    const Index* extents_;
+  };
+  std::size_t size_ = 0;  // of a text, or the number of extents
+};
+
+/// The parts as one text.
+[[gnu::cold, gnu::noinline]] inline std::string join(std::initializer_list<MessagePart> parts) {
+  std::string text;
+  for (const MessagePart& part : parts) text += part.format();
+  return text;
+}
+
+}  // namespace detail
+
+}  // namespace headwise::inline v0_1
+
 // headwise/tensor/error.hpp
 // What a caller's mistake turns into. Every public function checks its arguments before it writes
 // anything, in release builds too; the sentence says what was given and what is expected. Where
@@ -297,16 +372,29 @@ template <class Error>
 #endif
 }
 
-/// Throws ArgumentError `function: message` unless `rule` holds. The message may be a callable, so
-/// that a call that is right builds no text.
-template <class Message>
-void require(bool rule, std::string_view function, Message&& message) {
+/// The same of a message in parts: texts, numbers and shapes.
+///@{
+template <class Error>
+[[noreturn, gnu::cold, gnu::noinline]] void raise(
+    std::initializer_list<detail::MessagePart> message) {
+  raise<Error>(detail::join(message));
+}
+template <class Error, class... Parts>
+requires(sizeof...(Parts) > 1) [[noreturn]] HEADWISE_INLINE void raise(const Parts&... message) {
+  raise<Error>(std::initializer_list<detail::MessagePart>{message...});
+}
+///@}
+
+/// Throws ArgumentError `function: message` unless `rule` holds. A message is its parts, or a
+/// callable that makes a text of what nobody should compute where a call is right.
+template <class... Parts>
+HEADWISE_INLINE void require(bool rule, std::string_view function, const Parts&... message) {
   if (rule) [[likely]]
     return;
-  if constexpr (std::is_invocable_v<Message>) {
-    raise<ArgumentError>(std::string(function) + ": " + std::string(message()));
+  if constexpr ((... && std::is_invocable_v<const Parts&>)) {
+    raise<ArgumentError>(function, ": ", message()...);
   } else {
-    raise<ArgumentError>(std::string(function) + ": " + std::string(message));
+    raise<ArgumentError>(function, ": ", message...);
   }
 }
 
@@ -319,24 +407,11 @@ void require(bool rule, std::string_view function, Message&& message) {
 
 namespace headwise::inline v0_1 {
 
-/// Counts and offsets, in elements. Signed, so that differences are numbers.
-using Index = std::ptrdiff_t;
-
-/// `[2, 3, 4]`
-inline std::string format_extents(std::span<const Index> extents) {
-  std::string text = "[";
-  for (std::size_t r = 0; r < extents.size(); ++r) {
-    if (r != 0) text += ", ";
-    text += std::to_string(extents[r]);
-  }
-  return text + "]";
-}
-
 namespace detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_extents(std::span<const Index> extents,
                                                                  const char* expected) {
-  raise<ShapeError>("Shape: extents are " + format_extents(extents) + ", expected " + expected);
+  raise<ShapeError>("Shape: extents are ", extents, ", expected ", expected);
 }
 
 }  // namespace detail
@@ -436,24 +511,14 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 /// Throws ArgumentError unless starts are cumulative lengths of `rows` rows.
 inline void require_starts(std::string_view function, std::string_view argument,
                            std::span<const Index> starts, Index rows, std::string_view whence) {
-  require(!starts.empty(), function, [&] {
-    return std::string(argument) + " has 0 numbers, expected one more than sequences";
-  });
-  require(starts.front() == 0, function, [&] {
-    return std::string(argument) + " begins with " + std::to_string(starts.front()) +
-           ", expected 0";
-  });
+  require(!starts.empty(), function, argument, " has 0 numbers, expected one more than sequences");
+  require(starts.front() == 0, function, argument, " begins with ", starts.front(), ", expected 0");
   for (std::size_t b = 1; b < starts.size(); ++b) {
-    require(starts[b - 1] <= starts[b], function, [&] {
-      return std::string(argument) + " falls from " + std::to_string(starts[b - 1]) + " to " +
-             std::to_string(starts[b]) + " at " + std::to_string(b) +
-             ", expected cumulative lengths";
-    });
+    require(starts[b - 1] <= starts[b], function, argument, " falls from ", starts[b - 1], " to ",
+            starts[b], " at ", b, ", expected cumulative lengths");
   }
-  require(starts.back() == rows, function, [&] {
-    return std::string(argument) + " ends with " + std::to_string(starts.back()) + ", expected " +
-           std::to_string(rows) + " (" + std::string(whence) + ")";
-  });
+  require(starts.back() == rows, function, argument, " ends with ", starts.back(), ", expected ",
+          rows, " (", whence, ")");
 }
 
 /// The same of queries and keys, as many sequences of one as of the other.
@@ -463,10 +528,8 @@ inline void require_packed_starts(std::string_view function, std::span<const Ind
                                   std::string_view rows_of_keys) {
   require_starts(function, "query_starts", query_starts, N, rows_of_queries);
   require_starts(function, "key_starts", key_starts, M, rows_of_keys);
-  require(query_starts.size() == key_starts.size(), function, [&] {
-    return "key_starts has " + std::to_string(key_starts.size()) + " numbers, expected " +
-           std::to_string(query_starts.size()) + " (as many as query_starts)";
-  });
+  require(query_starts.size() == key_starts.size(), function, "key_starts has ", key_starts.size(),
+          " numbers, expected ", query_starts.size(), " (as many as query_starts)");
 }
 
 /// Throws ArgumentError for a path that has a place for every pair of rows.
@@ -576,26 +639,21 @@ constexpr std::int64_t pairs_up_to(std::int64_t L, std::int64_t K, std::int64_t 
 constexpr void require_size(std::string_view function, std::string_view argument, Index size,
                             Index least) {
   if (size >= least && size <= Index{1} << 30) return;
-  raise<ArgumentError>(std::string(function) + ": " + std::string(argument) + " is " +
-                       std::to_string(size) + ", expected " + std::to_string(least) + " to 2^30");
+  raise<ArgumentError>(function, ": ", argument, " is ", size, ", expected ", least, " to 2^30");
 }
 
 inline void require_key_lengths(std::string_view function, const AttentionShape& shape) {
   const auto count = static_cast<Index>(shape.key_lengths.size());
   const auto starts = shape.starts_of_keys();
   const Index sequences = shape.packed() ? static_cast<Index>(starts.size()) - 1 : shape.batch_size;
-  require(count == 0 || count == sequences, function, [&] {
-    const std::string whence = shape.packed() ? "one a sequence" : "the batch size";
-    return "key_lengths has " + std::to_string(count) + " lengths, expected " +
-           std::to_string(sequences) + " (" + whence + ") or none";
-  });
+  require(count == 0 || count == sequences, function, "key_lengths has ", count,
+          " lengths, expected ", sequences,
+          shape.packed() ? " (one a sequence)" : " (the batch size)", " or none");
   for (std::size_t b = 0; b < shape.key_lengths.size(); ++b) {
     const Index length = shape.key_lengths[b];
     const Index most = shape.packed() ? starts[b + 1] - starts[b] : shape.S();
-    require(length >= 0 && length <= most, function, [&] {
-      return "key_lengths holds " + std::to_string(length) + ", expected 0 to " +
-             std::to_string(most) + " (the number of keys)";
-    });
+    require(length >= 0 && length <= most, function, "key_lengths holds ", length,
+            ", expected 0 to ", most, " (the number of keys)");
   }
 }
 
@@ -605,9 +663,8 @@ inline void require_sequences(std::string_view function, const AttentionShape& s
     return require(shape.key_starts.empty(), function,
                    "key_starts is given without query_starts, expected both or none");
   }
-  require(shape.batch_size == 1, function, [&] {
-    return "batch_size is " + std::to_string(shape.batch_size) + ", expected 1 (packed sequences)";
-  });
+  require(shape.batch_size == 1, function, "batch_size is ", shape.batch_size,
+          ", expected 1 (packed sequences)");
   require(!shape.self_attention() || shape.key_starts.empty(), function,
           "key_starts is given, expected none (key_len is not: keys are the queries' rows)");
   require_packed_starts(function, shape.query_starts, shape.seq_len, "seq_len",
@@ -632,14 +689,10 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
   require_size(function, "first_keys", s.first_keys, 0);
   require_size(function, "mask_biases", s.mask_biases, 0);
   require_size(function, "rotary_width", s.rotary_width, 0);
-  require(s.num_heads % s.G() == 0, function, [&] {
-    return "num_kv_heads is " + std::to_string(s.num_kv_heads) +
-           ", expected a divisor of num_heads " + std::to_string(s.num_heads);
-  });
-  require(s.d_head != 0 || s.d_model % s.num_heads == 0, function, [&] {
-    return "num_heads is " + std::to_string(s.num_heads) + ", expected a divisor of d_model " +
-           std::to_string(s.d_model) + " (or give d_head)";
-  });
+  require(s.num_heads % s.G() == 0, function, "num_kv_heads is ", s.num_kv_heads,
+          ", expected a divisor of num_heads ", s.num_heads);
+  require(s.d_head != 0 || s.d_model % s.num_heads == 0, function, "num_heads is ", s.num_heads,
+          ", expected a divisor of d_model ", s.d_model, " (or give d_head)");
   require_sequences(function, s);
   require_key_lengths(function, s);
   const auto product = [](auto... sizes) { return (static_cast<double>(sizes) * ... * 1.0); };
@@ -1386,8 +1439,7 @@ struct Dropout {
 
   /// Throws ArgumentError unless the rate is in [0, 1].
   void require_valid(std::string_view function) const {
-    require(rate >= 0.0 && rate <= 1.0, function,
-            [&] { return "dropout rate is " + std::to_string(rate) + ", expected 0 to 1"; });
+    require(rate >= 0.0 && rate <= 1.0, function, "dropout rate is ", rate, ", expected 0 to 1");
   }
 };
 
@@ -1562,7 +1614,7 @@ struct KeyBlocks {
 
 // headwise/tensor/require.hpp
 // The shape rules of a call, a line each:
-//   require_shape("linear_forward", "w", w, Shape{I, O}, "I from x " + ...)
+//   require_shape("linear_forward", "w", w, Shape{I, O}, I, " from x ", x.shape())
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -1571,33 +1623,41 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 [[gnu::noinline]] inline void require_countable(std::string_view function,
                                                 std::string_view argument,
                                                 std::span<const Index> extents, const void* data) {
-  const auto subject = [&] {
-    return std::string(function) + ": " + std::string(argument) + " is " + format_extents(extents);
-  };
   constexpr Index most = Index{1} << 48;
   Index count = 1;
   bool some = true;
   for (const Index extent : extents) {
-    if (extent < 0) raise<ShapeError>(subject() + ", expected extents of 0 or more");
+    if (extent < 0) {
+      raise<ShapeError>(function, ": ", argument, " is ", extents,
+                        ", expected extents of 0 or more");
+    }
     if (extent > 0 && count > most / extent) {
-      raise<ShapeError>(subject() + ", expected extents whose product is at most 2^48");
+      raise<ShapeError>(function, ": ", argument, " is ", extents,
+                        ", expected extents whose product is at most 2^48");
     }
     some = some && extent > 0;
     if (extent > 0) count *= extent;
   }
   if (some && data == nullptr) {
-    raise<ShapeError>(subject() + " at a null address, expected its elements");
+    raise<ShapeError>(function, ": ", argument, " is ", extents,
+                      " at a null address, expected its elements");
   }
 }
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void raise_shape(std::string_view function,
-                                                               std::string_view argument,
-                                                               std::span<const Index> extents,
-                                                               std::span<const Index> expected,
-                                                               std::string_view whence) {
-  raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                    format_extents(extents) + ", expected " + format_extents(expected) + " (" +
-                    std::string(whence) + ")");
+/// Whether a view that is countable has the extents that are expected.
+[[gnu::noinline]] inline bool is_of_shape(std::string_view function, std::string_view argument,
+                                          std::span<const Index> extents, const void* data,
+                                          const Index* expected) {
+  if (!std::equal(extents.begin(), extents.end(), expected)) return false;
+  require_countable(function, argument, extents, data);
+  return true;
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_shape(
+    std::string_view function, std::string_view argument, std::span<const Index> extents,
+    std::span<const Index> expected, std::initializer_list<MessagePart> whence) {
+  raise<ShapeError>(function, ": ", argument, " is ", extents, ", expected ", expected, " (",
+                    join(whence), ")");
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -1614,18 +1674,18 @@ void require_countable(std::string_view function, std::string_view argument,
 }
 
 /// Throws ShapeError `function: argument is [got], expected [wanted] (whence)` unless they agree,
-/// and for a view that is not countable. `whence` is called only then, so that a call that is right
-/// builds no text.
-template <class T, int R, class Whence>
-void require_shape(std::string_view function, std::string_view argument, const In<T, R>& tensor,
-                   const Shape<R>& expected, Whence&& whence) {
-  if (tensor.shape() == expected) [[likely]]
-    return require_countable(function, argument, tensor);
+/// and for a view that is not countable. `whence` is a message: its parts, or a callable.
+template <class T, int R, class... Whence>
+HEADWISE_INLINE void require_shape(std::string_view function, std::string_view argument,
+                                   const In<T, R>& tensor, const Shape<R>& expected,
+                                   const Whence&... whence) {
   const auto& got = tensor.shape().extents;
-  if constexpr (std::is_invocable_v<Whence>) {
-    detail::raise_shape(function, argument, got, expected.extents, whence());
+  if (detail::is_of_shape(function, argument, got, tensor.data(), expected.extents)) [[likely]]
+    return;
+  if constexpr ((... && std::is_invocable_v<const Whence&>)) {
+    detail::raise_shape(function, argument, got, expected.extents, {whence()...});
   } else {
-    detail::raise_shape(function, argument, got, expected.extents, whence);
+    detail::raise_shape(function, argument, got, expected.extents, {whence...});
   }
 }
 
@@ -1657,9 +1717,8 @@ struct Documents {
   static void require_runs(std::string_view function, const In<Id, 2>& ids, Index B, Index S) {
     require_countable(function, "Mask::documents", ids);
     if ((ids.extent(0) != B && ids.extent(0) != 1) || ids.extent(1) != S) {
-      raise<ShapeError>(std::string(function) + ": Mask::documents is " + ids.shape().format() +
-                        ", expected " + Shape{B, S}.format() + " or " +
-                        Shape{Index{1}, S}.format() + " (an id for each key)");
+      raise<ShapeError>(function, ": Mask::documents is ", ids.shape(), ", expected ", Shape{B, S},
+                        " or ", Shape{Index{1}, S}, " (an id for each key)");
     }
     for (Index b = 0; b < ids.extent(0); ++b) {
       require_runs(function, ids, b);
@@ -1677,11 +1736,9 @@ struct Documents {
         continue;
       }
       for (Index before = 0; before < j; ++before) {
-        require(ids(b, before) != ids(b, j), function, [&] {
-          return "Mask::documents has document " + std::to_string(ids(b, j)) + " at " +
-                 Shape{b, before}.format() + " and, behind another, at " + Shape{b, j}.format() +
-                 ", expected the keys of a document side by side (Mask::keep takes any pairs)";
-        });
+        require(ids(b, before) != ids(b, j), function, "Mask::documents has document ", ids(b, j),
+                " at ", Shape{b, before}, " and, behind another, at ", Shape{b, j},
+                ", expected the keys of a document side by side (Mask::keep takes any pairs)");
       }
     }
   }
@@ -2003,7 +2060,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
                                                const detail::Footprint& out) {
   if (!detail::repeats_elements(out)) [[likely]]
     return;
-  raise<ShapeError>(std::string(function) + ": " + std::string(out.name) +
+  raise<ShapeError>(function, ": ", out.name,
                     " holds one element at two indices, expected elements of their own");
 }
 
@@ -2014,8 +2071,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
   for (const detail::Footprint& other : others) {
     if (!detail::overlap(out, other)) [[likely]]
       continue;
-    raise<ShapeError>(std::string(function) + ": " + std::string(out.name) + " overlaps " +
-                      std::string(other.name) + ", expected memory of its own");
+    raise<ShapeError>(function, ": ", out.name, " overlaps ", other.name,
+                      ", expected memory of its own");
   }
 }
 
@@ -2025,8 +2082,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
                                                     const detail::Footprint& in) {
   if (detail::same_elements(out, in) || !detail::overlap(out, in)) [[likely]]
     return;
-  raise<ShapeError>(std::string(function) + ": " + std::string(out.name) + " overlaps " +
-                    std::string(in.name) + " shifted, expected " + std::string(in.name) +
+  raise<ShapeError>(function, ": ", out.name, " overlaps ", in.name, " shifted, expected ", in.name,
                     " itself or memory of its own");
 }
 
@@ -2081,8 +2137,8 @@ class Tensor : public InOut<T, R>, public OwnsElements {
          std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : Tensor(shape, memory) {
     if (static_cast<Index>(values.size()) != this->size()) {
-      raise<ShapeError>("Tensor: values are " + std::to_string(values.size()) + ", expected " +
-                        std::to_string(this->size()) + " (shape " + shape.format() + ")");
+      raise<ShapeError>("Tensor: values are ", values.size(), ", expected ", this->size(),
+                        " (shape ", shape, ")");
     }
     std::copy(values.begin(), values.end(), data());
   }
@@ -2155,7 +2211,7 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     const Index count = shape.size();
     if (count == 0) return nullptr;
     if (count > (std::numeric_limits<Index>::max)() / static_cast<Index>(sizeof(T))) {
-      raise<ShapeError>("Tensor: shape is " + shape.format() + ", expected below 2^63 bytes");
+      raise<ShapeError>("Tensor: shape is ", shape, ", expected below 2^63 bytes");
     }
     require(memory != nullptr, "Tensor", "memory is null, expected a memory resource");
     return static_cast<T*>(memory->allocate(storage_bytes<T>(count), storage_alignment));
@@ -2185,16 +2241,13 @@ using Tensor4 = Tensor<T, 4>;
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 inline void require_axis(std::string_view function, int axis, int rank) {
-  require(axis >= 0 && axis < rank, function, [&] {
-    return "axis is " + std::to_string(axis) + ", expected 0 to " + std::to_string(rank - 1);
-  });
+  require(axis >= 0 && axis < rank, function, "axis is ", axis, ", expected 0 to ", rank - 1);
 }
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_slice(Index begin, Index count, int axis,
                                                                std::span<const Index> extents) {
-  raise<ShapeError>("slice: begin is " + std::to_string(begin) + " and count " +
-                    std::to_string(count) + ", expected a part of axis " + std::to_string(axis) +
-                    " of " + format_extents(extents));
+  raise<ShapeError>("slice: begin is ", begin, " and count ", count, ", expected a part of axis ",
+                    axis, " of ", extents);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -2252,8 +2305,7 @@ auto select(V&& tensor, Index index) {
   using View = std::remove_const_t<decltype(view)>;
   constexpr int rank = View::rank - 1;
   if (index < 0 || index >= view.extent(0)) {
-    raise<ShapeError>("select: index is " + std::to_string(index) + ", expected one of axis 0 of " +
-                      view.shape().format());
+    raise<ShapeError>("select: index is ", index, ", expected one of axis 0 of ", view.shape());
   }
   Shape<rank> shape, strides;
   for (int r = 0; r < rank; ++r) {
@@ -2290,8 +2342,7 @@ auto merge_rows(V&& tensor) {
   const auto view = as_view(tensor);
   require_countable("merge_rows", "x", view);
   if (!rows_are_uniform(view)) {
-    raise<ShapeError>("merge_rows: strides of x " + view.shape().format() + " are " +
-                      view.strides().format() +
+    raise<ShapeError>("merge_rows: strides of x ", view.shape(), " are ", view.strides(),
                       ", expected rows at one common distance; copy it first");
   }
   return view_of_rank<V&, 2>(view.data(), Shape{view.extent(0) * view.extent(1), view.extent(2)},
@@ -2307,8 +2358,8 @@ auto split_heads(V&& tensor, Index num_heads) {
   const auto view = as_view(tensor);
   require_countable("split_heads", "x", view);
   if (num_heads <= 0 || view.extent(2) % num_heads != 0) {
-    raise<ShapeError>("split_heads: x is " + view.shape().format() + ", expected a width of " +
-                      std::to_string(num_heads) + " equal heads, at least 1");
+    raise<ShapeError>("split_heads: x is ", view.shape(), ", expected a width of ", num_heads,
+                      " equal heads, at least 1");
   }
   const Index width = view.extent(2) / num_heads;
   return view_of_rank<V&, 4>(
@@ -2323,8 +2374,7 @@ auto merge_heads(V&& tensor) {
   const auto view = as_view(tensor);
   require_countable("merge_heads", "x", view);
   if (view.extent(1) > 1 && view.stride(1) != view.extent(3) * view.stride(3)) {
-    raise<ShapeError>("merge_heads: strides of x " + view.shape().format() + " are " +
-                      view.strides().format() +
+    raise<ShapeError>("merge_heads: strides of x ", view.shape(), " are ", view.strides(),
                       ", expected heads side by side; copy it into such a layout first");
   }
   return view_of_rank<V&, 3>(view.data(),
@@ -2517,11 +2567,9 @@ class AttentionMask {
   /// Of several windows the smallest holds. Throws ArgumentError for a size below 1, and where a
   /// window keeps more first keys than a wider one: what both leave is no window then.
   void add(Window window) {
-    require(window.size >= 1, "Mask::window",
-            [&] { return "size is " + std::to_string(window.size) + ", expected >= 1"; });
-    require(window.first_keys >= 0, "Mask::window", [&] {
-      return "first_keys is " + std::to_string(window.first_keys) + ", expected >= 0";
-    });
+    require(window.size >= 1, "Mask::window", "size is ", window.size, ", expected >= 1");
+    require(window.first_keys >= 0, "Mask::window", "first_keys is ", window.first_keys,
+            ", expected >= 0");
     constexpr Index widest = (std::numeric_limits<Index>::max)() / 4;  // wider than any sequence
     window.size = std::min<Index>(widest, window.size);
     if (window_ != 0) window = both({window_, first_keys_}, window);
@@ -2607,15 +2655,11 @@ class AttentionMask {
     }
     documents_.require_fits(function, B, S);
     if (!has_key_lengths_) return;
-    require(static_cast<Index>(key_lengths_.size()) == B, function, [&] {
-      return "Mask::key_lengths has " + std::to_string(key_lengths_.size()) +
-             " lengths, expected " + std::to_string(B) + " (the batch size)";
-    });
+    require(static_cast<Index>(key_lengths_.size()) == B, function, "Mask::key_lengths has ",
+            key_lengths_.size(), " lengths, expected ", B, " (the batch size)");
     for (Index length : key_lengths_) {
-      require(length >= 0 && length <= S, function, [&] {
-        return "Mask::key_lengths holds " + std::to_string(length) + ", expected 0 to " +
-               std::to_string(S) + " (the number of keys)";
-      });
+      require(length >= 0 && length <= S, function, "Mask::key_lengths holds ", length,
+              ", expected 0 to ", S, " (the number of keys)");
     }
   }
 
@@ -2626,12 +2670,9 @@ class AttentionMask {
     if (wide.size == narrow.size) {
       return {narrow.size, std::min<Index>(narrow.first_keys, wide.first_keys)};
     }
-    require(narrow.first_keys <= wide.first_keys, "AttentionMask", [&] {
-      return "a window of " + std::to_string(narrow.size) + " keeps the first " +
-             std::to_string(narrow.first_keys) + " keys, one of " + std::to_string(wide.size) +
-             " the first " + std::to_string(wide.first_keys) +
-             ", expected no fewer (or one window)";
-    });
+    require(narrow.first_keys <= wide.first_keys, "AttentionMask", "a window of ", narrow.size,
+            " keeps the first ", narrow.first_keys, " keys, one of ", wide.size, " the first ",
+            wide.first_keys, ", expected no fewer (or one window)");
     return narrow;
   }
 
@@ -2642,8 +2683,7 @@ class AttentionMask {
     require_countable(function, argument, mask);
     for (int r = 0; r < 4; ++r) {
       if (got[r] == wanted[r] || got[r] == 1) continue;
-      raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                        got.format() + ", expected " + wanted.format() +
+      raise<ShapeError>(function, ": ", argument, " is ", got, ", expected ", wanted,
                         " or 1 on an axis (scores are [B, H, L, S])");
     }
   }
@@ -4410,8 +4450,8 @@ class ThreadPool {
   /// Throws ArgumentError for fewer than 1 thread or more than 65536, std::system_error if one
   /// cannot be started.
   explicit ThreadPool(Index threads) {
-    require(threads >= 1 && threads <= max_threads, "ThreadPool",
-            "threads is " + std::to_string(threads) + ", expected 1 to 65536");
+    require(threads >= 1 && threads <= max_threads, "ThreadPool", "threads is ", threads,
+            ", expected 1 to 65536");
     // Where threads outnumber cores, one that spins takes the core of one that works.
     const Index cores = std::thread::hardware_concurrency();
     spin_ = cores == 0 || threads <= cores ? spin_time : 0;
@@ -4563,10 +4603,9 @@ inline Index threads_asked_for(const char* value) {
   Index threads = 0;
   const auto read = std::from_chars(text.data(), text.data() + text.size(), threads);
   const bool whole = read.ec == std::errc() && read.ptr == text.data() + text.size();
-  require(whole && threads >= 1 && threads <= max_threads, "num_threads", [&] {
-    return "HEADWISE_NUM_THREADS is " + std::string(text.empty() ? "empty" : text) +
-           ", expected 1 to 65536 (environment)";
-  });
+  require(whole && threads >= 1 && threads <= max_threads, "num_threads",
+          "HEADWISE_NUM_THREADS is ", text.empty() ? "empty" : text,
+          ", expected 1 to 65536 (environment)");
   return threads;
 }
 
@@ -4591,8 +4630,8 @@ inline Index num_threads() {
 /// Throws ArgumentError for fewer than 1 or more than 65536, std::system_error if a thread cannot
 /// be started; then nothing has changed.
 inline void set_num_threads(Index threads) {
-  require(threads >= 1 && threads <= max_threads, "set_num_threads",
-          "threads is " + std::to_string(threads) + ", expected 1 to 65536");
+  require(threads >= 1 && threads <= max_threads, "set_num_threads", "threads is ", threads,
+          ", expected 1 to 65536");
   if (detail::default_threads == threads) return;
   std::shared_ptr<ThreadPool> pool;
   if (threads > 1) pool = std::make_shared<ThreadPool>(threads);
@@ -4639,9 +4678,9 @@ class ExecutorRef {
   template <Executor E>
   requires(!std::same_as<E, ExecutorRef>) ExecutorRef(E& executor) {
     refer_to(executor);
-    require(concurrency() >= 1, "ExecutorRef", [&] {
-      return "concurrency of the executor is " + std::to_string(concurrency()) + ", expected >= 1";
-    });
+    const Index workers = concurrency();
+    require(workers >= 1, "ExecutorRef", "concurrency of the executor is ", workers,
+            ", expected >= 1");
   }
 
   /// How many workers there are.
@@ -5090,7 +5129,7 @@ class Trace {
     if (const Entry* entry = find(name)) return *entry;
     std::string names;
     for (const Entry& entry : entries_) names += " " + entry.name;
-    raise<ArgumentError>("Trace::at: name is " + std::string(name) + ", expected one of:" + names);
+    raise<ArgumentError>("Trace::at: name is ", name, ", expected one of:", names);
   }
 
   /// The newest tensor of this name as a view of rank R. Throws ArgumentError or ShapeError.
@@ -5098,8 +5137,8 @@ class Trace {
   In<double, R> view(std::string_view name) const {
     const Entry& entry = at(name);
     if (entry.shape.size() != static_cast<std::size_t>(R)) {
-      raise<ShapeError>("Trace::view: " + entry.name + " is " + format_extents(entry.shape) +
-                        ", expected " + std::to_string(R) + " axes");
+      raise<ShapeError>("Trace::view: ", entry.name, " is ", entry.shape, ", expected ", R,
+                        " axes");
     }
     Shape<R> shape;
     for (int r = 0; r < R; ++r) shape[r] = entry.shape[static_cast<std::size_t>(r)];
@@ -5190,11 +5229,10 @@ inline InstructionSet choose_instruction_set(const char* text) {
     if (name.empty() && is_supported(set)) return set;
     if (name != name_of(set)) continue;
     if (is_supported(set)) return set;
-    raise<ArgumentError>("HEADWISE_SIMD: it is " + std::string(name) +
-                         ", which this processor does not run; it has: " + processor_features());
+    raise<ArgumentError>("HEADWISE_SIMD: it is ", name,
+                         ", which this processor does not run; it has: ", processor_features());
   }
-  raise<ArgumentError>("HEADWISE_SIMD: it is \"" + std::string(name) +
-                       "\", expected generic, avx2 or avx512");
+  raise<ArgumentError>("HEADWISE_SIMD: it is \"", name, "\", expected generic, avx2 or avx512");
 }
 
 /// The instruction set of this process: that of the environment variable HEADWISE_SIMD, read at the
@@ -23433,9 +23471,8 @@ class StorageRef {
 
   /// `count` elements without values. Throws std::bad_alloc.
   static StorageRef make(Index count, std::pmr::memory_resource* memory) {
-    require(count <= (Index{1} << 48), "Tape", [&] {
-      return "elements of a value are " + std::to_string(count) + ", expected at most 2^48";
-    });
+    require(count <= (Index{1} << 48), "Tape", "elements of a value are ", count,
+            ", expected at most 2^48");
     StorageRef ref = block(count, memory);
     T* const own = reinterpret_cast<T*>(reinterpret_cast<std::byte*>(ref.storage_) + head);
     std::uninitialized_default_construct_n(own, count);
@@ -23703,8 +23740,8 @@ void require_combined(std::string_view function, const In<T, 2>& a, const In<T, 
   require_countable(function, "b", b);
   const Index rows_a = a.extent(0), rows_b = b.extent(0), M = a.extent(1);
   if (b.extent(1) != M || (rows_a != rows_b && rows_a != 1 && rows_b != 1)) {
-    raise<ShapeError>(std::string(function) + ": b is " + b.shape().format() +
-                      ", expected the shape of a " + a.shape().format() + ", or one row of it");
+    raise<ShapeError>(function, ": b is ", b.shape(), ", expected the shape of a ", a.shape(),
+                      ", or one row of it");
   }
   require_shape(function, "y", y, Shape{rows_a == 1 ? rows_b : rows_a, M}, "rows of a and b");
   require_distinct(function, {"y", y});
@@ -24394,10 +24431,9 @@ class TapeCore {
   void require_unchanged(Index begin) {
     for (Index n = begin; n < count(); ++n) {
       for (const SavedValue<T>* saved = node(n).saved; saved != nullptr; saved = saved->next) {
-        require(saved->storage->version == saved->version, "Tape::backward", [&] {
-          return "a value that " + std::string(node(n).name) +
-                 " kept has been written to since, expected it as it was (copy it before)";
-        });
+        require(saved->storage->version == saved->version, "Tape::backward", "a value that ",
+                node(n).name,
+                " kept has been written to since, expected it as it was (copy it before)");
       }
     }
   }
@@ -24698,14 +24734,10 @@ class Recording {
   void look_at(const detail::Handle<T>& input, Index position) {
     if (input.tape == nullptr) return;
     if (tape_ == nullptr) tape_ = input.tape;
-    require(input.tape == tape_, name_.text, [&] {
-      return "input " + std::to_string(position) +
-             " is of another tape, expected all of them of one";
-    });
-    require(input.step == tape_->step, name_.text, [&] {
-      return "input " + std::to_string(position) +
-             " is of a step before clear(), expected one of this step";
-    });
+    require(input.tape == tape_, name_.text, "input ", position,
+            " is of another tape, expected all of them of one");
+    require(input.step == tape_->step, name_.text, "input ", position,
+            " is of a step before clear(), expected one of this step");
     recorded_ = recorded_ || input.node != detail::no_node;
   }
   void require_recordable() const {
@@ -24825,8 +24857,8 @@ Variable<T, 3> merge_heads(const Variable<T, 4>& x) {
 template <int Q, Scalar T, int R>
 Variable<T, Q> reshape(const Variable<T, R>& x, const Shape<Q>& shape) {
   if (shape.size() != x.size()) {
-    raise<ShapeError>("reshape: shape is " + shape.format() + ", expected " +
-                      std::to_string(x.size()) + " elements (x is " + x.shape().format() + ")");
+    raise<ShapeError>("reshape: shape is ", shape, ", expected ", x.size(), " elements (x is ",
+                      x.shape(), ")");
   }
   if (!x.value().dense()) return reshape(contiguous(x), shape);
   return {x.handle(), In<T, Q>(x.value().data(), shape)};
@@ -25000,8 +25032,8 @@ class Tape {
     require_shape(function, "gradient", gradient, value.shape(), "the shape of value");
     for (int r = 0; r < R; ++r) {
       if (value.extent(r) <= 1 || value.stride(r) == gradient.stride(r)) continue;
-      raise<ShapeError>("Tape::parameter: strides of gradient are " + gradient.strides().format() +
-                        ", expected those of value, " + value.strides().format());
+      raise<ShapeError>("Tape::parameter: strides of gradient are ", gradient.strides(),
+                        ", expected those of value, ", value.strides());
     }
     require_apart(function, {"gradient", gradient}, {{"value", value}});
     if (!core_.records()) return leaf(value, detail::no_node);
@@ -25103,9 +25135,8 @@ class Tape {
   /// middle: the parameters' gradients are then added to in part, and the tape is to be cleared.
   template <int R>
   void backward(const Variable<T, R>& loss) {
-    require(loss.size() == 1, "Tape::backward", [&] {
-      return "loss is " + loss.shape().format() + ", expected one element (or pass its gradient)";
-    });
+    require(loss.size() == 1, "Tape::backward", "loss is ", loss.shape(),
+            ", expected one element (or pass its gradient)");
     Shape<R> ones, strides;
     for (int r = 0; r < R; ++r) ones[r] = 1;
     const T one = T(1);
@@ -25165,11 +25196,10 @@ class Tape {
   template <int R>
   void require_of_this(std::string_view function, std::string_view argument,
                        const Variable<T, R>& x) const {
-    require(x.handle().tape == &core_, function,
-            [&] { return std::string(argument) + " is of another tape, expected one of this"; });
-    require(x.handle().step == core_.step, function, [&] {
-      return std::string(argument) + " is of a step before clear(), expected one of this step";
-    });
+    require(x.handle().tape == &core_, function, argument,
+            " is of another tape, expected one of this");
+    require(x.handle().step == core_.step, function, argument,
+            " is of a step before clear(), expected one of this step");
   }
 
   detail::TapeCore<T> core_;
@@ -25254,8 +25284,8 @@ void for_each_of_both(std::string_view function, const std::string& argument, To
       }
     });
     if (found == x.shape()) return;
-    raise<ShapeError>(std::string(function) + ": " + argument + name + " is " + found.format() +
-                      ", expected " + x.shape().format() + " (the module's options)");
+    raise<ShapeError>(function, ": ", argument, name, " is ", found, ", expected ", x.shape(),
+                      " (the module's options)");
   });
 }
 
@@ -25702,8 +25732,7 @@ struct ScoreOptions {
     if (table.absent()) return;
     require_countable(caller, "relative_bias", table);
     if ((table.extent(0) != H && table.extent(0) != 1) || table.extent(1) % 2 == 0) {
-      raise<ShapeError>(std::string(caller) + ": relative_bias is " + table.shape().format() +
-                        ", expected [" + std::to_string(H) +
+      raise<ShapeError>(caller, ": relative_bias is ", table.shape(), ", expected [", H,
                         " or 1, 2 R + 1] (a number for each distance from -R to R)");
     }
   }
@@ -25734,8 +25763,8 @@ struct AttentionOptions {
     dropout.require_valid(function);
     constexpr Index most = Index{1} << 62;
     for (const Index first : {origin.batch, origin.head, origin.query, origin.key}) {
-      require(first >= 0 && first <= most, function,
-              [&] { return "origin holds " + std::to_string(first) + ", expected 0 to 2^62"; });
+      require(first >= 0 && first <= most, function, "origin holds ", first,
+              ", expected 0 to 2^62");
     }
     require(!dropout.active() || (origin.query == 0 && origin.key == 0), function,
             "origin moves queries or keys, expected 0 with dropout of the weights: its masks count "
@@ -25799,13 +25828,11 @@ AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, c
   require_countable(function, "q", q);
   require_countable(function, "k", k);
   require_countable(function, "v", v);
-  require_shape(function, "k", k, Shape{B, G, S, d},
-                [&] { return "batch and head width of q " + q.shape().format(); });
-  require_shape(function, "v", v, Shape{B, G, S, dv},
-                [&] { return "batch, heads and length of k " + k.shape().format(); });
+  require_shape(function, "k", k, Shape{B, G, S, d}, "batch and head width of q ", q.shape());
+  require_shape(function, "v", v, Shape{B, G, S, dv}, "batch, heads and length of k ", k.shape());
   if (G == 0 ? H != 0 : H % G != 0) {
-    raise<ShapeError>(std::string(function) + ": q has " + std::to_string(H) + " heads, k has " +
-                      std::to_string(G) + ", expected a divisor of the former");
+    raise<ShapeError>(function, ": q has ", H, " heads, k has ", G,
+                      ", expected a divisor of the former");
   }
   options.mask.require_fits(function, B, H, L, S);
   options.require_in_range(function);
@@ -27038,9 +27065,7 @@ AttentionOptions<T> with_learned(std::string_view function, AttentionOptions<T> 
                                  const LearnedScores<T>& learned, Recording<T>& call) {
   const auto take = [&](std::string_view name, auto& option, bool given, const auto& variable) {
     if (variable.absent()) return;
-    require(!given, function, [&] {
-      return std::string(name) + " is in the options and learned, expected one of them";
-    });
+    require(!given, function, name, " is in the options and learned, expected one of them");
     option = call.save(variable);
   };
   ScoreOptions<T>& score = options.score;
@@ -27146,8 +27171,7 @@ Variable<T, R> concatenate(int axis, const Variable<T, R>& first, const More&...
   [[maybe_unused]] const auto append = [&](const Variable<T, R>& part) {
     Shape<R> expected = first.shape();
     expected[axis] = part.extent(axis);
-    require_shape("concatenate", "a part", part.value(), expected,
-                  [&] { return "the first " + first.shape().format(); });
+    require_shape("concatenate", "a part", part.value(), expected, "the first ", first.shape());
     shape[axis] += part.extent(axis);
   };
   (append(more), ...);
@@ -27280,10 +27304,8 @@ void multiply_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> a,
   constexpr std::string_view function = "multiply_backward";
   detail::require_factor<T>(function, "a", a, dy);
   detail::require_factor<T>(function, "b", b, dy);
-  require(a.extent(0) == dy.extent(0) || b.extent(0) == dy.extent(0), function, [&] {
-    return "dy has " + std::to_string(dy.extent(0)) +
-           " rows, expected 1 (a and b have one row each)";
-  });
+  require(a.extent(0) == dy.extent(0) || b.extent(0) == dy.extent(0), function, "dy has ",
+          dy.extent(0), " rows, expected 1 (a and b have one row each)");
   detail::require_gradient_of<T>(function, "da", da, a.shape(), "the shape of a");
   detail::require_gradient_of<T>(function, "db", db, b.shape(), "the shape of b");
   require_apart(function, {"da", da}, {{"dy", dy}, {"a", a}, {"b", b}});
@@ -27452,8 +27474,7 @@ auto operands_of(NodeName name, const Variable<T, R>& a, const Variable<T, Q>& b
     }
   };
   if (!fits()) {
-    raise<ShapeError>(std::string(name.text) + ": b is " + b.shape().format() +
-                      ", expected the shape of a " + a.shape().format() +
+    raise<ShapeError>(name.text, ": b is ", b.shape(), ", expected the shape of a ", a.shape(),
                       ", or the last axes of one of them as the other");
   }
   Operands<T, rank> of;
@@ -27690,9 +27711,9 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 template <class T>
 void require_affine(std::string_view function, const LayerNormAffine<T>& affine, Index D) {
-  const auto whence = [&] { return std::to_string(D) + ", the width of x"; };
-  if (!affine.gamma.absent()) require_shape(function, "gamma", affine.gamma, Shape{D}, whence);
-  if (!affine.beta.absent()) require_shape(function, "beta", affine.beta, Shape{D}, whence);
+  const auto whence = ", the width of x";
+  if (!affine.gamma.absent()) require_shape(function, "gamma", affine.gamma, Shape{D}, D, whence);
+  if (!affine.beta.absent()) require_shape(function, "beta", affine.beta, Shape{D}, D, whence);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -27978,13 +27999,11 @@ void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<
 template <class T, class W>
 void require_linear(const In<T, 2>& x, const In<W, 2>& w, const In<T, 1>& b, const Out<T, 2>& y) {
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
-  const auto from_x = [&] { return std::to_string(K) + " from x " + x.shape().format(); };
   require_countable("linear_forward", "x", x);
   require_countable("linear_forward", "w", w);
-  require_shape("linear_forward", "w", w, Shape{K, O}, from_x);
+  require_shape("linear_forward", "w", w, Shape{K, O}, K, " from x ", x.shape());
   if (!b.absent()) {
-    require_shape("linear_forward", "b", b, Shape{O},
-                  [&] { return std::to_string(O) + " from w " + w.shape().format(); });
+    require_shape("linear_forward", "b", b, Shape{O}, O, " from w ", w.shape());
   }
   require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
   require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
@@ -28165,8 +28184,7 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
   require_countable("linear_backward", "x", x);
   require_countable("linear_backward", "w", w);
-  require_shape("linear_backward", "w", w, Shape{K, O},
-                [&] { return std::to_string(K) + " from x " + x.shape().format(); });
+  require_shape("linear_backward", "w", w, Shape{K, O}, K, " from x ", x.shape());
   require_shape("linear_backward", "dy", dy, Shape{N, O}, "rows of x, columns of w");
   if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
   if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");
@@ -28420,8 +28438,7 @@ Variable<T, R> matmul(const Variable<T, R>& a, const Variable<T, R>& b) {
   Shape<R> expected = a.shape(), shape = a.shape();
   expected[R - 2] = a.extent(R - 1);
   expected[R - 1] = shape[R - 1] = b.extent(R - 1);
-  require_shape("matmul", "b", b.value(), expected,
-                [&] { return "leading axes and columns of a " + a.shape().format(); });
+  require_shape("matmul", "b", b.value(), expected, "leading axes and columns of a ", a.shape());
   Recording<T> call({"matmul"}, a, b);
   const Out<T, R> y = call.output(shape);
   for (Index n = 0; n < detail::matrices_of(shape); ++n) {
@@ -28471,9 +28488,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// The standard deviation of a weight [in, out]; 0 for one without elements.
 inline double init_std(Init init, Index in, Index out) {
-  require(in >= 0, "init_std", [&] { return "in is " + std::to_string(in) + ", expected >= 0"; });
-  require(out >= 0, "init_std",
-          [&] { return "out is " + std::to_string(out) + ", expected >= 0"; });
+  require(in >= 0, "init_std", "in is ", in, ", expected >= 0");
+  require(out >= 0, "init_std", "out is ", out, ", expected >= 0");
   const double fan = static_cast<double>(init == Init::he_normal ? in : in + out);
   return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
 }
@@ -28485,10 +28501,8 @@ template <class W>
 requires Scalar<W> || NarrowFloat<W>
 void init_normal(Out<W, 2> w, double std_deviation, std::uint64_t seed, std::uint32_t parameter) {
   require_countable("init_normal", "w", w);
-  require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", [&] {
-    return "std_deviation is " + std::to_string(std_deviation) +
-           ", expected a finite number of 0 or more";
-  });
+  require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", "std_deviation is ",
+          std_deviation, ", expected a finite number of 0 or more");
   const auto key = philox_key(seed, 0x77000000u + parameter, 0);
   for (Index i = 0; i < w.extent(0); ++i) {
     for (Index o = 0; o < w.extent(1); ++o) {
@@ -28542,10 +28556,8 @@ void require_tokens(std::string_view function, std::string_view argument, const 
     const std::int64_t token = tokens(n);
     if ((token >= 0 && token < V) || ignored(token)) [[likely]]
       continue;
-    raise<ArgumentError>(std::string(function) + ": " + std::string(argument) + "(" +
-                         std::to_string(n) + ") is " + std::to_string(token) +
-                         ", expected 0 or more and below " + std::to_string(V) + " (" + from() +
-                         ")");
+    raise<ArgumentError>(function, ": ", argument, "(", n, ") is ", token,
+                         ", expected 0 or more and below ", V, " (", from(), ")");
   }
 }
 
@@ -28793,9 +28805,8 @@ class Embedding {
   /// A table of normal numbers of this standard deviation. Throws ArgumentError for a negative
   /// extent or a deviation that is none.
   Embedding(Index vocabulary, Index width, double std_deviation = 0.02, std::uint64_t seed = 0) {
-    require(vocabulary >= 0, "Embedding",
-            "vocabulary is " + std::to_string(vocabulary) + ", expected >= 0");
-    require(width >= 0, "Embedding", "width is " + std::to_string(width) + ", expected >= 0");
+    require(vocabulary >= 0, "Embedding", "vocabulary is ", vocabulary, ", expected >= 0");
+    require(width >= 0, "Embedding", "width is ", width, ", expected >= 0");
     parameters_.table = Tensor<W, 2>({vocabulary, width});
     init_normal<W>(parameters_.table, std_deviation, seed, 0);
   }
@@ -29269,25 +29280,21 @@ HEADWISE_STRICT_MATH_BEGIN
 /// Throws ArgumentError or ShapeError for options that are none, of rows of d elements.
 inline void require_rotary(std::string_view function, const RotaryOptions& options, Index d) {
   const Index width = options.width_of(d);
-  require(width >= 0 && width <= d && width % 2 == 0, function, [&] {
-    return "width is " + std::to_string(width) + ", expected an even number from 0 to " +
-           std::to_string(d) + ", the width of a head";
-  });
+  require(width >= 0 && width <= d && width % 2 == 0, function, "width is ", width,
+          ", expected an even number from 0 to ", d, ", the width of a head");
   constexpr Index farthest = Index{1} << 48;
-  require(options.offset >= 0 && options.offset <= farthest, function,
-          [&] { return "offset is " + std::to_string(options.offset) + ", expected 0 to 2^48"; });
+  require(options.offset >= 0 && options.offset <= farthest, function, "offset is ", options.offset,
+          ", expected 0 to 2^48");
   if (options.frequencies.absent()) {
-    require(is_finite_option(options.theta) && options.theta > 0, function, [&] {
-      return "theta is " + std::to_string(options.theta) + ", expected a finite number above 0";
-    });
+    require(is_finite_option(options.theta) && options.theta > 0, function, "theta is ",
+            options.theta, ", expected a finite number above 0");
     return;
   }
   require_shape(function, "frequencies", options.frequencies.view(), Shape{width / 2},
                 "one for each pair of the width");
   for (Index t = 0; t < width / 2; ++t) {
-    require(is_finite_option(options.frequencies(t)), function, [&] {
-      return "frequencies(" + std::to_string(t) + ") is not finite, expected a number";
-    });
+    require(is_finite_option(options.frequencies(t)), function, "frequencies(", t,
+            ") is not finite, expected a number");
   }
 }
 
@@ -29380,7 +29387,7 @@ template <class T, int R>
 void require_rotation(std::string_view function, std::string_view in, std::string_view out,
                       const In<T, R>& x, const Out<T, R>& y, const RotaryOptions& options) {
   require_countable(function, in, x);
-  require_shape(function, out, y, x.shape(), [&] { return "the shape of " + std::string(in); });
+  require_shape(function, out, y, x.shape(), "the shape of ", in);
   require_distinct(function, {out, y});
   require_same_or_apart(function, {out, y}, {in, x});
   require_rotary(function, options, x.extent(R - 1));
@@ -29392,10 +29399,8 @@ void require_angles(std::string_view function, const Out<T, 4>& y, const RotaryA
   require_shape(function, "angles.cosines", angles.cosines, Shape{held, pairs},
                 "half of the width");
   require_shape(function, "angles.sines", angles.sines, Shape{held, pairs}, "angles.cosines");
-  require(held - options.offset >= y.extent(2), function, [&] {
-    return "angles hold " + std::to_string(held) + " positions, expected at least " +
-           std::to_string(options.offset + y.extent(2)) + " (offset and rows)";
-  });
+  require(held - options.offset >= y.extent(2), function, "angles hold ", held,
+          " positions, expected at least ", options.offset + y.extent(2), " (offset and rows)");
   require_apart(function, {out, y},
                 {{"angles.cosines", angles.cosines}, {"angles.sines", angles.sines}});
 }
@@ -30153,8 +30158,8 @@ void require_packed_mask(std::string_view function, const AttentionMask<T>& mask
     const Shape<4>& got = pairs.shape();
     if ((got[0] == B || got[0] == 1) && (got[1] == H || got[1] == 1) && got[2] == 1 && got[3] == 1)
       return;
-    raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " + got.format() +
-                      ", expected " + Shape{B, H, Index{1}, Index{1}}.format() +
+    raise<ShapeError>(function, ": ", argument, " is ", got, ", expected ",
+                      Shape{B, H, Index{1}, Index{1}},
                       " or 1 on an axis (packed sequences have no [L, S] in common)");
   };
   for (const PairMask& term : mask.pair_masks()) {
@@ -30167,16 +30172,12 @@ void require_packed_mask(std::string_view function, const AttentionMask<T>& mask
           "Mask::documents is given, expected none (each packed sequence is one)");
   if (!mask.has_key_lengths()) return;
   const std::span<const Index> lengths = mask.key_lengths();
-  require(static_cast<Index>(lengths.size()) == B, function, [&] {
-    return "Mask::key_lengths has " + std::to_string(lengths.size()) + " lengths, expected " +
-           std::to_string(B) + " (one a sequence)";
-  });
+  require(static_cast<Index>(lengths.size()) == B, function, "Mask::key_lengths has ",
+          lengths.size(), " lengths, expected ", B, " (one a sequence)");
   for (std::size_t b = 0; b < lengths.size(); ++b) {
     const Index most = key_starts[b + 1] - key_starts[b];
-    require(lengths[b] >= 0 && lengths[b] <= most, function, [&] {
-      return "Mask::key_lengths holds " + std::to_string(lengths[b]) + " at " + std::to_string(b) +
-             ", expected 0 to " + std::to_string(most) + " (the keys of that sequence)";
-    });
+    require(lengths[b] >= 0 && lengths[b] <= most, function, "Mask::key_lengths holds ", lengths[b],
+            " at ", b, ", expected 0 to ", most, " (the keys of that sequence)");
   }
 }
 
@@ -30187,13 +30188,11 @@ FlashSequences require_packed(std::string_view function, const PackedSequences<T
   const Index N = x.q.extent(0), H = x.q.extent(1), d = x.q.extent(2), M = x.k.extent(0),
               G = x.k.extent(1), dv = x.v.extent(2);
   require_countable(function, "q", x.q);
-  require_shape(function, "k", x.k, Shape{M, G, d},
-                [&] { return "head width of q " + x.q.shape().format(); });
-  require_shape(function, "v", x.v, Shape{M, G, dv},
-                [&] { return "rows and heads of k " + x.k.shape().format(); });
+  require_shape(function, "k", x.k, Shape{M, G, d}, "head width of q ", x.q.shape());
+  require_shape(function, "v", x.v, Shape{M, G, dv}, "rows and heads of k ", x.k.shape());
   if (G == 0 ? H != 0 : H % G != 0) {
-    raise<ShapeError>(std::string(function) + ": q has " + std::to_string(H) + " heads, k has " +
-                      std::to_string(G) + ", expected a divisor of the former");
+    raise<ShapeError>(function, ": q has ", H, " heads, k has ", G,
+                      ", expected a divisor of the former");
   }
   require_packed_starts(function, x.query_starts, N, "the rows of q", x.key_starts, M,
                         "the rows of k");
@@ -30909,10 +30908,8 @@ struct MultiHeadAttentionOptions {
     const auto name = "MultiHeadAttention";
     const auto require_width = [&](const char* option, Index width, Index least) {
       constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
-      require(width >= least && width <= widest, name, [&] {
-        return std::string(option) + " is " + std::to_string(width) + ", expected " +
-               std::to_string(least) + " to 2^30";
-      });
+      require(width >= least && width <= widest, name, option, " is ", width, ", expected ", least,
+              " to 2^30");
     };
     require_width("d_model", d_model, 1);
     require_width("num_heads", num_heads, 1);
@@ -30922,23 +30919,19 @@ struct MultiHeadAttentionOptions {
     require_width("kdim", kdim, 0);
     require_width("vdim", vdim, 0);
     if (d_head == 0) {
-      require(d_model % num_heads == 0, name,
-              "num_heads is " + std::to_string(num_heads) + ", expected a divisor of d_model " +
-                  std::to_string(d_model) + " (or give d_head)");
+      require(d_model % num_heads == 0, name, "num_heads is ", num_heads,
+              ", expected a divisor of d_model ", d_model, " (or give d_head)");
       full.d_head = d_model / num_heads;
     }
     if (num_kv_heads == 0) full.num_kv_heads = num_heads;
-    require(num_heads % full.num_kv_heads == 0, name,
-            "num_kv_heads is " + std::to_string(num_kv_heads) +
-                ", expected a divisor of num_heads " + std::to_string(num_heads));
+    require(num_heads % full.num_kv_heads == 0, name, "num_kv_heads is ", num_kv_heads,
+            ", expected a divisor of num_heads ", num_heads);
     if (d_value == 0) full.d_value = full.d_head;
     if (kdim == 0) full.kdim = d_model;
     if (vdim == 0) full.vdim = d_model;
     const auto require_epsilon = [&](const char* option, double epsilon) {
-      require(is_finite_option(epsilon) && epsilon > 0, name, [&] {
-        return std::string(option) + " is " + std::to_string(epsilon) +
-               ", expected a finite number above 0";
-      });
+      require(is_finite_option(epsilon) && epsilon > 0, name, option, " is ", epsilon,
+              ", expected a finite number above 0");
     };
     require_epsilon("layer_norm_epsilon", layer_norm_epsilon);
     require_epsilon("qk_norm_epsilon", qk_norm_epsilon);
@@ -31065,12 +31058,11 @@ struct FeedForwardOptions {
   FeedForwardOptions resolved() const {
     FeedForwardOptions full = *this;
     constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
-    require(d_model >= 1 && d_model <= widest, "FeedForward",
-            [&] { return "d_model is " + std::to_string(d_model) + ", expected 1 to 2^30"; });
+    require(d_model >= 1 && d_model <= widest, "FeedForward", "d_model is ", d_model,
+            ", expected 1 to 2^30");
     if (d_hidden == 0) full.d_hidden = 4 * d_model;
-    require(full.d_hidden >= 1 && full.d_hidden <= widest, "FeedForward", [&] {
-      return "d_hidden is " + std::to_string(full.d_hidden) + ", expected 1 to 2^30 (0: 4 d_model)";
-    });
+    require(full.d_hidden >= 1 && full.d_hidden <= widest, "FeedForward", "d_hidden is ",
+            full.d_hidden, ", expected 1 to 2^30 (0: 4 d_model)");
     return full;
   }
   /// Columns of the first product: F, or 2 F where they are gate | up. Of resolved options.
@@ -31504,8 +31496,8 @@ class FeedForward {
  private:
   Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
     constexpr std::string_view function = "FeedForward::forward";
-    require_shape(function, "x", x, Shape{x.extent(0), options_.d_model},
-                  [&] { return "d_model " + std::to_string(options_.d_model); });
+    require_shape(function, "x", x, Shape{x.extent(0), options_.d_model}, "d_model ",
+                  options_.d_model);
     require_shape(function, "w_in", In<W, 2>(parameters_.w_in),
                   Shape{options_.d_model, options_.in_width()},
                   "the options: a module that was moved from has none");
@@ -31731,7 +31723,7 @@ void for_each_with_gradient(MultiHeadAttentionParameters<T>& parameters,
   };
   for_each_pair([](const std::string& name, auto parameter, auto gradient) {
     require_shape("for_each_with_gradient", "grad_" + name, gradient, parameter.shape(),
-                  "the shape of " + name);
+                  "the shape of ", name);
   });
   for_each_pair(f);
 }
@@ -32503,18 +32495,16 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
   constexpr std::string_view function = "MultiHeadAttention::forward";
   const auto& [query, key, value, self] = inputs;
   const Index B = call.packed() ? 1 : query.extent(0), L = query.extent(1), S = key.extent(1);
-  require_shape(function, self ? "x" : "query", query, Shape{B, L, o.d_model}, [&] {
-    const std::string sequences = call.packed() ? "packed sequences, " : "";
-    return sequences + "d_model " + std::to_string(o.d_model);
-  });
+  const auto sequences = call.packed() ? "packed sequences, " : "";
+  require_shape(function, self ? "x" : "query", query, Shape{B, L, o.d_model}, sequences,
+                "d_model ", o.d_model);
   if (self) {
     require(o.fused(), function,
             "kdim or vdim differ from d_model, expected separate keys and values");
   } else {
-    require_shape(function, "key", key, Shape{B, S, o.kdim},
-                  [&] { return "batch of query, kdim " + std::to_string(o.kdim); });
-    require_shape(function, "value", value, Shape{B, S, o.vdim},
-                  [&] { return "batch and length of key, vdim " + std::to_string(o.vdim); });
+    require_shape(function, "key", key, Shape{B, S, o.kdim}, "batch of query, kdim ", o.kdim);
+    require_shape(function, "value", value, Shape{B, S, o.vdim}, "batch and length of key, vdim ",
+                  o.vdim);
   }
   if (call.packed()) {
     require_packed_call(function, call, self, o.num_heads, L, S);
@@ -32868,15 +32858,10 @@ template <Scalar T>
 MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first, Index count) {
   const MultiHeadAttentionOptions& o = whole.options();
   const Index group = o.num_heads / o.num_kv_heads;
-  const auto got = [&] {
-    return "first is " + std::to_string(first) + " and count " + std::to_string(count);
-  };
-  require(first >= 0 && count >= 1 && count <= o.num_heads - first, "head_shard", [&] {
-    return got() + ", expected at least one of heads 0 to " + std::to_string(o.num_heads - 1);
-  });
-  require(first % group == 0 && count % group == 0, "head_shard", [&] {
-    return got() + ", expected multiples of " + std::to_string(group) + " (heads that share keys)";
-  });
+  require(first >= 0 && count >= 1 && count <= o.num_heads - first, "head_shard", "first is ",
+          first, " and count ", count, ", expected at least one of heads 0 to ", o.num_heads - 1);
+  require(first % group == 0 && count % group == 0, "head_shard", "first is ", first, " and count ",
+          count, ", expected multiples of ", group, " (heads that share keys)");
   require(!o.layer_norm, "head_shard",
           "the module has layer_norm, expected one without: normalise the input before");
 
@@ -32926,9 +32911,7 @@ struct KeyValueCacheOptions {
   void require_valid(bool of_float) const {
     constexpr std::string_view function = "KeyValueCache";
     const auto require_extent = [&](const char* name, Index extent) {
-      require(extent >= 0, function, [&] {
-        return std::string(name) + " is " + std::to_string(extent) + ", expected >= 0";
-      });
+      require(extent >= 0, function, name, " is ", extent, ", expected >= 0");
     };
     require_extent("batch_size", batch_size);
     require_extent("num_kv_heads", num_kv_heads);
@@ -32939,18 +32922,14 @@ struct KeyValueCacheOptions {
     require_extent("first_keys", first_keys);
     const auto require_countable_slots = [&](const char* name, Index slots) {
       constexpr Index most = Index{1} << 48;
-      require(window == 0 || slots <= most, function, [&] {
-        return std::string(name) + " is " + std::to_string(slots) +
-               ", expected at most 2^48 beside a window";
-      });
+      require(window == 0 || slots <= most, function, name, " is ", slots,
+              ", expected at most 2^48 beside a window");
     };
     require_countable_slots("capacity", capacity);
     require_countable_slots("window", window);
     require_countable_slots("first_keys", first_keys);
-    require(window != 0 || first_keys == 0, function, [&] {
-      return "first_keys is " + std::to_string(first_keys) +
-             " and window 0, expected a window beside which they are kept";
-    });
+    require(window != 0 || first_keys == 0, function, "first_keys is ", first_keys,
+            " and window 0, expected a window beside which they are kept");
     require(of_float || stored_as == StoredAs::same, function,
             "stored_as is of 16 bits, expected StoredAs::same: the cache is not of float");
   }
@@ -33158,15 +33137,11 @@ inline Index count_of(std::span<const Index> counts, Index b, Index n) {
 inline void require_counts(std::string_view function, std::span<const Index> counts, Index B,
                            Index n) {
   if (counts.empty()) return;
-  require(static_cast<Index>(counts.size()) == B, function, [&] {
-    return "counts are " + std::to_string(counts.size()) + ", expected " + std::to_string(B) +
-           " (the batch size), or none for all";
-  });
+  require(static_cast<Index>(counts.size()) == B, function, "counts are ", counts.size(),
+          ", expected ", B, " (the batch size), or none for all");
   for (const Index count : counts) {
-    require(count >= 0 && count <= n, function, [&] {
-      return "counts holds " + std::to_string(count) + ", expected 0 to " + std::to_string(n) +
-             " (the tokens of the step)";
-    });
+    require(count >= 0 && count <= n, function, "counts holds ", count, ", expected 0 to ", n,
+            " (the tokens of the step)");
   }
 }
 
@@ -33263,16 +33238,11 @@ class KeyValueCache {
     for (Index b = 0; b < options_.batch_size; ++b) {
       const Index more = detail::count_of(counts, b, n), there = taken ? 0 : lengths_(b);
       const Index fit = taken ? 0 : room(b);
-      require(more <= fit || slots_.window != 0, function, [&] {
-        return std::to_string(more) + " tokens behind " + std::to_string(there) +
-               " are more than the capacity " + std::to_string(options_.capacity) +
-               " of the cache: roll it back, clear it or make a larger one";
-      });
-      require(more <= fit, function, [&] {
-        return std::to_string(more) + " tokens behind " + std::to_string(there) +
-               " are more than the " + std::to_string(fit) +
-               " that fit beside the window: take fewer at a time";
-      });
+      require(more <= fit || slots_.window != 0, function, more, " tokens behind ", there,
+              " are more than the capacity ", options_.capacity,
+              " of the cache: roll it back, clear it or make a larger one");
+      require(more <= fit, function, more, " tokens behind ", there, " are more than the ", fit,
+              " that fit beside the window: take fewer at a time");
     }
   }
 
@@ -33363,21 +33333,15 @@ class KeyValueCache {
   }
 
   void require_sequence(std::string_view function, Index b) const {
-    require(b >= 0 && b < lengths_.size(), function, [&] {
-      return "b is " + std::to_string(b) + ", expected 0 to " +
-             std::to_string(lengths_.size() - 1) + ", a sequence of the batch";
-    });
+    require(b >= 0 && b < lengths_.size(), function, "b is ", b, ", expected 0 to ",
+            lengths_.size() - 1, ", a sequence of the batch");
   }
   void require_way_back(Index b, Index n) const {
     constexpr std::string_view function = "KeyValueCache::rollback";
-    require(n >= 0 && n <= lengths_(b), function, [&] {
-      return "n is " + std::to_string(n) + ", expected 0 to " + std::to_string(lengths_(b)) +
-             ", the length";
-    });
-    require(at(b).reaches_back_to(slots_, lengths_(b) - n), function, [&] {
-      return "n is " + std::to_string(n) + ", expected fewer: keys that token " +
-             std::to_string(lengths_(b) - n) + " sees are no longer held";
-    });
+    require(n >= 0 && n <= lengths_(b), function, "n is ", n, ", expected 0 to ", lengths_(b),
+            ", the length");
+    require(at(b).reaches_back_to(slots_, lengths_(b) - n), function, "n is ", n,
+            ", expected fewer: keys that token ", lengths_(b) - n, " sees are no longer held");
   }
   void go_back(Index b, Index n) { set(b, at(b).back_to(slots_, lengths_(b) - n)); }
 
@@ -33463,10 +33427,9 @@ class LayerNorm {
   /// is not above 0.
   explicit LayerNorm(Index width, bool affine = true, double epsilon = 1e-5)
       : width_(width), epsilon_(epsilon) {
-    require(width >= 0, "LayerNorm", "width is " + std::to_string(width) + ", expected >= 0");
-    require(is_finite_option(epsilon) && epsilon > 0, "LayerNorm", [&] {
-      return "epsilon is " + std::to_string(epsilon) + ", expected a finite number above 0";
-    });
+    require(width >= 0, "LayerNorm", "width is ", width, ", expected >= 0");
+    require(is_finite_option(epsilon) && epsilon > 0, "LayerNorm", "epsilon is ", epsilon,
+            ", expected a finite number above 0");
     if (!affine) return;
     parameters_.gamma = Tensor<T, 1>({width});
     parameters_.beta = Tensor<T, 1>({width});
@@ -33589,8 +33552,8 @@ class Linear {
   /// Weights by `init`, bias 0. Throws ArgumentError for a negative width.
   Linear(Index in, Index out, bool bias = true, Init init = Init::xavier_normal,
          std::uint64_t seed = 0) {
-    require(in >= 0, "Linear", "in is " + std::to_string(in) + ", expected >= 0");
-    require(out >= 0, "Linear", "out is " + std::to_string(out) + ", expected >= 0");
+    require(in >= 0, "Linear", "in is ", in, ", expected >= 0");
+    require(out >= 0, "Linear", "out is ", out, ", expected >= 0");
     parameters_.w = Tensor<W, 2>({in, out});
     if (bias) parameters_.b = Tensor<T, 1>({out});
     init_weights<W>(parameters_.w, init, seed, 0);
@@ -33741,12 +33704,9 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
                 "batch of the cache, d_model");
   const bool fits =
       c.num_kv_heads == o.num_kv_heads && c.d_head == o.d_head && c.d_value == o.d_value;
-  require(fits, function, [&] {
-    return "cache is of " + std::to_string(c.num_kv_heads) + " heads of widths " +
-           std::to_string(c.d_head) + " and " + std::to_string(c.d_value) + ", expected " +
-           std::to_string(o.num_kv_heads) + " of " + std::to_string(o.d_head) + " and " +
-           std::to_string(o.d_value) + " (the module)";
-  });
+  require(fits, function, "cache is of ", c.num_kv_heads, " heads of widths ", c.d_head, " and ",
+          c.d_value, ", expected ", o.num_kv_heads, " of ", o.d_head, " and ", o.d_value,
+          " (the module)");
   require_counts(function, counts, c.batch_size, x.extent(1));
   cache.require_room(function, x.extent(1), counts);
 }
@@ -33967,10 +33927,9 @@ class RMSNorm {
   /// gamma 1, or none. Throws ArgumentError for a negative width or an epsilon that is not above 0.
   explicit RMSNorm(Index width, bool affine = true, double epsilon = 1e-6)
       : width_(width), epsilon_(epsilon) {
-    require(width >= 0, "RMSNorm", "width is " + std::to_string(width) + ", expected >= 0");
-    require(is_finite_option(epsilon) && epsilon > 0, "RMSNorm", [&] {
-      return "epsilon is " + std::to_string(epsilon) + ", expected a finite number above 0";
-    });
+    require(width >= 0, "RMSNorm", "width is ", width, ", expected >= 0");
+    require(is_finite_option(epsilon) && epsilon > 0, "RMSNorm", "epsilon is ", epsilon,
+            ", expected a finite number above 0");
     if (!affine) return;
     parameters_.gamma = Tensor<T, 1>({width});
     fill(Out<T, 1>(parameters_.gamma), T(1));
@@ -34059,16 +34018,11 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 HEADWISE_STRICT_MATH_BEGIN
 
 inline void require_sampling(std::string_view function, const SamplingOptions& o) {
-  require(is_finite_option(o.temperature) && o.temperature >= 0, function, [&] {
-    return "temperature is " + std::to_string(o.temperature) +
-           ", expected a finite number of 0 or more";
-  });
-  require(o.top_k >= 0, function, [&] {
-    return "top_k is " + std::to_string(o.top_k) + ", expected 1 or more, or 0 for all";
-  });
-  require(o.top_p > 0 && o.top_p <= 1, function, [&] {
-    return "top_p is " + std::to_string(o.top_p) + ", expected above 0 and at most 1";
-  });
+  require(is_finite_option(o.temperature) && o.temperature >= 0, function, "temperature is ",
+          o.temperature, ", expected a finite number of 0 or more");
+  require(o.top_k >= 0, function, "top_k is ", o.top_k, ", expected 1 or more, or 0 for all");
+  require(o.top_p > 0 && o.top_p <= 1, function, "top_p is ", o.top_p,
+          ", expected above 0 and at most 1");
 }
 
 /// The first of the greatest logits. Throws ArgumentError for NaN, +infinity, or nothing but
@@ -34078,16 +34032,13 @@ Index first_greatest(std::string_view function, const In<T, 1>& logits) {
   const T most = (std::numeric_limits<T>::max)(), least = std::numeric_limits<T>::lowest();
   Index greatest = -1;
   for (Index v = 0; v < logits.extent(0); ++v) {
-    require(logits(v) <= most, function, [&] {
-      return "logits(" + std::to_string(v) + ") is NaN or infinity, expected a number or -infinity";
-    });
+    require(logits(v) <= most, function, "logits(", v,
+            ") is NaN or infinity, expected a number or -infinity");
     const bool here = least <= logits(v);
     if (here && (greatest < 0 || logits(greatest) < logits(v))) greatest = v;
   }
-  require(greatest >= 0, function, [&] {
-    return "logits " + logits.shape().format() +
-           " hold no number above -infinity, expected one token at least";
-  });
+  require(greatest >= 0, function, "logits ", logits.shape(),
+          " hold no number above -infinity, expected one token at least");
   return greatest;
 }
 
@@ -34243,10 +34194,8 @@ struct TransformerBlockOptions {
   /// within, for what makes no block.
   TransformerBlockOptions resolved() const {
     TransformerBlockOptions full = *this;
-    require(is_finite_option(norm_epsilon) && norm_epsilon > 0, "TransformerBlock", [&] {
-      return "norm_epsilon is " + std::to_string(norm_epsilon) +
-             ", expected a finite number above 0";
-    });
+    require(is_finite_option(norm_epsilon) && norm_epsilon > 0, "TransformerBlock",
+            "norm_epsilon is ", norm_epsilon, ", expected a finite number above 0");
     const MultiHeadAttentionOptions within = of_attention().resolved();
     full.num_kv_heads = within.num_kv_heads;
     full.rotary = within.rotary;
@@ -34757,8 +34706,7 @@ class TransformerBlock {
                    const Context& context) const {
     constexpr std::string_view function = "TransformerBlock::forward";
     const Index B = x.extent(0), L = x.extent(1);
-    require_shape(function, "x", x, Shape{B, L, options_.d_model},
-                  [&] { return "d_model " + std::to_string(options_.d_model); });
+    require_shape(function, "x", x, Shape{B, L, options_.d_model}, "d_model ", options_.d_model);
     require_shape(function, "norm1.gamma", In<T, 1>(parameters_.norm1.gamma),
                   Shape{options_.d_model}, "the options: a block that was moved from has none");
     detail::require_call<T>(options_.attention(), {x, x, x, true}, call.attention());
@@ -34864,16 +34812,15 @@ struct TransformerDecoderOptions {
   TransformerDecoderOptions resolved() const {
     constexpr std::string_view function = "TransformerDecoder";
     constexpr Index most = Index{1} << 30, most_blocks = Index{1} << 16;
-    require(vocabulary >= 1 && vocabulary <= most, function,
-            [&] { return "vocabulary is " + std::to_string(vocabulary) + ", expected 1 to 2^30"; });
-    require(max_length >= 1 && max_length <= most, function,
-            [&] { return "max_length is " + std::to_string(max_length) + ", expected 1 to 2^30"; });
-    require(num_blocks >= 1 && num_blocks <= most_blocks, function,
-            [&] { return "num_blocks is " + std::to_string(num_blocks) + ", expected 1 to 2^16"; });
-    require(is_finite_option(embedding_deviation) && embedding_deviation >= 0, function, [&] {
-      return "embedding_deviation is " + std::to_string(embedding_deviation) +
-             ", expected a finite number of 0 or more";
-    });
+    require(vocabulary >= 1 && vocabulary <= most, function, "vocabulary is ", vocabulary,
+            ", expected 1 to 2^30");
+    require(max_length >= 1 && max_length <= most, function, "max_length is ", max_length,
+            ", expected 1 to 2^30");
+    require(num_blocks >= 1 && num_blocks <= most_blocks, function, "num_blocks is ", num_blocks,
+            ", expected 1 to 2^16");
+    require(is_finite_option(embedding_deviation) && embedding_deviation >= 0, function,
+            "embedding_deviation is ", embedding_deviation,
+            ", expected a finite number of 0 or more");
     TransformerDecoderOptions full = *this;
     full.block = block.resolved();
     return full;
@@ -35034,25 +34981,18 @@ inline In<std::int64_t, 1> in_a_row(const Tensor<std::int64_t, 2>& tokens) {
 /// Throws ArgumentError unless tokens [B, L] are sequences as the decoder and the call take them.
 inline void require_lengths(std::string_view function, const TransformerDecoderOptions& o,
                             const Shape<2>& tokens, const TransformerDecoderCall& call) {
-  const auto at_most = [&] {
-    return ", expected sequences of at most " + std::to_string(o.max_length) + " (max_length)";
-  };
   if (call.starts.empty()) {
-    return require(tokens[1] <= o.max_length, function,
-                   [&] { return "tokens are " + tokens.format() + at_most(); });
+    return require(tokens[1] <= o.max_length, function, "tokens are ", tokens,
+                   ", expected sequences of at most ", o.max_length, " (max_length)");
   }
-  require(tokens[0] == 1, function, [&] {
-    return "tokens are " + tokens.format() + ", expected " + Shape{Index{1}, tokens[1]}.format() +
-           " (packed sequences)";
-  });
+  require(tokens[0] == 1, function, "tokens are ", tokens, ", expected ",
+          Shape{Index{1}, tokens[1]}, " (packed sequences)");
   require_packed_path(function, call.path);
   require_starts(function, "starts", call.starts, tokens[1], "the tokens");
   for (std::size_t b = 1; b < call.starts.size(); ++b) {
     const Index length = call.starts[b] - call.starts[b - 1];
-    require(length <= o.max_length, function, [&] {
-      return "sequence " + std::to_string(b - 1) + " has " + std::to_string(length) + " tokens" +
-             at_most();
-    });
+    require(length <= o.max_length, function, "sequence ", b - 1, " has ", length,
+            " tokens, expected sequences of at most ", o.max_length, " (max_length)");
   }
 }
 
@@ -35400,10 +35340,8 @@ class TransformerDecoder {
             "window is given to a decoder with position vectors, expected none: a sequence would "
             "outgrow max_length");
     const bool fits = cache.capacity >= 0 && (cache.capacity <= most || cache.window != 0);
-    require(fits, function, [&] {
-      return "capacity is " + std::to_string(cache.capacity) + ", expected 1 to max_length " +
-             std::to_string(most) + ", or 0 for it";
-    });
+    require(fits, function, "capacity is ", cache.capacity, ", expected 1 to max_length ", most,
+            ", or 0 for it");
     if (cache.capacity == 0 && cache.window == 0) cache.capacity = most;
     return State(options_, cache, memory);
   }
@@ -35498,10 +35436,9 @@ class TransformerDecoder {
     check("gradients.position", gradients.position, parameters_.position);
     check("gradients.norm.gamma", gradients.norm.gamma, parameters_.norm.gamma);
     check("gradients.norm.beta", gradients.norm.beta, parameters_.norm.beta);
-    require(gradients.blocks.size() == parameters_.blocks.size(), function, [&] {
-      return "gradients are of " + std::to_string(gradients.blocks.size()) + " blocks, expected " +
-             std::to_string(parameters_.blocks.size()) + " (zero_gradients())";
-    });
+    require(gradients.blocks.size() == parameters_.blocks.size(), function, "gradients are of ",
+            gradients.blocks.size(), " blocks, expected ", parameters_.blocks.size(),
+            " (zero_gradients())");
     for (std::size_t n = 0; n < parameters_.blocks.size(); ++n) {
       detail::require_block_gradients<T>(parameters_.blocks[n], gradients.blocks[n]);
     }
@@ -51055,8 +50992,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///         the tiles of AMX where it may use them.
 template <std::same_as<float> T = float>
 Products bf16_products(Bf16Unit unit = bf16_unit()) {
-  require(is_supported(unit), "bf16_products",
-          "the unit is " + std::string(name_of(unit)) + ", which this processor does not have");
+  require(is_supported(unit), "bf16_products", "the unit is ", name_of(unit),
+          ", which this processor does not have");
   return Products(&kernels::bf16_kernels_of<T>(unit, instruction_set()));
 }
 
@@ -51179,8 +51116,7 @@ class ParameterList {
     require_apart(function, {"value", added.view}, {{"gradient", added.gradient}});
     require_distinct(function, {"gradient", added.gradient});
     for (const Parameter<T>& p : parameters_) {
-      require(p.name != added.name, function,
-              [&] { return "name " + added.name + " was added before"; });
+      require(p.name != added.name, function, "name ", added.name, " was added before");
       require_apart(function, {"value", added.view},
                     {{"an earlier value", p.view}, {"an earlier gradient", p.gradient}});
       require_apart(function, {"gradient", added.gradient},
@@ -51234,16 +51170,13 @@ void collect(ParameterList<T>& list, const std::string& prefix, Parameters& para
   } else {  // those that name themselves
     gradients.for_each(into(slopes));
   }
-  require(values.size() == slopes.size(), "collect", [&] {
-    return "gradients hold " + std::to_string(slopes.size()) + " tensors, expected " +
-           std::to_string(values.size()) + " (parameters)";
-  });
+  require(values.size() == slopes.size(), "collect", "gradients hold ", slopes.size(),
+          " tensors, expected ", values.size(), " (parameters)");
   ParameterList<T> longer = list;
   for (std::size_t n = 0; n < values.size(); ++n) {
     if (values[n].extents() != slopes[n].extents()) {
-      raise<ShapeError>("collect: the gradient of " + values[n].name + " is " +
-                        format_extents(slopes[n].extents()) + ", expected " +
-                        format_extents(values[n].extents()) + " (zero_gradients())");
+      raise<ShapeError>("collect: the gradient of ", values[n].name, " is ", slopes[n].extents(),
+                        ", expected ", values[n].extents(), " (zero_gradients())");
     }
     longer.add({std::move(values[n]), slopes[n].view});
   }
@@ -51400,9 +51333,8 @@ kernels::SumOf<T> gradient_norm(const ParameterList<T>& list, const Context& con
 /// Throws  ArgumentError.
 template <Scalar Sum>
 Sum clip_factor(const Sum& norm, double max_norm) {
-  require(is_finite_option(max_norm) && max_norm > 0, "clip_factor", [&] {
-    return "max_norm is " + std::to_string(max_norm) + ", expected a finite number above 0";
-  });
+  require(is_finite_option(max_norm) && max_norm > 0, "clip_factor", "max_norm is ", max_norm,
+          ", expected a finite number above 0");
   const Sum factor = Sum(max_norm) / (norm + Sum(1e-6));
   return Sum(1) < factor ? Sum(1) : factor;
 }
@@ -51436,9 +51368,8 @@ void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>
 template <Scalar T>
 kernels::SumOf<T> clip_grad_norm(const ParameterList<T>& list, double max_norm,
                                  const Context& context = {}) {
-  require(is_finite_option(max_norm) && max_norm > 0, "clip_grad_norm", [&] {
-    return "max_norm is " + std::to_string(max_norm) + ", expected a finite number above 0";
-  });
+  require(is_finite_option(max_norm) && max_norm > 0, "clip_grad_norm", "max_norm is ", max_norm,
+          ", expected a finite number above 0");
   const auto norm = gradient_norm(list, context);
   scale_gradients(list, static_cast<T>(clip_factor(norm, max_norm)), context);
   return norm;
@@ -51499,19 +51430,15 @@ class Optimizer {
                  std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     constexpr std::string_view function = "Optimizer::add_group";
     options.require_step_options(function);
-    require(steps_ == 0, function, [&] {
-      return std::to_string(steps_) + " steps were taken, expected all groups before the first";
-    });
+    require(steps_ == 0, function, steps_,
+            " steps were taken, expected all groups before the first");
     for (const Group& group : groups_) {
       for (const Parameter<T>& there : group.parameters) {
         for (const Parameter<T>& p : parameters) {
-          require(p.name != there.name, function,
-                  [&] { return "parameter " + p.name + " is in a group already"; });
+          require(p.name != there.name, function, "parameter ", p.name, " is in a group already");
           const bool apart = !detail::overlap({"", p.view}, {"", there.view});
-          require(apart, function, [&] {
-            return "parameter " + p.name + " shares elements with " + there.name +
-                   ", which is in a group already: expected each once";
-          });
+          require(apart, function, "parameter ", p.name, " shares elements with ", there.name,
+                  ", which is in a group already: expected each once");
         }
       }
     }
@@ -51538,8 +51465,7 @@ class Optimizer {
   std::int64_t steps() const { return steps_; }
   /// As if so many had been taken: for a state that was loaded. Throws ArgumentError below 0.
   void set_steps(std::int64_t steps) {
-    require(steps >= 0, "Optimizer::set_steps",
-            [&] { return "steps is " + std::to_string(steps) + ", expected >= 0"; });
+    require(steps >= 0, "Optimizer::set_steps", "steps is ", steps, ", expected >= 0");
     steps_ = steps;
   }
 
@@ -51581,16 +51507,13 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// The rule of an option that is a number from 0 on.
 inline void require_from_0(std::string_view function, std::string_view option, double value) {
-  require(is_finite_option(value) && value >= 0, function, [&] {
-    return std::string(option) + " is " + std::to_string(value) +
-           ", expected a finite number of 0 or more";
-  });
+  require(is_finite_option(value) && value >= 0, function, option, " is ", value,
+          ", expected a finite number of 0 or more");
 }
 
 inline void require_gradient_scale(std::string_view function, double scale) {
-  require(is_finite_option(scale), function, [&] {
-    return "gradient_scale is " + std::to_string(scale) + ", expected a finite number";
-  });
+  require(is_finite_option(scale), function, "gradient_scale is ", scale,
+          ", expected a finite number");
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -51613,10 +51536,8 @@ struct AdamWOptions {
   /// Throws ArgumentError for one that is out of range.
   void require_step_options(std::string_view function) const {
     const auto require_beta = [&](std::string_view option, double value) {
-      require(is_finite_option(value) && value >= 0 && value < 1, function, [&] {
-        return std::string(option) + " is " + std::to_string(value) +
-               ", expected 0 or more and below 1";
-      });
+      require(is_finite_option(value) && value >= 0 && value < 1, function, option, " is ", value,
+              ", expected 0 or more and below 1");
     };
     detail::require_from_0(function, "learning_rate", learning_rate);
     require_beta("beta1", beta1);
@@ -51707,24 +51628,18 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 inline void require_step(std::string_view schedule, std::int64_t step) {
-  require(step >= 0, schedule,
-          [&] { return "step is " + std::to_string(step) + ", expected >= 0"; });
+  require(step >= 0, schedule, "step is ", step, ", expected >= 0");
 }
 
 inline void require_rate(std::string_view schedule, std::string_view name, double rate) {
-  require(is_finite_option(rate) && rate >= 0, schedule, [&] {
-    return std::string(name) + " is " + std::to_string(rate) +
-           ", expected a finite number of 0 or more";
-  });
+  require(is_finite_option(rate) && rate >= 0, schedule, name, " is ", rate,
+          ", expected a finite number of 0 or more");
 }
 
 inline void require_span(std::string_view schedule, std::int64_t warmup, std::int64_t total) {
-  require(warmup >= 0, schedule,
-          [&] { return "warmup_steps is " + std::to_string(warmup) + ", expected >= 0"; });
-  require(total >= warmup, schedule, [&] {
-    return "total_steps is " + std::to_string(total) + ", expected at least warmup_steps, " +
-           std::to_string(warmup);
-  });
+  require(warmup >= 0, schedule, "warmup_steps is ", warmup, ", expected >= 0");
+  require(total >= warmup, schedule, "total_steps is ", total, ", expected at least warmup_steps, ",
+          warmup);
 }
 
 HEADWISE_STRICT_MATH_BEGIN
@@ -51809,8 +51724,7 @@ struct StepSchedule {
   double operator()(std::int64_t step) const {
     detail::require_rate("StepSchedule", "initial", initial);
     detail::require_rate("StepSchedule", "factor", factor);
-    require(every >= 1, "StepSchedule",
-            [&] { return "every is " + std::to_string(every) + ", expected >= 1"; });
+    require(every >= 1, "StepSchedule", "every is ", every, ", expected >= 1");
     detail::require_step("StepSchedule", step);
     const std::int64_t steps_down = step / every;
     return initial * std::pow(factor, static_cast<double>(steps_down));
@@ -51840,9 +51754,8 @@ struct SgdOptions {
   void require_step_options(std::string_view function) const {
     detail::require_from_0(function, "learning_rate", learning_rate);
     detail::require_from_0(function, "momentum", momentum);
-    require(is_finite_option(dampening), function, [&] {
-      return "dampening is " + std::to_string(dampening) + ", expected a finite number";
-    });
+    require(is_finite_option(dampening), function, "dampening is ", dampening,
+            ", expected a finite number");
     require(!nesterov || (momentum > 0 && !(dampening < 0) && !(dampening > 0)), function,
             "nesterov is set, expected a momentum above 0 and no dampening with it");
     detail::require_from_0(function, "weight_decay", weight_decay);
@@ -52003,8 +51916,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Source: Press, Smith and Lewis, "Train Short, Test Long", 2022, arXiv 2108.12409, section 3.
 template <Scalar T>
 Tensor<T, 1> alibi_slopes(Index heads) {
-  require(heads >= 1, "alibi_slopes",
-          [&] { return "heads is " + std::to_string(heads) + ", expected >= 1"; });
+  require(heads >= 1, "alibi_slopes", "heads is ", heads, ", expected >= 1");
   Index power = 1;
   while (2 * power <= heads) power *= 2;
   Tensor<T, 1> slopes({heads});

@@ -122,6 +122,8 @@ TEST_CASE("a rule without a call is found, whichever way it is written", "[bad_c
     }
     void f(Index n, bool b, In<double, 1> x) {
       helper("f", n);
+      require(n < 7, "f", b ? "n" : "m", " is ", n, ", expected < 7");
+      require_shape("f", x, x, Shape{n}, n, " from x ", x.shape());
       require_shape("f", b ? "x" : "y", x, Shape{n}, "the count");  // not "z"
       require_apart("f", {"x", x}, {{"y", y}});
     }
@@ -129,13 +131,16 @@ TEST_CASE("a rule without a call is found, whichever way it is written", "[bad_c
       constexpr std::string_view function = "g";
       helper(function, n);
       if (n > 9) raise<ShapeError>("g: n is " + std::to_string(n));
+      if (n > 8) raise<ShapeError>(function, ": n is ", n, ", expected <= 8");
     })");
   std::vector<std::string> forms;
   for (const RuleSite& rule : reader.rules()) forms.push_back(rule.forms[0]);
   CHECK(forms == std::vector<std::string>{
                      "f: n is *, expected > 0", "g: n is *, expected > 0",
-                     "f: x is *, expected * (the count)", "f: y is *, expected * (the count)",
-                     "f: x holds one element*", "f: x overlaps y, *", "g: n is *"});
+                     "f: n is *, expected < 7", "f: m is *, expected < 7",
+                     "f: * is *, expected * (* from x *)", "f: x is *, expected * (the count)",
+                     "f: y is *, expected * (the count)", "f: x holds one element*",
+                     "f: x overlaps y, *", "g: n is *", "g: n is *, expected <= 8"});
   CHECK(has_call({"", {"f: n is *, expected > 0"}}, {"f: n is -1, expected > 0"}));
   CHECK_FALSE(has_call({"", {"f: n is *, expected > 0"}},
                        {"g: n is -1, expected > 0", "f: n is -1", "f: n is -1, expected > 0!"}));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -82,6 +83,20 @@ inline std::vector<std::string> forms_of(const Tokens& tokens, Range range, cons
   for (const auto& [from, to] : split(tokens, range, '+')) {
     std::vector<std::string> more;
     for (const std::string& text : forms_of_part(tokens, {from, to}, names)) {
+      for (const std::string& start : all) more.push_back(start + text);
+    }
+    all = more;
+  }
+  return all;
+}
+
+/// The texts that a message may be whose parts are arguments of a call: one behind the other.
+inline std::vector<std::string> forms_of_parts(const Tokens& tokens, std::span<const Range> parts,
+                                               const Names& names) {
+  std::vector<std::string> all{""};
+  for (const Range& part : parts) {
+    std::vector<std::string> more;
+    for (const std::string& text : forms_of(tokens, part, names)) {
       for (const std::string& start : all) more.push_back(start + text);
     }
     all = more;

@@ -185,7 +185,8 @@ class RuleReader {
     if (sources_[source].name == "headwise/tensor/require.hpp" ||
         sources_[source].name == "headwise/tensor/overlap.hpp") {
       // The rules' own rules: under whatever name.
-      if (tokens[token].text == "raise") add(source, token, {forms_of(tokens, inside, {})}, found);
+      if (tokens[token].text != "raise") return;
+      add(source, token, {forms_of_parts(tokens, split(tokens, inside, ','), {})}, found);
       return;
     }
     const std::size_t before = found.size();
@@ -208,14 +209,19 @@ class RuleReader {
     const auto arguments = split(tokens, inside, ',');
     std::vector<std::vector<std::string>> rules;
     if (word == "raise") {
-      for (const std::string& text : forms_of(tokens, inside, names)) rules.push_back({text});
+      for (const std::string& text : forms_of_parts(tokens, arguments, names)) {
+        rules.push_back({text});
+      }
       return rules;
     }
     const std::size_t place = word == "require" ? 1 : 0;
     if (arguments.size() < place + 2) return {};  // a declaration
     const std::string start = forms_of(tokens, arguments[place], names)[0] + ": ";
+    const auto message_behind = [&](std::size_t first) {
+      return forms_of_parts(tokens, std::span(arguments).subspan(first), names);
+    };
     if (word == "require") {
-      for (const std::string& text : forms_of(tokens, arguments[2], names)) {
+      for (const std::string& text : message_behind(2)) {
         rules.push_back({start + text});
       }
     } else if (word == "require_shape" || word == "require_countable") {
@@ -225,7 +231,7 @@ class RuleReader {
           rules.push_back({is + "*, expected extents*", is + "* at a null address*"});
           continue;
         }
-        for (const std::string& whence : forms_of(tokens, arguments[4], names)) {
+        for (const std::string& whence : message_behind(4)) {
           rules.push_back({is + "*, expected * (" + whence + ")"});
         }
       }

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "headwise/runtime/packed_starts.hpp"
@@ -98,26 +97,21 @@ constexpr std::int64_t pairs_up_to(std::int64_t L, std::int64_t K, std::int64_t 
 constexpr void require_size(std::string_view function, std::string_view argument, Index size,
                             Index least) {
   if (size >= least && size <= Index{1} << 30) return;
-  raise<ArgumentError>(std::string(function) + ": " + std::string(argument) + " is " +
-                       std::to_string(size) + ", expected " + std::to_string(least) + " to 2^30");
+  raise<ArgumentError>(function, ": ", argument, " is ", size, ", expected ", least, " to 2^30");
 }
 
 inline void require_key_lengths(std::string_view function, const AttentionShape& shape) {
   const auto count = static_cast<Index>(shape.key_lengths.size());
   const auto starts = shape.starts_of_keys();
   const Index sequences = shape.packed() ? static_cast<Index>(starts.size()) - 1 : shape.batch_size;
-  require(count == 0 || count == sequences, function, [&] {
-    const std::string whence = shape.packed() ? "one a sequence" : "the batch size";
-    return "key_lengths has " + std::to_string(count) + " lengths, expected " +
-           std::to_string(sequences) + " (" + whence + ") or none";
-  });
+  require(count == 0 || count == sequences, function, "key_lengths has ", count,
+          " lengths, expected ", sequences,
+          shape.packed() ? " (one a sequence)" : " (the batch size)", " or none");
   for (std::size_t b = 0; b < shape.key_lengths.size(); ++b) {
     const Index length = shape.key_lengths[b];
     const Index most = shape.packed() ? starts[b + 1] - starts[b] : shape.S();
-    require(length >= 0 && length <= most, function, [&] {
-      return "key_lengths holds " + std::to_string(length) + ", expected 0 to " +
-             std::to_string(most) + " (the number of keys)";
-    });
+    require(length >= 0 && length <= most, function, "key_lengths holds ", length,
+            ", expected 0 to ", most, " (the number of keys)");
   }
 }
 
@@ -127,9 +121,8 @@ inline void require_sequences(std::string_view function, const AttentionShape& s
     return require(shape.key_starts.empty(), function,
                    "key_starts is given without query_starts, expected both or none");
   }
-  require(shape.batch_size == 1, function, [&] {
-    return "batch_size is " + std::to_string(shape.batch_size) + ", expected 1 (packed sequences)";
-  });
+  require(shape.batch_size == 1, function, "batch_size is ", shape.batch_size,
+          ", expected 1 (packed sequences)");
   require(!shape.self_attention() || shape.key_starts.empty(), function,
           "key_starts is given, expected none (key_len is not: keys are the queries' rows)");
   require_packed_starts(function, shape.query_starts, shape.seq_len, "seq_len",
@@ -154,14 +147,10 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
   require_size(function, "first_keys", s.first_keys, 0);
   require_size(function, "mask_biases", s.mask_biases, 0);
   require_size(function, "rotary_width", s.rotary_width, 0);
-  require(s.num_heads % s.G() == 0, function, [&] {
-    return "num_kv_heads is " + std::to_string(s.num_kv_heads) +
-           ", expected a divisor of num_heads " + std::to_string(s.num_heads);
-  });
-  require(s.d_head != 0 || s.d_model % s.num_heads == 0, function, [&] {
-    return "num_heads is " + std::to_string(s.num_heads) + ", expected a divisor of d_model " +
-           std::to_string(s.d_model) + " (or give d_head)";
-  });
+  require(s.num_heads % s.G() == 0, function, "num_kv_heads is ", s.num_kv_heads,
+          ", expected a divisor of num_heads ", s.num_heads);
+  require(s.d_head != 0 || s.d_model % s.num_heads == 0, function, "num_heads is ", s.num_heads,
+          ", expected a divisor of d_model ", s.d_model, " (or give d_head)");
   require_sequences(function, s);
   require_key_lengths(function, s);
   const auto product = [](auto... sizes) { return (static_cast<double>(sizes) * ... * 1.0); };

@@ -53,9 +53,7 @@ AttentionOptions<T> with_learned(std::string_view function, AttentionOptions<T> 
                                  const LearnedScores<T>& learned, Recording<T>& call) {
   const auto take = [&](std::string_view name, auto& option, bool given, const auto& variable) {
     if (variable.absent()) return;
-    require(!given, function, [&] {
-      return std::string(name) + " is in the options and learned, expected one of them";
-    });
+    require(!given, function, name, " is in the options and learned, expected one of them");
     option = call.save(variable);
   };
   ScoreOptions<T>& score = options.score;

@@ -17,8 +17,7 @@ Variable<T, R> concatenate(int axis, const Variable<T, R>& first, const More&...
   [[maybe_unused]] const auto append = [&](const Variable<T, R>& part) {
     Shape<R> expected = first.shape();
     expected[axis] = part.extent(axis);
-    require_shape("concatenate", "a part", part.value(), expected,
-                  [&] { return "the first " + first.shape().format(); });
+    require_shape("concatenate", "a part", part.value(), expected, "the first ", first.shape());
     shape[axis] += part.extent(axis);
   };
   (append(more), ...);

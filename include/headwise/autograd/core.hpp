@@ -2,7 +2,6 @@
 // last to the first. It is a loop, so that a chain of any length can be swept.
 #pragma once
 
-#include <string>
 #include <tuple>
 #include <utility>
 
@@ -102,10 +101,9 @@ class TapeCore {
   void require_unchanged(Index begin) {
     for (Index n = begin; n < count(); ++n) {
       for (const SavedValue<T>* saved = node(n).saved; saved != nullptr; saved = saved->next) {
-        require(saved->storage->version == saved->version, "Tape::backward", [&] {
-          return "a value that " + std::string(node(n).name) +
-                 " kept has been written to since, expected it as it was (copy it before)";
-        });
+        require(saved->storage->version == saved->version, "Tape::backward", "a value that ",
+                node(n).name,
+                " kept has been written to since, expected it as it was (copy it before)");
       }
     }
   }

@@ -78,8 +78,7 @@ auto operands_of(NodeName name, const Variable<T, R>& a, const Variable<T, Q>& b
     }
   };
   if (!fits()) {
-    raise<ShapeError>(std::string(name.text) + ": b is " + b.shape().format() +
-                      ", expected the shape of a " + a.shape().format() +
+    raise<ShapeError>(name.text, ": b is ", b.shape(), ", expected the shape of a ", a.shape(),
                       ", or the last axes of one of them as the other");
   }
   Operands<T, rank> of;

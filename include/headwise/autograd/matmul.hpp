@@ -45,8 +45,7 @@ Variable<T, R> matmul(const Variable<T, R>& a, const Variable<T, R>& b) {
   Shape<R> expected = a.shape(), shape = a.shape();
   expected[R - 2] = a.extent(R - 1);
   expected[R - 1] = shape[R - 1] = b.extent(R - 1);
-  require_shape("matmul", "b", b.value(), expected,
-                [&] { return "leading axes and columns of a " + a.shape().format(); });
+  require_shape("matmul", "b", b.value(), expected, "leading axes and columns of a ", a.shape());
   Recording<T> call({"matmul"}, a, b);
   const Out<T, R> y = call.output(shape);
   for (Index n = 0; n < detail::matrices_of(shape); ++n) {

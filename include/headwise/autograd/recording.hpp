@@ -161,14 +161,10 @@ class Recording {
   void look_at(const detail::Handle<T>& input, Index position) {
     if (input.tape == nullptr) return;
     if (tape_ == nullptr) tape_ = input.tape;
-    require(input.tape == tape_, name_.text, [&] {
-      return "input " + std::to_string(position) +
-             " is of another tape, expected all of them of one";
-    });
-    require(input.step == tape_->step, name_.text, [&] {
-      return "input " + std::to_string(position) +
-             " is of a step before clear(), expected one of this step";
-    });
+    require(input.tape == tape_, name_.text, "input ", position,
+            " is of another tape, expected all of them of one");
+    require(input.step == tape_->step, name_.text, "input ", position,
+            " is of a step before clear(), expected one of this step");
     recorded_ = recorded_ || input.node != detail::no_node;
   }
   void require_recordable() const {

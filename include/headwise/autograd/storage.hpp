@@ -48,9 +48,8 @@ class StorageRef {
 
   /// `count` elements without values. Throws std::bad_alloc.
   static StorageRef make(Index count, std::pmr::memory_resource* memory) {
-    require(count <= (Index{1} << 48), "Tape", [&] {
-      return "elements of a value are " + std::to_string(count) + ", expected at most 2^48";
-    });
+    require(count <= (Index{1} << 48), "Tape", "elements of a value are ", count,
+            ", expected at most 2^48");
     StorageRef ref = block(count, memory);
     T* const own = reinterpret_cast<T*>(reinterpret_cast<std::byte*>(ref.storage_) + head);
     std::uninitialized_default_construct_n(own, count);

@@ -53,8 +53,8 @@ class Tape {
     require_shape(function, "gradient", gradient, value.shape(), "the shape of value");
     for (int r = 0; r < R; ++r) {
       if (value.extent(r) <= 1 || value.stride(r) == gradient.stride(r)) continue;
-      raise<ShapeError>("Tape::parameter: strides of gradient are " + gradient.strides().format() +
-                        ", expected those of value, " + value.strides().format());
+      raise<ShapeError>("Tape::parameter: strides of gradient are ", gradient.strides(),
+                        ", expected those of value, ", value.strides());
     }
     require_apart(function, {"gradient", gradient}, {{"value", value}});
     if (!core_.records()) return leaf(value, detail::no_node);
@@ -156,9 +156,8 @@ class Tape {
   /// middle: the parameters' gradients are then added to in part, and the tape is to be cleared.
   template <int R>
   void backward(const Variable<T, R>& loss) {
-    require(loss.size() == 1, "Tape::backward", [&] {
-      return "loss is " + loss.shape().format() + ", expected one element (or pass its gradient)";
-    });
+    require(loss.size() == 1, "Tape::backward", "loss is ", loss.shape(),
+            ", expected one element (or pass its gradient)");
     Shape<R> ones, strides;
     for (int r = 0; r < R; ++r) ones[r] = 1;
     const T one = T(1);
@@ -218,11 +217,10 @@ class Tape {
   template <int R>
   void require_of_this(std::string_view function, std::string_view argument,
                        const Variable<T, R>& x) const {
-    require(x.handle().tape == &core_, function,
-            [&] { return std::string(argument) + " is of another tape, expected one of this"; });
-    require(x.handle().step == core_.step, function, [&] {
-      return std::string(argument) + " is of a step before clear(), expected one of this step";
-    });
+    require(x.handle().tape == &core_, function, argument,
+            " is of another tape, expected one of this");
+    require(x.handle().step == core_.step, function, argument,
+            " is of a step before clear(), expected one of this step");
   }
 
   detail::TapeCore<T> core_;

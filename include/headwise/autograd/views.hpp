@@ -97,8 +97,8 @@ Variable<T, 3> merge_heads(const Variable<T, 4>& x) {
 template <int Q, Scalar T, int R>
 Variable<T, Q> reshape(const Variable<T, R>& x, const Shape<Q>& shape) {
   if (shape.size() != x.size()) {
-    raise<ShapeError>("reshape: shape is " + shape.format() + ", expected " +
-                      std::to_string(x.size()) + " elements (x is " + x.shape().format() + ")");
+    raise<ShapeError>("reshape: shape is ", shape, ", expected ", x.size(), " elements (x is ",
+                      x.shape(), ")");
   }
   if (!x.value().dense()) return reshape(contiguous(x), shape);
   return {x.handle(), In<T, Q>(x.value().data(), shape)};

@@ -134,9 +134,8 @@ class Embedding {
   /// A table of normal numbers of this standard deviation. Throws ArgumentError for a negative
   /// extent or a deviation that is none.
   Embedding(Index vocabulary, Index width, double std_deviation = 0.02, std::uint64_t seed = 0) {
-    require(vocabulary >= 0, "Embedding",
-            "vocabulary is " + std::to_string(vocabulary) + ", expected >= 0");
-    require(width >= 0, "Embedding", "width is " + std::to_string(width) + ", expected >= 0");
+    require(vocabulary >= 0, "Embedding", "vocabulary is ", vocabulary, ", expected >= 0");
+    require(width >= 0, "Embedding", "width is ", width, ", expected >= 0");
     parameters_.table = Tensor<W, 2>({vocabulary, width});
     init_normal<W>(parameters_.table, std_deviation, seed, 0);
   }

@@ -102,8 +102,8 @@ class FeedForward {
  private:
   Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
     constexpr std::string_view function = "FeedForward::forward";
-    require_shape(function, "x", x, Shape{x.extent(0), options_.d_model},
-                  [&] { return "d_model " + std::to_string(options_.d_model); });
+    require_shape(function, "x", x, Shape{x.extent(0), options_.d_model}, "d_model ",
+                  options_.d_model);
     require_shape(function, "w_in", In<W, 2>(parameters_.w_in),
                   Shape{options_.d_model, options_.in_width()},
                   "the options: a module that was moved from has none");

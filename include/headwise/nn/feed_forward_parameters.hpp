@@ -25,12 +25,11 @@ struct FeedForwardOptions {
   FeedForwardOptions resolved() const {
     FeedForwardOptions full = *this;
     constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
-    require(d_model >= 1 && d_model <= widest, "FeedForward",
-            [&] { return "d_model is " + std::to_string(d_model) + ", expected 1 to 2^30"; });
+    require(d_model >= 1 && d_model <= widest, "FeedForward", "d_model is ", d_model,
+            ", expected 1 to 2^30");
     if (d_hidden == 0) full.d_hidden = 4 * d_model;
-    require(full.d_hidden >= 1 && full.d_hidden <= widest, "FeedForward", [&] {
-      return "d_hidden is " + std::to_string(full.d_hidden) + ", expected 1 to 2^30 (0: 4 d_model)";
-    });
+    require(full.d_hidden >= 1 && full.d_hidden <= widest, "FeedForward", "d_hidden is ",
+            full.d_hidden, ", expected 1 to 2^30 (0: 4 d_model)");
     return full;
   }
   /// Columns of the first product: F, or 2 F where they are gate | up. Of resolved options.

@@ -19,15 +19,10 @@ template <Scalar T>
 MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first, Index count) {
   const MultiHeadAttentionOptions& o = whole.options();
   const Index group = o.num_heads / o.num_kv_heads;
-  const auto got = [&] {
-    return "first is " + std::to_string(first) + " and count " + std::to_string(count);
-  };
-  require(first >= 0 && count >= 1 && count <= o.num_heads - first, "head_shard", [&] {
-    return got() + ", expected at least one of heads 0 to " + std::to_string(o.num_heads - 1);
-  });
-  require(first % group == 0 && count % group == 0, "head_shard", [&] {
-    return got() + ", expected multiples of " + std::to_string(group) + " (heads that share keys)";
-  });
+  require(first >= 0 && count >= 1 && count <= o.num_heads - first, "head_shard", "first is ",
+          first, " and count ", count, ", expected at least one of heads 0 to ", o.num_heads - 1);
+  require(first % group == 0 && count % group == 0, "head_shard", "first is ", first, " and count ",
+          count, ", expected multiples of ", group, " (heads that share keys)");
   require(!o.layer_norm, "head_shard",
           "the module has layer_norm, expected one without: normalise the input before");
 

@@ -30,9 +30,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// The standard deviation of a weight [in, out]; 0 for one without elements.
 inline double init_std(Init init, Index in, Index out) {
-  require(in >= 0, "init_std", [&] { return "in is " + std::to_string(in) + ", expected >= 0"; });
-  require(out >= 0, "init_std",
-          [&] { return "out is " + std::to_string(out) + ", expected >= 0"; });
+  require(in >= 0, "init_std", "in is ", in, ", expected >= 0");
+  require(out >= 0, "init_std", "out is ", out, ", expected >= 0");
   const double fan = static_cast<double>(init == Init::he_normal ? in : in + out);
   return fan == 0.0 ? 0.0 : std::sqrt(2.0 / fan);
 }
@@ -44,10 +43,8 @@ template <class W>
 requires Scalar<W> || NarrowFloat<W>
 void init_normal(Out<W, 2> w, double std_deviation, std::uint64_t seed, std::uint32_t parameter) {
   require_countable("init_normal", "w", w);
-  require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", [&] {
-    return "std_deviation is " + std::to_string(std_deviation) +
-           ", expected a finite number of 0 or more";
-  });
+  require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", "std_deviation is ",
+          std_deviation, ", expected a finite number of 0 or more");
   const auto key = philox_key(seed, 0x77000000u + parameter, 0);
   for (Index i = 0; i < w.extent(0); ++i) {
     for (Index o = 0; o < w.extent(1); ++o) {

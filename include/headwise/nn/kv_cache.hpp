@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <memory_resource>
 #include <span>
-#include <string>
 #include <utility>
 
 #include "headwise/kernels/kernels.hpp"
@@ -106,16 +105,11 @@ class KeyValueCache {
     for (Index b = 0; b < options_.batch_size; ++b) {
       const Index more = detail::count_of(counts, b, n), there = taken ? 0 : lengths_(b);
       const Index fit = taken ? 0 : room(b);
-      require(more <= fit || slots_.window != 0, function, [&] {
-        return std::to_string(more) + " tokens behind " + std::to_string(there) +
-               " are more than the capacity " + std::to_string(options_.capacity) +
-               " of the cache: roll it back, clear it or make a larger one";
-      });
-      require(more <= fit, function, [&] {
-        return std::to_string(more) + " tokens behind " + std::to_string(there) +
-               " are more than the " + std::to_string(fit) +
-               " that fit beside the window: take fewer at a time";
-      });
+      require(more <= fit || slots_.window != 0, function, more, " tokens behind ", there,
+              " are more than the capacity ", options_.capacity,
+              " of the cache: roll it back, clear it or make a larger one");
+      require(more <= fit, function, more, " tokens behind ", there, " are more than the ", fit,
+              " that fit beside the window: take fewer at a time");
     }
   }
 
@@ -206,21 +200,15 @@ class KeyValueCache {
   }
 
   void require_sequence(std::string_view function, Index b) const {
-    require(b >= 0 && b < lengths_.size(), function, [&] {
-      return "b is " + std::to_string(b) + ", expected 0 to " +
-             std::to_string(lengths_.size() - 1) + ", a sequence of the batch";
-    });
+    require(b >= 0 && b < lengths_.size(), function, "b is ", b, ", expected 0 to ",
+            lengths_.size() - 1, ", a sequence of the batch");
   }
   void require_way_back(Index b, Index n) const {
     constexpr std::string_view function = "KeyValueCache::rollback";
-    require(n >= 0 && n <= lengths_(b), function, [&] {
-      return "n is " + std::to_string(n) + ", expected 0 to " + std::to_string(lengths_(b)) +
-             ", the length";
-    });
-    require(at(b).reaches_back_to(slots_, lengths_(b) - n), function, [&] {
-      return "n is " + std::to_string(n) + ", expected fewer: keys that token " +
-             std::to_string(lengths_(b) - n) + " sees are no longer held";
-    });
+    require(n >= 0 && n <= lengths_(b), function, "n is ", n, ", expected 0 to ", lengths_(b),
+            ", the length");
+    require(at(b).reaches_back_to(slots_, lengths_(b) - n), function, "n is ", n,
+            ", expected fewer: keys that token ", lengths_(b) - n, " sees are no longer held");
   }
   void go_back(Index b, Index n) { set(b, at(b).back_to(slots_, lengths_(b) - n)); }
 

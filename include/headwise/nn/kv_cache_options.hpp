@@ -1,7 +1,6 @@
 // What a cache of keys and values is made of.
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include "headwise/tensor/float16.hpp"
@@ -28,9 +27,7 @@ struct KeyValueCacheOptions {
   void require_valid(bool of_float) const {
     constexpr std::string_view function = "KeyValueCache";
     const auto require_extent = [&](const char* name, Index extent) {
-      require(extent >= 0, function, [&] {
-        return std::string(name) + " is " + std::to_string(extent) + ", expected >= 0";
-      });
+      require(extent >= 0, function, name, " is ", extent, ", expected >= 0");
     };
     require_extent("batch_size", batch_size);
     require_extent("num_kv_heads", num_kv_heads);
@@ -41,18 +38,14 @@ struct KeyValueCacheOptions {
     require_extent("first_keys", first_keys);
     const auto require_countable_slots = [&](const char* name, Index slots) {
       constexpr Index most = Index{1} << 48;
-      require(window == 0 || slots <= most, function, [&] {
-        return std::string(name) + " is " + std::to_string(slots) +
-               ", expected at most 2^48 beside a window";
-      });
+      require(window == 0 || slots <= most, function, name, " is ", slots,
+              ", expected at most 2^48 beside a window");
     };
     require_countable_slots("capacity", capacity);
     require_countable_slots("window", window);
     require_countable_slots("first_keys", first_keys);
-    require(window != 0 || first_keys == 0, function, [&] {
-      return "first_keys is " + std::to_string(first_keys) +
-             " and window 0, expected a window beside which they are kept";
-    });
+    require(window != 0 || first_keys == 0, function, "first_keys is ", first_keys,
+            " and window 0, expected a window beside which they are kept");
     require(of_float || stored_as == StoredAs::same, function,
             "stored_as is of 16 bits, expected StoredAs::same: the cache is not of float");
   }

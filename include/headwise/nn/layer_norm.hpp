@@ -54,10 +54,9 @@ class LayerNorm {
   /// is not above 0.
   explicit LayerNorm(Index width, bool affine = true, double epsilon = 1e-5)
       : width_(width), epsilon_(epsilon) {
-    require(width >= 0, "LayerNorm", "width is " + std::to_string(width) + ", expected >= 0");
-    require(is_finite_option(epsilon) && epsilon > 0, "LayerNorm", [&] {
-      return "epsilon is " + std::to_string(epsilon) + ", expected a finite number above 0";
-    });
+    require(width >= 0, "LayerNorm", "width is ", width, ", expected >= 0");
+    require(is_finite_option(epsilon) && epsilon > 0, "LayerNorm", "epsilon is ", epsilon,
+            ", expected a finite number above 0");
     if (!affine) return;
     parameters_.gamma = Tensor<T, 1>({width});
     parameters_.beta = Tensor<T, 1>({width});

@@ -51,8 +51,8 @@ class Linear {
   /// Weights by `init`, bias 0. Throws ArgumentError for a negative width.
   Linear(Index in, Index out, bool bias = true, Init init = Init::xavier_normal,
          std::uint64_t seed = 0) {
-    require(in >= 0, "Linear", "in is " + std::to_string(in) + ", expected >= 0");
-    require(out >= 0, "Linear", "out is " + std::to_string(out) + ", expected >= 0");
+    require(in >= 0, "Linear", "in is ", in, ", expected >= 0");
+    require(out >= 0, "Linear", "out is ", out, ", expected >= 0");
     parameters_.w = Tensor<W, 2>({in, out});
     if (bias) parameters_.b = Tensor<T, 1>({out});
     init_weights<W>(parameters_.w, init, seed, 0);

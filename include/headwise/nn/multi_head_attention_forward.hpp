@@ -26,18 +26,16 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
   constexpr std::string_view function = "MultiHeadAttention::forward";
   const auto& [query, key, value, self] = inputs;
   const Index B = call.packed() ? 1 : query.extent(0), L = query.extent(1), S = key.extent(1);
-  require_shape(function, self ? "x" : "query", query, Shape{B, L, o.d_model}, [&] {
-    const std::string sequences = call.packed() ? "packed sequences, " : "";
-    return sequences + "d_model " + std::to_string(o.d_model);
-  });
+  const auto sequences = call.packed() ? "packed sequences, " : "";
+  require_shape(function, self ? "x" : "query", query, Shape{B, L, o.d_model}, sequences,
+                "d_model ", o.d_model);
   if (self) {
     require(o.fused(), function,
             "kdim or vdim differ from d_model, expected separate keys and values");
   } else {
-    require_shape(function, "key", key, Shape{B, S, o.kdim},
-                  [&] { return "batch of query, kdim " + std::to_string(o.kdim); });
-    require_shape(function, "value", value, Shape{B, S, o.vdim},
-                  [&] { return "batch and length of key, vdim " + std::to_string(o.vdim); });
+    require_shape(function, "key", key, Shape{B, S, o.kdim}, "batch of query, kdim ", o.kdim);
+    require_shape(function, "value", value, Shape{B, S, o.vdim}, "batch and length of key, vdim ",
+                  o.vdim);
   }
   if (call.packed()) {
     require_packed_call(function, call, self, o.num_heads, L, S);

@@ -3,7 +3,6 @@
 
 #include <optional>
 #include <span>
-#include <string>
 
 #include "headwise/nn/init.hpp"
 #include "headwise/ops/attention_options.hpp"
@@ -44,10 +43,8 @@ struct MultiHeadAttentionOptions {
     const auto name = "MultiHeadAttention";
     const auto require_width = [&](const char* option, Index width, Index least) {
       constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
-      require(width >= least && width <= widest, name, [&] {
-        return std::string(option) + " is " + std::to_string(width) + ", expected " +
-               std::to_string(least) + " to 2^30";
-      });
+      require(width >= least && width <= widest, name, option, " is ", width, ", expected ", least,
+              " to 2^30");
     };
     require_width("d_model", d_model, 1);
     require_width("num_heads", num_heads, 1);
@@ -57,23 +54,19 @@ struct MultiHeadAttentionOptions {
     require_width("kdim", kdim, 0);
     require_width("vdim", vdim, 0);
     if (d_head == 0) {
-      require(d_model % num_heads == 0, name,
-              "num_heads is " + std::to_string(num_heads) + ", expected a divisor of d_model " +
-                  std::to_string(d_model) + " (or give d_head)");
+      require(d_model % num_heads == 0, name, "num_heads is ", num_heads,
+              ", expected a divisor of d_model ", d_model, " (or give d_head)");
       full.d_head = d_model / num_heads;
     }
     if (num_kv_heads == 0) full.num_kv_heads = num_heads;
-    require(num_heads % full.num_kv_heads == 0, name,
-            "num_kv_heads is " + std::to_string(num_kv_heads) +
-                ", expected a divisor of num_heads " + std::to_string(num_heads));
+    require(num_heads % full.num_kv_heads == 0, name, "num_kv_heads is ", num_kv_heads,
+            ", expected a divisor of num_heads ", num_heads);
     if (d_value == 0) full.d_value = full.d_head;
     if (kdim == 0) full.kdim = d_model;
     if (vdim == 0) full.vdim = d_model;
     const auto require_epsilon = [&](const char* option, double epsilon) {
-      require(is_finite_option(epsilon) && epsilon > 0, name, [&] {
-        return std::string(option) + " is " + std::to_string(epsilon) +
-               ", expected a finite number above 0";
-      });
+      require(is_finite_option(epsilon) && epsilon > 0, name, option, " is ", epsilon,
+              ", expected a finite number above 0");
     };
     require_epsilon("layer_norm_epsilon", layer_norm_epsilon);
     require_epsilon("qk_norm_epsilon", qk_norm_epsilon);

@@ -212,7 +212,7 @@ void for_each_with_gradient(MultiHeadAttentionParameters<T>& parameters,
   };
   for_each_pair([](const std::string& name, auto parameter, auto gradient) {
     require_shape("for_each_with_gradient", "grad_" + name, gradient, parameter.shape(),
-                  "the shape of " + name);
+                  "the shape of ", name);
   });
   for_each_pair(f);
 }

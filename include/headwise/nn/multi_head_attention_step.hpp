@@ -88,12 +88,9 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
                 "batch of the cache, d_model");
   const bool fits =
       c.num_kv_heads == o.num_kv_heads && c.d_head == o.d_head && c.d_value == o.d_value;
-  require(fits, function, [&] {
-    return "cache is of " + std::to_string(c.num_kv_heads) + " heads of widths " +
-           std::to_string(c.d_head) + " and " + std::to_string(c.d_value) + ", expected " +
-           std::to_string(o.num_kv_heads) + " of " + std::to_string(o.d_head) + " and " +
-           std::to_string(o.d_value) + " (the module)";
-  });
+  require(fits, function, "cache is of ", c.num_kv_heads, " heads of widths ", c.d_head, " and ",
+          c.d_value, ", expected ", o.num_kv_heads, " of ", o.d_head, " and ", o.d_value,
+          " (the module)");
   require_counts(function, counts, c.batch_size, x.extent(1));
   cache.require_room(function, x.extent(1), counts);
 }

@@ -44,10 +44,9 @@ class RMSNorm {
   /// gamma 1, or none. Throws ArgumentError for a negative width or an epsilon that is not above 0.
   explicit RMSNorm(Index width, bool affine = true, double epsilon = 1e-6)
       : width_(width), epsilon_(epsilon) {
-    require(width >= 0, "RMSNorm", "width is " + std::to_string(width) + ", expected >= 0");
-    require(is_finite_option(epsilon) && epsilon > 0, "RMSNorm", [&] {
-      return "epsilon is " + std::to_string(epsilon) + ", expected a finite number above 0";
-    });
+    require(width >= 0, "RMSNorm", "width is ", width, ", expected >= 0");
+    require(is_finite_option(epsilon) && epsilon > 0, "RMSNorm", "epsilon is ", epsilon,
+            ", expected a finite number above 0");
     if (!affine) return;
     parameters_.gamma = Tensor<T, 1>({width});
     fill(Out<T, 1>(parameters_.gamma), T(1));

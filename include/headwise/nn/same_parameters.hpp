@@ -24,8 +24,8 @@ void for_each_of_both(std::string_view function, const std::string& argument, To
       }
     });
     if (found == x.shape()) return;
-    raise<ShapeError>(std::string(function) + ": " + argument + name + " is " + found.format() +
-                      ", expected " + x.shape().format() + " (the module's options)");
+    raise<ShapeError>(function, ": ", argument, name, " is ", found, ", expected ", x.shape(),
+                      " (the module's options)");
   });
 }
 

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <string>
 #include <utility>
 
 #include "headwise/runtime/context.hpp"
@@ -33,16 +32,11 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 HEADWISE_STRICT_MATH_BEGIN
 
 inline void require_sampling(std::string_view function, const SamplingOptions& o) {
-  require(is_finite_option(o.temperature) && o.temperature >= 0, function, [&] {
-    return "temperature is " + std::to_string(o.temperature) +
-           ", expected a finite number of 0 or more";
-  });
-  require(o.top_k >= 0, function, [&] {
-    return "top_k is " + std::to_string(o.top_k) + ", expected 1 or more, or 0 for all";
-  });
-  require(o.top_p > 0 && o.top_p <= 1, function, [&] {
-    return "top_p is " + std::to_string(o.top_p) + ", expected above 0 and at most 1";
-  });
+  require(is_finite_option(o.temperature) && o.temperature >= 0, function, "temperature is ",
+          o.temperature, ", expected a finite number of 0 or more");
+  require(o.top_k >= 0, function, "top_k is ", o.top_k, ", expected 1 or more, or 0 for all");
+  require(o.top_p > 0 && o.top_p <= 1, function, "top_p is ", o.top_p,
+          ", expected above 0 and at most 1");
 }
 
 /// The first of the greatest logits. Throws ArgumentError for NaN, +infinity, or nothing but
@@ -52,16 +46,13 @@ Index first_greatest(std::string_view function, const In<T, 1>& logits) {
   const T most = (std::numeric_limits<T>::max)(), least = std::numeric_limits<T>::lowest();
   Index greatest = -1;
   for (Index v = 0; v < logits.extent(0); ++v) {
-    require(logits(v) <= most, function, [&] {
-      return "logits(" + std::to_string(v) + ") is NaN or infinity, expected a number or -infinity";
-    });
+    require(logits(v) <= most, function, "logits(", v,
+            ") is NaN or infinity, expected a number or -infinity");
     const bool here = least <= logits(v);
     if (here && (greatest < 0 || logits(greatest) < logits(v))) greatest = v;
   }
-  require(greatest >= 0, function, [&] {
-    return "logits " + logits.shape().format() +
-           " hold no number above -infinity, expected one token at least";
-  });
+  require(greatest >= 0, function, "logits ", logits.shape(),
+          " hold no number above -infinity, expected one token at least");
   return greatest;
 }
 

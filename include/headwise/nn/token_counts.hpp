@@ -2,7 +2,6 @@
 #pragma once
 
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "headwise/tensor/config.hpp"
@@ -20,15 +19,11 @@ inline Index count_of(std::span<const Index> counts, Index b, Index n) {
 inline void require_counts(std::string_view function, std::span<const Index> counts, Index B,
                            Index n) {
   if (counts.empty()) return;
-  require(static_cast<Index>(counts.size()) == B, function, [&] {
-    return "counts are " + std::to_string(counts.size()) + ", expected " + std::to_string(B) +
-           " (the batch size), or none for all";
-  });
+  require(static_cast<Index>(counts.size()) == B, function, "counts are ", counts.size(),
+          ", expected ", B, " (the batch size), or none for all");
   for (const Index count : counts) {
-    require(count >= 0 && count <= n, function, [&] {
-      return "counts holds " + std::to_string(count) + ", expected 0 to " + std::to_string(n) +
-             " (the tokens of the step)";
-    });
+    require(count >= 0 && count <= n, function, "counts holds ", count, ", expected 0 to ", n,
+            " (the tokens of the step)");
   }
 }
 

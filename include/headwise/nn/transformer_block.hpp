@@ -103,8 +103,7 @@ class TransformerBlock {
                    const Context& context) const {
     constexpr std::string_view function = "TransformerBlock::forward";
     const Index B = x.extent(0), L = x.extent(1);
-    require_shape(function, "x", x, Shape{B, L, options_.d_model},
-                  [&] { return "d_model " + std::to_string(options_.d_model); });
+    require_shape(function, "x", x, Shape{B, L, options_.d_model}, "d_model ", options_.d_model);
     require_shape(function, "norm1.gamma", In<T, 1>(parameters_.norm1.gamma),
                   Shape{options_.d_model}, "the options: a block that was moved from has none");
     detail::require_call<T>(options_.attention(), {x, x, x, true}, call.attention());

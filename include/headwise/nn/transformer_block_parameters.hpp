@@ -37,10 +37,8 @@ struct TransformerBlockOptions {
   /// within, for what makes no block.
   TransformerBlockOptions resolved() const {
     TransformerBlockOptions full = *this;
-    require(is_finite_option(norm_epsilon) && norm_epsilon > 0, "TransformerBlock", [&] {
-      return "norm_epsilon is " + std::to_string(norm_epsilon) +
-             ", expected a finite number above 0";
-    });
+    require(is_finite_option(norm_epsilon) && norm_epsilon > 0, "TransformerBlock",
+            "norm_epsilon is ", norm_epsilon, ", expected a finite number above 0");
     const MultiHeadAttentionOptions within = of_attention().resolved();
     full.num_kv_heads = within.num_kv_heads;
     full.rotary = within.rotary;

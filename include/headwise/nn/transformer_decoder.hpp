@@ -163,10 +163,8 @@ class TransformerDecoder {
             "window is given to a decoder with position vectors, expected none: a sequence would "
             "outgrow max_length");
     const bool fits = cache.capacity >= 0 && (cache.capacity <= most || cache.window != 0);
-    require(fits, function, [&] {
-      return "capacity is " + std::to_string(cache.capacity) + ", expected 1 to max_length " +
-             std::to_string(most) + ", or 0 for it";
-    });
+    require(fits, function, "capacity is ", cache.capacity, ", expected 1 to max_length ", most,
+            ", or 0 for it");
     if (cache.capacity == 0 && cache.window == 0) cache.capacity = most;
     return State(options_, cache, memory);
   }
@@ -261,10 +259,9 @@ class TransformerDecoder {
     check("gradients.position", gradients.position, parameters_.position);
     check("gradients.norm.gamma", gradients.norm.gamma, parameters_.norm.gamma);
     check("gradients.norm.beta", gradients.norm.beta, parameters_.norm.beta);
-    require(gradients.blocks.size() == parameters_.blocks.size(), function, [&] {
-      return "gradients are of " + std::to_string(gradients.blocks.size()) + " blocks, expected " +
-             std::to_string(parameters_.blocks.size()) + " (zero_gradients())";
-    });
+    require(gradients.blocks.size() == parameters_.blocks.size(), function, "gradients are of ",
+            gradients.blocks.size(), " blocks, expected ", parameters_.blocks.size(),
+            " (zero_gradients())");
     for (std::size_t n = 0; n < parameters_.blocks.size(); ++n) {
       detail::require_block_gradients<T>(parameters_.blocks[n], gradients.blocks[n]);
     }

@@ -35,16 +35,15 @@ struct TransformerDecoderOptions {
   TransformerDecoderOptions resolved() const {
     constexpr std::string_view function = "TransformerDecoder";
     constexpr Index most = Index{1} << 30, most_blocks = Index{1} << 16;
-    require(vocabulary >= 1 && vocabulary <= most, function,
-            [&] { return "vocabulary is " + std::to_string(vocabulary) + ", expected 1 to 2^30"; });
-    require(max_length >= 1 && max_length <= most, function,
-            [&] { return "max_length is " + std::to_string(max_length) + ", expected 1 to 2^30"; });
-    require(num_blocks >= 1 && num_blocks <= most_blocks, function,
-            [&] { return "num_blocks is " + std::to_string(num_blocks) + ", expected 1 to 2^16"; });
-    require(is_finite_option(embedding_deviation) && embedding_deviation >= 0, function, [&] {
-      return "embedding_deviation is " + std::to_string(embedding_deviation) +
-             ", expected a finite number of 0 or more";
-    });
+    require(vocabulary >= 1 && vocabulary <= most, function, "vocabulary is ", vocabulary,
+            ", expected 1 to 2^30");
+    require(max_length >= 1 && max_length <= most, function, "max_length is ", max_length,
+            ", expected 1 to 2^30");
+    require(num_blocks >= 1 && num_blocks <= most_blocks, function, "num_blocks is ", num_blocks,
+            ", expected 1 to 2^16");
+    require(is_finite_option(embedding_deviation) && embedding_deviation >= 0, function,
+            "embedding_deviation is ", embedding_deviation,
+            ", expected a finite number of 0 or more");
     TransformerDecoderOptions full = *this;
     full.block = block.resolved();
     return full;

@@ -37,25 +37,18 @@ inline In<std::int64_t, 1> in_a_row(const Tensor<std::int64_t, 2>& tokens) {
 /// Throws ArgumentError unless tokens [B, L] are sequences as the decoder and the call take them.
 inline void require_lengths(std::string_view function, const TransformerDecoderOptions& o,
                             const Shape<2>& tokens, const TransformerDecoderCall& call) {
-  const auto at_most = [&] {
-    return ", expected sequences of at most " + std::to_string(o.max_length) + " (max_length)";
-  };
   if (call.starts.empty()) {
-    return require(tokens[1] <= o.max_length, function,
-                   [&] { return "tokens are " + tokens.format() + at_most(); });
+    return require(tokens[1] <= o.max_length, function, "tokens are ", tokens,
+                   ", expected sequences of at most ", o.max_length, " (max_length)");
   }
-  require(tokens[0] == 1, function, [&] {
-    return "tokens are " + tokens.format() + ", expected " + Shape{Index{1}, tokens[1]}.format() +
-           " (packed sequences)";
-  });
+  require(tokens[0] == 1, function, "tokens are ", tokens, ", expected ",
+          Shape{Index{1}, tokens[1]}, " (packed sequences)");
   require_packed_path(function, call.path);
   require_starts(function, "starts", call.starts, tokens[1], "the tokens");
   for (std::size_t b = 1; b < call.starts.size(); ++b) {
     const Index length = call.starts[b] - call.starts[b - 1];
-    require(length <= o.max_length, function, [&] {
-      return "sequence " + std::to_string(b - 1) + " has " + std::to_string(length) + " tokens" +
-             at_most();
-    });
+    require(length <= o.max_length, function, "sequence ", b - 1, " has ", length,
+            " tokens, expected sequences of at most ", o.max_length, " (max_length)");
   }
 }
 

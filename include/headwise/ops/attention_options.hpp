@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <optional>
-#include <string>
 
 #include "headwise/kernels/kernels.hpp"
 #include "headwise/runtime/context.hpp"
@@ -49,8 +48,7 @@ struct ScoreOptions {
     if (table.absent()) return;
     require_countable(caller, "relative_bias", table);
     if ((table.extent(0) != H && table.extent(0) != 1) || table.extent(1) % 2 == 0) {
-      raise<ShapeError>(std::string(caller) + ": relative_bias is " + table.shape().format() +
-                        ", expected [" + std::to_string(H) +
+      raise<ShapeError>(caller, ": relative_bias is ", table.shape(), ", expected [", H,
                         " or 1, 2 R + 1] (a number for each distance from -R to R)");
     }
   }
@@ -81,8 +79,8 @@ struct AttentionOptions {
     dropout.require_valid(function);
     constexpr Index most = Index{1} << 62;
     for (const Index first : {origin.batch, origin.head, origin.query, origin.key}) {
-      require(first >= 0 && first <= most, function,
-              [&] { return "origin holds " + std::to_string(first) + ", expected 0 to 2^62"; });
+      require(first >= 0 && first <= most, function, "origin holds ", first,
+              ", expected 0 to 2^62");
     }
     require(!dropout.active() || (origin.query == 0 && origin.key == 0), function,
             "origin moves queries or keys, expected 0 with dropout of the weights: its masks count "
@@ -146,13 +144,11 @@ AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, c
   require_countable(function, "q", q);
   require_countable(function, "k", k);
   require_countable(function, "v", v);
-  require_shape(function, "k", k, Shape{B, G, S, d},
-                [&] { return "batch and head width of q " + q.shape().format(); });
-  require_shape(function, "v", v, Shape{B, G, S, dv},
-                [&] { return "batch, heads and length of k " + k.shape().format(); });
+  require_shape(function, "k", k, Shape{B, G, S, d}, "batch and head width of q ", q.shape());
+  require_shape(function, "v", v, Shape{B, G, S, dv}, "batch, heads and length of k ", k.shape());
   if (G == 0 ? H != 0 : H % G != 0) {
-    raise<ShapeError>(std::string(function) + ": q has " + std::to_string(H) + " heads, k has " +
-                      std::to_string(G) + ", expected a divisor of the former");
+    raise<ShapeError>(function, ": q has ", H, " heads, k has ", G,
+                      ", expected a divisor of the former");
   }
   options.mask.require_fits(function, B, H, L, S);
   options.require_in_range(function);

@@ -24,8 +24,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///         the tiles of AMX where it may use them.
 template <std::same_as<float> T = float>
 Products bf16_products(Bf16Unit unit = bf16_unit()) {
-  require(is_supported(unit), "bf16_products",
-          "the unit is " + std::string(name_of(unit)) + ", which this processor does not have");
+  require(is_supported(unit), "bf16_products", "the unit is ", name_of(unit),
+          ", which this processor does not have");
   return Products(&kernels::bf16_kernels_of<T>(unit, instruction_set()));
 }
 

@@ -109,10 +109,8 @@ void multiply_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> a,
   constexpr std::string_view function = "multiply_backward";
   detail::require_factor<T>(function, "a", a, dy);
   detail::require_factor<T>(function, "b", b, dy);
-  require(a.extent(0) == dy.extent(0) || b.extent(0) == dy.extent(0), function, [&] {
-    return "dy has " + std::to_string(dy.extent(0)) +
-           " rows, expected 1 (a and b have one row each)";
-  });
+  require(a.extent(0) == dy.extent(0) || b.extent(0) == dy.extent(0), function, "dy has ",
+          dy.extent(0), " rows, expected 1 (a and b have one row each)");
   detail::require_gradient_of<T>(function, "da", da, a.shape(), "the shape of a");
   detail::require_gradient_of<T>(function, "db", db, b.shape(), "the shape of b");
   require_apart(function, {"da", da}, {{"dy", dy}, {"a", a}, {"b", b}});

@@ -1,7 +1,6 @@
 // How element-by-element operations check their arguments and run their rows.
 #pragma once
 
-#include <string>
 #include <type_traits>
 
 #include "headwise/kernels/kernels.hpp"
@@ -20,8 +19,8 @@ void require_combined(std::string_view function, const In<T, 2>& a, const In<T, 
   require_countable(function, "b", b);
   const Index rows_a = a.extent(0), rows_b = b.extent(0), M = a.extent(1);
   if (b.extent(1) != M || (rows_a != rows_b && rows_a != 1 && rows_b != 1)) {
-    raise<ShapeError>(std::string(function) + ": b is " + b.shape().format() +
-                      ", expected the shape of a " + a.shape().format() + ", or one row of it");
+    raise<ShapeError>(function, ": b is ", b.shape(), ", expected the shape of a ", a.shape(),
+                      ", or one row of it");
   }
   require_shape(function, "y", y, Shape{rows_a == 1 ? rows_b : rows_a, M}, "rows of a and b");
   require_distinct(function, {"y", y});

@@ -38,9 +38,9 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 template <class T>
 void require_affine(std::string_view function, const LayerNormAffine<T>& affine, Index D) {
-  const auto whence = [&] { return std::to_string(D) + ", the width of x"; };
-  if (!affine.gamma.absent()) require_shape(function, "gamma", affine.gamma, Shape{D}, whence);
-  if (!affine.beta.absent()) require_shape(function, "beta", affine.beta, Shape{D}, whence);
+  const auto whence = ", the width of x";
+  if (!affine.gamma.absent()) require_shape(function, "gamma", affine.gamma, Shape{D}, D, whence);
+  if (!affine.beta.absent()) require_shape(function, "beta", affine.beta, Shape{D}, D, whence);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -77,13 +77,11 @@ void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<
 template <class T, class W>
 void require_linear(const In<T, 2>& x, const In<W, 2>& w, const In<T, 1>& b, const Out<T, 2>& y) {
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
-  const auto from_x = [&] { return std::to_string(K) + " from x " + x.shape().format(); };
   require_countable("linear_forward", "x", x);
   require_countable("linear_forward", "w", w);
-  require_shape("linear_forward", "w", w, Shape{K, O}, from_x);
+  require_shape("linear_forward", "w", w, Shape{K, O}, K, " from x ", x.shape());
   if (!b.absent()) {
-    require_shape("linear_forward", "b", b, Shape{O},
-                  [&] { return std::to_string(O) + " from w " + w.shape().format(); });
+    require_shape("linear_forward", "b", b, Shape{O}, O, " from w ", w.shape());
   }
   require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
   require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
@@ -264,8 +262,7 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
   require_countable("linear_backward", "x", x);
   require_countable("linear_backward", "w", w);
-  require_shape("linear_backward", "w", w, Shape{K, O},
-                [&] { return std::to_string(K) + " from x " + x.shape().format(); });
+  require_shape("linear_backward", "w", w, Shape{K, O}, K, " from x ", x.shape());
   require_shape("linear_backward", "dy", dy, Shape{N, O}, "rows of x, columns of w");
   if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
   if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");

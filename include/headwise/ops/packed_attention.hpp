@@ -40,8 +40,8 @@ void require_packed_mask(std::string_view function, const AttentionMask<T>& mask
     const Shape<4>& got = pairs.shape();
     if ((got[0] == B || got[0] == 1) && (got[1] == H || got[1] == 1) && got[2] == 1 && got[3] == 1)
       return;
-    raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " + got.format() +
-                      ", expected " + Shape{B, H, Index{1}, Index{1}}.format() +
+    raise<ShapeError>(function, ": ", argument, " is ", got, ", expected ",
+                      Shape{B, H, Index{1}, Index{1}},
                       " or 1 on an axis (packed sequences have no [L, S] in common)");
   };
   for (const PairMask& term : mask.pair_masks()) {
@@ -54,16 +54,12 @@ void require_packed_mask(std::string_view function, const AttentionMask<T>& mask
           "Mask::documents is given, expected none (each packed sequence is one)");
   if (!mask.has_key_lengths()) return;
   const std::span<const Index> lengths = mask.key_lengths();
-  require(static_cast<Index>(lengths.size()) == B, function, [&] {
-    return "Mask::key_lengths has " + std::to_string(lengths.size()) + " lengths, expected " +
-           std::to_string(B) + " (one a sequence)";
-  });
+  require(static_cast<Index>(lengths.size()) == B, function, "Mask::key_lengths has ",
+          lengths.size(), " lengths, expected ", B, " (one a sequence)");
   for (std::size_t b = 0; b < lengths.size(); ++b) {
     const Index most = key_starts[b + 1] - key_starts[b];
-    require(lengths[b] >= 0 && lengths[b] <= most, function, [&] {
-      return "Mask::key_lengths holds " + std::to_string(lengths[b]) + " at " + std::to_string(b) +
-             ", expected 0 to " + std::to_string(most) + " (the keys of that sequence)";
-    });
+    require(lengths[b] >= 0 && lengths[b] <= most, function, "Mask::key_lengths holds ", lengths[b],
+            " at ", b, ", expected 0 to ", most, " (the keys of that sequence)");
   }
 }
 
@@ -74,13 +70,11 @@ FlashSequences require_packed(std::string_view function, const PackedSequences<T
   const Index N = x.q.extent(0), H = x.q.extent(1), d = x.q.extent(2), M = x.k.extent(0),
               G = x.k.extent(1), dv = x.v.extent(2);
   require_countable(function, "q", x.q);
-  require_shape(function, "k", x.k, Shape{M, G, d},
-                [&] { return "head width of q " + x.q.shape().format(); });
-  require_shape(function, "v", x.v, Shape{M, G, dv},
-                [&] { return "rows and heads of k " + x.k.shape().format(); });
+  require_shape(function, "k", x.k, Shape{M, G, d}, "head width of q ", x.q.shape());
+  require_shape(function, "v", x.v, Shape{M, G, dv}, "rows and heads of k ", x.k.shape());
   if (G == 0 ? H != 0 : H % G != 0) {
-    raise<ShapeError>(std::string(function) + ": q has " + std::to_string(H) + " heads, k has " +
-                      std::to_string(G) + ", expected a divisor of the former");
+    raise<ShapeError>(function, ": q has ", H, " heads, k has ", G,
+                      ", expected a divisor of the former");
   }
   require_packed_starts(function, x.query_starts, N, "the rows of q", x.key_starts, M,
                         "the rows of k");

@@ -18,7 +18,7 @@ template <class T, int R>
 void require_rotation(std::string_view function, std::string_view in, std::string_view out,
                       const In<T, R>& x, const Out<T, R>& y, const RotaryOptions& options) {
   require_countable(function, in, x);
-  require_shape(function, out, y, x.shape(), [&] { return "the shape of " + std::string(in); });
+  require_shape(function, out, y, x.shape(), "the shape of ", in);
   require_distinct(function, {out, y});
   require_same_or_apart(function, {out, y}, {in, x});
   require_rotary(function, options, x.extent(R - 1));
@@ -30,10 +30,8 @@ void require_angles(std::string_view function, const Out<T, 4>& y, const RotaryA
   require_shape(function, "angles.cosines", angles.cosines, Shape{held, pairs},
                 "half of the width");
   require_shape(function, "angles.sines", angles.sines, Shape{held, pairs}, "angles.cosines");
-  require(held - options.offset >= y.extent(2), function, [&] {
-    return "angles hold " + std::to_string(held) + " positions, expected at least " +
-           std::to_string(options.offset + y.extent(2)) + " (offset and rows)";
-  });
+  require(held - options.offset >= y.extent(2), function, "angles hold ", held,
+          " positions, expected at least ", options.offset + y.extent(2), " (offset and rows)");
   require_apart(function, {out, y},
                 {{"angles.cosines", angles.cosines}, {"angles.sines", angles.sines}});
 }

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -92,25 +91,21 @@ HEADWISE_STRICT_MATH_BEGIN
 /// Throws ArgumentError or ShapeError for options that are none, of rows of d elements.
 inline void require_rotary(std::string_view function, const RotaryOptions& options, Index d) {
   const Index width = options.width_of(d);
-  require(width >= 0 && width <= d && width % 2 == 0, function, [&] {
-    return "width is " + std::to_string(width) + ", expected an even number from 0 to " +
-           std::to_string(d) + ", the width of a head";
-  });
+  require(width >= 0 && width <= d && width % 2 == 0, function, "width is ", width,
+          ", expected an even number from 0 to ", d, ", the width of a head");
   constexpr Index farthest = Index{1} << 48;
-  require(options.offset >= 0 && options.offset <= farthest, function,
-          [&] { return "offset is " + std::to_string(options.offset) + ", expected 0 to 2^48"; });
+  require(options.offset >= 0 && options.offset <= farthest, function, "offset is ", options.offset,
+          ", expected 0 to 2^48");
   if (options.frequencies.absent()) {
-    require(is_finite_option(options.theta) && options.theta > 0, function, [&] {
-      return "theta is " + std::to_string(options.theta) + ", expected a finite number above 0";
-    });
+    require(is_finite_option(options.theta) && options.theta > 0, function, "theta is ",
+            options.theta, ", expected a finite number above 0");
     return;
   }
   require_shape(function, "frequencies", options.frequencies.view(), Shape{width / 2},
                 "one for each pair of the width");
   for (Index t = 0; t < width / 2; ++t) {
-    require(is_finite_option(options.frequencies(t)), function, [&] {
-      return "frequencies(" + std::to_string(t) + ") is not finite, expected a number";
-    });
+    require(is_finite_option(options.frequencies(t)), function, "frequencies(", t,
+            ") is not finite, expected a number");
   }
 }
 

@@ -4,7 +4,6 @@
 
 #include <concepts>
 #include <cstdint>
-#include <string>
 #include <string_view>
 
 #include "headwise/tensor/require.hpp"
@@ -34,10 +33,8 @@ void require_tokens(std::string_view function, std::string_view argument, const 
     const std::int64_t token = tokens(n);
     if ((token >= 0 && token < V) || ignored(token)) [[likely]]
       continue;
-    raise<ArgumentError>(std::string(function) + ": " + std::string(argument) + "(" +
-                         std::to_string(n) + ") is " + std::to_string(token) +
-                         ", expected 0 or more and below " + std::to_string(V) + " (" + from() +
-                         ")");
+    raise<ArgumentError>(function, ": ", argument, "(", n, ") is ", token,
+                         ", expected 0 or more and below ", V, " (", from(), ")");
   }
 }
 

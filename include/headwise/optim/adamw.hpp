@@ -21,10 +21,8 @@ struct AdamWOptions {
   /// Throws ArgumentError for one that is out of range.
   void require_step_options(std::string_view function) const {
     const auto require_beta = [&](std::string_view option, double value) {
-      require(is_finite_option(value) && value >= 0 && value < 1, function, [&] {
-        return std::string(option) + " is " + std::to_string(value) +
-               ", expected 0 or more and below 1";
-      });
+      require(is_finite_option(value) && value >= 0 && value < 1, function, option, " is ", value,
+              ", expected 0 or more and below 1");
     };
     detail::require_from_0(function, "learning_rate", learning_rate);
     require_beta("beta1", beta1);

@@ -49,9 +49,8 @@ kernels::SumOf<T> gradient_norm(const ParameterList<T>& list, const Context& con
 /// Throws  ArgumentError.
 template <Scalar Sum>
 Sum clip_factor(const Sum& norm, double max_norm) {
-  require(is_finite_option(max_norm) && max_norm > 0, "clip_factor", [&] {
-    return "max_norm is " + std::to_string(max_norm) + ", expected a finite number above 0";
-  });
+  require(is_finite_option(max_norm) && max_norm > 0, "clip_factor", "max_norm is ", max_norm,
+          ", expected a finite number above 0");
   const Sum factor = Sum(max_norm) / (norm + Sum(1e-6));
   return Sum(1) < factor ? Sum(1) : factor;
 }
@@ -85,9 +84,8 @@ void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>
 template <Scalar T>
 kernels::SumOf<T> clip_grad_norm(const ParameterList<T>& list, double max_norm,
                                  const Context& context = {}) {
-  require(is_finite_option(max_norm) && max_norm > 0, "clip_grad_norm", [&] {
-    return "max_norm is " + std::to_string(max_norm) + ", expected a finite number above 0";
-  });
+  require(is_finite_option(max_norm) && max_norm > 0, "clip_grad_norm", "max_norm is ", max_norm,
+          ", expected a finite number above 0");
   const auto norm = gradient_norm(list, context);
   scale_gradients(list, static_cast<T>(clip_factor(norm, max_norm)), context);
   return norm;

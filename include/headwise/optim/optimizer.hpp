@@ -46,19 +46,15 @@ class Optimizer {
                  std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     constexpr std::string_view function = "Optimizer::add_group";
     options.require_step_options(function);
-    require(steps_ == 0, function, [&] {
-      return std::to_string(steps_) + " steps were taken, expected all groups before the first";
-    });
+    require(steps_ == 0, function, steps_,
+            " steps were taken, expected all groups before the first");
     for (const Group& group : groups_) {
       for (const Parameter<T>& there : group.parameters) {
         for (const Parameter<T>& p : parameters) {
-          require(p.name != there.name, function,
-                  [&] { return "parameter " + p.name + " is in a group already"; });
+          require(p.name != there.name, function, "parameter ", p.name, " is in a group already");
           const bool apart = !detail::overlap({"", p.view}, {"", there.view});
-          require(apart, function, [&] {
-            return "parameter " + p.name + " shares elements with " + there.name +
-                   ", which is in a group already: expected each once";
-          });
+          require(apart, function, "parameter ", p.name, " shares elements with ", there.name,
+                  ", which is in a group already: expected each once");
         }
       }
     }
@@ -85,8 +81,7 @@ class Optimizer {
   std::int64_t steps() const { return steps_; }
   /// As if so many had been taken: for a state that was loaded. Throws ArgumentError below 0.
   void set_steps(std::int64_t steps) {
-    require(steps >= 0, "Optimizer::set_steps",
-            [&] { return "steps is " + std::to_string(steps) + ", expected >= 0"; });
+    require(steps >= 0, "Optimizer::set_steps", "steps is ", steps, ", expected >= 0");
     steps_ = steps;
   }
 
@@ -128,16 +123,13 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// The rule of an option that is a number from 0 on.
 inline void require_from_0(std::string_view function, std::string_view option, double value) {
-  require(is_finite_option(value) && value >= 0, function, [&] {
-    return std::string(option) + " is " + std::to_string(value) +
-           ", expected a finite number of 0 or more";
-  });
+  require(is_finite_option(value) && value >= 0, function, option, " is ", value,
+          ", expected a finite number of 0 or more");
 }
 
 inline void require_gradient_scale(std::string_view function, double scale) {
-  require(is_finite_option(scale), function, [&] {
-    return "gradient_scale is " + std::to_string(scale) + ", expected a finite number";
-  });
+  require(is_finite_option(scale), function, "gradient_scale is ", scale,
+          ", expected a finite number");
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -126,8 +126,7 @@ class ParameterList {
     require_apart(function, {"value", added.view}, {{"gradient", added.gradient}});
     require_distinct(function, {"gradient", added.gradient});
     for (const Parameter<T>& p : parameters_) {
-      require(p.name != added.name, function,
-              [&] { return "name " + added.name + " was added before"; });
+      require(p.name != added.name, function, "name ", added.name, " was added before");
       require_apart(function, {"value", added.view},
                     {{"an earlier value", p.view}, {"an earlier gradient", p.gradient}});
       require_apart(function, {"gradient", added.gradient},
@@ -181,16 +180,13 @@ void collect(ParameterList<T>& list, const std::string& prefix, Parameters& para
   } else {  // those that name themselves
     gradients.for_each(into(slopes));
   }
-  require(values.size() == slopes.size(), "collect", [&] {
-    return "gradients hold " + std::to_string(slopes.size()) + " tensors, expected " +
-           std::to_string(values.size()) + " (parameters)";
-  });
+  require(values.size() == slopes.size(), "collect", "gradients hold ", slopes.size(),
+          " tensors, expected ", values.size(), " (parameters)");
   ParameterList<T> longer = list;
   for (std::size_t n = 0; n < values.size(); ++n) {
     if (values[n].extents() != slopes[n].extents()) {
-      raise<ShapeError>("collect: the gradient of " + values[n].name + " is " +
-                        format_extents(slopes[n].extents()) + ", expected " +
-                        format_extents(values[n].extents()) + " (zero_gradients())");
+      raise<ShapeError>("collect: the gradient of ", values[n].name, " is ", slopes[n].extents(),
+                        ", expected ", values[n].extents(), " (zero_gradients())");
     }
     longer.add({std::move(values[n]), slopes[n].view});
   }

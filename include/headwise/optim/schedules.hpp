@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <numbers>
-#include <string>
 #include <string_view>
 
 #include "headwise/tensor/error.hpp"
@@ -15,24 +14,18 @@
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 inline void require_step(std::string_view schedule, std::int64_t step) {
-  require(step >= 0, schedule,
-          [&] { return "step is " + std::to_string(step) + ", expected >= 0"; });
+  require(step >= 0, schedule, "step is ", step, ", expected >= 0");
 }
 
 inline void require_rate(std::string_view schedule, std::string_view name, double rate) {
-  require(is_finite_option(rate) && rate >= 0, schedule, [&] {
-    return std::string(name) + " is " + std::to_string(rate) +
-           ", expected a finite number of 0 or more";
-  });
+  require(is_finite_option(rate) && rate >= 0, schedule, name, " is ", rate,
+          ", expected a finite number of 0 or more");
 }
 
 inline void require_span(std::string_view schedule, std::int64_t warmup, std::int64_t total) {
-  require(warmup >= 0, schedule,
-          [&] { return "warmup_steps is " + std::to_string(warmup) + ", expected >= 0"; });
-  require(total >= warmup, schedule, [&] {
-    return "total_steps is " + std::to_string(total) + ", expected at least warmup_steps, " +
-           std::to_string(warmup);
-  });
+  require(warmup >= 0, schedule, "warmup_steps is ", warmup, ", expected >= 0");
+  require(total >= warmup, schedule, "total_steps is ", total, ", expected at least warmup_steps, ",
+          warmup);
 }
 
 HEADWISE_STRICT_MATH_BEGIN
@@ -117,8 +110,7 @@ struct StepSchedule {
   double operator()(std::int64_t step) const {
     detail::require_rate("StepSchedule", "initial", initial);
     detail::require_rate("StepSchedule", "factor", factor);
-    require(every >= 1, "StepSchedule",
-            [&] { return "every is " + std::to_string(every) + ", expected >= 1"; });
+    require(every >= 1, "StepSchedule", "every is ", every, ", expected >= 1");
     detail::require_step("StepSchedule", step);
     const std::int64_t steps_down = step / every;
     return initial * std::pow(factor, static_cast<double>(steps_down));

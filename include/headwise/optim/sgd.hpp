@@ -20,9 +20,8 @@ struct SgdOptions {
   void require_step_options(std::string_view function) const {
     detail::require_from_0(function, "learning_rate", learning_rate);
     detail::require_from_0(function, "momentum", momentum);
-    require(is_finite_option(dampening), function, [&] {
-      return "dampening is " + std::to_string(dampening) + ", expected a finite number";
-    });
+    require(is_finite_option(dampening), function, "dampening is ", dampening,
+            ", expected a finite number");
     require(!nesterov || (momentum > 0 && !(dampening < 0) && !(dampening > 0)), function,
             "nesterov is set, expected a momentum above 0 and no dampening with it");
     detail::require_from_0(function, "weight_decay", weight_decay);

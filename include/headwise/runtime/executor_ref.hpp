@@ -24,9 +24,9 @@ class ExecutorRef {
   template <Executor E>
   requires(!std::same_as<E, ExecutorRef>) ExecutorRef(E& executor) {
     refer_to(executor);
-    require(concurrency() >= 1, "ExecutorRef", [&] {
-      return "concurrency of the executor is " + std::to_string(concurrency()) + ", expected >= 1";
-    });
+    const Index workers = concurrency();
+    require(workers >= 1, "ExecutorRef", "concurrency of the executor is ", workers,
+            ", expected >= 1");
   }
 
   /// How many workers there are.

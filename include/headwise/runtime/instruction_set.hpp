@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdlib>
-#include <string>
 #include <string_view>
 
 #include "headwise/runtime/processor.hpp"
@@ -50,11 +49,10 @@ inline InstructionSet choose_instruction_set(const char* text) {
     if (name.empty() && is_supported(set)) return set;
     if (name != name_of(set)) continue;
     if (is_supported(set)) return set;
-    raise<ArgumentError>("HEADWISE_SIMD: it is " + std::string(name) +
-                         ", which this processor does not run; it has: " + processor_features());
+    raise<ArgumentError>("HEADWISE_SIMD: it is ", name,
+                         ", which this processor does not run; it has: ", processor_features());
   }
-  raise<ArgumentError>("HEADWISE_SIMD: it is \"" + std::string(name) +
-                       "\", expected generic, avx2 or avx512");
+  raise<ArgumentError>("HEADWISE_SIMD: it is \"", name, "\", expected generic, avx2 or avx512");
 }
 
 /// The instruction set of this process: that of the environment variable HEADWISE_SIMD, read at the

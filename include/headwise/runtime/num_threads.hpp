@@ -35,10 +35,9 @@ inline Index threads_asked_for(const char* value) {
   Index threads = 0;
   const auto read = std::from_chars(text.data(), text.data() + text.size(), threads);
   const bool whole = read.ec == std::errc() && read.ptr == text.data() + text.size();
-  require(whole && threads >= 1 && threads <= max_threads, "num_threads", [&] {
-    return "HEADWISE_NUM_THREADS is " + std::string(text.empty() ? "empty" : text) +
-           ", expected 1 to 65536 (environment)";
-  });
+  require(whole && threads >= 1 && threads <= max_threads, "num_threads",
+          "HEADWISE_NUM_THREADS is ", text.empty() ? "empty" : text,
+          ", expected 1 to 65536 (environment)");
   return threads;
 }
 
@@ -63,8 +62,8 @@ inline Index num_threads() {
 /// Throws ArgumentError for fewer than 1 or more than 65536, std::system_error if a thread cannot
 /// be started; then nothing has changed.
 inline void set_num_threads(Index threads) {
-  require(threads >= 1 && threads <= max_threads, "set_num_threads",
-          "threads is " + std::to_string(threads) + ", expected 1 to 65536");
+  require(threads >= 1 && threads <= max_threads, "set_num_threads", "threads is ", threads,
+          ", expected 1 to 65536");
   if (detail::default_threads == threads) return;
   std::shared_ptr<ThreadPool> pool;
   if (threads > 1) pool = std::make_shared<ThreadPool>(threads);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "headwise/runtime/path.hpp"
@@ -15,24 +14,14 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 /// Throws ArgumentError unless starts are cumulative lengths of `rows` rows.
 inline void require_starts(std::string_view function, std::string_view argument,
                            std::span<const Index> starts, Index rows, std::string_view whence) {
-  require(!starts.empty(), function, [&] {
-    return std::string(argument) + " has 0 numbers, expected one more than sequences";
-  });
-  require(starts.front() == 0, function, [&] {
-    return std::string(argument) + " begins with " + std::to_string(starts.front()) +
-           ", expected 0";
-  });
+  require(!starts.empty(), function, argument, " has 0 numbers, expected one more than sequences");
+  require(starts.front() == 0, function, argument, " begins with ", starts.front(), ", expected 0");
   for (std::size_t b = 1; b < starts.size(); ++b) {
-    require(starts[b - 1] <= starts[b], function, [&] {
-      return std::string(argument) + " falls from " + std::to_string(starts[b - 1]) + " to " +
-             std::to_string(starts[b]) + " at " + std::to_string(b) +
-             ", expected cumulative lengths";
-    });
+    require(starts[b - 1] <= starts[b], function, argument, " falls from ", starts[b - 1], " to ",
+            starts[b], " at ", b, ", expected cumulative lengths");
   }
-  require(starts.back() == rows, function, [&] {
-    return std::string(argument) + " ends with " + std::to_string(starts.back()) + ", expected " +
-           std::to_string(rows) + " (" + std::string(whence) + ")";
-  });
+  require(starts.back() == rows, function, argument, " ends with ", starts.back(), ", expected ",
+          rows, " (", whence, ")");
 }
 
 /// The same of queries and keys, as many sequences of one as of the other.
@@ -42,10 +31,8 @@ inline void require_packed_starts(std::string_view function, std::span<const Ind
                                   std::string_view rows_of_keys) {
   require_starts(function, "query_starts", query_starts, N, rows_of_queries);
   require_starts(function, "key_starts", key_starts, M, rows_of_keys);
-  require(query_starts.size() == key_starts.size(), function, [&] {
-    return "key_starts has " + std::to_string(key_starts.size()) + " numbers, expected " +
-           std::to_string(query_starts.size()) + " (as many as query_starts)";
-  });
+  require(query_starts.size() == key_starts.size(), function, "key_starts has ", key_starts.size(),
+          " numbers, expected ", query_starts.size(), " (as many as query_starts)");
 }
 
 /// Throws ArgumentError for a path that has a place for every pair of rows.

@@ -81,8 +81,8 @@ class ThreadPool {
   /// Throws ArgumentError for fewer than 1 thread or more than 65536, std::system_error if one
   /// cannot be started.
   explicit ThreadPool(Index threads) {
-    require(threads >= 1 && threads <= max_threads, "ThreadPool",
-            "threads is " + std::to_string(threads) + ", expected 1 to 65536");
+    require(threads >= 1 && threads <= max_threads, "ThreadPool", "threads is ", threads,
+            ", expected 1 to 65536");
     // Where threads outnumber cores, one that spins takes the core of one that works.
     const Index cores = std::thread::hardware_concurrency();
     spin_ = cores == 0 || threads <= cores ? spin_time : 0;

@@ -52,7 +52,7 @@ class Trace {
     if (const Entry* entry = find(name)) return *entry;
     std::string names;
     for (const Entry& entry : entries_) names += " " + entry.name;
-    raise<ArgumentError>("Trace::at: name is " + std::string(name) + ", expected one of:" + names);
+    raise<ArgumentError>("Trace::at: name is ", name, ", expected one of:", names);
   }
 
   /// The newest tensor of this name as a view of rank R. Throws ArgumentError or ShapeError.
@@ -60,8 +60,8 @@ class Trace {
   In<double, R> view(std::string_view name) const {
     const Entry& entry = at(name);
     if (entry.shape.size() != static_cast<std::size_t>(R)) {
-      raise<ShapeError>("Trace::view: " + entry.name + " is " + format_extents(entry.shape) +
-                        ", expected " + std::to_string(R) + " axes");
+      raise<ShapeError>("Trace::view: ", entry.name, " is ", entry.shape, ", expected ", R,
+                        " axes");
     }
     Shape<R> shape;
     for (int r = 0; r < R; ++r) shape[r] = entry.shape[static_cast<std::size_t>(r)];

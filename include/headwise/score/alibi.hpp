@@ -15,8 +15,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Source: Press, Smith and Lewis, "Train Short, Test Long", 2022, arXiv 2108.12409, section 3.
 template <Scalar T>
 Tensor<T, 1> alibi_slopes(Index heads) {
-  require(heads >= 1, "alibi_slopes",
-          [&] { return "heads is " + std::to_string(heads) + ", expected >= 1"; });
+  require(heads >= 1, "alibi_slopes", "heads is ", heads, ", expected >= 1");
   Index power = 1;
   while (2 * power <= heads) power *= 2;
   Tensor<T, 1> slopes({heads});

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <string_view>
 
 #include "headwise/score/key_range.hpp"
@@ -31,9 +30,8 @@ struct Documents {
   static void require_runs(std::string_view function, const In<Id, 2>& ids, Index B, Index S) {
     require_countable(function, "Mask::documents", ids);
     if ((ids.extent(0) != B && ids.extent(0) != 1) || ids.extent(1) != S) {
-      raise<ShapeError>(std::string(function) + ": Mask::documents is " + ids.shape().format() +
-                        ", expected " + Shape{B, S}.format() + " or " +
-                        Shape{Index{1}, S}.format() + " (an id for each key)");
+      raise<ShapeError>(function, ": Mask::documents is ", ids.shape(), ", expected ", Shape{B, S},
+                        " or ", Shape{Index{1}, S}, " (an id for each key)");
     }
     for (Index b = 0; b < ids.extent(0); ++b) {
       require_runs(function, ids, b);
@@ -51,11 +49,9 @@ struct Documents {
         continue;
       }
       for (Index before = 0; before < j; ++before) {
-        require(ids(b, before) != ids(b, j), function, [&] {
-          return "Mask::documents has document " + std::to_string(ids(b, j)) + " at " +
-                 Shape{b, before}.format() + " and, behind another, at " + Shape{b, j}.format() +
-                 ", expected the keys of a document side by side (Mask::keep takes any pairs)";
-        });
+        require(ids(b, before) != ids(b, j), function, "Mask::documents has document ", ids(b, j),
+                " at ", Shape{b, before}, " and, behind another, at ", Shape{b, j},
+                ", expected the keys of a document side by side (Mask::keep takes any pairs)");
       }
     }
   }

@@ -25,8 +25,7 @@ struct Dropout {
 
   /// Throws ArgumentError unless the rate is in [0, 1].
   void require_valid(std::string_view function) const {
-    require(rate >= 0.0 && rate <= 1.0, function,
-            [&] { return "dropout rate is " + std::to_string(rate) + ", expected 0 to 1"; });
+    require(rate >= 0.0 && rate <= 1.0, function, "dropout rate is ", rate, ", expected 0 to 1");
   }
 };
 

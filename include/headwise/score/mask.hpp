@@ -6,7 +6,6 @@
 #include <array>
 #include <limits>
 #include <span>
-#include <string>
 #include <utility>
 
 #include "headwise/score/mask_terms.hpp"
@@ -44,11 +43,9 @@ class AttentionMask {
   /// Of several windows the smallest holds. Throws ArgumentError for a size below 1, and where a
   /// window keeps more first keys than a wider one: what both leave is no window then.
   void add(Window window) {
-    require(window.size >= 1, "Mask::window",
-            [&] { return "size is " + std::to_string(window.size) + ", expected >= 1"; });
-    require(window.first_keys >= 0, "Mask::window", [&] {
-      return "first_keys is " + std::to_string(window.first_keys) + ", expected >= 0";
-    });
+    require(window.size >= 1, "Mask::window", "size is ", window.size, ", expected >= 1");
+    require(window.first_keys >= 0, "Mask::window", "first_keys is ", window.first_keys,
+            ", expected >= 0");
     constexpr Index widest = (std::numeric_limits<Index>::max)() / 4;  // wider than any sequence
     window.size = std::min<Index>(widest, window.size);
     if (window_ != 0) window = both({window_, first_keys_}, window);
@@ -134,15 +131,11 @@ class AttentionMask {
     }
     documents_.require_fits(function, B, S);
     if (!has_key_lengths_) return;
-    require(static_cast<Index>(key_lengths_.size()) == B, function, [&] {
-      return "Mask::key_lengths has " + std::to_string(key_lengths_.size()) +
-             " lengths, expected " + std::to_string(B) + " (the batch size)";
-    });
+    require(static_cast<Index>(key_lengths_.size()) == B, function, "Mask::key_lengths has ",
+            key_lengths_.size(), " lengths, expected ", B, " (the batch size)");
     for (Index length : key_lengths_) {
-      require(length >= 0 && length <= S, function, [&] {
-        return "Mask::key_lengths holds " + std::to_string(length) + ", expected 0 to " +
-               std::to_string(S) + " (the number of keys)";
-      });
+      require(length >= 0 && length <= S, function, "Mask::key_lengths holds ", length,
+              ", expected 0 to ", S, " (the number of keys)");
     }
   }
 
@@ -153,12 +146,9 @@ class AttentionMask {
     if (wide.size == narrow.size) {
       return {narrow.size, std::min<Index>(narrow.first_keys, wide.first_keys)};
     }
-    require(narrow.first_keys <= wide.first_keys, "AttentionMask", [&] {
-      return "a window of " + std::to_string(narrow.size) + " keeps the first " +
-             std::to_string(narrow.first_keys) + " keys, one of " + std::to_string(wide.size) +
-             " the first " + std::to_string(wide.first_keys) +
-             ", expected no fewer (or one window)";
-    });
+    require(narrow.first_keys <= wide.first_keys, "AttentionMask", "a window of ", narrow.size,
+            " keeps the first ", narrow.first_keys, " keys, one of ", wide.size, " the first ",
+            wide.first_keys, ", expected no fewer (or one window)");
     return narrow;
   }
 
@@ -169,8 +159,7 @@ class AttentionMask {
     require_countable(function, argument, mask);
     for (int r = 0; r < 4; ++r) {
       if (got[r] == wanted[r] || got[r] == 1) continue;
-      raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                        got.format() + ", expected " + wanted.format() +
+      raise<ShapeError>(function, ": ", argument, " is ", got, ", expected ", wanted,
                         " or 1 on an axis (scores are [B, H, L, S])");
     }
   }

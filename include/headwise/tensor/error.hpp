@@ -12,7 +12,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "headwise/tensor/config.hpp"
+#include "headwise/tensor/message.hpp"
 
 namespace headwise::inline v0_1 {
 
@@ -81,16 +81,29 @@ template <class Error>
 #endif
 }
 
-/// Throws ArgumentError `function: message` unless `rule` holds. The message may be a callable, so
-/// that a call that is right builds no text.
-template <class Message>
-void require(bool rule, std::string_view function, Message&& message) {
+/// The same of a message in parts: texts, numbers and shapes.
+///@{
+template <class Error>
+[[noreturn, gnu::cold, gnu::noinline]] void raise(
+    std::initializer_list<detail::MessagePart> message) {
+  raise<Error>(detail::join(message));
+}
+template <class Error, class... Parts>
+requires(sizeof...(Parts) > 1) [[noreturn]] HEADWISE_INLINE void raise(const Parts&... message) {
+  raise<Error>(std::initializer_list<detail::MessagePart>{message...});
+}
+///@}
+
+/// Throws ArgumentError `function: message` unless `rule` holds. A message is its parts, or a
+/// callable that makes a text of what nobody should compute where a call is right.
+template <class... Parts>
+HEADWISE_INLINE void require(bool rule, std::string_view function, const Parts&... message) {
   if (rule) [[likely]]
     return;
-  if constexpr (std::is_invocable_v<Message>) {
-    raise<ArgumentError>(std::string(function) + ": " + std::string(message()));
+  if constexpr ((... && std::is_invocable_v<const Parts&>)) {
+    raise<ArgumentError>(function, ": ", message()...);
   } else {
-    raise<ArgumentError>(std::string(function) + ": " + std::string(message));
+    raise<ArgumentError>(function, ": ", message...);
   }
 }
 

@@ -186,7 +186,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
                                                const detail::Footprint& out) {
   if (!detail::repeats_elements(out)) [[likely]]
     return;
-  raise<ShapeError>(std::string(function) + ": " + std::string(out.name) +
+  raise<ShapeError>(function, ": ", out.name,
                     " holds one element at two indices, expected elements of their own");
 }
 
@@ -197,8 +197,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
   for (const detail::Footprint& other : others) {
     if (!detail::overlap(out, other)) [[likely]]
       continue;
-    raise<ShapeError>(std::string(function) + ": " + std::string(out.name) + " overlaps " +
-                      std::string(other.name) + ", expected memory of its own");
+    raise<ShapeError>(function, ": ", out.name, " overlaps ", other.name,
+                      ", expected memory of its own");
   }
 }
 
@@ -208,8 +208,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
                                                     const detail::Footprint& in) {
   if (detail::same_elements(out, in) || !detail::overlap(out, in)) [[likely]]
     return;
-  raise<ShapeError>(std::string(function) + ": " + std::string(out.name) + " overlaps " +
-                    std::string(in.name) + " shifted, expected " + std::string(in.name) +
+  raise<ShapeError>(function, ": ", out.name, " overlaps ", in.name, " shifted, expected ", in.name,
                     " itself or memory of its own");
 }
 

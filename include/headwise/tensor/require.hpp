@@ -1,9 +1,10 @@
 // The shape rules of a call, a line each:
-//   require_shape("linear_forward", "w", w, Shape{I, O}, "I from x " + ...)
+//   require_shape("linear_forward", "w", w, Shape{I, O}, I, " from x ", x.shape())
 #pragma once
 
+#include <algorithm>
+#include <initializer_list>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "headwise/tensor/view.hpp"
@@ -15,32 +16,40 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 [[gnu::noinline]] inline void require_countable(std::string_view function,
                                                 std::string_view argument,
                                                 std::span<const Index> extents, const void* data) {
-  const auto subject = [&] {
-    return std::string(function) + ": " + std::string(argument) + " is " + format_extents(extents);
-  };
   constexpr Index most = Index{1} << 48;
   Index count = 1;
   bool some = true;
   for (const Index extent : extents) {
-    if (extent < 0) raise<ShapeError>(subject() + ", expected extents of 0 or more");
+    if (extent < 0) {
+      raise<ShapeError>(function, ": ", argument, " is ", extents,
+                        ", expected extents of 0 or more");
+    }
     if (extent > 0 && (__builtin_mul_overflow(count, extent, &count) || count > most)) {
-      raise<ShapeError>(subject() + ", expected extents whose product is at most 2^48");
+      raise<ShapeError>(function, ": ", argument, " is ", extents,
+                        ", expected extents whose product is at most 2^48");
     }
     some = some && extent > 0;
   }
   if (some && data == nullptr) {
-    raise<ShapeError>(subject() + " at a null address, expected its elements");
+    raise<ShapeError>(function, ": ", argument, " is ", extents,
+                      " at a null address, expected its elements");
   }
 }
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void raise_shape(std::string_view function,
-                                                               std::string_view argument,
-                                                               std::span<const Index> extents,
-                                                               std::span<const Index> expected,
-                                                               std::string_view whence) {
-  raise<ShapeError>(std::string(function) + ": " + std::string(argument) + " is " +
-                    format_extents(extents) + ", expected " + format_extents(expected) + " (" +
-                    std::string(whence) + ")");
+/// Whether a view that is countable has the extents that are expected.
+[[gnu::noinline]] inline bool is_of_shape(std::string_view function, std::string_view argument,
+                                          std::span<const Index> extents, const void* data,
+                                          const Index* expected) {
+  if (!std::equal(extents.begin(), extents.end(), expected)) return false;
+  require_countable(function, argument, extents, data);
+  return true;
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_shape(
+    std::string_view function, std::string_view argument, std::span<const Index> extents,
+    std::span<const Index> expected, std::initializer_list<MessagePart> whence) {
+  raise<ShapeError>(function, ": ", argument, " is ", extents, ", expected ", expected, " (",
+                    join(whence), ")");
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -57,18 +66,18 @@ void require_countable(std::string_view function, std::string_view argument,
 }
 
 /// Throws ShapeError `function: argument is [got], expected [wanted] (whence)` unless they agree,
-/// and for a view that is not countable. `whence` is called only then, so that a call that is right
-/// builds no text.
-template <class T, int R, class Whence>
-void require_shape(std::string_view function, std::string_view argument, const In<T, R>& tensor,
-                   const Shape<R>& expected, Whence&& whence) {
-  if (tensor.shape() == expected) [[likely]]
-    return require_countable(function, argument, tensor);
+/// and for a view that is not countable. `whence` is a message: its parts, or a callable.
+template <class T, int R, class... Whence>
+HEADWISE_INLINE void require_shape(std::string_view function, std::string_view argument,
+                                   const In<T, R>& tensor, const Shape<R>& expected,
+                                   const Whence&... whence) {
   const auto& got = tensor.shape().extents;
-  if constexpr (std::is_invocable_v<Whence>) {
-    detail::raise_shape(function, argument, got, expected.extents, whence());
+  if (detail::is_of_shape(function, argument, got, tensor.data(), expected.extents)) [[likely]]
+    return;
+  if constexpr ((... && std::is_invocable_v<const Whence&>)) {
+    detail::raise_shape(function, argument, got, expected.extents, {whence()...});
   } else {
-    detail::raise_shape(function, argument, got, expected.extents, whence);
+    detail::raise_shape(function, argument, got, expected.extents, {whence...});
   }
 }
 

@@ -12,24 +12,11 @@
 
 namespace headwise::inline v0_1 {
 
-/// Counts and offsets, in elements. Signed, so that differences are numbers.
-using Index = std::ptrdiff_t;
-
-/// `[2, 3, 4]`
-inline std::string format_extents(std::span<const Index> extents) {
-  std::string text = "[";
-  for (std::size_t r = 0; r < extents.size(); ++r) {
-    if (r != 0) text += ", ";
-    text += std::to_string(extents[r]);
-  }
-  return text + "]";
-}
-
 namespace detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_extents(std::span<const Index> extents,
                                                                  const char* expected) {
-  raise<ShapeError>("Shape: extents are " + format_extents(extents) + ", expected " + expected);
+  raise<ShapeError>("Shape: extents are ", extents, ", expected ", expected);
 }
 
 }  // namespace detail

@@ -55,8 +55,8 @@ class Tensor : public InOut<T, R>, public OwnsElements {
          std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : Tensor(shape, memory) {
     if (static_cast<Index>(values.size()) != this->size()) {
-      raise<ShapeError>("Tensor: values are " + std::to_string(values.size()) + ", expected " +
-                        std::to_string(this->size()) + " (shape " + shape.format() + ")");
+      raise<ShapeError>("Tensor: values are ", values.size(), ", expected ", this->size(),
+                        " (shape ", shape, ")");
     }
     std::copy(values.begin(), values.end(), data());
   }
@@ -129,7 +129,7 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     const Index count = shape.size();
     if (count == 0) return nullptr;
     if (count > (std::numeric_limits<Index>::max)() / static_cast<Index>(sizeof(T))) {
-      raise<ShapeError>("Tensor: shape is " + shape.format() + ", expected below 2^63 bytes");
+      raise<ShapeError>("Tensor: shape is ", shape, ", expected below 2^63 bytes");
     }
     require(memory != nullptr, "Tensor", "memory is null, expected a memory resource");
     return static_cast<T*>(memory->allocate(storage_bytes<T>(count), storage_alignment));

@@ -11,16 +11,13 @@
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 inline void require_axis(std::string_view function, int axis, int rank) {
-  require(axis >= 0 && axis < rank, function, [&] {
-    return "axis is " + std::to_string(axis) + ", expected 0 to " + std::to_string(rank - 1);
-  });
+  require(axis >= 0 && axis < rank, function, "axis is ", axis, ", expected 0 to ", rank - 1);
 }
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_slice(Index begin, Index count, int axis,
                                                                std::span<const Index> extents) {
-  raise<ShapeError>("slice: begin is " + std::to_string(begin) + " and count " +
-                    std::to_string(count) + ", expected a part of axis " + std::to_string(axis) +
-                    " of " + format_extents(extents));
+  raise<ShapeError>("slice: begin is ", begin, " and count ", count, ", expected a part of axis ",
+                    axis, " of ", extents);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -78,8 +75,7 @@ auto select(V&& tensor, Index index) {
   using View = std::remove_const_t<decltype(view)>;
   constexpr int rank = View::rank - 1;
   if (index < 0 || index >= view.extent(0)) {
-    raise<ShapeError>("select: index is " + std::to_string(index) + ", expected one of axis 0 of " +
-                      view.shape().format());
+    raise<ShapeError>("select: index is ", index, ", expected one of axis 0 of ", view.shape());
   }
   Shape<rank> shape, strides;
   for (int r = 0; r < rank; ++r) {
@@ -116,8 +112,7 @@ auto merge_rows(V&& tensor) {
   const auto view = as_view(tensor);
   require_countable("merge_rows", "x", view);
   if (!rows_are_uniform(view)) {
-    raise<ShapeError>("merge_rows: strides of x " + view.shape().format() + " are " +
-                      view.strides().format() +
+    raise<ShapeError>("merge_rows: strides of x ", view.shape(), " are ", view.strides(),
                       ", expected rows at one common distance; copy it first");
   }
   return view_of_rank<V&, 2>(view.data(), Shape{view.extent(0) * view.extent(1), view.extent(2)},
@@ -133,8 +128,8 @@ auto split_heads(V&& tensor, Index num_heads) {
   const auto view = as_view(tensor);
   require_countable("split_heads", "x", view);
   if (num_heads <= 0 || view.extent(2) % num_heads != 0) {
-    raise<ShapeError>("split_heads: x is " + view.shape().format() + ", expected a width of " +
-                      std::to_string(num_heads) + " equal heads, at least 1");
+    raise<ShapeError>("split_heads: x is ", view.shape(), ", expected a width of ", num_heads,
+                      " equal heads, at least 1");
   }
   const Index width = view.extent(2) / num_heads;
   return view_of_rank<V&, 4>(
@@ -149,8 +144,7 @@ auto merge_heads(V&& tensor) {
   const auto view = as_view(tensor);
   require_countable("merge_heads", "x", view);
   if (view.extent(1) > 1 && view.stride(1) != view.extent(3) * view.stride(3)) {
-    raise<ShapeError>("merge_heads: strides of x " + view.shape().format() + " are " +
-                      view.strides().format() +
+    raise<ShapeError>("merge_heads: strides of x ", view.shape(), " are ", view.strides(),
                       ", expected heads side by side; copy it into such a layout first");
   }
   return view_of_rank<V&, 3>(view.data(),
