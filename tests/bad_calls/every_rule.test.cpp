@@ -126,6 +126,7 @@ TEST_CASE("a rule without a call is found, whichever way it is written", "[bad_c
       require_shape("f", x, x, Shape{n}, n, " from x ", x.shape());
       require_shape("f", b ? "x" : "y", x, Shape{n}, "the count");  // not "z"
       require_apart("f", {"x", x}, {{"y", y}});
+      require_outputs_apart("f", {{"u", u}, {"v", v}}, {{"x", x}});
     }
     void g(Index n) {
       constexpr std::string_view function = "g";
@@ -140,7 +141,9 @@ TEST_CASE("a rule without a call is found, whichever way it is written", "[bad_c
                      "f: n is *, expected < 7", "f: m is *, expected < 7",
                      "f: * is *, expected * (* from x *)", "f: x is *, expected * (the count)",
                      "f: y is *, expected * (the count)", "f: x holds one element*",
-                     "f: x overlaps y, *", "g: n is *", "g: n is *, expected <= 8"});
+                     "f: x overlaps y, *", "f: u holds one element*", "f: u overlaps x, *",
+                     "f: v holds one element*", "f: v overlaps x, *", "f: v overlaps u, *",
+                     "g: n is *", "g: n is *, expected <= 8"});
   CHECK(has_call({"", {"f: n is *, expected > 0"}}, {"f: n is -1, expected > 0"}));
   CHECK_FALSE(has_call({"", {"f: n is *, expected > 0"}},
                        {"g: n is -1, expected > 0", "f: n is -1", "f: n is -1, expected > 0!"}));

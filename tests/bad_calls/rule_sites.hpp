@@ -81,7 +81,8 @@ class RuleReader {
       std::size_t body = behind(tokens, t);
       const std::size_t close = body - 1;
       while (body < tokens.size() && (tokens[body].text == "const")) ++body;
-      if (name.empty() || body >= tokens.size() || tokens[body].kind != '{') continue;
+      if (name.empty() || name == "for") continue;  // a loop over names tells nobody
+      if (body >= tokens.size() || tokens[body].kind != '{') continue;
       Helper helper{source, body, behind(tokens, body), name, {}, 0};
       bool told = false;
       for (const auto& [begin, end] : parameters_of(tokens, {t + 1, close})) {
@@ -173,8 +174,8 @@ class RuleReader {
 
   void add_rules(std::size_t source, std::size_t token, std::vector<RuleSite>& found) {
     static const std::set<std::string> words{
-        "require", "require_shape",    "require_apart",    "require_same_or_apart",
-        "raise",   "require_distinct", "require_countable"};
+        "require", "require_shape",    "require_apart",     "require_outputs_apart",
+        "raise",   "require_distinct", "require_countable", "require_same_or_apart"};
     const Tokens& tokens = sources_[source].tokens;
     if (tokens[token].kind != 'w' || words.count(tokens[token].text) == 0) return;
     const std::size_t open = opening(tokens, token);
@@ -235,23 +236,39 @@ class RuleReader {
           rules.push_back({is + "*, expected * (" + whence + ")"});
         }
       }
+    } else if (word == "require_outputs_apart") {
+      std::vector<std::string> before = names_in(tokens, arguments[2], names);
+      for (const std::string& out : names_in(tokens, arguments[1], names)) {
+        add_apart(start + out, before, rules);
+        before.push_back(out);
+      }
     } else {
-      const std::string out = forms_of(tokens, arguments[1], names)[0];
-      if (word != "require_same_or_apart") rules.push_back({start + out + " holds one element*"});
+      const std::string out = start + forms_of(tokens, arguments[1], names)[0];
       if (word == "require_same_or_apart") {
         const std::string in = forms_of(tokens, arguments[2], names)[0];
-        rules.push_back({start + out + " overlaps " + in + " shifted*"});
-      }
-      if (word == "require_apart") {
-        const auto others = split(tokens, {arguments[2].first + 1, arguments[2].second - 1}, ',');
-        for (const Range& other : others) {
-          for (const std::string& name : forms_of(tokens, other, names)) {
-            rules.push_back({start + out + " overlaps " + name + ", *"});
-          }
-        }
+        rules.push_back({out + " overlaps " + in + " shifted*"});
+      } else if (word == "require_apart") {
+        add_apart(out, names_in(tokens, arguments[2], names), rules);
+      } else {
+        add_apart(out, {}, rules);
       }
     }
     return rules;
+  }
+
+  /// The names of {{"x", x}, {"y", y}}.
+  static std::vector<std::string> names_in(const Tokens& tokens, Range list, const Names& names) {
+    std::vector<std::string> all;
+    for (const Range& one : split(tokens, {list.first + 1, list.second - 1}, ',')) {
+      for (const std::string& name : forms_of(tokens, one, names)) all.push_back(name);
+    }
+    return all;
+  }
+  /// What an output that has to lie apart from others is refused for.
+  static void add_apart(const std::string& out, const std::vector<std::string>& others,
+                        std::vector<std::vector<std::string>>& rules) {
+    rules.push_back({out + " holds one element*"});
+    for (const std::string& other : others) rules.push_back({out + " overlaps " + other + ", *"});
   }
 
   std::vector<Source> sources_;

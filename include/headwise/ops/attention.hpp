@@ -32,9 +32,8 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
   const auto [B, H, G, L, S, d, dv] = sizes;
   require_shape("attention_forward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
   require_shape("attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
-  require_apart("attention_forward", {"weights", weights}, {{"q", q}, {"k", k}, {"v", v}});
-  require_apart("attention_forward", {"o", o},
-                {{"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
+  require_outputs_apart("attention_forward", {{"weights", weights}, {"o", o}},
+                        {{"q", q}, {"k", k}, {"v", v}});
   detail::require_apart_from_options<T>("attention_forward", {"weights", weights}, options);
   detail::require_apart_from_options<T>("attention_forward", {"o", o}, options);
   if (weights.size() == 0 && o.size() == 0) return;
@@ -88,13 +87,8 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   require_shape("attention_backward", "dq", dq, q.shape(), "the shape of q");
   require_shape("attention_backward", "dk", dk, k.shape(), "the shape of k");
   require_shape("attention_backward", "dv", dv, v.shape(), "the shape of v");
-  require_apart("attention_backward", {"dq", dq},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
-  require_apart("attention_backward", {"dk", dk},
-                {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}});
-  require_apart(
-      "attention_backward", {"dv", dv},
-      {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}, {"dq", dq}, {"dk", dk}});
+  require_outputs_apart("attention_backward", {{"dq", dq}, {"dk", dk}, {"dv", dv}},
+                        {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
   detail::require_apart_from_options<T>("attention_backward", {"dq", dq}, options);
   detail::require_apart_from_options<T>("attention_backward", {"dk", dk}, options);
   detail::require_apart_from_options<T>("attention_backward", {"dv", dv}, options);

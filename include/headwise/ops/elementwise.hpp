@@ -113,8 +113,7 @@ void multiply_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> a,
           dy.extent(0), " rows, expected 1 (a and b have one row each)");
   detail::require_gradient_of<T>(function, "da", da, a.shape(), "the shape of a");
   detail::require_gradient_of<T>(function, "db", db, b.shape(), "the shape of b");
-  require_apart(function, {"da", da}, {{"dy", dy}, {"a", a}, {"b", b}});
-  require_apart(function, {"db", db}, {{"dy", dy}, {"a", a}, {"b", b}, {"da", da}});
+  require_outputs_apart(function, {{"da", da}, {"db", db}}, {{"dy", dy}, {"a", a}, {"b", b}});
   const Index N = dy.extent(0);
   detail::combine_backward<T>({kernels::Combination::gradient_product, dy, b}, N, da, context);
   detail::combine_backward<T>({kernels::Combination::gradient_product, dy, a}, N, db, context);
@@ -158,8 +157,7 @@ void divide_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> b,
   detail::require_gradient_of<T>(function, "da", da, detail::rows_or_one<T>(da, dy),
                                  "the shape of dy, or one row");
   detail::require_gradient_of<T>(function, "db", db, b.shape(), "the shape of b");
-  require_apart(function, {"da", da}, {{"dy", dy}, {"b", b}, {"y", y}});
-  require_apart(function, {"db", db}, {{"dy", dy}, {"b", b}, {"y", y}, {"da", da}});
+  require_outputs_apart(function, {{"da", da}, {"db", db}}, {{"dy", dy}, {"b", b}, {"y", y}});
   Tensor<T, 2> storage;  // dy / b, where that is not da
   Out<T, 2> quotients = da;
   if (da.absent() || da.extent(0) != N) {

@@ -69,8 +69,7 @@ void flash_forward_call(const ForwardInputs<T, U>& in, const AttentionOptions<T>
     require_shape(function, "lse", lse, Shape{sizes.B, sizes.H, sizes.L, Index{2}},
                   "two numbers a query of q");
   }
-  require_apart(function, {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
-  require_apart(function, {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
+  require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});
   require_apart_from_options<T>(function, {"o", o}, options);
   require_apart_from_options<T>(function, {"lse", lse}, options);
   if (o.size() == 0 && lse.size() == 0) return;

@@ -34,28 +34,13 @@ void require_flash_backward(std::string_view function, const FlashBackwardViews<
   require_shape(function, "dq", x.dq, x.q.shape(), "the shape of q");
   require_shape(function, "dk", x.dk, x.k.shape(), "the shape of k");
   require_shape(function, "dv", x.dv, x.v.shape(), "the shape of v");
-  require_apart(function, {"dq", x.dq},
-                {{"d_o", x.d_o}, {"q", x.q}, {"k", x.k}, {"v", x.v}, {"o", x.o}, {"lse", x.lse}});
-  require_apart(function, {"dk", x.dk},
-                {{"d_o", x.d_o},
-                 {"q", x.q},
-                 {"k", x.k},
-                 {"v", x.v},
-                 {"o", x.o},
-                 {"lse", x.lse},
-                 {"dq", x.dq}});
-  require_apart(function, {"dv", x.dv},
-                {{"d_o", x.d_o},
-                 {"q", x.q},
-                 {"k", x.k},
-                 {"v", x.v},
-                 {"o", x.o},
-                 {"lse", x.lse},
-                 {"dq", x.dq},
-                 {"dk", x.dk}});
+  require_outputs_apart(
+      function, {{"dq", x.dq}, {"dk", x.dk}, {"dv", x.dv}},
+      {{"d_o", x.d_o}, {"q", x.q}, {"k", x.k}, {"v", x.v}, {"o", x.o}, {"lse", x.lse}});
   require_apart_from_options<T>(function, {"dq", x.dq}, options);
   require_apart_from_options<T>(function, {"dk", x.dk}, options);
   require_apart_from_options<T>(function, {"dv", x.dv}, options);
+  if (!score.any()) return;
   require_score_gradients<T>(function, score, options,
                              {{"d_o", x.d_o},
                               {"q", x.q},

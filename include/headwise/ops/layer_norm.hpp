@@ -80,11 +80,8 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
   if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
   require_apart(function, {"y", y}, {{"gamma", affine.gamma}, {"beta", affine.beta}});
   require_same_or_apart(function, {"y", y}, {"x", x});
-  require_apart(function, {"mean", mean},
-                {{"x", x}, {"gamma", affine.gamma}, {"beta", affine.beta}, {"y", y}});
-  require_apart(
-      function, {"rstd", rstd},
-      {{"x", x}, {"gamma", affine.gamma}, {"beta", affine.beta}, {"y", y}, {"mean", mean}});
+  require_outputs_apart(function, {{"mean", mean}, {"rstd", rstd}},
+                        {{"x", x}, {"gamma", affine.gamma}, {"beta", affine.beta}, {"y", y}});
   if (x.size() == 0 && mean.absent() && rstd.absent()) return;
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   const kernels::LayerNormRows<T> rows{kernels::matrix(x),
@@ -140,17 +137,9 @@ void layer_norm_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   if (!dbeta.absent()) require_shape(function, "dbeta", dbeta, Shape{D}, "the width of x");
   require_apart(function, {"dx", dx}, {{"x", x}, {"gamma", gamma}, {"mean", mean}, {"rstd", rstd}});
   require_same_or_apart(function, {"dx", dx}, {"dy", dy});
-  require_apart(
-      function, {"dgamma", dgamma},
+  require_outputs_apart(
+      function, {{"dgamma", dgamma}, {"dbeta", dbeta}},
       {{"dy", dy}, {"x", x}, {"gamma", gamma}, {"mean", mean}, {"rstd", rstd}, {"dx", dx}});
-  require_apart(function, {"dbeta", dbeta},
-                {{"dy", dy},
-                 {"x", x},
-                 {"gamma", gamma},
-                 {"mean", mean},
-                 {"rstd", rstd},
-                 {"dx", dx},
-                 {"dgamma", dgamma}});
   if (N == 0 || D == 0) return;
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
   const kernels::LayerNormBackwardRows<T> rows{kernels::matrix(dy),

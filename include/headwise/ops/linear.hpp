@@ -267,10 +267,8 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
   if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
   if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");
   if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
-  require_apart("linear_backward", {"dx", dx}, {{"dy", dy}, {"x", x}, {"w", w}});
-  require_apart("linear_backward", {"dw", dw}, {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}});
-  require_apart("linear_backward", {"db", db},
-                {{"dy", dy}, {"x", x}, {"w", w}, {"dx", dx}, {"dw", dw}});
+  require_outputs_apart("linear_backward", {{"dx", dx}, {"dw", dw}, {"db", db}},
+                        {{"dy", dy}, {"x", x}, {"w", w}});
 
   const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);

@@ -127,8 +127,7 @@ void packed_attention_forward(const PackedSequences<T>& inputs,
   if (!lse.absent()) {
     require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
   }
-  require_apart(function, {"o", o}, {{"q", q}, {"k", k}, {"v", v}});
-  require_apart(function, {"lse", lse}, {{"q", q}, {"k", k}, {"v", v}, {"o", o}});
+  require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});
   detail::require_apart_from_starts<T>(function, {"o", o}, inputs);
   detail::require_apart_from_starts<T>(function, {"lse", lse}, inputs);
   detail::require_apart_from_options<T>(function, {"o", o}, options);

@@ -1,6 +1,7 @@
 // Whether two views share memory, decided from addresses, extents and strides alone: heads that
 // lie between each other in one row are apart, though their ranges of memory are not.
 //   require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}})
+//   require_outputs_apart("f", {{"y", y}, {"z", z}}, {{"x", x}})
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@ struct Footprint {
   Index element_bytes = 1;
   int axes = 0;                           // those with more than one index
   std::array<Index, 8> extents, strides;  // of those; what is behind them is not set
-  bool empty = false;  // without elements, or beyond any memory: nothing is decided there
+  bool empty = true;  // without elements, or beyond any memory: nothing is decided there
 
   template <class T, int R>
   Footprint(std::string_view argument, const In<T, R>& view)
@@ -31,7 +32,7 @@ struct Footprint {
         address(reinterpret_cast<std::uintptr_t>(view.data())),
         element_bytes(static_cast<Index>(sizeof(T))) {
     static_assert(R <= 8);
-    walk(view.shape().extents, view.strides().extents);
+    if (address != 0) walk(view.shape().extents, view.strides().extents);
   }
 
  private:
@@ -39,7 +40,7 @@ struct Footprint {
                               std::span<const Index> all_strides) {
     constexpr Index longest = Index{1} << 58;
     low = high = address;
-    empty = address == 0;
+    empty = false;
     for (std::size_t r = 0; r < all_extents.size(); ++r) {
       const Index extent = all_extents[r], stride = all_strides[r];
       if (extent <= 0) empty = true;
@@ -190,15 +191,33 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
                     " holds one element at two indices, expected elements of their own");
 }
 
-/// Throws ShapeError unless `out` shares no element with any of the others, nor any with itself.
-[[gnu::noinline]] inline void require_apart(std::string_view function, const detail::Footprint& out,
-                                            std::initializer_list<detail::Footprint> others) {
-  require_distinct(function, out);
+/// Throws ShapeError where `out` shares an element with one of the others.
+[[gnu::noinline]] inline void require_disjoint(std::string_view function,
+                                               const detail::Footprint& out,
+                                               std::span<const detail::Footprint> others) {
   for (const detail::Footprint& other : others) {
     if (!detail::overlap(out, other)) [[likely]]
       continue;
     raise<ShapeError>(function, ": ", out.name, " overlaps ", other.name,
                       ", expected memory of its own");
+  }
+}
+
+/// Throws ShapeError unless `out` shares no element with any of the others, nor any with itself.
+[[gnu::noinline]] inline void require_apart(std::string_view function, const detail::Footprint& out,
+                                            std::initializer_list<detail::Footprint> others) {
+  require_distinct(function, out);
+  require_disjoint(function, out, {others.begin(), others.size()});
+}
+
+/// The same of each output of a call, of the inputs and the outputs before it.
+[[gnu::noinline]] inline void require_outputs_apart(
+    std::string_view function, std::initializer_list<detail::Footprint> outputs,
+    std::initializer_list<detail::Footprint> inputs) {
+  for (const detail::Footprint& out : outputs) {
+    require_distinct(function, out);
+    require_disjoint(function, out, {inputs.begin(), inputs.size()});
+    require_disjoint(function, out, {outputs.begin(), &out});
   }
 }
 
