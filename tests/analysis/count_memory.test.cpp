@@ -108,6 +108,10 @@ TEST_CASE("bytes asked of the memory resource equal the formula to the byte", "[
                      {.mask = {Mask::key_lengths(lengths)}}, 2, 33, 9, 1);
   check_bytes<float>({.d_model = 30, .num_heads = 3, .d_head = 7, .d_value = 11, .v_bias = true},
                      {}, 1, 100, std::nullopt, 3);
+  // A bias for some of q, k and v: three products instead of one.
+  check_bytes<double>({.d_model = 256, .num_heads = 2, .q_bias = true}, {}, 1, 3, std::nullopt, 1);
+  check_bytes<float>({.d_model = 64, .num_heads = 2, .k_bias = true, .v_bias = true}, {}, 1, 3,
+                     std::nullopt, 2);
   check_bytes<float>({.d_model = 8, .num_heads = 2}, {}, 2, 17, 0, 1);
   check_bytes<float>({.d_model = 30,
                       .num_heads = 3,

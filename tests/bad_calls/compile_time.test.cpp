@@ -81,6 +81,11 @@ TEST_CASE("what is const, or of another type or rank, is no output", "[bad_calls
   STATIC_REQUIRE_FALSE(Multiplied<In<int, 3>, In<float, 2>>);
 }
 
+TEST_CASE("integers are no scalars", "[bad_calls]") {
+  STATIC_REQUIRE((Scalar<float> && Scalar<long double> && Scalar<Dual<double>>));
+  STATIC_REQUIRE_FALSE((Scalar<int> || Scalar<Index> || Scalar<unsigned char> || Scalar<bool>));
+}
+
 TEST_CASE("a bare array of bool, or numbers of another type, is no mask", "[bad_calls]") {
   using M = AttentionMask<float>;
   STATIC_REQUIRE(std::is_constructible_v<M, Causal, PairMask, BiasMask<float>, Window, KeyLengths>);

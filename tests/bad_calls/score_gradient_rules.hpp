@@ -151,7 +151,7 @@ struct ScoreGradientRules {
     }));
     const auto of_nothing = [](const char* name, const char* got, const char* expected, auto ask) {
       return Rule{std::string(name) + " is " + got + ", expected " + expected +
-                      " (the shape of what it is the gradient of)",
+                      " (the call has nothing that it is the gradient of)",
                   ask};
     };
     rules.push_back(of_nothing("d_sinks", "[4]", "[0]",

@@ -1,7 +1,7 @@
 // All of headwise behind the macros that other headers leave lying about: Windows' min, max, near,
 // far and ERROR, <complex.h>'s I, <termios.h>'s B0, X11's None and Status, the functions that
-// <math.h> may define as macros. The system's, the standard library's and Eigen's headers come
-// first: they have to look after themselves.
+// <math.h> may define as macros; and with all names of std and Eigen in sight. The system's, the
+// standard library's and Eigen's headers come first: they have to look after themselves.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -96,6 +96,9 @@
 #define verify FORBIDDEN
 #undef M_PI
 #define M_PI FORBIDDEN
+
+using namespace std;
+using namespace Eigen;
 
 #include "headwise/headwise.hpp"
 #include "headwise/io/checkpoint.hpp"

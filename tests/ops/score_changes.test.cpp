@@ -1,6 +1,7 @@
 // What changes scores, softcap, biases by distance, sinks, against the oracle on both paths: the
 // output, the gradients of queries, keys and values, and those of what is learned.
 #include <cmath>
+#include <limits>
 
 #include "headwise/runtime/thread_pool.hpp"
 #include "support/attention_case.hpp"
@@ -180,6 +181,34 @@ TEMPLATE_TEST_CASE("both attentions equal the oracle for all that changes scores
         Learned<TestType> learned(x.options);
         CHECK(disagreement(run_learned(path, x, learned), expected, x.sizes) == "");
         CHECK(disagreement(learned, expected_learned, expected, x.sizes) == "");
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("a query that sees no key gives 0 whatever its sink holds", "[ops]", float,
+                   double) {
+  using T = TestType;
+  constexpr T infinite = std::numeric_limits<T>::infinity();
+  const Tensor2<bool> pairs({5, 7});  // none is kept
+  const std::vector<Index> no_keys{0};
+  for (const T sink : {std::numeric_limits<T>::quiet_NaN(), infinite, -infinite, T(3)}) {
+    const Tensor1<T> sinks(Shape{2}, {sink, sink});
+    for (const bool by_pairs : {false, true}) {
+      for (const Index L : {1, 5}) {  // few queries go another way
+        const Tensor4<T> q({1, 2, L, 4}), k({1, 2, 7, 4}), v({1, 2, 7, 3});
+        Tensor4<T> o({1, 2, L, 3}), lse({1, 2, L, 2}), weights({1, 2, L, 7});
+        AttentionOptions<T> options{.score = {.sinks = sinks}};
+        options.mask = by_pairs ? AttentionMask<T>(Mask::keep(slice(pairs, 0, 0, L)))
+                                : AttentionMask<T>(Mask::key_lengths(no_keys));
+        CAPTURE(static_cast<double>(sink), by_pairs, L);
+        fill(o, T(1));
+        flash_attention_forward(q, k, v, options, o, lse);
+        for (const T& x : o) CHECK(x == T(0));
+        for (Index i = 0; i < L; ++i) CHECK(lse(0, 1, i, 0) == -infinite);
+        fill(o, T(1));
+        attention_forward(q, k, v, options, weights, o);
+        for (const T& x : o) CHECK(x == T(0));
       }
     }
   }

@@ -1,6 +1,7 @@
 #include "headwise/score/documents.hpp"
 
 #include <cstdint>
+#include <string>
 
 #include "headwise/score/mask.hpp"
 #include "headwise/tensor/tensor.hpp"
@@ -27,6 +28,19 @@ TEST_CASE("a document is found from each of its keys, however long it is", "[sco
     CAPTURE(length);
     CHECK(right);
   }
+}
+
+TEST_CASE("documents may come in any order, and many of them are checked at once", "[score]") {
+  constexpr Index S = 400'000;  // S^2 / 2 comparisons would be a minute
+  Tensor2<Index> ids({1, S});
+  for (Index j = 0; j < S; ++j) ids(0, j) = (S - j) * 7919 % 1'000'003;
+  const Documents documents = Mask::documents(ids);
+  CHECK(error_of([&] { documents.require_fits("f", 1, S); }) == std::nullopt);
+  ids(0, S - 1) = ids(0, S - 3) = ids(0, 11);
+  CHECK(error_of([&] { documents.require_fits("f", 1, S); }) ==
+        "f: Mask::documents has document " + std::to_string(ids(0, 11)) +
+            " at [0, 11] and, behind another, at [0, 399997], expected the keys of a document side "
+            "by side (Mask::keep takes any pairs)");
 }
 
 }  // namespace score_documents

@@ -126,11 +126,12 @@ template <class T>
 std::int64_t projection_bytes(const kernels::Kernels<T>& run, Index workers,
                               const AttentionShape& s) {
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
-  if (s.self_attention()) {
+  const bool all_biases = s.q_bias && s.k_bias && s.v_bias;
+  const bool no_bias = !s.q_bias && !s.k_bias && !s.v_bias;
+  if (s.self_attention() && (all_biases || no_bias)) {  // one product
     const Index width = s.q_width() + s.k_width() + s.v_width();
-    const bool one_bias = s.q_bias && s.k_bias && s.v_bias;
     return gemm_workspace_bytes<T>(run, workers, N, width, D) +
-           (one_bias ? width * static_cast<std::int64_t>(sizeof(T)) : 0);
+           (all_biases ? width * static_cast<std::int64_t>(sizeof(T)) : 0);
   }
   return std::max<std::int64_t>({gemm_workspace_bytes<T>(run, workers, N, s.q_width(), D),
                                  gemm_workspace_bytes<T>(run, workers, M, s.k_width(), s.k_in()),

@@ -13,7 +13,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// f takes variables and returns one. It has to compute the same again: dropout does, for its mask
 /// is a function of seed and step. Parameters, and other variables that it captures, get their
-/// gradients as without; what it refers to has to outlive backward. Calls may be nested.
+/// gradients as without; what it refers to has to outlive backward, and its values to stay as they
+/// are: that a captured one was written to (mutable_value) is seen of inputs alone. Calls may be
+/// nested.
 /// Work    that of f twice, forward.
 /// Throws  what f throws, and as Recording; the tape is then as it was.
 /// Source  Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016,

@@ -12,15 +12,21 @@
 
 namespace headwise::inline v0_1 {
 
+/// Whether F, called with X, returns an S. A dual number is made of a plain one, too, which has
+/// lost its derivative on the way: that is none.
+template <class S, class F, class... X>
+concept ReturnsScore = std::is_invocable_r_v<S, const F&, X...> &&
+    (std::floating_point<S> ||
+     std::same_as<std::remove_cvref_t<std::invoke_result_t<const F&, X...>>, S>);
+
 /// What may be a score function of P parameters: it takes a score of any type S, where the pair
 /// stands and, with P > 0, std::array<S, P>, and returns the changed score, an S.
 template <class F, class T, std::size_t P>
 concept ScoreCallable = std::copy_constructible<F> &&
-    (P == 0 ? std::is_invocable_r_v<T, const F&, T, const Position&> &&
-                  std::is_invocable_r_v<Dual<T>, const F&, Dual<T>, const Position&>
-            : std::is_invocable_r_v<T, const F&, T, const Position&, const std::array<T, P>&> &&
-                  std::is_invocable_r_v<Dual<T>, const F&, Dual<T>, const Position&,
-                                        const std::array<Dual<T>, P>&>);
+    ((P == 0 && ReturnsScore<T, F, T, const Position&> &&
+      ReturnsScore<Dual<T>, F, Dual<T>, const Position&>) ||
+     (P != 0 && ReturnsScore<T, F, T, const Position&, const std::array<T, P>&> &&
+      ReturnsScore<Dual<T>, F, Dual<T>, const Position&, const std::array<Dual<T>, P>&>));
 
 }  // namespace headwise::inline v0_1
 
@@ -99,7 +105,9 @@ class ScoreFunction {
 ///   });
 ///   flash_attention_forward(q, k, v, {.mask = causal, .score = {.function = decay}}, o, lse);
 ///
-/// The callable is called for pairs that a mask hides, too, and nothing comes of it.
+/// The callable is called for pairs that a mask hides, too, and nothing comes of it. It must not
+/// throw: threads of a pool may call it. Of a score that it casts to a number the derivative is
+/// lost.
 template <Scalar T, class F>
 auto score_function(F callable) {
   static_assert(ScoreCallable<F, T, 0>,

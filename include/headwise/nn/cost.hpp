@@ -1,6 +1,8 @@
 // The cost of a MultiHeadAttention's call, for the formulas of analysis/.
 #pragma once
 
+#include <algorithm>
+
 #include "headwise/analysis/attention_shape.hpp"
 #include "headwise/nn/multi_head_attention_options.hpp"
 
@@ -26,8 +28,9 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.kdim = o.kdim;
   shape.vdim = o.vdim;
   shape.causal = call.mask.is_causal();
-  shape.window = call.mask.window();
-  shape.first_keys = call.mask.first_keys();
+  constexpr Index longest = Index{1} << 30;  // of a sequence: beyond it they leave the same pairs
+  shape.window = std::min<Index>(call.mask.window(), longest);
+  shape.first_keys = std::min<Index>(call.mask.first_keys(), longest);
   shape.key_lengths = call.mask.key_lengths();
   shape.query_starts = call.query_starts;
   shape.key_starts = call.key_starts;

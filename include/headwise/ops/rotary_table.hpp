@@ -69,7 +69,8 @@ struct RotaryOptions {
   Index width = 0;       // of a row's elements, the first ones, that are rotated; 0: all
   RotaryPairing pairing = RotaryPairing::halves;  // which of them turn together
   Index offset = 0;                               // position of the first row
-  RotaryFrequencies frequencies = {};             // [width / 2]; of each pair, instead of theta
+  RotaryFrequencies frequencies =
+      {};  // [width / 2]; of each pair, instead of theta; none where empty
 
   /// How many elements of a row of d are rotated.
   Index width_of(Index d) const { return width == 0 ? d : width; }

@@ -15,7 +15,9 @@ void require_score_gradients(std::string_view function, const ScoreGradients<T>&
   if (!gradients.any()) return;
   const auto require_like = [&](std::string_view name, const auto& gradient, const auto& of) {
     if (gradient.absent()) return;
-    require_shape(function, name, gradient, of.shape(), "the shape of what it is the gradient of");
+    require_shape(function, name, gradient, of.shape(),
+                  of.absent() ? "the call has nothing that it is the gradient of"
+                              : "the shape of what it is the gradient of");
     require_apart(function, {name, gradient}, others);
     require_apart_from_options<T>(function, {name, gradient}, options);
   };

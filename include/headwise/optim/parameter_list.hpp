@@ -114,7 +114,7 @@ class ParameterList {
   }
   /// Those with one axis: biases, gains and offsets.
   ParameterList vectors() const {
-    return those([](const Parameter<T>& p) { return p.rank < 2; });
+    return those([](const Parameter<T>& p) { return 2 > p.rank; });
   }
 
   /// How a step over all of them is cut; by their shapes alone.

@@ -1,8 +1,10 @@
 // Documents that lie one after the other in a sequence: which keys are a query's own.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "headwise/score/key_range.hpp"
 #include "headwise/tensor/require.hpp"
@@ -19,7 +21,7 @@ struct Documents {
   bool present() const { return !ids.absent() || !narrow_ids.absent(); }
 
   /// Throws ShapeError or ArgumentError unless there is an id for each of S keys, and each document
-  /// is one run of neighbours.
+  /// is one run of neighbours. Work S, or S log S where ids do not rise. Throws std::bad_alloc.
   void require_fits(std::string_view function, Index B, Index S) const {
     if (!ids.absent()) require_runs(function, ids, B, S);
     if (!narrow_ids.absent()) require_runs(function, narrow_ids, B, S);
@@ -38,22 +40,34 @@ struct Documents {
     }
   }
 
-  /// Ids that rise begin runs that are new; any other is looked for among those before.
+  /// Ids that rise make runs that are new; others are sorted, to find those that two runs have.
   template <class Id>
   static void require_runs(std::string_view function, const In<Id, 2>& ids, Index b) {
-    Index greatest = 0;
-    for (Index j = 1; j < ids.extent(1); ++j) {
-      if (ids(b, j) == ids(b, j - 1)) continue;
-      if (ids(b, greatest) < ids(b, j)) {
-        greatest = j;
-        continue;
-      }
-      for (Index before = 0; before < j; ++before) {
-        require(ids(b, before) != ids(b, j), function, "Mask::documents has document ", ids(b, j),
-                " at ", Shape{b, before}, " and, behind another, at ", Shape{b, j},
-                ", expected the keys of a document side by side (Mask::keep takes any pairs)");
+    const Index S = ids.extent(1);
+    bool rise = true;
+    for (Index j = 1; j < S; ++j) rise = rise && ids(b, j - 1) <= ids(b, j);
+    if (rise) return;
+    std::vector<Index> runs;  // by their first keys
+    for (Index j = 0; j < S; ++j) {
+      if (j == 0 || ids(b, j - 1) != ids(b, j)) runs.push_back(j);
+    }
+    std::sort(runs.begin(), runs.end(), [&](Index i, Index j) {
+      return ids(b, i) < ids(b, j) || (ids(b, i) == ids(b, j) && i < j);
+    });
+    Index before = 0, again = S;  // the first key that a document of its own had before
+    for (std::size_t first = 0, n = 1; n < runs.size(); ++n) {
+      if (ids(b, runs[n]) != ids(b, runs[first])) {
+        first = n;
+      } else if (runs[n] < again) {
+        before = runs[first];
+        again = runs[n];
       }
     }
+    if (again == S) return;
+    raise<ArgumentError>(
+        function, ": Mask::documents has document ", ids(b, again), " at ", Shape{b, before},
+        " and, behind another, at ", Shape{b, again},
+        ", expected the keys of a document side by side (Mask::keep takes any pairs)");
   }
 };
 

@@ -14,9 +14,9 @@
 namespace headwise::inline v0_1 {
 
 /// Arithmetic, order, std::numeric_limits, conversion from double, and exp, log and sqrt found by
-/// argument-dependent lookup or in std.
+/// argument-dependent lookup or in std. No integers.
 template <class T>
-concept Scalar = std::numeric_limits<T>::is_specialized && !std::same_as<T, bool> &&
+concept Scalar = std::numeric_limits<T>::is_specialized && !std::integral<T> &&
                  std::constructible_from<T, double> && requires(T a, T b) {
   a + b;
   a - b;
