@@ -414,6 +414,20 @@ namespace detail {
   raise<ShapeError>("Shape: extents are ", extents, ", expected ", expected);
 }
 
+/// Of any rank, so that a program holds it once.
+[[gnu::noinline]] constexpr Index count_elements(std::span<const Index> extents) {
+  Index count = 1;
+  bool too_many = false;
+  for (const Index extent : extents) {
+    if (extent < 0) raise_extents(extents, "0 or more");
+    too_many |= __builtin_mul_overflow(count, extent, &count);
+  }
+  if (too_many && std::find(extents.begin(), extents.end(), 0) == extents.end()) {
+    raise_extents(extents, "a product below 2^63");
+  }
+  return count;  // 0 beside an extent of 0, however large the others are
+}
+
 }  // namespace detail
 
 /// The extents of R axes, outermost first: `Shape{B, H, L, d}`. Any of them may be 0.
@@ -444,22 +458,7 @@ struct Shape {
   friend constexpr bool operator==(const Shape&, const Shape&) = default;
 
   /// The number of elements. Throws ShapeError for a negative extent or one more than Index holds.
-  constexpr Index size() const {
-    Index count = 1;
-    bool none = false;
-    for (Index extent : extents) {
-      if (extent < 0) detail::raise_extents(extents, "0 or more");
-      if (extent == 0) none = true;
-    }
-    if (none) return 0;
-    for (Index extent : extents) {
-      if (count > (std::numeric_limits<Index>::max)() / extent) {
-        detail::raise_extents(extents, "a product below 2^63");
-      }
-      count *= extent;
-    }
-    return count;
-  }
+  constexpr Index size() const { return detail::count_elements(extents); }
 
   /// How far apart neighbours along each axis lie in dense row-major storage.
   constexpr Shape row_major_strides() const {
@@ -1648,7 +1647,9 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 [[gnu::noinline]] inline bool is_of_shape(std::string_view function, std::string_view argument,
                                           std::span<const Index> extents, const void* data,
                                           const Index* expected) {
-  if (!std::equal(extents.begin(), extents.end(), expected)) return false;
+  for (std::size_t r = 0; r < extents.size(); ++r) {  // std::equal would call memcmp
+    if (extents[r] != expected[r]) return false;
+  }
   require_countable(function, argument, extents, data);
   return true;
 }
@@ -2102,25 +2103,52 @@ constexpr std::size_t storage_bytes(Index elements) {
   return static_cast<std::size_t>(elements) * sizeof(T);
 }
 
+namespace detail {
+
+// Storage without types and ranks, so that a program holds what asks for it once.
+
+[[gnu::noinline]] inline void* allocate_elements(std::span<const Index> extents,
+                                                 std::size_t element_bytes,
+                                                 std::pmr::memory_resource* memory) {
+  const Index count = count_elements(extents);
+  if (count == 0) return nullptr;
+  if (count > (std::numeric_limits<Index>::max)() / static_cast<Index>(element_bytes)) {
+    raise<ShapeError>("Tensor: shape is ", extents, ", expected below 2^63 bytes");
+  }
+  require(memory != nullptr, "Tensor", "memory is null, expected a memory resource");
+  return memory->allocate(static_cast<std::size_t>(count) * element_bytes, storage_alignment);
+}
+
+[[gnu::noinline]] inline void deallocate_elements(void* data, std::span<const Index> extents,
+                                                  std::size_t element_bytes,
+                                                  std::pmr::memory_resource* memory) {
+  const auto count = static_cast<std::size_t>(count_elements(extents));
+  memory->deallocate(data, count * element_bytes, storage_alignment);
+}
+
+}  // namespace detail
+
 /// Owns its elements. Zero-initialised, but by uninitialized(). Copies are deep; a const Tensor is
 /// read-only.
 ///
 /// A failed allocation throws std::bad_alloc and leaves every object as it was.
 template <class T, int R>
 class Tensor : public InOut<T, R>, public OwnsElements {
+  // What makes, moves and frees elements is not inlined: caches and modules hold tens of tensors,
+  // and each place that makes one frees all that stand before it where the next cannot be made.
  public:
   /// An absent tensor.
   Tensor() noexcept = default;
 
   /// Zeros. Throws ShapeError for a negative extent, std::bad_alloc.
-  explicit Tensor(const Shape<R>& shape,
-                  std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+  [[gnu::noinline]] explicit Tensor(
+      const Shape<R>& shape, std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : Tensor(shape, allocate(shape, memory), memory) {
     std::uninitialized_value_construct_n(data(), this->size());
   }
 
   /// Elements that have no values yet, for who writes each before it is read. Throws as above.
-  static Tensor uninitialized(
+  [[gnu::noinline]] static Tensor uninitialized(
       const Shape<R>& shape, std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     Tensor tensor(shape, allocate(shape, memory), memory);
     std::uninitialized_default_construct_n(tensor.data(), tensor.size());
@@ -2149,21 +2177,21 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     std::uninitialized_copy_n(other.data(), this->size(), data());
   }
   /// Takes the elements; `other` is absent then.
-  Tensor(Tensor&& other) noexcept { swap(other); }
+  [[gnu::noinline]] Tensor(Tensor&& other) noexcept { swap(other); }
   /// A deep copy; where it throws, this is as it was.
   Tensor& operator=(const Tensor& other) {
     if (this != &other) Tensor(other).swap(*this);
     return *this;
   }
   /// Takes the elements.
-  Tensor& operator=(Tensor&& other) noexcept {
+  [[gnu::noinline]] Tensor& operator=(Tensor&& other) noexcept {
     Tensor(std::move(other)).swap(*this);
     return *this;
   }
-  ~Tensor() {
+  [[gnu::noinline]] ~Tensor() {
     if (data() == nullptr) return;
-    std::destroy_n(data(), this->size());
-    memory_->deallocate(data(), storage_bytes<T>(this->size()), storage_alignment);
+    if constexpr (!std::is_trivially_destructible_v<T>) std::destroy_n(data(), this->size());
+    detail::deallocate_elements(data(), this->shape().extents, sizeof(T), memory_);
   }
 
   /// Exchanges elements and memory resources.
@@ -2208,13 +2236,7 @@ class Tensor : public InOut<T, R>, public OwnsElements {
       : InOut<T, R>(storage, shape), memory_(memory) {}
 
   static T* allocate(const Shape<R>& shape, std::pmr::memory_resource* memory) {
-    const Index count = shape.size();
-    if (count == 0) return nullptr;
-    if (count > (std::numeric_limits<Index>::max)() / static_cast<Index>(sizeof(T))) {
-      raise<ShapeError>("Tensor: shape is ", shape, ", expected below 2^63 bytes");
-    }
-    require(memory != nullptr, "Tensor", "memory is null, expected a memory resource");
-    return static_cast<T*>(memory->allocate(storage_bytes<T>(count), storage_alignment));
+    return static_cast<T*>(detail::allocate_elements(shape.extents, sizeof(T), memory));
   }
 
   std::pmr::memory_resource* memory_ = nullptr;

@@ -2,7 +2,6 @@
 //   require_shape("linear_forward", "w", w, Shape{I, O}, I, " from x ", x.shape())
 #pragma once
 
-#include <algorithm>
 #include <initializer_list>
 #include <span>
 #include <string_view>
@@ -40,7 +39,9 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 [[gnu::noinline]] inline bool is_of_shape(std::string_view function, std::string_view argument,
                                           std::span<const Index> extents, const void* data,
                                           const Index* expected) {
-  if (!std::equal(extents.begin(), extents.end(), expected)) return false;
+  for (std::size_t r = 0; r < extents.size(); ++r) {  // std::equal would call memcmp
+    if (extents[r] != expected[r]) return false;
+  }
   require_countable(function, argument, extents, data);
   return true;
 }

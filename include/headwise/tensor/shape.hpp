@@ -1,6 +1,7 @@
 // Extents of a tensor, and the strides that go with them.
 #pragma once
 
+#include <algorithm>
 #include <cassert>
 #include <concepts>
 #include <cstddef>
@@ -17,6 +18,20 @@ namespace detail {
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_extents(std::span<const Index> extents,
                                                                  const char* expected) {
   raise<ShapeError>("Shape: extents are ", extents, ", expected ", expected);
+}
+
+/// Of any rank, so that a program holds it once.
+[[gnu::noinline]] constexpr Index count_elements(std::span<const Index> extents) {
+  Index count = 1;
+  bool too_many = false;
+  for (const Index extent : extents) {
+    if (extent < 0) raise_extents(extents, "0 or more");
+    too_many |= __builtin_mul_overflow(count, extent, &count);
+  }
+  if (too_many && std::find(extents.begin(), extents.end(), 0) == extents.end()) {
+    raise_extents(extents, "a product below 2^63");
+  }
+  return count;  // 0 beside an extent of 0, however large the others are
 }
 
 }  // namespace detail
@@ -49,21 +64,7 @@ struct Shape {
   friend constexpr bool operator==(const Shape&, const Shape&) = default;
 
   /// The number of elements. Throws ShapeError for a negative extent or one more than Index holds.
-  constexpr Index size() const {
-    Index count = 1;
-    bool none = false;
-    for (Index extent : extents) {
-      if (extent < 0) detail::raise_extents(extents, "0 or more");
-      if (extent == 0) none = true;
-    }
-    if (none) return 0;
-    for (Index extent : extents) {
-      if (__builtin_mul_overflow(count, extent, &count)) {
-        detail::raise_extents(extents, "a product below 2^63");
-      }
-    }
-    return count;
-  }
+  constexpr Index size() const { return detail::count_elements(extents); }
 
   /// How far apart neighbours along each axis lie in dense row-major storage.
   constexpr Shape row_major_strides() const {

@@ -3,8 +3,11 @@
 
 #include <cstddef>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <memory_resource>
+#include <span>
+#include <type_traits>
 #include <utility>
 
 #include "headwise/tensor/view.hpp"
@@ -20,25 +23,52 @@ constexpr std::size_t storage_bytes(Index elements) {
   return static_cast<std::size_t>(elements) * sizeof(T);
 }
 
+namespace detail {
+
+// Storage without types and ranks, so that a program holds what asks for it once.
+
+[[gnu::noinline]] inline void* allocate_elements(std::span<const Index> extents,
+                                                 std::size_t element_bytes,
+                                                 std::pmr::memory_resource* memory) {
+  const Index count = count_elements(extents);
+  if (count == 0) return nullptr;
+  if (count > (std::numeric_limits<Index>::max)() / static_cast<Index>(element_bytes)) {
+    raise<ShapeError>("Tensor: shape is ", extents, ", expected below 2^63 bytes");
+  }
+  require(memory != nullptr, "Tensor", "memory is null, expected a memory resource");
+  return memory->allocate(static_cast<std::size_t>(count) * element_bytes, storage_alignment);
+}
+
+[[gnu::noinline]] inline void deallocate_elements(void* data, std::span<const Index> extents,
+                                                  std::size_t element_bytes,
+                                                  std::pmr::memory_resource* memory) {
+  const auto count = static_cast<std::size_t>(count_elements(extents));
+  memory->deallocate(data, count * element_bytes, storage_alignment);
+}
+
+}  // namespace detail
+
 /// Owns its elements. Zero-initialised, but by uninitialized(). Copies are deep; a const Tensor is
 /// read-only.
 ///
 /// A failed allocation throws std::bad_alloc and leaves every object as it was.
 template <class T, int R>
 class Tensor : public InOut<T, R>, public OwnsElements {
+  // What makes, moves and frees elements is not inlined: caches and modules hold tens of tensors,
+  // and each place that makes one frees all that stand before it where the next cannot be made.
  public:
   /// An absent tensor.
   Tensor() noexcept = default;
 
   /// Zeros. Throws ShapeError for a negative extent, std::bad_alloc.
-  explicit Tensor(const Shape<R>& shape,
-                  std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+  [[gnu::noinline]] explicit Tensor(
+      const Shape<R>& shape, std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : Tensor(shape, allocate(shape, memory), memory) {
     std::uninitialized_value_construct_n(data(), this->size());
   }
 
   /// Elements that have no values yet, for who writes each before it is read. Throws as above.
-  static Tensor uninitialized(
+  [[gnu::noinline]] static Tensor uninitialized(
       const Shape<R>& shape, std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     Tensor tensor(shape, allocate(shape, memory), memory);
     std::uninitialized_default_construct_n(tensor.data(), tensor.size());
@@ -67,21 +97,21 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     std::uninitialized_copy_n(other.data(), this->size(), data());
   }
   /// Takes the elements; `other` is absent then.
-  Tensor(Tensor&& other) noexcept { swap(other); }
+  [[gnu::noinline]] Tensor(Tensor&& other) noexcept { swap(other); }
   /// A deep copy; where it throws, this is as it was.
   Tensor& operator=(const Tensor& other) {
     if (this != &other) Tensor(other).swap(*this);
     return *this;
   }
   /// Takes the elements.
-  Tensor& operator=(Tensor&& other) noexcept {
+  [[gnu::noinline]] Tensor& operator=(Tensor&& other) noexcept {
     Tensor(std::move(other)).swap(*this);
     return *this;
   }
-  ~Tensor() {
+  [[gnu::noinline]] ~Tensor() {
     if (data() == nullptr) return;
-    std::destroy_n(data(), this->size());
-    memory_->deallocate(data(), storage_bytes<T>(this->size()), storage_alignment);
+    if constexpr (!std::is_trivially_destructible_v<T>) std::destroy_n(data(), this->size());
+    detail::deallocate_elements(data(), this->shape().extents, sizeof(T), memory_);
   }
 
   /// Exchanges elements and memory resources.
@@ -126,13 +156,7 @@ class Tensor : public InOut<T, R>, public OwnsElements {
       : InOut<T, R>(storage, shape), memory_(memory) {}
 
   static T* allocate(const Shape<R>& shape, std::pmr::memory_resource* memory) {
-    const Index count = shape.size();
-    if (count == 0) return nullptr;
-    if (count > (std::numeric_limits<Index>::max)() / static_cast<Index>(sizeof(T))) {
-      raise<ShapeError>("Tensor: shape is ", shape, ", expected below 2^63 bytes");
-    }
-    require(memory != nullptr, "Tensor", "memory is null, expected a memory resource");
-    return static_cast<T*>(memory->allocate(storage_bytes<T>(count), storage_alignment));
+    return static_cast<T*>(detail::allocate_elements(shape.extents, sizeof(T), memory));
   }
 
   std::pmr::memory_resource* memory_ = nullptr;
