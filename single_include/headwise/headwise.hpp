@@ -1643,14 +1643,12 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
   }
 }
 
-/// Whether a view that is countable has the extents that are expected.
-[[gnu::noinline]] inline bool is_of_shape(std::string_view function, std::string_view argument,
-                                          std::span<const Index> extents, const void* data,
-                                          const Index* expected) {
-  for (std::size_t r = 0; r < extents.size(); ++r) {  // std::equal would call memcmp
-    if (extents[r] != expected[r]) return false;
-  }
-  require_countable(function, argument, extents, data);
+/// Whether a view that is countable has the shape that is expected.
+template <class T, int R>
+[[gnu::noinline]] bool is_of_shape(std::string_view function, std::string_view argument,
+                                   const In<T, R>& tensor, const Shape<R>& expected) {
+  if (tensor.shape() != expected) return false;
+  require_countable(function, argument, tensor.shape().extents, tensor.data());
   return true;
 }
 
@@ -1669,8 +1667,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// (an extent of 0 counts as 1, so that no product of extents overflows), or with elements and
 /// no address.
 template <class T, int R>
-void require_countable(std::string_view function, std::string_view argument,
-                       const In<T, R>& tensor) {
+[[gnu::noinline]] void require_countable(std::string_view function, std::string_view argument,
+                                         const In<T, R>& tensor) {
   detail::require_countable(function, argument, tensor.shape().extents, tensor.data());
 }
 
@@ -1681,7 +1679,7 @@ HEADWISE_INLINE void require_shape(std::string_view function, std::string_view a
                                    const In<T, R>& tensor, const Shape<R>& expected,
                                    const Whence&... whence) {
   const auto& got = tensor.shape().extents;
-  if (detail::is_of_shape(function, argument, got, tensor.data(), expected.extents)) [[likely]]
+  if (detail::is_of_shape(function, argument, tensor, expected)) [[likely]]
     return;
   if constexpr ((... && std::is_invocable_v<const Whence&>)) {
     detail::raise_shape(function, argument, got, expected.extents, {whence()...});
@@ -1905,7 +1903,7 @@ struct Footprint {
   bool empty = false;  // without elements, or beyond any memory: nothing is decided there
 
   template <class T, int R>
-  Footprint(std::string_view argument, const In<T, R>& view)
+  [[gnu::noinline]] Footprint(std::string_view argument, const In<T, R>& view)
       : name(argument),
         address(reinterpret_cast<std::uintptr_t>(view.data())),
         element_bytes(static_cast<Index>(sizeof(T))) {

@@ -27,7 +27,7 @@ struct Footprint {
   bool empty = true;  // without elements, or beyond any memory: nothing is decided there
 
   template <class T, int R>
-  Footprint(std::string_view argument, const In<T, R>& view)
+  [[gnu::noinline]] Footprint(std::string_view argument, const In<T, R>& view)
       : name(argument),
         address(reinterpret_cast<std::uintptr_t>(view.data())),
         element_bytes(static_cast<Index>(sizeof(T))) {
