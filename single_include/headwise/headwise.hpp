@@ -1938,8 +1938,10 @@ struct StepSum {
 };
 
 /// How many of up to `wanted` ways there are to reach the target, the steps falling. It looks at no
-/// more than `budget` cases and says 0 beyond them; nested strides need one or two an axis.
-inline int count_ways(std::span<const StepSum> sums, Index target, int wanted, int& budget) {
+/// more than `budget` cases and says 0 beyond them; nested strides need one or two an axis. (g++ 12
+/// inlines it into itself, to ten times the code.)
+[[gnu::noinline]] inline int count_ways(std::span<const StepSum> sums, Index target, int wanted,
+                                        int& budget) {
   if (target < 0) return 0;
   if (sums.empty()) return target == 0 ? 1 : 0;
   Index rest = 0;
@@ -4369,19 +4371,22 @@ struct Bf16Features {
 inline std::string processor_features() {
   std::string names;
 #if HEADWISE_X86
-  const auto add = [&](bool has, const char* name) {
-    if (!has) return;
+  const detail::Bf16Features bf16;
+  const struct {
+    bool has;
+    const char* name;
+  } features[] = {{__builtin_cpu_supports("sse2") != 0, "sse2"},
+                  {__builtin_cpu_supports("avx") != 0, "avx"},
+                  {__builtin_cpu_supports("avx2") != 0, "avx2"},
+                  {__builtin_cpu_supports("fma") != 0, "fma"},
+                  {__builtin_cpu_supports("avx512f") != 0, "avx512f"},
+                  {bf16.avx512, "avx512_bf16"},
+                  {bf16.amx, "amx_bf16"}};
+  for (const auto& [has, name] : features) {
+    if (!has) continue;
     if (!names.empty()) names += ' ';
     names += name;
-  };
-  add(__builtin_cpu_supports("sse2"), "sse2");
-  add(__builtin_cpu_supports("avx"), "avx");
-  add(__builtin_cpu_supports("avx2"), "avx2");
-  add(__builtin_cpu_supports("fma"), "fma");
-  add(__builtin_cpu_supports("avx512f"), "avx512f");
-  const detail::Bf16Features bf16;
-  add(bf16.avx512, "avx512_bf16");
-  add(bf16.amx, "amx_bf16");
+  }
 #endif
   return names;
 }
@@ -5120,7 +5125,7 @@ class Trace {
 
   /// Appends a copy under a name, which may be there already. Throws std::bad_alloc.
   template <class T, int R>
-  void record(std::string_view name, const In<T, R>& tensor) {
+  [[gnu::cold]] void record(std::string_view name, const In<T, R>& tensor) {
     require_countable("Trace::record", "tensor", tensor);
     Entry entry{std::string(name),
                 {std::begin(tensor.shape().extents), std::end(tensor.shape().extents)},
@@ -32096,13 +32101,15 @@ GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
 
 // headwise/nn/multi_head_attention_trace.hpp
 // The tensors of MultiHeadAttention under their textbook names. Called only where a trace is asked
-// for: what the fast path never forms (scores, weights, the branches of dx) is formed here.
+// for: what the fast path never forms (scores, weights, the branches of dx) is formed here, by code
+// that is compiled for size.
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Scores [B, H, L, S] as softmax reads them: scaled, biased, -infinity where hidden.
 template <class T>
-Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads) {
+[[gnu::cold]] Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache,
+                                         const Heads<T>& heads) {
   const auto options = cache.call.attention();
   const auto sizes = require_attention<T>("Trace", heads.q, heads.k, heads.v, options);
   Tensor<T, 4> scores({sizes.B, sizes.H, sizes.L, sizes.S});
@@ -32124,9 +32131,9 @@ Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<
 
 /// Steps 1 and 2, and the weights.
 template <class T, class W>
-void trace_projections(const MultiHeadAttentionOptions& o,
-                       const MultiHeadAttentionParameters<T, W>& p,
-                       const MultiHeadAttentionCache<T>& cache, Trace& trace) {
+[[gnu::cold]] void trace_projections(const MultiHeadAttentionOptions& o,
+                                     const MultiHeadAttentionParameters<T, W>& p,
+                                     const MultiHeadAttentionCache<T>& cache, Trace& trace) {
   const Heads<T> heads = projected_heads(o, cache);
   trace.record("X", cache.query);
   trace.record("X_norm", cache.projected_query());
@@ -32142,7 +32149,8 @@ void trace_projections(const MultiHeadAttentionOptions& o,
 
 /// Steps 4a to 4c. Packed sequences have no [L, S] in common, and neither A nor AS.
 template <class T>
-void trace_weights(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads, Trace& trace) {
+[[gnu::cold]] void trace_weights(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads,
+                                 Trace& trace) {
   trace.record("A", traced_scores(cache, heads));
   if (cache.weights.absent()) {
     auto options = cache.call.attention();
@@ -32159,8 +32167,10 @@ void trace_weights(const MultiHeadAttentionCache<T>& cache, const Heads<T>& head
 
 /// Steps 3 to 6; `y` is the output before dropout.
 template <class T, class W>
-void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
-                   const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
+[[gnu::cold]] void trace_forward(const MultiHeadAttentionOptions& o,
+                                 const MultiHeadAttentionParameters<T, W>& p,
+                                 const MultiHeadAttentionCache<T>& cache, In<T, 3> y,
+                                 Trace& trace) {
   const Heads<T> heads = heads_of(o, cache);
   if (!cache.call.packed()) trace_weights(cache, heads, trace);
   trace.record("AO_heads", split_heads(cache.context, o.num_heads));
@@ -32173,7 +32183,8 @@ void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionP
 
 /// What one projection brings to the gradient of its input: dq W^T.
 template <class T>
-void trace_branch(std::string_view name, In<T, 3> d_projection, In<T, 2> w, Trace& trace) {
+[[gnu::cold]] void trace_branch(std::string_view name, In<T, 3> d_projection, In<T, 2> w,
+                                Trace& trace) {
   Tensor<T, 3> branch({d_projection.extent(0), d_projection.extent(1), w.extent(0)});
   const Tensor<T, 2> x({branch.extent(0) * branch.extent(1), w.extent(0)});
   linear_backward(In<T, 2>(merge_rows(d_projection)), x, w, merge_rows(branch), {}, {});
@@ -32182,8 +32193,8 @@ void trace_branch(std::string_view name, In<T, 3> d_projection, In<T, 2> w, Trac
 
 /// Gradients from the output down to the heads.
 template <class T>
-void trace_backward_heads(In<T, 3> dy, In<T, 4> d_heads, In<T, 4> dq, In<T, 4> dk, In<T, 4> dv,
-                          Trace& trace) {
+[[gnu::cold]] void trace_backward_heads(In<T, 3> dy, In<T, 4> d_heads, In<T, 4> dq, In<T, 4> dk,
+                                        In<T, 4> dv, Trace& trace) {
   trace.record("dA_out", dy);
   trace.record("dAO_heads", d_heads);
   trace.record("dQ", dq);
@@ -32403,10 +32414,10 @@ class WeightGradients {
 };
 
 template <class T>
-void trace_backward_inputs(const MultiHeadAttentionOptions& o,
-                           const MultiHeadAttentionParameters<T>& p,
-                           const ProjectionGradients<T>& d, bool self, In<T, 3> dx_norm,
-                           Trace& trace) {
+[[gnu::cold]] void trace_backward_inputs(const MultiHeadAttentionOptions& o,
+                                         const MultiHeadAttentionParameters<T>& p,
+                                         const ProjectionGradients<T>& d, bool self,
+                                         In<T, 3> dx_norm, Trace& trace) {
   const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
   const In<T, 3> dq = self ? In<T, 3>(slice(d.qkv, 2, 0, qw)) : In<T, 3>(d.q);
   const In<T, 3> dk = self ? In<T, 3>(slice(d.qkv, 2, qw, kw)) : In<T, 3>(d.k);

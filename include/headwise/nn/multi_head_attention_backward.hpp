@@ -153,10 +153,10 @@ class WeightGradients {
 };
 
 template <class T>
-void trace_backward_inputs(const MultiHeadAttentionOptions& o,
-                           const MultiHeadAttentionParameters<T>& p,
-                           const ProjectionGradients<T>& d, bool self, In<T, 3> dx_norm,
-                           Trace& trace) {
+[[gnu::cold]] void trace_backward_inputs(const MultiHeadAttentionOptions& o,
+                                         const MultiHeadAttentionParameters<T>& p,
+                                         const ProjectionGradients<T>& d, bool self,
+                                         In<T, 3> dx_norm, Trace& trace) {
   const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
   const In<T, 3> dq = self ? In<T, 3>(slice(d.qkv, 2, 0, qw)) : In<T, 3>(d.q);
   const In<T, 3> dk = self ? In<T, 3>(slice(d.qkv, 2, qw, kw)) : In<T, 3>(d.k);

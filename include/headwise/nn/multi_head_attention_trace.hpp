@@ -1,5 +1,6 @@
 // The tensors of MultiHeadAttention under their textbook names. Called only where a trace is asked
-// for: what the fast path never forms (scores, weights, the branches of dx) is formed here.
+// for: what the fast path never forms (scores, weights, the branches of dx) is formed here, by code
+// that is compiled for size.
 #pragma once
 
 #include "headwise/nn/multi_head_attention_cache.hpp"
@@ -11,7 +12,8 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Scores [B, H, L, S] as softmax reads them: scaled, biased, -infinity where hidden.
 template <class T>
-Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads) {
+[[gnu::cold]] Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache,
+                                         const Heads<T>& heads) {
   const auto options = cache.call.attention();
   const auto sizes = require_attention<T>("Trace", heads.q, heads.k, heads.v, options);
   Tensor<T, 4> scores({sizes.B, sizes.H, sizes.L, sizes.S});
@@ -33,9 +35,9 @@ Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache, const Heads<
 
 /// Steps 1 and 2, and the weights.
 template <class T, class W>
-void trace_projections(const MultiHeadAttentionOptions& o,
-                       const MultiHeadAttentionParameters<T, W>& p,
-                       const MultiHeadAttentionCache<T>& cache, Trace& trace) {
+[[gnu::cold]] void trace_projections(const MultiHeadAttentionOptions& o,
+                                     const MultiHeadAttentionParameters<T, W>& p,
+                                     const MultiHeadAttentionCache<T>& cache, Trace& trace) {
   const Heads<T> heads = projected_heads(o, cache);
   trace.record("X", cache.query);
   trace.record("X_norm", cache.projected_query());
@@ -51,7 +53,8 @@ void trace_projections(const MultiHeadAttentionOptions& o,
 
 /// Steps 4a to 4c. Packed sequences have no [L, S] in common, and neither A nor AS.
 template <class T>
-void trace_weights(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads, Trace& trace) {
+[[gnu::cold]] void trace_weights(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads,
+                                 Trace& trace) {
   trace.record("A", traced_scores(cache, heads));
   if (cache.weights.absent()) {
     auto options = cache.call.attention();
@@ -68,8 +71,10 @@ void trace_weights(const MultiHeadAttentionCache<T>& cache, const Heads<T>& head
 
 /// Steps 3 to 6; `y` is the output before dropout.
 template <class T, class W>
-void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
-                   const MultiHeadAttentionCache<T>& cache, In<T, 3> y, Trace& trace) {
+[[gnu::cold]] void trace_forward(const MultiHeadAttentionOptions& o,
+                                 const MultiHeadAttentionParameters<T, W>& p,
+                                 const MultiHeadAttentionCache<T>& cache, In<T, 3> y,
+                                 Trace& trace) {
   const Heads<T> heads = heads_of(o, cache);
   if (!cache.call.packed()) trace_weights(cache, heads, trace);
   trace.record("AO_heads", split_heads(cache.context, o.num_heads));
@@ -82,7 +87,8 @@ void trace_forward(const MultiHeadAttentionOptions& o, const MultiHeadAttentionP
 
 /// What one projection brings to the gradient of its input: dq W^T.
 template <class T>
-void trace_branch(std::string_view name, In<T, 3> d_projection, In<T, 2> w, Trace& trace) {
+[[gnu::cold]] void trace_branch(std::string_view name, In<T, 3> d_projection, In<T, 2> w,
+                                Trace& trace) {
   Tensor<T, 3> branch({d_projection.extent(0), d_projection.extent(1), w.extent(0)});
   const Tensor<T, 2> x({branch.extent(0) * branch.extent(1), w.extent(0)});
   linear_backward(In<T, 2>(merge_rows(d_projection)), x, w, merge_rows(branch), {}, {});
@@ -91,8 +97,8 @@ void trace_branch(std::string_view name, In<T, 3> d_projection, In<T, 2> w, Trac
 
 /// Gradients from the output down to the heads.
 template <class T>
-void trace_backward_heads(In<T, 3> dy, In<T, 4> d_heads, In<T, 4> dq, In<T, 4> dk, In<T, 4> dv,
-                          Trace& trace) {
+[[gnu::cold]] void trace_backward_heads(In<T, 3> dy, In<T, 4> d_heads, In<T, 4> dq, In<T, 4> dk,
+                                        In<T, 4> dv, Trace& trace) {
   trace.record("dA_out", dy);
   trace.record("dAO_heads", d_heads);
   trace.record("dQ", dq);

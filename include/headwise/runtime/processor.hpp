@@ -38,19 +38,22 @@ struct Bf16Features {
 inline std::string processor_features() {
   std::string names;
 #if HEADWISE_X86
-  const auto add = [&](bool has, const char* name) {
-    if (!has) return;
+  const detail::Bf16Features bf16;
+  const struct {
+    bool has;
+    const char* name;
+  } features[] = {{__builtin_cpu_supports("sse2") != 0, "sse2"},
+                  {__builtin_cpu_supports("avx") != 0, "avx"},
+                  {__builtin_cpu_supports("avx2") != 0, "avx2"},
+                  {__builtin_cpu_supports("fma") != 0, "fma"},
+                  {__builtin_cpu_supports("avx512f") != 0, "avx512f"},
+                  {bf16.avx512, "avx512_bf16"},
+                  {bf16.amx, "amx_bf16"}};
+  for (const auto& [has, name] : features) {
+    if (!has) continue;
     if (!names.empty()) names += ' ';
     names += name;
-  };
-  add(__builtin_cpu_supports("sse2"), "sse2");
-  add(__builtin_cpu_supports("avx"), "avx");
-  add(__builtin_cpu_supports("avx2"), "avx2");
-  add(__builtin_cpu_supports("fma"), "fma");
-  add(__builtin_cpu_supports("avx512f"), "avx512f");
-  const detail::Bf16Features bf16;
-  add(bf16.avx512, "avx512_bf16");
-  add(bf16.amx, "amx_bf16");
+  }
 #endif
   return names;
 }

@@ -23,7 +23,7 @@ class Trace {
 
   /// Appends a copy under a name, which may be there already. Throws std::bad_alloc.
   template <class T, int R>
-  void record(std::string_view name, const In<T, R>& tensor) {
+  [[gnu::cold]] void record(std::string_view name, const In<T, R>& tensor) {
     require_countable("Trace::record", "tensor", tensor);
     Entry entry{std::string(name),
                 {std::begin(tensor.shape().extents), std::end(tensor.shape().extents)},

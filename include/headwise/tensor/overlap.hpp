@@ -62,8 +62,10 @@ struct StepSum {
 };
 
 /// How many of up to `wanted` ways there are to reach the target, the steps falling. It looks at no
-/// more than `budget` cases and says 0 beyond them; nested strides need one or two an axis.
-inline int count_ways(std::span<const StepSum> sums, Index target, int wanted, int& budget) {
+/// more than `budget` cases and says 0 beyond them; nested strides need one or two an axis. (g++ 12
+/// inlines it into itself, to ten times the code.)
+[[gnu::noinline]] inline int count_ways(std::span<const StepSum> sums, Index target, int wanted,
+                                        int& budget) {
   if (target < 0) return 0;
   if (sums.empty()) return target == 0 ? 1 : 0;
   Index rest = 0;
