@@ -46,6 +46,10 @@ concept MaskedBy = requires(X&& pairs) {
   Mask::keep(static_cast<X&&>(pairs));
 };
 template <class X>
+concept SunkInto = requires(X&& x) {
+  ScoreOptions<float>{.sinks = static_cast<X&&>(x)};
+};
+template <class X>
 concept BiasedBy = requires(X&& values) {
   Mask::bias(static_cast<X&&>(values));
 };
@@ -110,6 +114,9 @@ TEST_CASE("what would be gone before it is read is not viewed", "[bad_calls]") {
   STATIC_REQUIRE_FALSE(MaskedBy<Tensor2<bool>>);
   STATIC_REQUIRE(BiasedBy<Tensor2<float>&>);
   STATIC_REQUIRE_FALSE(BiasedBy<Tensor2<float>>);
+  STATIC_REQUIRE((SunkInto<Tensor1<float>&> && SunkInto<const Tensor1<float>&>));
+  STATIC_REQUIRE((SunkInto<In<float, 1>> && SunkInto<View1<const float>>));
+  STATIC_REQUIRE_FALSE((SunkInto<Tensor1<float>> || SunkInto<const Tensor1<float>>));
   using Function = MaskFunction<bool (*)(const Position&), AllKeys>;
   STATIC_REQUIRE(AskedOf<Function&>);
   STATIC_REQUIRE(AskedOf<const Function&>);

@@ -25,10 +25,10 @@ std::vector<Rule> of_options() {
     return std::string("relative_bias is ") + got +
            ", expected [4 or 1, 2 R + 1] (a number for each distance from -R to R)";
   };
-  const auto vector = [](In<double, 1> Options::*member, Index n) {
+  const auto vector = [](LastingIn<double, 1> Options::*member, Index n) {
     return [=](Call& c) { c.options.score.*member = c.memory.tensor(n); };
   };
-  const auto null = [](In<double, 1> Options::*member) {
+  const auto null = [](LastingIn<double, 1> Options::*member) {
     return [=](Call& c) { c.options.score.*member = In<double, 1>(nullptr, Shape{4}); };
   };
   return {

@@ -15,16 +15,16 @@ namespace headwise::inline v0_1 {
 /// not copied: what it views must outlive the call, and for training the backward call too.
 template <Scalar T>
 struct ScoreOptions {
-  std::optional<T> softcap = {};  // c > 0: a score becomes c tanh(score / c)
-  In<T, 1> alibi_slopes = {};     // [H]: less slope |j - i - (S - L)|
+  std::optional<T> softcap = {};      // c > 0: a score becomes c tanh(score / c)
+  LastingIn<T, 1> alibi_slopes = {};  // [H]: less slope |j - i - (S - L)|
   /// [H or 1, 2 R + 1]: plus the number at clamp(j - i - (S - L), -R, R) + R. Source: Shaw,
   /// Uszkoreit and Vaswani, 2018, arXiv 1803.02155; Raffel et al., 2020, arXiv 1910.10683,
   /// section 2.1.
-  In<T, 2> relative_bias = {};
+  LastingIn<T, 2> relative_bias = {};
   /// Then, behind the mask's biases, a function of one's own, of which this is a view
   /// (kernels/score_function.hpp); what hides pairs is asked apart from it.
   ScoreFunctionRef<T> function = {};
-  In<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value
+  LastingIn<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value
 
   /// Whether nothing is done.
   bool plain() const { return !softcap && !by_place() && sinks.absent(); }

@@ -169,6 +169,23 @@ class TensorView<const T, R> : public In<T, R> {
   constexpr TensorView(const In<T, R>& view) : In<T, R>(view) {}
 };
 
+/// A tensor that is read as long as the options live that name it: one without a name would be gone
+/// before, and does not compile.
+template <class T, int R>
+class LastingIn : public In<T, R> {
+ public:
+  /// The same kind of view with another number of axes.
+  template <int Q>
+  using with_rank = LastingIn<T, Q>;
+  using In<T, R>::In;
+  constexpr LastingIn() noexcept {}
+  /// Keeps what was passed in.
+  constexpr LastingIn(const In<T, R>& view) : In<T, R>(view) {}
+  template <OwnsItsElements U>
+  requires std::derived_from<U, In<T, R>> LastingIn(const U&& tensor)
+  = delete;  // it would be gone before it is read
+};
+
 /// A vector over memory of the caller's.
 template <class T>
 using View1 = TensorView<T, 1>;
