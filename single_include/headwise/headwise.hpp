@@ -274,7 +274,7 @@ class MessagePart {
     if (kind_ == Kind::whole) return std::to_string(whole_);
     if (kind_ == Kind::real) return std::to_string(real_);
     if (kind_ == Kind::extents) return format_extents({extents_, size_});
-    return std::string(text_, size_);
+    return {text_, size_};
   }
 
  private:
@@ -2173,8 +2173,9 @@ namespace detail {
 [[gnu::noinline]] inline void deallocate_elements(void* data, std::span<const Index> extents,
                                                   std::size_t element_bytes,
                                                   std::pmr::memory_resource* memory) {
-  const auto count = static_cast<std::size_t>(count_elements(extents));
-  memory->deallocate(data, count * element_bytes, storage_alignment);
+  std::size_t bytes = element_bytes;  // counted when they were allocated: nothing throws here
+  for (const Index extent : extents) bytes *= static_cast<std::size_t>(extent);
+  memory->deallocate(data, bytes, storage_alignment);
 }
 
 }  // namespace detail

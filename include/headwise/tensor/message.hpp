@@ -56,7 +56,7 @@ class MessagePart {
     if (kind_ == Kind::whole) return std::to_string(whole_);
     if (kind_ == Kind::real) return std::to_string(real_);
     if (kind_ == Kind::extents) return format_extents({extents_, size_});
-    return std::string(text_, size_);
+    return {text_, size_};
   }
 
  private:

@@ -42,8 +42,9 @@ namespace detail {
 [[gnu::noinline]] inline void deallocate_elements(void* data, std::span<const Index> extents,
                                                   std::size_t element_bytes,
                                                   std::pmr::memory_resource* memory) {
-  const auto count = static_cast<std::size_t>(count_elements(extents));
-  memory->deallocate(data, count * element_bytes, storage_alignment);
+  std::size_t bytes = element_bytes;  // counted when they were allocated: nothing throws here
+  for (const Index extent : extents) bytes *= static_cast<std::size_t>(extent);
+  memory->deallocate(data, bytes, storage_alignment);
 }
 
 }  // namespace detail
