@@ -33,6 +33,7 @@ using Families = std::vector<Family>;
 
 void add_gemm(Families& families);
 void add_sdpa(Families& families);
+void add_sdpa_stored(Families& families);
 void add_decode(Families& families);
 void add_step(Families& families);
 void add_scores(Families& families);
@@ -47,8 +48,8 @@ void add_eigen_plain(Families& families);
 inline const Families& families() {
   static const Families all = [] {
     Families list;
-    for (auto* add : {add_gemm, add_sdpa, add_decode, add_step, add_scores, add_mha, add_layout,
-                      add_rows, add_tokens, add_optimizer, add_eigen_plain}) {
+    for (auto* add : {add_gemm, add_sdpa, add_sdpa_stored, add_decode, add_step, add_scores,
+                      add_mha, add_layout, add_rows, add_tokens, add_optimizer, add_eigen_plain}) {
       add(list);
     }
     return list;

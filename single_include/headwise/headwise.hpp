@@ -996,6 +996,157 @@ struct LogisticConstants {
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd
 
+// headwise/tensor/float16.hpp
+// Floating-point numbers of 16 bits, and conversions between them and those of 32 and 64.
+//
+// A conversion works on the bits alone, so that it is the same under every compiler flag, rounding
+// mode and flush-to-zero setting. The 2-byte types are storage: they hold bits and compute nothing.
+
+namespace headwise::inline v0_1 {
+
+/// IEEE 754 binary16: 1 sign, 5 exponent, 10 fraction bits.
+struct Float16 {
+  std::uint16_t bits = 0;                                        // as IEEE 754 lays them out
+  friend constexpr bool operator==(Float16, Float16) = default;  // of the bits: NaN equals itself
+};
+
+/// The upper half of a binary32: 1 sign, 8 exponent, 7 fraction bits.
+struct BFloat16 {
+  std::uint16_t bits = 0;  // the upper half of the binary32
+  friend constexpr bool operator==(BFloat16, BFloat16) = default;
+};
+
+/// A number of 16 bits: stored, not computed with.
+template <class T>
+concept NarrowFloat = std::same_as<T, Float16> || std::same_as<T, BFloat16>;
+
+/// What numbers are kept as: the type that is computed with, or one of 16 bits.
+enum class StoredAs : std::uint8_t { same, bf16, fp16 };
+
+/// A type that numbers can be stored as.
+template <class T>
+concept StoredFloat = std::same_as<T, double> || std::same_as<T, float> ||
+    std::same_as<T, Float16> || std::same_as<T, BFloat16>;
+
+/// What the matrices of a module that computes in T may be kept as: T, or 16 bits of a float.
+template <class W, class T>
+concept KeptAs = std::same_as<W, T> ||(NarrowFloat<W>&& std::same_as<T, float>);
+
+/// What numbers that are kept as W are computed with.
+template <class W>
+using ComputedAs = std::conditional_t<NarrowFloat<W>, float, W>;
+
+namespace detail {
+
+template <class T>
+inline constexpr StoredAs stored_as = std::same_as<T, BFloat16>  ? StoredAs::bf16
+                                      : std::same_as<T, Float16> ? StoredAs::fp16
+                                                                 : StoredAs::same;
+
+/// f(std::type_identity of what numbers of T are kept as). In 16 bits they are of float alone.
+template <class T, class F>
+constexpr void with_stored_type(StoredAs as, const F& f) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return f(std::type_identity<BFloat16>());
+    if (as == StoredAs::fp16) return f(std::type_identity<Float16>());
+  }
+  f(std::type_identity<T>());
+}
+
+struct FloatFormat {
+  int exponent_bits;
+  int fraction_bits;
+  constexpr int bias() const { return (1 << (exponent_bits - 1)) - 1; }
+};
+
+constexpr std::uint64_t low_bits(int count) { return (std::uint64_t{1} << count) - 1; }
+
+/// The nearest number of another format; of two equally near, the one with an even last bit.
+///
+/// Subnormal numbers are kept, what is too large becomes infinite. A NaN stays one and keeps the
+/// leading bits of its payload.
+constexpr std::uint64_t convert_float_bits(std::uint64_t bits, FloatFormat from, FloatFormat to) {
+  const std::uint64_t sign = (bits >> (from.exponent_bits + from.fraction_bits)) & 1;
+  const std::uint64_t signed_zero = sign << (to.exponent_bits + to.fraction_bits);
+  const std::uint64_t infinity = low_bits(to.exponent_bits) << to.fraction_bits;
+  const std::uint64_t exponent = (bits >> from.fraction_bits) & low_bits(from.exponent_bits);
+  const std::uint64_t fraction = bits & low_bits(from.fraction_bits);
+
+  if (exponent == low_bits(from.exponent_bits)) {
+    if (fraction == 0) return signed_zero | infinity;
+    const int widen = to.fraction_bits - from.fraction_bits;
+    const std::uint64_t payload = widen >= 0 ? fraction << widen : fraction >> -widen;
+    const std::uint64_t quiet = std::uint64_t{1} << (to.fraction_bits - 1);
+    return signed_zero | infinity | (payload == 0 ? quiet : payload);
+  }
+  if (exponent == 0 && fraction == 0) return signed_zero;
+
+  // The number is significand 2^scale, and its leading bit is worth 2^top.
+  const bool subnormal = exponent == 0;
+  const std::uint64_t significand =
+      subnormal ? fraction : fraction | (std::uint64_t{1} << from.fraction_bits);
+  const int scale = (subnormal ? 1 : static_cast<int>(exponent)) - from.bias() - from.fraction_bits;
+  const int top = static_cast<int>(std::bit_width(significand)) - 1 + scale;
+  if (top > to.bias()) return signed_zero | infinity;
+
+  // What the target's last bit is worth, 2^last, decides how many bits of the significand go.
+  const int lowest_top = 1 - to.bias();
+  const int last = (top < lowest_top ? lowest_top : top) - to.fraction_bits;
+  const int drop = last - scale;
+  if (drop > 62) return signed_zero;
+  std::uint64_t rounded = drop <= 0 ? significand << -drop : significand >> drop;
+  if (drop > 0) {
+    const std::uint64_t rest = significand & low_bits(drop);
+    const std::uint64_t half = std::uint64_t{1} << (drop - 1);
+    if (rest > half || (rest == half && (rounded & 1) != 0)) ++rounded;
+  }
+  // The leading bit of a normal number counts as one step of the exponent, and so does a carry:
+  // the largest subnormal rounds up to the smallest normal, the largest finite to infinity.
+  const int exponent_steps = top < lowest_top ? 0 : top - lowest_top;
+  return signed_zero | ((static_cast<std::uint64_t>(exponent_steps) << to.fraction_bits) + rounded);
+}
+
+template <StoredFloat T>
+inline constexpr FloatFormat float_format = std::same_as<T, double>    ? FloatFormat{11, 52}
+                                            : std::same_as<T, float>   ? FloatFormat{8, 23}
+                                            : std::same_as<T, Float16> ? FloatFormat{5, 10}
+                                                                       : FloatFormat{8, 7};
+
+template <StoredFloat T>
+using float_bits =
+    std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                       std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
+
+}  // namespace detail
+
+/// The same number in another floating-point type: rounded to nearest, ties to even.
+///
+/// from   float, double, Float16 or BFloat16
+///
+/// Subnormal numbers, infinities, the sign of zero and NaN are kept; what is too large becomes
+/// infinite. Each step rounds once: double to Float16 does not pass through float.
+template <StoredFloat To, StoredFloat From>
+constexpr To convert_float(From from) {
+  if constexpr (std::same_as<To, From>) {
+    return from;
+  } else if constexpr (std::same_as<To, float> && std::same_as<From, BFloat16>) {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(from.bits) << 16);
+  } else if constexpr (std::same_as<To, BFloat16> && std::same_as<From, float>) {
+    const auto bits = std::bit_cast<std::uint32_t>(from);
+    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+    // Half of the last bit that stays, less one where that bit is 0: ties go to even.
+    const std::uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const std::uint32_t payload = bits >> 16 | ((bits >> 16 & 0x7f) == 0 ? 0x40 : 0);
+    return {static_cast<std::uint16_t>(nan ? payload : rounded)};
+  } else {
+    const std::uint64_t bits = std::bit_cast<detail::float_bits<From>>(from);
+    return std::bit_cast<To>(static_cast<detail::float_bits<To>>(
+        detail::convert_float_bits(bits, detail::float_format<From>, detail::float_format<To>)));
+  }
+}
+
+}  // namespace headwise::inline v0_1
+
 // headwise/tensor/scalar.hpp
 // Which types numbers may have. float and double run vectorised; long double, or a type of one's
 // own that counts or differentiates, runs the same source one element at a time.
@@ -1314,6 +1465,21 @@ struct StoredMatrix {
     return {x.data, x.row, x.column};
   }
 };
+
+/// Rows of 16 bits that stand in place of those of numbers, or none.
+struct StoredRows {
+  StoredAs as = StoredAs::same;
+  StoredMatrix rows = {};
+};
+/// Rows of numbers, or what is stored in their place.
+template <class U, class T>
+Matrix<const U> rows_as(const Matrix<const T>& numbers, const StoredMatrix& stored) {
+  if constexpr (std::same_as<U, T>) {
+    return numbers;
+  } else {
+    return stored.as<U>();
+  }
+}
 
 /// Element n is data[n step]. Null where there is none.
 template <class T>
@@ -3150,157 +3316,6 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/tensor/float16.hpp
-// Floating-point numbers of 16 bits, and conversions between them and those of 32 and 64.
-//
-// A conversion works on the bits alone, so that it is the same under every compiler flag, rounding
-// mode and flush-to-zero setting. The 2-byte types are storage: they hold bits and compute nothing.
-
-namespace headwise::inline v0_1 {
-
-/// IEEE 754 binary16: 1 sign, 5 exponent, 10 fraction bits.
-struct Float16 {
-  std::uint16_t bits = 0;                                        // as IEEE 754 lays them out
-  friend constexpr bool operator==(Float16, Float16) = default;  // of the bits: NaN equals itself
-};
-
-/// The upper half of a binary32: 1 sign, 8 exponent, 7 fraction bits.
-struct BFloat16 {
-  std::uint16_t bits = 0;  // the upper half of the binary32
-  friend constexpr bool operator==(BFloat16, BFloat16) = default;
-};
-
-/// A number of 16 bits: stored, not computed with.
-template <class T>
-concept NarrowFloat = std::same_as<T, Float16> || std::same_as<T, BFloat16>;
-
-/// What numbers are kept as: the type that is computed with, or one of 16 bits.
-enum class StoredAs : std::uint8_t { same, bf16, fp16 };
-
-/// A type that numbers can be stored as.
-template <class T>
-concept StoredFloat = std::same_as<T, double> || std::same_as<T, float> ||
-    std::same_as<T, Float16> || std::same_as<T, BFloat16>;
-
-/// What the matrices of a module that computes in T may be kept as: T, or 16 bits of a float.
-template <class W, class T>
-concept KeptAs = std::same_as<W, T> ||(NarrowFloat<W>&& std::same_as<T, float>);
-
-/// What numbers that are kept as W are computed with.
-template <class W>
-using ComputedAs = std::conditional_t<NarrowFloat<W>, float, W>;
-
-namespace detail {
-
-template <class T>
-inline constexpr StoredAs stored_as = std::same_as<T, BFloat16>  ? StoredAs::bf16
-                                      : std::same_as<T, Float16> ? StoredAs::fp16
-                                                                 : StoredAs::same;
-
-/// f(std::type_identity of what numbers of T are kept as). In 16 bits they are of float alone.
-template <class T, class F>
-constexpr void with_stored_type(StoredAs as, const F& f) {
-  if constexpr (std::same_as<T, float>) {
-    if (as == StoredAs::bf16) return f(std::type_identity<BFloat16>());
-    if (as == StoredAs::fp16) return f(std::type_identity<Float16>());
-  }
-  f(std::type_identity<T>());
-}
-
-struct FloatFormat {
-  int exponent_bits;
-  int fraction_bits;
-  constexpr int bias() const { return (1 << (exponent_bits - 1)) - 1; }
-};
-
-constexpr std::uint64_t low_bits(int count) { return (std::uint64_t{1} << count) - 1; }
-
-/// The nearest number of another format; of two equally near, the one with an even last bit.
-///
-/// Subnormal numbers are kept, what is too large becomes infinite. A NaN stays one and keeps the
-/// leading bits of its payload.
-constexpr std::uint64_t convert_float_bits(std::uint64_t bits, FloatFormat from, FloatFormat to) {
-  const std::uint64_t sign = (bits >> (from.exponent_bits + from.fraction_bits)) & 1;
-  const std::uint64_t signed_zero = sign << (to.exponent_bits + to.fraction_bits);
-  const std::uint64_t infinity = low_bits(to.exponent_bits) << to.fraction_bits;
-  const std::uint64_t exponent = (bits >> from.fraction_bits) & low_bits(from.exponent_bits);
-  const std::uint64_t fraction = bits & low_bits(from.fraction_bits);
-
-  if (exponent == low_bits(from.exponent_bits)) {
-    if (fraction == 0) return signed_zero | infinity;
-    const int widen = to.fraction_bits - from.fraction_bits;
-    const std::uint64_t payload = widen >= 0 ? fraction << widen : fraction >> -widen;
-    const std::uint64_t quiet = std::uint64_t{1} << (to.fraction_bits - 1);
-    return signed_zero | infinity | (payload == 0 ? quiet : payload);
-  }
-  if (exponent == 0 && fraction == 0) return signed_zero;
-
-  // The number is significand 2^scale, and its leading bit is worth 2^top.
-  const bool subnormal = exponent == 0;
-  const std::uint64_t significand =
-      subnormal ? fraction : fraction | (std::uint64_t{1} << from.fraction_bits);
-  const int scale = (subnormal ? 1 : static_cast<int>(exponent)) - from.bias() - from.fraction_bits;
-  const int top = static_cast<int>(std::bit_width(significand)) - 1 + scale;
-  if (top > to.bias()) return signed_zero | infinity;
-
-  // What the target's last bit is worth, 2^last, decides how many bits of the significand go.
-  const int lowest_top = 1 - to.bias();
-  const int last = (top < lowest_top ? lowest_top : top) - to.fraction_bits;
-  const int drop = last - scale;
-  if (drop > 62) return signed_zero;
-  std::uint64_t rounded = drop <= 0 ? significand << -drop : significand >> drop;
-  if (drop > 0) {
-    const std::uint64_t rest = significand & low_bits(drop);
-    const std::uint64_t half = std::uint64_t{1} << (drop - 1);
-    if (rest > half || (rest == half && (rounded & 1) != 0)) ++rounded;
-  }
-  // The leading bit of a normal number counts as one step of the exponent, and so does a carry:
-  // the largest subnormal rounds up to the smallest normal, the largest finite to infinity.
-  const int exponent_steps = top < lowest_top ? 0 : top - lowest_top;
-  return signed_zero | ((static_cast<std::uint64_t>(exponent_steps) << to.fraction_bits) + rounded);
-}
-
-template <StoredFloat T>
-inline constexpr FloatFormat float_format = std::same_as<T, double>    ? FloatFormat{11, 52}
-                                            : std::same_as<T, float>   ? FloatFormat{8, 23}
-                                            : std::same_as<T, Float16> ? FloatFormat{5, 10}
-                                                                       : FloatFormat{8, 7};
-
-template <StoredFloat T>
-using float_bits =
-    std::conditional_t<sizeof(T) == 8, std::uint64_t,
-                       std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>>;
-
-}  // namespace detail
-
-/// The same number in another floating-point type: rounded to nearest, ties to even.
-///
-/// from   float, double, Float16 or BFloat16
-///
-/// Subnormal numbers, infinities, the sign of zero and NaN are kept; what is too large becomes
-/// infinite. Each step rounds once: double to Float16 does not pass through float.
-template <StoredFloat To, StoredFloat From>
-constexpr To convert_float(From from) {
-  if constexpr (std::same_as<To, From>) {
-    return from;
-  } else if constexpr (std::same_as<To, float> && std::same_as<From, BFloat16>) {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(from.bits) << 16);
-  } else if constexpr (std::same_as<To, BFloat16> && std::same_as<From, float>) {
-    const auto bits = std::bit_cast<std::uint32_t>(from);
-    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-    // Half of the last bit that stays, less one where that bit is 0: ties go to even.
-    const std::uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    const std::uint32_t payload = bits >> 16 | ((bits >> 16 & 0x7f) == 0 ? 0x40 : 0);
-    return {static_cast<std::uint16_t>(nan ? payload : rounded)};
-  } else {
-    const std::uint64_t bits = std::bit_cast<detail::float_bits<From>>(from);
-    return std::bit_cast<To>(static_cast<detail::float_bits<To>>(
-        detail::convert_float_bits(bits, detail::float_format<From>, detail::float_format<To>)));
-  }
-}
-
-}  // namespace headwise::inline v0_1
-
 // headwise/kernels/arguments.hpp
 // What kernels are called with: plain data that looks the same from every instruction set.
 
@@ -3344,25 +3359,18 @@ struct AttentionHead {
   DropoutMask dropout;
   Index b, h;  // where the head stands: what its dropout mask is drawn from
   HeadScore<T> score = {};
-  StoredKeys stored = {};  // forward of float alone: in place of k and v
+  StoredKeys stored = {};    // of flash attention in float alone: in place of k and v
+  StoredRows stored_q = {};  // likewise
 
   /// Keys and values as they are stored.
   ///@{
   template <class U>
   Matrix<const U> keys() const {
-    if constexpr (std::same_as<U, T>) {
-      return k;
-    } else {
-      return stored.k.as<U>();
-    }
+    return rows_as<U>(k, stored.k);
   }
   template <class U>
   Matrix<const U> values() const {
-    if constexpr (std::same_as<U, T>) {
-      return v;
-    } else {
-      return stored.v.as<U>();
-    }
+    return rows_as<U>(v, stored.v);
   }
   ///@}
 
@@ -3415,12 +3423,13 @@ struct HeadGradients {
 template <class T>
 struct FlashHead {
   AttentionHead<T> forward;
-  Matrix<const T> o;         // [L, dv]
-  Matrix<const T> d_o;       // [L, dv]
-  Matrix<const T> lse;       // [L, 2]
-  const T* delta;            // [L], rowsum(d_o * o)
-  Matrix<T> dq;              // [L, d], added to: each block of keys adds its part
-  ScoreFlows<T> flows = {};  // added to, but for the sink
+  Matrix<const T> o;                          // [L, dv]
+  Matrix<const T> d_o;                        // [L, dv]
+  Matrix<const T> lse;                        // [L, 2]
+  const T* delta;                             // [L], rowsum(d_o * o)
+  Matrix<T> dq;                               // [L, d], added to: each block of keys adds its part
+  ScoreFlows<T> flows = {};                   // added to, but for the sink
+  StoredRows stored_o = {}, stored_d_o = {};  // in place of o and d_o
 };
 
 /// The same of flash attention backward, which forms scores again: two for dropout, and the way
@@ -6691,12 +6700,12 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
 }
 
 /// to [width, width] = from^T: from's rows lie `from_row` apart, to's `to_row`.
-template <Scalar T>
-HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Index to_row) {
+template <Scalar T, class U>
+HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = S::load(from + r * from_row); });
+                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
   transpose<T>(rows);
   unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
 }
@@ -6848,9 +6857,9 @@ struct Operand {
 /// Asks for `rows` rows of N before they are read: rows of heads lie on pages of their own, which
 /// the processor does not foresee. (Always inlined, as are those that do nothing else: of a
 /// function that only asks ahead g++ 12 makes out that it has no effect, and calls none.)
-template <class T>
-HEADWISE_INLINE void prefetch_rows(Matrix<const T> b, Index rows, Index N) {
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+template <class U>
+HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
     for (Index n = 0; n < N; n += line) __builtin_prefetch(b.data + r * b.row + n, 0, 2);
@@ -6897,10 +6906,10 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
-/// The same of numbers; where they already lie so, they are read in place.
-template <class T>
-Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
-  if constexpr (Factor<T>::depth == 1) {
+/// The same; numbers that already lie so are read in place.
+template <class T, class U>
+Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
     }
@@ -6976,8 +6985,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   return {to, row, 1};
 }
 /// The same of what was copied as a right operand: that copy itself where elements are numbers.
-template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, const Operand<T>& copy, Index rows, Index N,
+template <class T, class U>
+Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
                                  Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
@@ -6992,6 +7001,85 @@ Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element
     return a;
   } else {
     return copy_left<T>(a, rows, N, to);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/widen_rows.inc
+// Numbers of 16 bits as floats, for products that read them next, and floats in 16 bits. Read once
+// for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// y [rows, N], dense, from x: the same numbers. `ahead` rows further x is asked for, since rows of
+/// a panel lie pages apart.
+template <Scalar T, class U>
+void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  for (Index i = 0; i < rows; ++i, y += N) {
+    const U* const from = x.data + i * x.row;
+    Index n = 0;
+    if (x.column == 1) {
+      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
+      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+    }
+    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
+  }
+}
+
+/// The same of what is stored as `as`, of 16 bits.
+template <Scalar T>
+void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
+    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
+  }
+}
+
+/// Rows first ... first + rows - 1 of x, or what is stored in their place as numbers, dense in
+/// `to`.
+template <Scalar T>
+Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                           Index rows, Index N, T* to) {
+  if (stored.as == StoredAs::same) return x.from(first, 0);
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
+  });
+  return {to, N, 1};
+}
+
+/// Each of n numbers becomes the nearest one of U, which is written to y, too.
+template <Scalar T, class U>
+void round_elements_to(T* x, Index n, U* y) {
+  using S = Simd<T>;
+  Index i = 0;
+  for (; i + S::width <= n; i += S::width) {
+    typename S::BitVector halves;
+    if constexpr (std::same_as<U, BFloat16>) {
+      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
+    } else {
+      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
+    }
+    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
+    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
+  }
+  for (; i < n; ++i) {
+    y[i] = convert_float<U>(x[i]);
+    x[i] = convert_float<T>(y[i]);
+  }
+}
+
+/// The same of what is stored as `as`, of 16 bits.
+template <Scalar T>
+void round_elements(StoredAs as, T* x, Index n, void* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
+    round_elements_to(x, n, static_cast<Float16*>(y));
   }
 }
 
@@ -7394,6 +7482,8 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  // Sums of no terms: there need be no memory behind a and b, so that no address in it is formed.
+  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
     if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
@@ -9050,12 +9140,12 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
 
 /// What flows into the scale: the sum of k [n, d] times dk [n, d], not scaled yet. What no query
 /// sees adds nothing, whatever it holds.
-template <class T>
-T scale_flow(Matrix<const T> k, Matrix<const T> dk, Index n, Index d) {
+template <class T, class U>
+T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + k(j, c) * dk(j, c);
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
     }
   }
   return sum;
@@ -9089,6 +9179,7 @@ struct ForwardScratch {
   Element<T>* q;     // q^T in panels [d, lanes]
   T* s;              // [keys, lanes]
   Element<T>* p;     // [lanes, keys], where elements are no numbers
+  T* rows;           // [columns, d], where k will stand
   Element<T>* k;     // [keys, d], dense
   Element<T>* v;     // [keys, dv], dense
   Element<T>* kept;  // v without what one query may not see
@@ -9100,7 +9191,8 @@ struct ForwardScratch {
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
         p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
+        rows(memory.take(copied_size<T>(Sizes::keys, d))),
+        k(elements<T>(rows)),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
@@ -9114,6 +9206,20 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
   Scratch<T> count;
   ForwardScratch<T>(count, d, dv);
   return count.taken();
+}
+
+/// q^T of queries i0 ... i0 + rows - 1 in panels. Of what is stored in 16 bits the queries of a
+/// panel are widened, then packed.
+template <class T>
+void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
+                  const ForwardScratch<T>& buffers) {
+  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
+  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
+  for (Index r = 0; r < rows; r += together) {
+    const Index n = std::min<Index>(together, rows - r);
+    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
+    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
+  }
 }
 
 /// Step 4a: s = scale q k^T, but for vectors in which no query sees the keys. Returns the
@@ -9282,7 +9388,8 @@ void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
   for (; n < N; ++n) to(0, n) = from[n] / divisor;
 }
 
-/// o rows i0 ... i0 + rows - 1 and their logsumexp [L, 2] (null for none) are overwritten.
+/// Queries i0 ... i0 + rows - 1 of a head: o [rows, dv] and rows of the logsumexp [L, 2] (null for
+/// none) are overwritten.
 template <class T>
 TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
                        Matrix<T> lse, Scratch<T> memory) {
@@ -9293,7 +9400,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack<T>(head.q.from(i0, 0).transposed(), head.d, rows, buffers.q);
+  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   // A scale that is a power of 2 changes no digit: it goes into the weights' unit.
   const bool plain = head.plain_scores();
@@ -9337,7 +9444,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       set_zero<T>(context, context_row);
       softmax.sum[r] = T(1);
     }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(i0 + r, 0));
+    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
     const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
@@ -9417,17 +9524,17 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
 /// another order the difference is rounding noise, which large keys blow up: 3,000 times the error
 /// of plain loops in dW_Q for scores in the thousands.) A lane is a query: squares are transposed.
 /// (Pairs are summed up in another order; what rounding them takes away is more.)
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
-  const Index dv = head.forward.dv;
-  const bool dense = head.d_o.column == 1 && head.o.column == 1;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
   T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = head.d_o.from(i0 + r, 0), o = head.o.from(i0 + r, 0);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
@@ -9440,12 +9547,19 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(F::read_number(d_o(lane, n)), o(lane, n),
-                                                         left[lane]);
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
+            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
 }
 
 /// x, or 0 where it is so near to 0 that sums of it would be denormal, and each of their steps
@@ -9591,10 +9705,17 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index next = block.i0 + BackwardTile<T>::queries + r;
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
-  prefetch_rows<T>(head.forward.q.from(next, 0), ahead, head.forward.d);
-  prefetch_rows<T>(head.d_o.from(next, 0), ahead, head.forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, head.forward.d);
-  prefetch_masks<T>(head.forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const AttentionHead<T>& forward = head.forward;
+  if (head.stored_d_o.as == StoredAs::same) {
+    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
+    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
+  } else {  // of either kind: two bytes a number
+    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
+    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
+    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
+  }
+  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
+  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
 
 /// backward_panel for the whole tile. Panels are outside: the two of k^T and v^T stay in the first
@@ -9705,16 +9826,40 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
   return count;
 }
 
-/// Begins with keys j0 ... j0 + n - 1 of the head: packs them, and sets their sums to 0.
+/// Begins with keys j0 ... j0 + n - 1 of the head: packs them, and sets their sums to 0. What is
+/// stored in 16 bits is widened where the sums will stand.
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
+  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
-  pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
-  pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
+  pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
+  pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
   set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+}
+
+/// Rows of q or d_o as both operands.
+template <class T>
+struct TileOperands {
+  Operand<T> right;
+  Matrix<const Element<T>> left;
+};
+/// Those of rows i0 ... i0 + rows - 1 of x, or of what is stored in their place.
+template <class T>
+TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
+                              Index rows, Index N, bool finite, Element<T>* right,
+                              Element<T>* left) {
+  TileOperands<T> both{};
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
+    both.right = right_of<T>(from, rows, N, finite, right);
+    both.left = left_of<T>(from, both.right, rows, N, left);
+  });
+  return both;
 }
 
 /// Queries i0 ... i0 + rows - 1 of a head against the keys that were begun with: adds to their sums
@@ -9731,16 +9876,15 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   if (mask.hidden()) return {mask.pairs(), 0};
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
-  const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
+                                            buffers.q, buffers.left);
+  const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
+                                                buffers.d_o, buffers.left + rows * steps<T>(d));
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
-  const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
-                         left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, left, buffers, mask);
+  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   // 4e dv += p^T d_o,  4a dk += ds^T q, dq += scale ds k
   constexpr Index row = BackwardTile<T>::row;
@@ -9771,18 +9915,21 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
   }
 }
 
-/// Writes the sums of keys j0 ... j0 + n - 1: rows of dk and dv.
-/// What flows into the scale is added to *to_scale, unless it is null.
+/// Writes the sums of keys j0 ... j0 + n - 1: dk [n, d] and dv [n, dv]. What flows into the scale
+/// is added to *to_scale, unless it is null.
 template <class T>
 void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
                         T* to_scale, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    *to_scale = *to_scale + scale_flow<T>(head.k.from(j0, 0), sums, n, head.d);
+    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+      const auto k = head.template keys<U>().from(j0, 0);
+      *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
+    });
   }
-  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk.from(j0, 0));
-  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv.from(j0, 0));
+  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk);
+  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -10269,73 +10416,6 @@ void add_row(Row<const T> x, Index N, Row<T> to) {
     });
   } else {
     for (Index n = 0; n < N; ++n) to[n] = to[n] + x[n];
-  }
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
-
-// headwise/kernels/widen_rows.inc
-// Numbers of 16 bits as floats, for products that read them next, and floats in 16 bits. Read once
-// for each instruction set.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// y [rows, N], dense, from x: the same numbers. `ahead` rows further x is asked for, since rows of
-/// a panel lie pages apart.
-template <Scalar T, class U>
-void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
-  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
-  for (Index i = 0; i < rows; ++i, y += N) {
-    const U* const from = x.data + i * x.row;
-    Index n = 0;
-    if (x.column == 1) {
-      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
-      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
-    }
-    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
-  }
-}
-
-/// The same of what is stored as `as`, of 16 bits.
-template <Scalar T>
-void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
-  if constexpr (std::same_as<T, float>) {
-    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
-    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
-  }
-}
-
-/// Each of n numbers becomes the nearest one of U, which is written to y, too.
-template <Scalar T, class U>
-void round_elements_to(T* x, Index n, U* y) {
-  using S = Simd<T>;
-  Index i = 0;
-  for (; i + S::width <= n; i += S::width) {
-    typename S::BitVector halves;
-    if constexpr (std::same_as<U, BFloat16>) {
-      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
-    } else {
-      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
-    }
-    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
-    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
-  }
-  for (; i < n; ++i) {
-    y[i] = convert_float<U>(x[i]);
-    x[i] = convert_float<T>(y[i]);
-  }
-}
-
-/// The same of what is stored as `as`, of 16 bits.
-template <Scalar T>
-void round_elements(StoredAs as, T* x, Index n, void* y) {
-  if constexpr (std::same_as<T, float>) {
-    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
-    round_elements_to(x, n, static_cast<Float16*>(y));
   }
 }
 
@@ -13004,12 +13084,12 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   if constexpr (width > 1) exchange_halves<T, 1>(rows);
 }
 
-template <Scalar T>
-HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Index to_row) {
+template <Scalar T, class U>
+HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = S::load(from + r * from_row); });
+                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
   transpose<T>(rows);
   unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
 }
@@ -13140,9 +13220,9 @@ struct Operand {
   Operand from(Index row) const { return {data + step_of<T>(row) * step, step, panel, finite}; }
 };
 
-template <class T>
-HEADWISE_INLINE void prefetch_rows(Matrix<const T> b, Index rows, Index N) {
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+template <class U>
+HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
     for (Index n = 0; n < N; n += line) __builtin_prefetch(b.data + r * b.row + n, 0, 2);
@@ -13185,9 +13265,9 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
-template <class T>
-Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
-  if constexpr (Factor<T>::depth == 1) {
+template <class T, class U>
+Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
     }
@@ -13257,8 +13337,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   }
   return {to, row, 1};
 }
-template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, const Operand<T>& copy, Index rows, Index N,
+template <class T, class U>
+Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
                                  Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
@@ -13272,6 +13352,76 @@ Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element
     return a;
   } else {
     return copy_left<T>(a, rows, N, to);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/widen_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class U>
+void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  for (Index i = 0; i < rows; ++i, y += N) {
+    const U* const from = x.data + i * x.row;
+    Index n = 0;
+    if (x.column == 1) {
+      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
+      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+    }
+    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
+  }
+}
+
+template <Scalar T>
+void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
+    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
+  }
+}
+
+template <Scalar T>
+Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                           Index rows, Index N, T* to) {
+  if (stored.as == StoredAs::same) return x.from(first, 0);
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
+  });
+  return {to, N, 1};
+}
+
+template <Scalar T, class U>
+void round_elements_to(T* x, Index n, U* y) {
+  using S = Simd<T>;
+  Index i = 0;
+  for (; i + S::width <= n; i += S::width) {
+    typename S::BitVector halves;
+    if constexpr (std::same_as<U, BFloat16>) {
+      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
+    } else {
+      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
+    }
+    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
+    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
+  }
+  for (; i < n; ++i) {
+    y[i] = convert_float<U>(x[i]);
+    x[i] = convert_float<T>(y[i]);
+  }
+}
+
+template <Scalar T>
+void round_elements(StoredAs as, T* x, Index n, void* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
+    round_elements_to(x, n, static_cast<Float16*>(y));
   }
 }
 
@@ -13619,6 +13769,7 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
     if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
@@ -15075,12 +15226,12 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
   }
 }
 
-template <class T>
-T scale_flow(Matrix<const T> k, Matrix<const T> dk, Index n, Index d) {
+template <class T, class U>
+T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + k(j, c) * dk(j, c);
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
     }
   }
   return sum;
@@ -15103,6 +15254,7 @@ struct ForwardScratch {
   Element<T>* q;     // q^T in panels [d, lanes]
   T* s;              // [keys, lanes]
   Element<T>* p;     // [lanes, keys], where elements are no numbers
+  T* rows;           // [columns, d], where k will stand
   Element<T>* k;     // [keys, d], dense
   Element<T>* v;     // [keys, dv], dense
   Element<T>* kept;  // v without what one query may not see
@@ -15114,7 +15266,8 @@ struct ForwardScratch {
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
         p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
+        rows(memory.take(copied_size<T>(Sizes::keys, d))),
+        k(elements<T>(rows)),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
@@ -15127,6 +15280,18 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
   Scratch<T> count;
   ForwardScratch<T>(count, d, dv);
   return count.taken();
+}
+
+template <class T>
+void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
+                  const ForwardScratch<T>& buffers) {
+  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
+  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
+  for (Index r = 0; r < rows; r += together) {
+    const Index n = std::min<Index>(together, rows - r);
+    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
+    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
+  }
 }
 
 template <class T>
@@ -15287,7 +15452,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack<T>(head.q.from(i0, 0).transposed(), head.d, rows, buffers.q);
+  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   const bool plain = head.plain_scores();
   const bool folded = plain && is_power_of_two(head.scale);
@@ -15328,7 +15493,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       set_zero<T>(context, context_row);
       softmax.sum[r] = T(1);
     }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(i0 + r, 0));
+    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
     const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
@@ -15398,17 +15563,17 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
-  const Index dv = head.forward.dv;
-  const bool dense = head.d_o.column == 1 && head.o.column == 1;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
   T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = head.d_o.from(i0 + r, 0), o = head.o.from(i0 + r, 0);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
@@ -15421,12 +15586,19 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(F::read_number(d_o(lane, n)), o(lane, n),
-                                                         left[lane]);
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
+            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
 }
 
 template <class T>
@@ -15555,10 +15727,17 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index next = block.i0 + BackwardTile<T>::queries + r;
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
-  prefetch_rows<T>(head.forward.q.from(next, 0), ahead, head.forward.d);
-  prefetch_rows<T>(head.d_o.from(next, 0), ahead, head.forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, head.forward.d);
-  prefetch_masks<T>(head.forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const AttentionHead<T>& forward = head.forward;
+  if (head.stored_d_o.as == StoredAs::same) {
+    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
+    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
+  } else {  // of either kind: two bytes a number
+    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
+    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
+    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
+  }
+  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
+  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
 
 template <class T>
@@ -15654,12 +15833,33 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
+  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
-  pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
-  pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
+  pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
+  pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
   set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+}
+
+template <class T>
+struct TileOperands {
+  Operand<T> right;
+  Matrix<const Element<T>> left;
+};
+template <class T>
+TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
+                              Index rows, Index N, bool finite, Element<T>* right,
+                              Element<T>* left) {
+  TileOperands<T> both{};
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
+    both.right = right_of<T>(from, rows, N, finite, right);
+    both.left = left_of<T>(from, both.right, rows, N, left);
+  });
+  return both;
 }
 
 template <class T>
@@ -15674,16 +15874,15 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   if (mask.hidden()) return {mask.pairs(), 0};
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
-  const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
+                                            buffers.q, buffers.left);
+  const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
+                                                buffers.d_o, buffers.left + rows * steps<T>(d));
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
-  const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
-                         left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, left, buffers, mask);
+  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
@@ -15718,10 +15917,13 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    *to_scale = *to_scale + scale_flow<T>(head.k.from(j0, 0), sums, n, head.d);
+    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+      const auto k = head.template keys<U>().from(j0, 0);
+      *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
+    });
   }
-  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk.from(j0, 0));
-  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv.from(j0, 0));
+  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk);
+  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -16163,66 +16365,6 @@ void add_row(Row<const T> x, Index N, Row<T> to) {
     });
   } else {
     for (Index n = 0; n < N; ++n) to[n] = to[n] + x[n];
-  }
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
-
-// headwise/kernels/widen_rows.inc
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-template <Scalar T, class U>
-void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
-  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
-  for (Index i = 0; i < rows; ++i, y += N) {
-    const U* const from = x.data + i * x.row;
-    Index n = 0;
-    if (x.column == 1) {
-      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
-      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
-    }
-    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
-  }
-}
-
-template <Scalar T>
-void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
-  if constexpr (std::same_as<T, float>) {
-    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
-    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
-  }
-}
-
-template <Scalar T, class U>
-void round_elements_to(T* x, Index n, U* y) {
-  using S = Simd<T>;
-  Index i = 0;
-  for (; i + S::width <= n; i += S::width) {
-    typename S::BitVector halves;
-    if constexpr (std::same_as<U, BFloat16>) {
-      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
-    } else {
-      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
-    }
-    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
-    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
-  }
-  for (; i < n; ++i) {
-    y[i] = convert_float<U>(x[i]);
-    x[i] = convert_float<T>(y[i]);
-  }
-}
-
-template <Scalar T>
-void round_elements(StoredAs as, T* x, Index n, void* y) {
-  if constexpr (std::same_as<T, float>) {
-    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
-    round_elements_to(x, n, static_cast<Float16*>(y));
   }
 }
 
@@ -18743,12 +18885,12 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   if constexpr (width > 1) exchange_halves<T, 1>(rows);
 }
 
-template <Scalar T>
-HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Index to_row) {
+template <Scalar T, class U>
+HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = S::load(from + r * from_row); });
+                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
   transpose<T>(rows);
   unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
 }
@@ -18879,9 +19021,9 @@ struct Operand {
   Operand from(Index row) const { return {data + step_of<T>(row) * step, step, panel, finite}; }
 };
 
-template <class T>
-HEADWISE_INLINE void prefetch_rows(Matrix<const T> b, Index rows, Index N) {
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+template <class U>
+HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
     for (Index n = 0; n < N; n += line) __builtin_prefetch(b.data + r * b.row + n, 0, 2);
@@ -18924,9 +19066,9 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
-template <class T>
-Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
-  if constexpr (Factor<T>::depth == 1) {
+template <class T, class U>
+Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
     }
@@ -18996,8 +19138,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   }
   return {to, row, 1};
 }
-template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, const Operand<T>& copy, Index rows, Index N,
+template <class T, class U>
+Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
                                  Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
@@ -19011,6 +19153,76 @@ Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element
     return a;
   } else {
     return copy_left<T>(a, rows, N, to);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/widen_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class U>
+void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  for (Index i = 0; i < rows; ++i, y += N) {
+    const U* const from = x.data + i * x.row;
+    Index n = 0;
+    if (x.column == 1) {
+      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
+      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+    }
+    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
+  }
+}
+
+template <Scalar T>
+void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
+    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
+  }
+}
+
+template <Scalar T>
+Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                           Index rows, Index N, T* to) {
+  if (stored.as == StoredAs::same) return x.from(first, 0);
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
+  });
+  return {to, N, 1};
+}
+
+template <Scalar T, class U>
+void round_elements_to(T* x, Index n, U* y) {
+  using S = Simd<T>;
+  Index i = 0;
+  for (; i + S::width <= n; i += S::width) {
+    typename S::BitVector halves;
+    if constexpr (std::same_as<U, BFloat16>) {
+      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
+    } else {
+      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
+    }
+    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
+    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
+  }
+  for (; i < n; ++i) {
+    y[i] = convert_float<U>(x[i]);
+    x[i] = convert_float<T>(y[i]);
+  }
+}
+
+template <Scalar T>
+void round_elements(StoredAs as, T* x, Index n, void* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
+    round_elements_to(x, n, static_cast<Float16*>(y));
   }
 }
 
@@ -19358,6 +19570,7 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
     if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
@@ -20814,12 +21027,12 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
   }
 }
 
-template <class T>
-T scale_flow(Matrix<const T> k, Matrix<const T> dk, Index n, Index d) {
+template <class T, class U>
+T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + k(j, c) * dk(j, c);
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
     }
   }
   return sum;
@@ -20842,6 +21055,7 @@ struct ForwardScratch {
   Element<T>* q;     // q^T in panels [d, lanes]
   T* s;              // [keys, lanes]
   Element<T>* p;     // [lanes, keys], where elements are no numbers
+  T* rows;           // [columns, d], where k will stand
   Element<T>* k;     // [keys, d], dense
   Element<T>* v;     // [keys, dv], dense
   Element<T>* kept;  // v without what one query may not see
@@ -20853,7 +21067,8 @@ struct ForwardScratch {
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
         p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
+        rows(memory.take(copied_size<T>(Sizes::keys, d))),
+        k(elements<T>(rows)),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
@@ -20866,6 +21081,18 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
   Scratch<T> count;
   ForwardScratch<T>(count, d, dv);
   return count.taken();
+}
+
+template <class T>
+void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
+                  const ForwardScratch<T>& buffers) {
+  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
+  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
+  for (Index r = 0; r < rows; r += together) {
+    const Index n = std::min<Index>(together, rows - r);
+    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
+    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
+  }
 }
 
 template <class T>
@@ -21026,7 +21253,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack<T>(head.q.from(i0, 0).transposed(), head.d, rows, buffers.q);
+  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   const bool plain = head.plain_scores();
   const bool folded = plain && is_power_of_two(head.scale);
@@ -21067,7 +21294,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       set_zero<T>(context, context_row);
       softmax.sum[r] = T(1);
     }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(i0 + r, 0));
+    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
     const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
@@ -21137,17 +21364,17 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
-  const Index dv = head.forward.dv;
-  const bool dense = head.d_o.column == 1 && head.o.column == 1;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
   T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = head.d_o.from(i0 + r, 0), o = head.o.from(i0 + r, 0);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
@@ -21160,12 +21387,19 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(F::read_number(d_o(lane, n)), o(lane, n),
-                                                         left[lane]);
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
+            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
 }
 
 template <class T>
@@ -21294,10 +21528,17 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index next = block.i0 + BackwardTile<T>::queries + r;
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
-  prefetch_rows<T>(head.forward.q.from(next, 0), ahead, head.forward.d);
-  prefetch_rows<T>(head.d_o.from(next, 0), ahead, head.forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, head.forward.d);
-  prefetch_masks<T>(head.forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const AttentionHead<T>& forward = head.forward;
+  if (head.stored_d_o.as == StoredAs::same) {
+    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
+    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
+  } else {  // of either kind: two bytes a number
+    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
+    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
+    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
+  }
+  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
+  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
 
 template <class T>
@@ -21393,12 +21634,33 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
+  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
-  pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
-  pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
+  pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
+  pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
   set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+}
+
+template <class T>
+struct TileOperands {
+  Operand<T> right;
+  Matrix<const Element<T>> left;
+};
+template <class T>
+TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
+                              Index rows, Index N, bool finite, Element<T>* right,
+                              Element<T>* left) {
+  TileOperands<T> both{};
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
+    both.right = right_of<T>(from, rows, N, finite, right);
+    both.left = left_of<T>(from, both.right, rows, N, left);
+  });
+  return both;
 }
 
 template <class T>
@@ -21413,16 +21675,15 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   if (mask.hidden()) return {mask.pairs(), 0};
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
-  const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
+                                            buffers.q, buffers.left);
+  const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
+                                                buffers.d_o, buffers.left + rows * steps<T>(d));
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
-  const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
-                         left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, left, buffers, mask);
+  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
@@ -21457,10 +21718,13 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    *to_scale = *to_scale + scale_flow<T>(head.k.from(j0, 0), sums, n, head.d);
+    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+      const auto k = head.template keys<U>().from(j0, 0);
+      *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
+    });
   }
-  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk.from(j0, 0));
-  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv.from(j0, 0));
+  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk);
+  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -21902,66 +22166,6 @@ void add_row(Row<const T> x, Index N, Row<T> to) {
     });
   } else {
     for (Index n = 0; n < N; ++n) to[n] = to[n] + x[n];
-  }
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
-
-// headwise/kernels/widen_rows.inc
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-template <Scalar T, class U>
-void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
-  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
-  for (Index i = 0; i < rows; ++i, y += N) {
-    const U* const from = x.data + i * x.row;
-    Index n = 0;
-    if (x.column == 1) {
-      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
-      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
-    }
-    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
-  }
-}
-
-template <Scalar T>
-void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
-  if constexpr (std::same_as<T, float>) {
-    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
-    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
-  }
-}
-
-template <Scalar T, class U>
-void round_elements_to(T* x, Index n, U* y) {
-  using S = Simd<T>;
-  Index i = 0;
-  for (; i + S::width <= n; i += S::width) {
-    typename S::BitVector halves;
-    if constexpr (std::same_as<U, BFloat16>) {
-      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
-    } else {
-      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
-    }
-    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
-    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
-  }
-  for (; i < n; ++i) {
-    y[i] = convert_float<U>(x[i]);
-    x[i] = convert_float<T>(y[i]);
-  }
-}
-
-template <Scalar T>
-void round_elements(StoredAs as, T* x, Index n, void* y) {
-  if constexpr (std::same_as<T, float>) {
-    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
-    round_elements_to(x, n, static_cast<Float16*>(y));
   }
 }
 
@@ -26063,7 +26267,7 @@ struct AttentionOptions {
 };
 
 /// Queries [B, H, L, d], keys [B, G, S, d] and values [B, G, S, dv], as a backward call reads them.
-template <Scalar T>
+template <class T>
 struct AttentionInputs {
   In<T, 4> q, k, v;  // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
 };
@@ -26088,11 +26292,11 @@ struct ScoreGradients {
   }
 };
 
-/// The gradients of queries, keys and values, of the same shapes; overwritten. Beside them those of
-/// what changes scores.
-template <Scalar T>
+/// The gradients of queries, keys and values, of the same shapes, stored as U; overwritten. Beside
+/// them those of what changes scores.
+template <Scalar T, class U = T>
 struct AttentionGradients {
-  Out<T, 4> dq, dk, dv;          // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
+  Out<U, 4> dq, dk, dv;          // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
   ScoreGradients<T> score = {};  // of what changes scores
 };
 
@@ -26109,8 +26313,8 @@ struct AttentionSizes {
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Checks queries, keys, values and options, and names their sizes.
-template <class T, class U>
-AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, const In<U, 4>& k,
+template <class T, class Q, class U>
+AttentionSizes require_attention(std::string_view function, const In<Q, 4>& q, const In<U, 4>& k,
                                  const In<U, 4>& v, const AttentionOptions<T>& options) {
   const AttentionSizes sizes{q.extent(0), q.extent(1), k.extent(1), q.extent(2),
                              k.extent(2), q.extent(3), v.extent(3)};
@@ -26181,10 +26385,10 @@ HeadScore<T> head_score(const ScoreOptions<T>& options, const Position& first, I
   return score;
 }
 
-/// What a forward call reads: keys and values that may be stored in 16 bits.
-template <class T, class U>
+/// What a forward call reads: keys and values that may be stored in 16 bits, and queries.
+template <class Q, class U>
 struct ForwardInputs {
-  In<T, 4> q;
+  In<Q, 4> q;
   In<U, 4> k, v;
 };
 
@@ -26214,6 +26418,12 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           head_score(options.score, first, h, L, S)};
 }
 
+/// Head h's rows of batch element b, as they are stored.
+template <NarrowFloat U>
+kernels::StoredMatrix stored_head(const In<U, 4>& x, Index b, Index h) {
+  return kernels::StoredMatrix::of(kernels::matrix(x, b, h));
+}
+
 /// The same of keys and values of 16 bits.
 template <class T, NarrowFloat U>
 kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T, 4>& q,
@@ -26221,8 +26431,16 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
                                          const AttentionOptions<T>& options, Index b, Index h) {
   auto head = attention_head<T>(sizes, q, In<T, 4>{}, In<T, 4>{}, options, b, h);
   const Index kv_head = h / sizes.group();
-  head.stored = {stored_as<U>, kernels::StoredMatrix::of(kernels::matrix(k, b, kv_head)),
-                 kernels::StoredMatrix::of(kernels::matrix(v, b, kv_head))};
+  head.stored = {stored_as<U>, stored_head(k, b, kv_head), stored_head(v, b, kv_head)};
+  return head;
+}
+/// And of queries of 16 bits.
+template <class T, NarrowFloat U>
+kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<U, 4>& q,
+                                         const In<U, 4>& k, const In<U, 4>& v,
+                                         const AttentionOptions<T>& options, Index b, Index h) {
+  auto head = attention_head<T>(sizes, In<T, 4>{}, k, v, options, b, h);
+  head.stored_q = {stored_as<U>, stored_head(q, b, h)};
   return head;
 }
 
@@ -26887,6 +27105,59 @@ class OrderedTurns {
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
+// headwise/ops/stored_rows.hpp
+// Rows that are computed as numbers of T and stored as U, which may have 16 bits.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// to [rows, N] = the nearest numbers of U to x [rows, N], dense, which become these.
+template <NarrowFloat U>
+void round_rows(float* x, Index rows, Index N, const kernels::Matrix<U>& to) {
+  if (to.column == 1 && to.row == N) {
+    return kernels::model_kernels_here<float>().round_elements(stored_as<U>, x, rows * N, to.data);
+  }
+  for (Index r = 0; r < rows; ++r) {
+    float* const row = x + r * N;
+    if (to.column == 1) {
+      kernels::model_kernels_here<float>().round_elements(stored_as<U>, row, N, &to(r, 0));
+    } else {
+      for (Index n = 0; n < N; ++n) to(r, n) = convert_float<U>(row[n]);
+    }
+  }
+}
+
+/// write(rows of T) for to [rows, N]: these themselves, or others in `scratch` [rows, N], which are
+/// then stored in `to`.
+template <class T, class U, class F>
+void write_rows(const kernels::Matrix<U>& to, Index rows, Index N, T* scratch, const F& write) {
+  if constexpr (std::same_as<T, U>) {
+    write(to);
+  } else {
+    write(kernels::Matrix<T>{scratch, N, 1});
+    round_rows(scratch, rows, N, to);
+  }
+}
+
+/// The same numbers as T, dense. Throws std::bad_alloc.
+template <class T, NarrowFloat U>
+Tensor<T, 4> widened_heads(const In<U, 4>& x, const Context& context) {
+  auto wide = Tensor<T, 4>::uninitialized(x.shape(), context.memory);
+  for_each_index(x.shape(), [&](const Shape<4>& at) { wide(at) = convert_float<T>(x(at)); });
+  return wide;
+}
+
+/// Elements of scratch that write_rows takes.
+template <class T, class U>
+constexpr Index rows_to_round(Index rows, Index N) {
+  return std::same_as<T, U> ? 0 : padded<T>(rows * N);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/ops/flash_backward_call.hpp
 // How the gradients of flash attention are cut into tasks.
 
@@ -26895,22 +27166,24 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 HEADWISE_STRICT_MATH_BEGIN
 
 /// What forward left: [B, H, L, dv] and [B, H, L, 2].
-template <class T>
+template <class T, class U = T>
 struct FlashResults {
-  In<T, 4> o, lse;
+  In<U, 4> o;
+  In<T, 4> lse;
 };
 
 /// A call of flash attention backward whose arguments fit. A task is a block of keys of a key/value
 /// head: it has dk and dv to itself; to dq the blocks of keys add one after the other, so that its
 /// bits do not depend on threads. Tasks of one head may run beside each other, a tile behind the
-/// one before: where there are fewer heads than threads, too.
-template <class T>
+/// one before: where there are fewer heads than threads, too. Tensors are of U, which may be stored
+/// in 16 bits: dq is then summed up apart.
+template <class T, class U>
 class FlashBackwardCall {
  public:
   /// Throws std::bad_alloc.
-  FlashBackwardCall(const FlashSequences& sequences, const In<T, 4>& d_o,
-                    const AttentionInputs<T>& inputs, const FlashResults<T>& kept,
-                    const AttentionOptions<T>& options, const AttentionGradients<T>& to,
+  FlashBackwardCall(const FlashSequences& sequences, const In<U, 4>& d_o,
+                    const AttentionInputs<U>& inputs, const FlashResults<T, U>& kept,
+                    const AttentionOptions<T>& options, const AttentionGradients<T, U>& to,
                     const Context& context)
       : sequences_(sequences),
         d_o_(d_o),
@@ -26924,18 +27197,19 @@ class FlashBackwardCall {
                    context.memory),
         delta_storage_(1, sizes_.H * queries_.total(), context.memory),
         deltas_(delta_storage_.of(0).take(0)),
+        to_round_(context.executor.concurrency(),
+                  rows_to_round<T, U>(run_.backward_keys, sizes_.d) +
+                      rows_to_round<T, U>(run_.backward_keys, sizes_.dv),
+                  context.memory),
+        dq_storage_(1, rows_to_round<T, U>(sizes_.H * queries_.total(), sizes_.d), context.memory),
+        dq_(sums_of_queries()),
         turns_(sizes_.H * queries_.block_numbers(run_.backward_queries), context.memory),
         score_(to.score, sequences, {run_.backward_queries, run_.backward_keys}, context.memory) {}
 
   /// delta = rowsum(d_o * o) of every query; dq begins with 0.
   void prepare_queries() {
-    const auto task = [&](Index t, Index) {
-      const auto [b, number] = queries_.task(t, sizes_.H, run_.backward_queries);
-      const Index blocks = queries_.block_numbers(run_.backward_queries, b), h = number / blocks;
-      const Index i0 = number % blocks * run_.backward_queries;
-      if (i0 >= queries_.length(b)) return;
+    for_query_blocks([&](Index b, Index h, Index i0, Index rows) {
       const auto head = head_at(b, h);
-      const Index rows = std::min<Index>(run_.backward_queries, head.forward.L - i0);
       for (Index i = i0; i < i0 + rows; ++i) {
         const auto dq = head.dq.from(i, 0);
         if (dq.column == 1) {
@@ -26947,15 +27221,14 @@ class FlashBackwardCall {
       run_.row_deltas(head, i0, rows, deltas_of(b, h) + i0);
       score_.add_sink(head, b, h, i0, rows);
       context_.count_flops(2 * sizes_.dv * rows, 2 * sizes_.dv * rows);
-    };
-    context_.executor.run(sizes_.H * queries_.block_numbers(run_.backward_queries), task);
+    });
   }
 
-  /// Everything else.
+  /// All blocks of keys: everything else, but for dq where it is stored as another type.
   void run_key_blocks() {
     if (sizes_.group() == 0) {
-      fill(to_.dk, T(0));
-      fill(to_.dv, T(0));
+      fill(to_.dk, U());
+      fill(to_.dv, U());
       return;
     }
     if (score_.heads_in_order()) {
@@ -26968,7 +27241,33 @@ class FlashBackwardCall {
     score_.finish();
   }
 
+  /// Stores dq, where that is not where it was summed up.
+  void store_queries() {
+    if constexpr (!std::same_as<T, U>) {
+      for_query_blocks([&](Index b, Index h, Index i0, Index rows) {
+        const auto to = kernels::matrix(queries_.of(to_.dq, b), b, h);
+        const auto sums = head_at(b, h).dq;
+        for (Index i = i0; i < i0 + rows; ++i) {
+          round_rows(sums.from(i, 0).data, 1, sizes_.d, to.from(i, 0));
+        }
+      });
+    }
+  }
+
  private:
+  /// run(b, h, i0, rows) for blocks of queries of each head.
+  template <class F>
+  void for_query_blocks(const F& run) {
+    const Index most = run_.backward_queries;
+    const auto task = [&](Index t, Index) {
+      const auto [b, number] = queries_.task(t, sizes_.H, most);
+      const Index blocks = queries_.block_numbers(most, b), i0 = number % blocks * most;
+      if (i0 >= queries_.length(b)) return;
+      run(b, number / blocks, i0, std::min<Index>(most, queries_.length(b) - i0));
+    };
+    context_.executor.run(sizes_.H * queries_.block_numbers(most), task);
+  }
+
   /// All blocks of keys, each taken behind those that it waits for.
   void run_heads() {
     const SequenceRows& rows = sequences_.keys;
@@ -27002,13 +27301,35 @@ class FlashBackwardCall {
     return deltas_ + queries_.before(b) * sizes_.H + h * queries_.length(b);
   }
 
+  /// Where dq is summed up: [B, H, L, d], or [N, H, d] of packed sequences, each over all rows.
+  Out<T, 4> sums_of_queries() {
+    if constexpr (std::same_as<T, U>) {
+      return to_.dq;
+    } else {
+      const Index H = sizes_.H, L = sizes_.L, d = sizes_.d;
+      const Shape<4> steps = queries_.packed() ? Shape{Index{0}, d, H * d, Index{1}}
+                                               : Shape{H * L * d, L * d, d, Index{1}};
+      return {dq_storage_.of(0).take(0), to_.dq.shape(), steps};
+    }
+  }
+
   kernels::FlashHead<T> head_at(Index b, Index h) {
-    return {head_of_sequence<T>(sequences_, inputs_, options_, b, h),
-            kernels::matrix(queries_.of(kept_.o, b), b, h),
-            kernels::matrix(queries_.of(d_o_, b), b, h),
-            kernels::matrix(queries_.of(kept_.lse, b), b, h),
-            deltas_of(b, h),
-            kernels::matrix(queries_.of(to_.dq, b), b, h)};
+    const auto o = kernels::matrix(queries_.of(kept_.o, b), b, h);
+    const auto d_o = kernels::matrix(queries_.of(d_o_, b), b, h);
+    kernels::FlashHead<T> head{head_of_sequence<T>(sequences_, inputs_, options_, b, h),
+                               {},
+                               {},
+                               kernels::matrix(queries_.of(kept_.lse, b), b, h),
+                               deltas_of(b, h),
+                               kernels::matrix(queries_.of(dq_, b), b, h)};
+    if constexpr (std::same_as<T, U>) {
+      head.o = o;
+      head.d_o = d_o;
+    } else {
+      head.stored_o = {stored_as<U>, kernels::StoredMatrix::of(o)};
+      head.stored_d_o = {stored_as<U>, kernels::StoredMatrix::of(d_o)};
+    }
+    return head;
   }
 
   void run_block(Index b, Index g, Index block, Index worker) {
@@ -27036,10 +27357,17 @@ class FlashBackwardCall {
         work.executed_flops += tile.executed_flops;
       }
     }
-    run_.flash_backward_end(first_head.forward, j0, n,
-                            kernels::matrix(sequences_.keys.of(to_.dk, b), b, g),
-                            kernels::matrix(sequences_.keys.of(to_.dv, b), b, g),
-                            score_.flows(b, first, block).scale, workspace_.of(worker));
+    const auto dk_rows = kernels::matrix(sequences_.keys.of(to_.dk, b), b, g).from(j0, 0);
+    const auto dv_rows = kernels::matrix(sequences_.keys.of(to_.dv, b), b, g).from(j0, 0);
+    Scratch<T> memory = to_round_.of(worker);
+    T* const dk_sums = memory.take(rows_to_round<T, U>(n, sizes_.d));
+    T* const dv_sums = memory.take(rows_to_round<T, U>(n, sizes_.dv));
+    write_rows(dk_rows, n, sizes_.d, dk_sums, [&](const kernels::Matrix<T>& dk) {
+      write_rows(dv_rows, n, sizes_.dv, dv_sums, [&](const kernels::Matrix<T>& dv) {
+        run_.flash_backward_end(first_head.forward, j0, n, dk, dv,
+                                score_.flows(b, first, block).scale, workspace_.of(worker));
+      });
+    });
     const std::int64_t extra = kernels::backward_extras(first_head.forward);
     context_.count_flops(work.pairs * (6 * sizes_.d + 4 * sizes_.dv + 7 + extra),
                          work.executed_flops);
@@ -27048,29 +27376,32 @@ class FlashBackwardCall {
   const FlashSequences& sequences_;
   const AttentionSizes& sizes_ = sequences_.sizes;
   const SequenceRows& queries_ = sequences_.queries;
-  const In<T, 4> d_o_;
-  const AttentionInputs<T>& inputs_;
-  const FlashResults<T>& kept_;
+  const In<U, 4> d_o_;
+  const AttentionInputs<U>& inputs_;
+  const FlashResults<T, U>& kept_;
   const AttentionOptions<T>& options_;
-  const AttentionGradients<T>& to_;
+  const AttentionGradients<T, U>& to_;
   const Context& context_;
   const kernels::Kernels<T>& run_;
   Workspace<T> workspace_, delta_storage_;
-  T* deltas_;  // [B, H, L]
+  T* deltas_;                           // [B, H, L]
+  Workspace<T> to_round_, dq_storage_;  // of nothing where U is T
+  const Out<T, 4> dq_;
   OrderedTurns turns_;
   Index taken_ = 0;  // blocks of the heads before, where heads come one after the other
   ScoreGradientSums<T> score_;
 };
 
 /// The call from begin to end.
-template <class T>
-void flash_backward(const FlashSequences& sequences, const In<T, 4>& d_o,
-                    const AttentionInputs<T>& inputs, const FlashResults<T>& kept,
-                    const AttentionOptions<T>& options, const AttentionGradients<T>& to,
+template <class T, class U>
+void flash_backward(const FlashSequences& sequences, const In<U, 4>& d_o,
+                    const AttentionInputs<U>& inputs, const FlashResults<T, U>& kept,
+                    const AttentionOptions<T>& options, const AttentionGradients<T, U>& to,
                     const Context& context) {
-  FlashBackwardCall<T> call(sequences, d_o, inputs, kept, options, to, context);
+  FlashBackwardCall<T, U> call(sequences, d_o, inputs, kept, options, to, context);
   call.prepare_queries();
   call.run_key_blocks();
+  call.store_queries();
 }
 
 HEADWISE_STRICT_MATH_END
@@ -27084,20 +27415,21 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// [B, H, L, width] of queries and [B, G, S, width] of keys, or [N, H, width] and [M, G, width].
-template <class T, int R>
+template <class T, int R, class U = T>
 struct FlashBackwardViews {
-  In<T, R> d_o;      // of queries, dv wide
-  In<T, R> q, k, v;  // inputs of forward, which are checked before
-  In<T, R> o, lse;   // of queries, dv and 2 wide: what forward left
-  Out<T, R> dq, dk, dv;
+  In<U, R> d_o;      // of queries, dv wide
+  In<U, R> q, k, v;  // inputs of forward, which are checked before
+  In<U, R> o;        // of queries, dv wide: what forward left
+  In<T, R> lse;      // 2 wide, likewise
+  Out<U, R> dq, dk, dv;
   In<Index, 1> query_starts = {}, key_starts = {};  // [sequences + 1] of packed ones
 };
 
 /// Throws ShapeError unless what forward left and all gradients have their shapes, and what is
 /// written shares memory with nothing else; of dq, dk and dv with starts, that is their caller's to
 /// check.
-template <class T, int R>
-void require_flash_backward(std::string_view function, const FlashBackwardViews<T, R>& x,
+template <class T, int R, class U = T>
+void require_flash_backward(std::string_view function, const FlashBackwardViews<T, R, U>& x,
                             const AttentionOptions<T>& options, const ScoreGradients<T>& score) {
   const auto of_queries = [&](Index width) {
     Shape<R> shape = x.q.shape();
@@ -27160,14 +27492,16 @@ Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, 
 
 /// A call of flash attention forward whose arguments fit. A task is some queries of a head. The
 /// scratch has room for run.flash_forward_scratch of each worker.
-template <class T, class Inputs, class Scratches>
+template <class T, class Inputs, class O, class Scratches>
 void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
-                       const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
+                       const AttentionOptions<T>& options, const Out<O, 4>& o, const Out<T, 4>& lse,
                        Scratches& scratch, const Context& context) {
   const AttentionSizes& sizes = sequences.sizes;
   const SequenceRows& rows = sequences.queries;
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   const Index queries = queries_of_task(run, rows, sizes.H, context.executor.concurrency());
+  Workspace<T> to_round(context.executor.concurrency(), rows_to_round<T, O>(queries, sizes.dv),
+                        context.memory);
   const auto task = [&](Index t, Index worker) {
     const auto [b, number] = rows.task(t, sizes.H, queries);
     const Index blocks = rows.block_numbers(queries, b), h = number / blocks;
@@ -27176,19 +27510,44 @@ void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
     const auto head = head_of_sequence<T>(sequences, inputs, options, b, h);
     const auto head_lse =
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(rows.of(lse, b), b, h);
-    const auto work =
-        run.flash_forward(head, i0, std::min<Index>(queries, head.L - i0),
-                          kernels::matrix(rows.of(o, b), b, h), head_lse, scratch.of(worker));
+    const Index count = std::min<Index>(queries, head.L - i0);
+    const auto o_rows = kernels::matrix(rows.of(o, b), b, h).from(i0, 0);
+    kernels::TileWork work;
+    write_rows(o_rows, count, sizes.dv, to_round.of(worker).take(0), [&](const auto& to) {
+      work = run.flash_forward(head, i0, count, to, head_lse, scratch.of(worker));
+    });
     const std::int64_t extra = kernels::forward_extras(head);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
   context.executor.run(sizes.H * rows.block_numbers(queries), task);
 }
 
-/// flash_attention_forward, of keys and values of U.
-template <class T, class U>
-void flash_forward_call(const ForwardInputs<T, U>& in, const AttentionOptions<T>& options,
-                        const Out<T, 4>& o, const Out<T, 4>& lse, const Context& context) {
+/// The kernels of decoding, which read queries of T and write o of T: of other types copies, for
+/// they are few.
+template <class T, class Q, class U>
+void decode_call(ForwardWorkspace<T>& scratch, const AttentionSizes& sizes,
+                 const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options,
+                 const Out<Q, 4>& o, const Out<T, 4>& lse, const Context& context) {
+  if constexpr (std::same_as<Q, T>) {
+    DecodeCall<T, U>(scratch, sizes, in, options, o, lse, context).compute();
+  } else {
+    const auto wide_q = widened_heads<T>(in.q, context);
+    auto wide_o = Tensor<T, 4>::uninitialized(o.shape(), context.memory);
+    const ForwardInputs<T, U> wide{wide_q, in.k, in.v};
+    DecodeCall<T, U>(scratch, sizes, wide, options, wide_o, lse, context).compute();
+    for (Index b = 0; b < sizes.B; ++b) {
+      for (Index h = 0; h < sizes.H; ++h) {
+        T* const rows = wide_o.data() + (b * sizes.H + h) * sizes.L * sizes.dv;
+        round_rows(rows, sizes.L, sizes.dv, kernels::matrix(o, b, h));
+      }
+    }
+  }
+}
+
+/// flash_attention_forward, of queries and o of Q and of keys and values of U.
+template <class T, class Q, class U>
+void flash_forward_call(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options,
+                        const Out<Q, 4>& o, const Out<T, 4>& lse, const Context& context) {
   constexpr std::string_view function = "flash_attention_forward";
   const auto& [q, k, v] = in;
   const auto sizes = require_attention(function, q, k, v, options);
@@ -27204,9 +27563,24 @@ void flash_forward_call(const ForwardInputs<T, U>& in, const AttentionOptions<T>
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   ForwardWorkspace<T> scratch(run, sizes, context);
   if (scratch.few() && decodes(k, v, options)) {
-    return DecodeCall<T, U>(scratch, sizes, in, options, o, lse, context).compute();
+    return decode_call<T>(scratch, sizes, in, options, o, lse, context);
   }
   forward_sequences(sequences_of(sizes), in, options, o, lse, scratch, context);
+}
+
+/// flash_attention_backward, of tensors of U.
+template <class T, class U>
+void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
+                         const FlashResults<T, U>& kept, const AttentionOptions<T>& options,
+                         const AttentionGradients<T, U>& gradients, const Context& context) {
+  constexpr std::string_view function = "flash_attention_backward";
+  const auto& [q, k, v] = inputs;
+  const auto& [dq, dk, dv, d_score] = gradients;
+  const auto sizes = require_attention<T>(function, q, k, v, options);
+  require_flash_backward<T, 4, U>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv}, options,
+                                  d_score);
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
+  flash_backward<T, U>(sequences_of(sizes), d_o, inputs, kept, options, gradients, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -27239,14 +27613,25 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                              const AttentionOptions<std::type_identity_t<T>>& options,
                              Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 4> lse,
                              const Context& context = {}) {
-  detail::flash_forward_call<T, T>({q, k, v}, options, o, lse, context);
+  detail::flash_forward_call<T, T, T>({q, k, v}, options, o, lse, context);
 }
 /// The same of keys and values stored in 16 bits: the bits that their numbers give as floats.
 template <NarrowFloat U>
 void flash_attention_forward(In<float, 4> q, In<U, 4> k, In<std::type_identity_t<U>, 4> v,
                              const AttentionOptions<float>& options, Out<float, 4> o,
                              Out<float, 4> lse, const Context& context = {}) {
-  detail::flash_forward_call<float, U>({q, k, v}, options, o, lse, context);
+  detail::flash_forward_call<float, float, U>({q, k, v}, options, o, lse, context);
+}
+/// And of queries and o in 16 bits, too: computed in float from the numbers that are stored,
+/// widened where they are packed; o is the nearest to what that gives. No copy of a whole tensor,
+/// but of few queries.
+template <NarrowFloat U>
+void flash_attention_forward(In<U, 4> q, In<std::type_identity_t<U>, 4> k,
+                             In<std::type_identity_t<U>, 4> v,
+                             const AttentionOptions<float>& options,
+                             Out<std::type_identity_t<U>, 4> o, Out<float, 4> lse,
+                             const Context& context = {}) {
+  detail::flash_forward_call<float, U, U>({q, k, v}, options, o, lse, context);
 }
 
 /// The gradients of flash_attention_forward.
@@ -27272,16 +27657,18 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
                               const AttentionOptions<std::type_identity_t<T>>& options,
                               const AttentionGradients<std::type_identity_t<T>>& gradients,
                               const Context& context = {}) {
-  constexpr std::string_view function = "flash_attention_backward";
-  const auto& [q, k, v] = inputs;
-  const auto& [dq, dk, dv, d_score] = gradients;
-  const auto sizes = detail::require_attention<T>(function, q, k, v, options);
-  detail::require_flash_backward<T, 4>(function, {d_o, q, k, v, o, lse, dq, dk, dv}, options,
-                                       d_score);
-  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-
-  detail::flash_backward<T>(detail::sequences_of(sizes), d_o, inputs, {o, lse}, options, gradients,
-                            context);
+  detail::flash_backward_call<T, T>(d_o, inputs, {o, lse}, options, gradients, context);
+}
+/// The same of what is stored in 16 bits: computed in float from the numbers that are stored, each
+/// gradient the nearest to what that gives. dq is summed up in B H L d floats of the context's
+/// memory; gradients of what changes scores are floats.
+template <NarrowFloat U>
+void flash_attention_backward(In<U, 4> d_o, const AttentionInputs<std::type_identity_t<U>>& inputs,
+                              In<std::type_identity_t<U>, 4> o, In<float, 4> lse,
+                              const AttentionOptions<float>& options,
+                              const AttentionGradients<float, std::type_identity_t<U>>& gradients,
+                              const Context& context = {}) {
+  detail::flash_backward_call<float, U>(d_o, inputs, {o, lse}, options, gradients, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -30388,17 +30775,17 @@ namespace headwise::inline v0_1 {
 /// Queries [N, H, d], keys [M, G, d] and values [M, G, dv] of B sequences. Sequence b has queries
 /// query_starts[b] ... query_starts[b + 1] - 1 and keys key_starts[b] ... key_starts[b + 1] - 1:
 /// cumulative lengths, from 0 to N and M. Sequences may be empty.
-template <Scalar T>
+template <class T>
 struct PackedSequences {
   In<T, 3> q, k, v;                                 // [N, H, d], [M, G, d], [M, G, dv]
   std::span<const Index> query_starts, key_starts;  // [B + 1]
 };
 
-/// The gradients of queries, keys and values, of their shapes; overwritten. Beside them those of
-/// what changes scores: added to, sequence by sequence.
-template <Scalar T>
+/// The gradients of queries, keys and values, of their shapes, stored as U; overwritten. Beside
+/// them those of what changes scores: added to, sequence by sequence.
+template <Scalar T, class U = T>
 struct PackedGradients {
-  Out<T, 3> dq, dk, dv;          // [N, H, d], [M, G, d], [M, G, dv]
+  Out<U, 3> dq, dk, dv;          // [N, H, d], [M, G, d], [M, G, dv]
   ScoreGradients<T> score = {};  // as flash_attention_backward's
 };
 
@@ -30439,8 +30826,8 @@ void require_packed_mask(std::string_view function, const AttentionMask<T>& mask
 }
 
 /// Checks inputs and options, and names what the call goes over.
-template <class T>
-FlashSequences require_packed(std::string_view function, const PackedSequences<T>& x,
+template <class T, class U>
+FlashSequences require_packed(std::string_view function, const PackedSequences<U>& x,
                               const AttentionOptions<T>& options) {
   const Index N = x.q.extent(0), H = x.q.extent(1), d = x.q.extent(2), M = x.k.extent(0),
               G = x.k.extent(1), dv = x.v.extent(2);
@@ -30461,12 +30848,63 @@ FlashSequences require_packed(std::string_view function, const PackedSequences<T
 }
 
 /// Throws ShapeError where an output shares memory with the cumulative lengths.
-template <class T>
+template <class U>
 void require_apart_from_starts(std::string_view function, const Footprint& out,
-                               const PackedSequences<T>& x) {
+                               const PackedSequences<U>& x) {
   require_apart(
       function, out,
       {{"query_starts", starts_view(x.query_starts)}, {"key_starts", starts_view(x.key_starts)}});
+}
+
+/// packed_attention_forward, of tensors of U.
+template <class T, class U>
+void packed_forward_call(const PackedSequences<U>& inputs, const AttentionOptions<T>& options,
+                         const Out<U, 3>& o, const Out<T, 3>& lse, const Context& context) {
+  constexpr std::string_view function = "packed_attention_forward";
+  const auto sequences = require_packed<T>(function, inputs, options);
+  const auto& [q, k, v, query_starts, key_starts] = inputs;
+  const auto [B, H, G, N, M, d, dv] = sequences.sizes;
+  require_shape(function, "o", o, Shape{N, H, dv}, "q, head width of v");
+  if (!lse.absent()) {
+    require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
+  }
+  require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});
+  require_apart_from_starts(function, {"o", o}, inputs);
+  require_apart_from_starts(function, {"lse", lse}, inputs);
+  require_apart_from_options<T>(function, {"o", o}, options);
+  require_apart_from_options<T>(function, {"lse", lse}, options);
+  if (o.size() == 0 && lse.size() == 0) return;
+
+  const auto of = [&, &batch = B](const auto& x) { return by_sequence(x, batch); };
+  Workspace<T> scratch(context.executor.concurrency(),
+                       kernels::kernels_for<T>(context).flash_forward_scratch(d, dv),
+                       context.memory);
+  forward_sequences(sequences, AttentionInputs<U>{of(q), of(k), of(v)}, options, of(o), of(lse),
+                    scratch, context);
+}
+
+/// packed_attention_backward, of tensors of U.
+template <class T, class U>
+void packed_backward_call(const In<U, 3>& d_o, const PackedSequences<U>& inputs, const In<U, 3>& o,
+                          const In<T, 3>& lse, const AttentionOptions<T>& options,
+                          const PackedGradients<T, U>& gradients, const Context& context) {
+  constexpr std::string_view function = "packed_attention_backward";
+  const auto sequences = require_packed<T>(function, inputs, options);
+  const auto& [q, k, v, query_starts, key_starts] = inputs;
+  const auto& [dq, dk, dv, d_score] = gradients;
+  require_flash_backward<T, 3, U>(
+      function,
+      {d_o, q, k, v, o, lse, dq, dk, dv, starts_view(query_starts), starts_view(key_starts)},
+      options, d_score);
+  require_apart_from_starts(function, {"dq", dq}, inputs);
+  require_apart_from_starts(function, {"dk", dk}, inputs);
+  require_apart_from_starts(function, {"dv", dv}, inputs);
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
+
+  const Index B = sequences.sizes.B;
+  const auto of = [&](const auto& x) { return by_sequence(x, B); };
+  flash_backward<T, U>(sequences, of(d_o), {of(q), of(k), of(v)}, {of(o), of(lse)}, options,
+                       {of(dq), of(dk), of(dv), d_score}, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -30494,27 +30932,15 @@ void packed_attention_forward(const PackedSequences<T>& inputs,
                               const AttentionOptions<std::type_identity_t<T>>& options,
                               Out<std::type_identity_t<T>, 3> o,
                               Out<std::type_identity_t<T>, 3> lse, const Context& context = {}) {
-  constexpr std::string_view function = "packed_attention_forward";
-  const auto sequences = detail::require_packed<T>(function, inputs, options);
-  const auto& [q, k, v, query_starts, key_starts] = inputs;
-  const auto [B, H, G, N, M, d, dv] = sequences.sizes;
-  require_shape(function, "o", o, Shape{N, H, dv}, "q, head width of v");
-  if (!lse.absent()) {
-    require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
-  }
-  require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});
-  detail::require_apart_from_starts<T>(function, {"o", o}, inputs);
-  detail::require_apart_from_starts<T>(function, {"lse", lse}, inputs);
-  detail::require_apart_from_options<T>(function, {"o", o}, options);
-  detail::require_apart_from_options<T>(function, {"lse", lse}, options);
-  if (o.size() == 0 && lse.size() == 0) return;
-
-  const auto of = [&, &batch = B](const auto& x) { return detail::by_sequence<T>(x, batch); };
-  Workspace<T> scratch(context.executor.concurrency(),
-                       kernels::kernels_for<T>(context).flash_forward_scratch(d, dv),
-                       context.memory);
-  detail::forward_sequences(sequences, AttentionInputs<T>{of(q), of(k), of(v)}, options, of(o),
-                            of(lse), scratch, context);
+  detail::packed_forward_call<T, T>(inputs, options, o, lse, context);
+}
+/// The same of what is stored in 16 bits, as flash_attention_forward's.
+template <NarrowFloat U>
+void packed_attention_forward(const PackedSequences<U>& inputs,
+                              const AttentionOptions<float>& options,
+                              Out<std::type_identity_t<U>, 3> o, Out<float, 3> lse,
+                              const Context& context = {}) {
+  detail::packed_forward_call<float, U>(inputs, options, o, lse, context);
 }
 
 /// The gradients of packed_attention_forward.
@@ -30536,24 +30962,16 @@ void packed_attention_backward(In<T, 3> d_o, const PackedSequences<std::type_ide
                                const AttentionOptions<std::type_identity_t<T>>& options,
                                const PackedGradients<std::type_identity_t<T>>& gradients,
                                const Context& context = {}) {
-  constexpr std::string_view function = "packed_attention_backward";
-  const auto sequences = detail::require_packed<T>(function, inputs, options);
-  const auto& [q, k, v, query_starts, key_starts] = inputs;
-  const auto& [dq, dk, dv, d_score] = gradients;
-  detail::require_flash_backward<T, 3>(
-      function,
-      {d_o, q, k, v, o, lse, dq, dk, dv, detail::starts_view(query_starts),
-       detail::starts_view(key_starts)},
-      options, d_score);
-  detail::require_apart_from_starts<T>(function, {"dq", dq}, inputs);
-  detail::require_apart_from_starts<T>(function, {"dk", dk}, inputs);
-  detail::require_apart_from_starts<T>(function, {"dv", dv}, inputs);
-  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-
-  const Index B = sequences.sizes.B;
-  const auto of = [&](const auto& x) { return detail::by_sequence<T>(x, B); };
-  detail::flash_backward<T>(sequences, of(d_o), {of(q), of(k), of(v)}, {of(o), of(lse)}, options,
-                            {of(dq), of(dk), of(dv), d_score}, context);
+  detail::packed_backward_call<T, T>(d_o, inputs, o, lse, options, gradients, context);
+}
+/// The same of what is stored in 16 bits, as flash_attention_backward's.
+template <NarrowFloat U>
+void packed_attention_backward(In<U, 3> d_o, const PackedSequences<std::type_identity_t<U>>& inputs,
+                               In<std::type_identity_t<U>, 3> o, In<float, 3> lse,
+                               const AttentionOptions<float>& options,
+                               const PackedGradients<float, std::type_identity_t<U>>& gradients,
+                               const Context& context = {}) {
+  detail::packed_backward_call<float, U>(d_o, inputs, o, lse, options, gradients, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -37000,12 +37418,12 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   if constexpr (width > 1) exchange_halves<T, 1>(rows);
 }
 
-template <Scalar T>
-HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Index to_row) {
+template <Scalar T, class U>
+HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = S::load(from + r * from_row); });
+                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
   transpose<T>(rows);
   unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
 }
@@ -37136,9 +37554,9 @@ struct Operand {
   Operand from(Index row) const { return {data + step_of<T>(row) * step, step, panel, finite}; }
 };
 
-template <class T>
-HEADWISE_INLINE void prefetch_rows(Matrix<const T> b, Index rows, Index N) {
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+template <class U>
+HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
     for (Index n = 0; n < N; n += line) __builtin_prefetch(b.data + r * b.row + n, 0, 2);
@@ -37181,9 +37599,9 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
-template <class T>
-Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
-  if constexpr (Factor<T>::depth == 1) {
+template <class T, class U>
+Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
     }
@@ -37253,8 +37671,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   }
   return {to, row, 1};
 }
-template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, const Operand<T>& copy, Index rows, Index N,
+template <class T, class U>
+Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
                                  Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
@@ -37268,6 +37686,76 @@ Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element
     return a;
   } else {
     return copy_left<T>(a, rows, N, to);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/widen_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class U>
+void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  for (Index i = 0; i < rows; ++i, y += N) {
+    const U* const from = x.data + i * x.row;
+    Index n = 0;
+    if (x.column == 1) {
+      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
+      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+    }
+    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
+  }
+}
+
+template <Scalar T>
+void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
+    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
+  }
+}
+
+template <Scalar T>
+Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                           Index rows, Index N, T* to) {
+  if (stored.as == StoredAs::same) return x.from(first, 0);
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
+  });
+  return {to, N, 1};
+}
+
+template <Scalar T, class U>
+void round_elements_to(T* x, Index n, U* y) {
+  using S = Simd<T>;
+  Index i = 0;
+  for (; i + S::width <= n; i += S::width) {
+    typename S::BitVector halves;
+    if constexpr (std::same_as<U, BFloat16>) {
+      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
+    } else {
+      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
+    }
+    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
+    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
+  }
+  for (; i < n; ++i) {
+    y[i] = convert_float<U>(x[i]);
+    x[i] = convert_float<T>(y[i]);
+  }
+}
+
+template <Scalar T>
+void round_elements(StoredAs as, T* x, Index n, void* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
+    round_elements_to(x, n, static_cast<Float16*>(y));
   }
 }
 
@@ -37615,6 +38103,7 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
     if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
@@ -39071,12 +39560,12 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
   }
 }
 
-template <class T>
-T scale_flow(Matrix<const T> k, Matrix<const T> dk, Index n, Index d) {
+template <class T, class U>
+T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + k(j, c) * dk(j, c);
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
     }
   }
   return sum;
@@ -39099,6 +39588,7 @@ struct ForwardScratch {
   Element<T>* q;     // q^T in panels [d, lanes]
   T* s;              // [keys, lanes]
   Element<T>* p;     // [lanes, keys], where elements are no numbers
+  T* rows;           // [columns, d], where k will stand
   Element<T>* k;     // [keys, d], dense
   Element<T>* v;     // [keys, dv], dense
   Element<T>* kept;  // v without what one query may not see
@@ -39110,7 +39600,8 @@ struct ForwardScratch {
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
         p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
+        rows(memory.take(copied_size<T>(Sizes::keys, d))),
+        k(elements<T>(rows)),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
@@ -39123,6 +39614,18 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
   Scratch<T> count;
   ForwardScratch<T>(count, d, dv);
   return count.taken();
+}
+
+template <class T>
+void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
+                  const ForwardScratch<T>& buffers) {
+  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
+  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
+  for (Index r = 0; r < rows; r += together) {
+    const Index n = std::min<Index>(together, rows - r);
+    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
+    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
+  }
 }
 
 template <class T>
@@ -39283,7 +39786,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack<T>(head.q.from(i0, 0).transposed(), head.d, rows, buffers.q);
+  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   const bool plain = head.plain_scores();
   const bool folded = plain && is_power_of_two(head.scale);
@@ -39324,7 +39827,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       set_zero<T>(context, context_row);
       softmax.sum[r] = T(1);
     }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(i0 + r, 0));
+    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
     const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
@@ -39394,17 +39897,17 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
-  const Index dv = head.forward.dv;
-  const bool dense = head.d_o.column == 1 && head.o.column == 1;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
   T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = head.d_o.from(i0 + r, 0), o = head.o.from(i0 + r, 0);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
@@ -39417,12 +39920,19 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(F::read_number(d_o(lane, n)), o(lane, n),
-                                                         left[lane]);
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
+            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
 }
 
 template <class T>
@@ -39551,10 +40061,17 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index next = block.i0 + BackwardTile<T>::queries + r;
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
-  prefetch_rows<T>(head.forward.q.from(next, 0), ahead, head.forward.d);
-  prefetch_rows<T>(head.d_o.from(next, 0), ahead, head.forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, head.forward.d);
-  prefetch_masks<T>(head.forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const AttentionHead<T>& forward = head.forward;
+  if (head.stored_d_o.as == StoredAs::same) {
+    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
+    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
+  } else {  // of either kind: two bytes a number
+    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
+    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
+    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
+  }
+  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
+  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
 
 template <class T>
@@ -39650,12 +40167,33 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
+  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
-  pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
-  pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
+  pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
+  pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
   set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+}
+
+template <class T>
+struct TileOperands {
+  Operand<T> right;
+  Matrix<const Element<T>> left;
+};
+template <class T>
+TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
+                              Index rows, Index N, bool finite, Element<T>* right,
+                              Element<T>* left) {
+  TileOperands<T> both{};
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
+    both.right = right_of<T>(from, rows, N, finite, right);
+    both.left = left_of<T>(from, both.right, rows, N, left);
+  });
+  return both;
 }
 
 template <class T>
@@ -39670,16 +40208,15 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   if (mask.hidden()) return {mask.pairs(), 0};
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
-  const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
+                                            buffers.q, buffers.left);
+  const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
+                                                buffers.d_o, buffers.left + rows * steps<T>(d));
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
-  const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
-                         left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, left, buffers, mask);
+  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
@@ -39714,10 +40251,13 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    *to_scale = *to_scale + scale_flow<T>(head.k.from(j0, 0), sums, n, head.d);
+    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+      const auto k = head.template keys<U>().from(j0, 0);
+      *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
+    });
   }
-  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk.from(j0, 0));
-  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv.from(j0, 0));
+  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk);
+  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -40904,12 +41444,12 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   if constexpr (width > 1) exchange_halves<T, 1>(rows);
 }
 
-template <Scalar T>
-HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Index to_row) {
+template <Scalar T, class U>
+HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = S::load(from + r * from_row); });
+                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
   transpose<T>(rows);
   unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
 }
@@ -41040,9 +41580,9 @@ struct Operand {
   Operand from(Index row) const { return {data + step_of<T>(row) * step, step, panel, finite}; }
 };
 
-template <class T>
-HEADWISE_INLINE void prefetch_rows(Matrix<const T> b, Index rows, Index N) {
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+template <class U>
+HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
     for (Index n = 0; n < N; n += line) __builtin_prefetch(b.data + r * b.row + n, 0, 2);
@@ -41085,9 +41625,9 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
-template <class T>
-Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
-  if constexpr (Factor<T>::depth == 1) {
+template <class T, class U>
+Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
     }
@@ -41157,8 +41697,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   }
   return {to, row, 1};
 }
-template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, const Operand<T>& copy, Index rows, Index N,
+template <class T, class U>
+Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
                                  Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
@@ -41172,6 +41712,76 @@ Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element
     return a;
   } else {
     return copy_left<T>(a, rows, N, to);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/widen_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class U>
+void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  for (Index i = 0; i < rows; ++i, y += N) {
+    const U* const from = x.data + i * x.row;
+    Index n = 0;
+    if (x.column == 1) {
+      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
+      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+    }
+    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
+  }
+}
+
+template <Scalar T>
+void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
+    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
+  }
+}
+
+template <Scalar T>
+Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                           Index rows, Index N, T* to) {
+  if (stored.as == StoredAs::same) return x.from(first, 0);
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
+  });
+  return {to, N, 1};
+}
+
+template <Scalar T, class U>
+void round_elements_to(T* x, Index n, U* y) {
+  using S = Simd<T>;
+  Index i = 0;
+  for (; i + S::width <= n; i += S::width) {
+    typename S::BitVector halves;
+    if constexpr (std::same_as<U, BFloat16>) {
+      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
+    } else {
+      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
+    }
+    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
+    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
+  }
+  for (; i < n; ++i) {
+    y[i] = convert_float<U>(x[i]);
+    x[i] = convert_float<T>(y[i]);
+  }
+}
+
+template <Scalar T>
+void round_elements(StoredAs as, T* x, Index n, void* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
+    round_elements_to(x, n, static_cast<Float16*>(y));
   }
 }
 
@@ -41519,6 +42129,7 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
     if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
@@ -42975,12 +43586,12 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
   }
 }
 
-template <class T>
-T scale_flow(Matrix<const T> k, Matrix<const T> dk, Index n, Index d) {
+template <class T, class U>
+T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + k(j, c) * dk(j, c);
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
     }
   }
   return sum;
@@ -43003,6 +43614,7 @@ struct ForwardScratch {
   Element<T>* q;     // q^T in panels [d, lanes]
   T* s;              // [keys, lanes]
   Element<T>* p;     // [lanes, keys], where elements are no numbers
+  T* rows;           // [columns, d], where k will stand
   Element<T>* k;     // [keys, d], dense
   Element<T>* v;     // [keys, dv], dense
   Element<T>* kept;  // v without what one query may not see
@@ -43014,7 +43626,8 @@ struct ForwardScratch {
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
         p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
+        rows(memory.take(copied_size<T>(Sizes::keys, d))),
+        k(elements<T>(rows)),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
@@ -43027,6 +43640,18 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
   Scratch<T> count;
   ForwardScratch<T>(count, d, dv);
   return count.taken();
+}
+
+template <class T>
+void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
+                  const ForwardScratch<T>& buffers) {
+  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
+  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
+  for (Index r = 0; r < rows; r += together) {
+    const Index n = std::min<Index>(together, rows - r);
+    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
+    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
+  }
 }
 
 template <class T>
@@ -43187,7 +43812,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack<T>(head.q.from(i0, 0).transposed(), head.d, rows, buffers.q);
+  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   const bool plain = head.plain_scores();
   const bool folded = plain && is_power_of_two(head.scale);
@@ -43228,7 +43853,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       set_zero<T>(context, context_row);
       softmax.sum[r] = T(1);
     }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(i0 + r, 0));
+    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
     const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
@@ -43298,17 +43923,17 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
-  const Index dv = head.forward.dv;
-  const bool dense = head.d_o.column == 1 && head.o.column == 1;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
   T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = head.d_o.from(i0 + r, 0), o = head.o.from(i0 + r, 0);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
@@ -43321,12 +43946,19 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(F::read_number(d_o(lane, n)), o(lane, n),
-                                                         left[lane]);
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
+            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
 }
 
 template <class T>
@@ -43455,10 +44087,17 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index next = block.i0 + BackwardTile<T>::queries + r;
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
-  prefetch_rows<T>(head.forward.q.from(next, 0), ahead, head.forward.d);
-  prefetch_rows<T>(head.d_o.from(next, 0), ahead, head.forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, head.forward.d);
-  prefetch_masks<T>(head.forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const AttentionHead<T>& forward = head.forward;
+  if (head.stored_d_o.as == StoredAs::same) {
+    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
+    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
+  } else {  // of either kind: two bytes a number
+    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
+    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
+    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
+  }
+  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
+  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
 
 template <class T>
@@ -43554,12 +44193,33 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
+  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
-  pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
-  pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
+  pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
+  pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
   set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+}
+
+template <class T>
+struct TileOperands {
+  Operand<T> right;
+  Matrix<const Element<T>> left;
+};
+template <class T>
+TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
+                              Index rows, Index N, bool finite, Element<T>* right,
+                              Element<T>* left) {
+  TileOperands<T> both{};
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
+    both.right = right_of<T>(from, rows, N, finite, right);
+    both.left = left_of<T>(from, both.right, rows, N, left);
+  });
+  return both;
 }
 
 template <class T>
@@ -43574,16 +44234,15 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   if (mask.hidden()) return {mask.pairs(), 0};
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
-  const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
+                                            buffers.q, buffers.left);
+  const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
+                                                buffers.d_o, buffers.left + rows * steps<T>(d));
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
-  const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
-                         left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, left, buffers, mask);
+  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
@@ -43618,10 +44277,13 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    *to_scale = *to_scale + scale_flow<T>(head.k.from(j0, 0), sums, n, head.d);
+    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+      const auto k = head.template keys<U>().from(j0, 0);
+      *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
+    });
   }
-  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk.from(j0, 0));
-  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv.from(j0, 0));
+  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk);
+  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -44804,12 +45466,12 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   if constexpr (width > 1) exchange_halves<T, 1>(rows);
 }
 
-template <Scalar T>
-HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Index to_row) {
+template <Scalar T, class U>
+HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = S::load(from + r * from_row); });
+                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
   transpose<T>(rows);
   unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
 }
@@ -44940,9 +45602,9 @@ struct Operand {
   Operand from(Index row) const { return {data + step_of<T>(row) * step, step, panel, finite}; }
 };
 
-template <class T>
-HEADWISE_INLINE void prefetch_rows(Matrix<const T> b, Index rows, Index N) {
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+template <class U>
+HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
     for (Index n = 0; n < N; n += line) __builtin_prefetch(b.data + r * b.row + n, 0, 2);
@@ -44985,9 +45647,9 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
-template <class T>
-Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
-  if constexpr (Factor<T>::depth == 1) {
+template <class T, class U>
+Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
     }
@@ -45057,8 +45719,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   }
   return {to, row, 1};
 }
-template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, const Operand<T>& copy, Index rows, Index N,
+template <class T, class U>
+Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
                                  Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
@@ -45072,6 +45734,76 @@ Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element
     return a;
   } else {
     return copy_left<T>(a, rows, N, to);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/widen_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class U>
+void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  for (Index i = 0; i < rows; ++i, y += N) {
+    const U* const from = x.data + i * x.row;
+    Index n = 0;
+    if (x.column == 1) {
+      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
+      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+    }
+    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
+  }
+}
+
+template <Scalar T>
+void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
+    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
+  }
+}
+
+template <Scalar T>
+Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                           Index rows, Index N, T* to) {
+  if (stored.as == StoredAs::same) return x.from(first, 0);
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
+  });
+  return {to, N, 1};
+}
+
+template <Scalar T, class U>
+void round_elements_to(T* x, Index n, U* y) {
+  using S = Simd<T>;
+  Index i = 0;
+  for (; i + S::width <= n; i += S::width) {
+    typename S::BitVector halves;
+    if constexpr (std::same_as<U, BFloat16>) {
+      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
+    } else {
+      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
+    }
+    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
+    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
+  }
+  for (; i < n; ++i) {
+    y[i] = convert_float<U>(x[i]);
+    x[i] = convert_float<T>(y[i]);
+  }
+}
+
+template <Scalar T>
+void round_elements(StoredAs as, T* x, Index n, void* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
+    round_elements_to(x, n, static_cast<Float16*>(y));
   }
 }
 
@@ -45419,6 +46151,7 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
     if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
@@ -46875,12 +47608,12 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
   }
 }
 
-template <class T>
-T scale_flow(Matrix<const T> k, Matrix<const T> dk, Index n, Index d) {
+template <class T, class U>
+T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + k(j, c) * dk(j, c);
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
     }
   }
   return sum;
@@ -46903,6 +47636,7 @@ struct ForwardScratch {
   Element<T>* q;     // q^T in panels [d, lanes]
   T* s;              // [keys, lanes]
   Element<T>* p;     // [lanes, keys], where elements are no numbers
+  T* rows;           // [columns, d], where k will stand
   Element<T>* k;     // [keys, d], dense
   Element<T>* v;     // [keys, dv], dense
   Element<T>* kept;  // v without what one query may not see
@@ -46914,7 +47648,8 @@ struct ForwardScratch {
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
         p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
+        rows(memory.take(copied_size<T>(Sizes::keys, d))),
+        k(elements<T>(rows)),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
@@ -46927,6 +47662,18 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
   Scratch<T> count;
   ForwardScratch<T>(count, d, dv);
   return count.taken();
+}
+
+template <class T>
+void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
+                  const ForwardScratch<T>& buffers) {
+  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
+  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
+  for (Index r = 0; r < rows; r += together) {
+    const Index n = std::min<Index>(together, rows - r);
+    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
+    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
+  }
 }
 
 template <class T>
@@ -47087,7 +47834,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack<T>(head.q.from(i0, 0).transposed(), head.d, rows, buffers.q);
+  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   const bool plain = head.plain_scores();
   const bool folded = plain && is_power_of_two(head.scale);
@@ -47128,7 +47875,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       set_zero<T>(context, context_row);
       softmax.sum[r] = T(1);
     }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(i0 + r, 0));
+    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
     const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
@@ -47198,17 +47945,17 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
-  const Index dv = head.forward.dv;
-  const bool dense = head.d_o.column == 1 && head.o.column == 1;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
   T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = head.d_o.from(i0 + r, 0), o = head.o.from(i0 + r, 0);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
@@ -47221,12 +47968,19 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(F::read_number(d_o(lane, n)), o(lane, n),
-                                                         left[lane]);
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
+            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
 }
 
 template <class T>
@@ -47355,10 +48109,17 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index next = block.i0 + BackwardTile<T>::queries + r;
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
-  prefetch_rows<T>(head.forward.q.from(next, 0), ahead, head.forward.d);
-  prefetch_rows<T>(head.d_o.from(next, 0), ahead, head.forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, head.forward.d);
-  prefetch_masks<T>(head.forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const AttentionHead<T>& forward = head.forward;
+  if (head.stored_d_o.as == StoredAs::same) {
+    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
+    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
+  } else {  // of either kind: two bytes a number
+    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
+    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
+    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
+  }
+  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
+  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
 
 template <class T>
@@ -47454,12 +48215,33 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
+  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
-  pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
-  pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
+  pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
+  pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
   set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+}
+
+template <class T>
+struct TileOperands {
+  Operand<T> right;
+  Matrix<const Element<T>> left;
+};
+template <class T>
+TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
+                              Index rows, Index N, bool finite, Element<T>* right,
+                              Element<T>* left) {
+  TileOperands<T> both{};
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
+    both.right = right_of<T>(from, rows, N, finite, right);
+    both.left = left_of<T>(from, both.right, rows, N, left);
+  });
+  return both;
 }
 
 template <class T>
@@ -47474,16 +48256,15 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   if (mask.hidden()) return {mask.pairs(), 0};
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
-  const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
+                                            buffers.q, buffers.left);
+  const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
+                                                buffers.d_o, buffers.left + rows * steps<T>(d));
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
-  const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
-                         left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, left, buffers, mask);
+  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
@@ -47518,10 +48299,13 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    *to_scale = *to_scale + scale_flow<T>(head.k.from(j0, 0), sums, n, head.d);
+    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+      const auto k = head.template keys<U>().from(j0, 0);
+      *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
+    });
   }
-  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk.from(j0, 0));
-  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv.from(j0, 0));
+  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk);
+  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -48704,12 +49488,12 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   if constexpr (width > 1) exchange_halves<T, 1>(rows);
 }
 
-template <Scalar T>
-HEADWISE_INLINE void transpose_square(const T* from, Index from_row, T* to, Index to_row) {
+template <Scalar T, class U>
+HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = S::load(from + r * from_row); });
+                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
   transpose<T>(rows);
   unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
 }
@@ -48840,9 +49624,9 @@ struct Operand {
   Operand from(Index row) const { return {data + step_of<T>(row) * step, step, panel, finite}; }
 };
 
-template <class T>
-HEADWISE_INLINE void prefetch_rows(Matrix<const T> b, Index rows, Index N) {
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+template <class U>
+HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
     for (Index n = 0; n < N; n += line) __builtin_prefetch(b.data + r * b.row + n, 0, 2);
@@ -48885,9 +49669,9 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
-template <class T>
-Operand<T> right_of(Matrix<const T> b, Index rows, Index N, bool finite, Element<T>* to) {
-  if constexpr (Factor<T>::depth == 1) {
+template <class T, class U>
+Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
     }
@@ -48957,8 +49741,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   }
   return {to, row, 1};
 }
-template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, const Operand<T>& copy, Index rows, Index N,
+template <class T, class U>
+Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
                                  Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
@@ -48972,6 +49756,76 @@ Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element
     return a;
   } else {
     return copy_left<T>(a, rows, N, to);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/widen_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class U>
+void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  for (Index i = 0; i < rows; ++i, y += N) {
+    const U* const from = x.data + i * x.row;
+    Index n = 0;
+    if (x.column == 1) {
+      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
+      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+    }
+    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
+  }
+}
+
+template <Scalar T>
+void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
+    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
+  }
+}
+
+template <Scalar T>
+Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                           Index rows, Index N, T* to) {
+  if (stored.as == StoredAs::same) return x.from(first, 0);
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
+  });
+  return {to, N, 1};
+}
+
+template <Scalar T, class U>
+void round_elements_to(T* x, Index n, U* y) {
+  using S = Simd<T>;
+  Index i = 0;
+  for (; i + S::width <= n; i += S::width) {
+    typename S::BitVector halves;
+    if constexpr (std::same_as<U, BFloat16>) {
+      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
+    } else {
+      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
+    }
+    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
+    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
+  }
+  for (; i < n; ++i) {
+    y[i] = convert_float<U>(x[i]);
+    x[i] = convert_float<T>(y[i]);
+  }
+}
+
+template <Scalar T>
+void round_elements(StoredAs as, T* x, Index n, void* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
+    round_elements_to(x, n, static_cast<Float16*>(y));
   }
 }
 
@@ -49319,6 +50173,7 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
     if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
@@ -50775,12 +51630,12 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
   }
 }
 
-template <class T>
-T scale_flow(Matrix<const T> k, Matrix<const T> dk, Index n, Index d) {
+template <class T, class U>
+T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + k(j, c) * dk(j, c);
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
     }
   }
   return sum;
@@ -50803,6 +51658,7 @@ struct ForwardScratch {
   Element<T>* q;     // q^T in panels [d, lanes]
   T* s;              // [keys, lanes]
   Element<T>* p;     // [lanes, keys], where elements are no numbers
+  T* rows;           // [columns, d], where k will stand
   Element<T>* k;     // [keys, d], dense
   Element<T>* v;     // [keys, dv], dense
   Element<T>* kept;  // v without what one query may not see
@@ -50814,7 +51670,8 @@ struct ForwardScratch {
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
         p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
+        rows(memory.take(copied_size<T>(Sizes::keys, d))),
+        k(elements<T>(rows)),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
@@ -50827,6 +51684,18 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
   Scratch<T> count;
   ForwardScratch<T>(count, d, dv);
   return count.taken();
+}
+
+template <class T>
+void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
+                  const ForwardScratch<T>& buffers) {
+  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
+  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
+  for (Index r = 0; r < rows; r += together) {
+    const Index n = std::min<Index>(together, rows - r);
+    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
+    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
+  }
 }
 
 template <class T>
@@ -50987,7 +51856,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack<T>(head.q.from(i0, 0).transposed(), head.d, rows, buffers.q);
+  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   const bool plain = head.plain_scores();
   const bool folded = plain && is_power_of_two(head.scale);
@@ -51028,7 +51897,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       set_zero<T>(context, context_row);
       softmax.sum[r] = T(1);
     }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(i0 + r, 0));
+    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
     const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
@@ -51098,17 +51967,17 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
-  const Index dv = head.forward.dv;
-  const bool dense = head.d_o.column == 1 && head.o.column == 1;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
   T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = head.d_o.from(i0 + r, 0), o = head.o.from(i0 + r, 0);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
@@ -51121,12 +51990,19 @@ void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(F::read_number(d_o(lane, n)), o(lane, n),
-                                                         left[lane]);
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
+            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
 }
 
 template <class T>
@@ -51255,10 +52131,17 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index next = block.i0 + BackwardTile<T>::queries + r;
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
-  prefetch_rows<T>(head.forward.q.from(next, 0), ahead, head.forward.d);
-  prefetch_rows<T>(head.d_o.from(next, 0), ahead, head.forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, head.forward.d);
-  prefetch_masks<T>(head.forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const AttentionHead<T>& forward = head.forward;
+  if (head.stored_d_o.as == StoredAs::same) {
+    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
+    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
+  } else {  // of either kind: two bytes a number
+    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
+    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
+    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
+  }
+  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
+  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
 
 template <class T>
@@ -51354,12 +52237,33 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const auto k = copy_right<T>(head.k.from(j0, 0), n, head.d, false, buffers.k);
+  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
+  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
-  pack<T>(head.k.from(j0, 0).transposed(), head.d, n, buffers.k_t);
-  pack<T>(head.v.from(j0, 0).transposed(), head.dv, n, buffers.v_t);
+  pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
+  pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
   set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
   set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+}
+
+template <class T>
+struct TileOperands {
+  Operand<T> right;
+  Matrix<const Element<T>> left;
+};
+template <class T>
+TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
+                              Index rows, Index N, bool finite, Element<T>* right,
+                              Element<T>* left) {
+  TileOperands<T> both{};
+  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
+    both.right = right_of<T>(from, rows, N, finite, right);
+    both.left = left_of<T>(from, both.right, rows, N, left);
+  });
+  return both;
 }
 
 template <class T>
@@ -51374,16 +52278,15 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   if (mask.hidden()) return {mask.pairs(), 0};
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
-  const auto q_rows = head.forward.q.from(i0, 0), d_o_rows = head.d_o.from(i0, 0);
-  const auto q = right_of<T>(q_rows, rows, d, all, buffers.q);
-  const auto d_o = right_of<T>(d_o_rows, rows, dv, all, buffers.d_o);
+  const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
+                                            buffers.q, buffers.left);
+  const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
+                                                buffers.d_o, buffers.left + rows * steps<T>(d));
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
-  const TileRows<T> left{left_of<T>(q_rows, q, rows, d, buffers.left),
-                         left_of<T>(d_o_rows, d_o, rows, dv, buffers.left + rows * steps<T>(d))};
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, left, buffers, mask);
+  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
@@ -51418,10 +52321,13 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    *to_scale = *to_scale + scale_flow<T>(head.k.from(j0, 0), sums, n, head.d);
+    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+      const auto k = head.template keys<U>().from(j0, 0);
+      *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
+    });
   }
-  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk.from(j0, 0));
-  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv.from(j0, 0));
+  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk);
+  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv);
 }
 
 HEADWISE_STRICT_MATH_END

@@ -49,25 +49,18 @@ struct AttentionHead {
   DropoutMask dropout;
   Index b, h;  // where the head stands: what its dropout mask is drawn from
   HeadScore<T> score = {};
-  StoredKeys stored = {};  // forward of float alone: in place of k and v
+  StoredKeys stored = {};    // of flash attention in float alone: in place of k and v
+  StoredRows stored_q = {};  // likewise
 
   /// Keys and values as they are stored.
   ///@{
   template <class U>
   Matrix<const U> keys() const {
-    if constexpr (std::same_as<U, T>) {
-      return k;
-    } else {
-      return stored.k.as<U>();
-    }
+    return rows_as<U>(k, stored.k);
   }
   template <class U>
   Matrix<const U> values() const {
-    if constexpr (std::same_as<U, T>) {
-      return v;
-    } else {
-      return stored.v.as<U>();
-    }
+    return rows_as<U>(v, stored.v);
   }
   ///@}
 
@@ -120,12 +113,13 @@ struct HeadGradients {
 template <class T>
 struct FlashHead {
   AttentionHead<T> forward;
-  Matrix<const T> o;         // [L, dv]
-  Matrix<const T> d_o;       // [L, dv]
-  Matrix<const T> lse;       // [L, 2]
-  const T* delta;            // [L], rowsum(d_o * o)
-  Matrix<T> dq;              // [L, d], added to: each block of keys adds its part
-  ScoreFlows<T> flows = {};  // added to, but for the sink
+  Matrix<const T> o;                          // [L, dv]
+  Matrix<const T> d_o;                        // [L, dv]
+  Matrix<const T> lse;                        // [L, 2]
+  const T* delta;                             // [L], rowsum(d_o * o)
+  Matrix<T> dq;                               // [L, d], added to: each block of keys adds its part
+  ScoreFlows<T> flows = {};                   // added to, but for the sink
+  StoredRows stored_o = {}, stored_d_o = {};  // in place of o and d_o
 };
 
 /// The same of flash attention backward, which forms scores again: two for dropout, and the way

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "headwise/simd/constants.hpp"
+#include "headwise/tensor/float16.hpp"
 #include "headwise/tensor/scalar.hpp"
 #include "headwise/tensor/view.hpp"
 
@@ -37,6 +38,21 @@ struct StoredMatrix {
     return {x.data, x.row, x.column};
   }
 };
+
+/// Rows of 16 bits that stand in place of those of numbers, or none.
+struct StoredRows {
+  StoredAs as = StoredAs::same;
+  StoredMatrix rows = {};
+};
+/// Rows of numbers, or what is stored in their place.
+template <class U, class T>
+Matrix<const U> rows_as(const Matrix<const T>& numbers, const StoredMatrix& stored) {
+  if constexpr (std::same_as<U, T>) {
+    return numbers;
+  } else {
+    return stored.as<U>();
+  }
+}
 
 /// Element n is data[n step]. Null where there is none.
 template <class T>

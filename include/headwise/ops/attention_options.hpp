@@ -89,7 +89,7 @@ struct AttentionOptions {
 };
 
 /// Queries [B, H, L, d], keys [B, G, S, d] and values [B, G, S, dv], as a backward call reads them.
-template <Scalar T>
+template <class T>
 struct AttentionInputs {
   In<T, 4> q, k, v;  // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
 };
@@ -114,11 +114,11 @@ struct ScoreGradients {
   }
 };
 
-/// The gradients of queries, keys and values, of the same shapes; overwritten. Beside them those of
-/// what changes scores.
-template <Scalar T>
+/// The gradients of queries, keys and values, of the same shapes, stored as U; overwritten. Beside
+/// them those of what changes scores.
+template <Scalar T, class U = T>
 struct AttentionGradients {
-  Out<T, 4> dq, dk, dv;          // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
+  Out<U, 4> dq, dk, dv;          // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
   ScoreGradients<T> score = {};  // of what changes scores
 };
 
@@ -135,8 +135,8 @@ struct AttentionSizes {
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Checks queries, keys, values and options, and names their sizes.
-template <class T, class U>
-AttentionSizes require_attention(std::string_view function, const In<T, 4>& q, const In<U, 4>& k,
+template <class T, class Q, class U>
+AttentionSizes require_attention(std::string_view function, const In<Q, 4>& q, const In<U, 4>& k,
                                  const In<U, 4>& v, const AttentionOptions<T>& options) {
   const AttentionSizes sizes{q.extent(0), q.extent(1), k.extent(1), q.extent(2),
                              k.extent(2), q.extent(3), v.extent(3)};
@@ -207,10 +207,10 @@ HeadScore<T> head_score(const ScoreOptions<T>& options, const Position& first, I
   return score;
 }
 
-/// What a forward call reads: keys and values that may be stored in 16 bits.
-template <class T, class U>
+/// What a forward call reads: keys and values that may be stored in 16 bits, and queries.
+template <class Q, class U>
 struct ForwardInputs {
-  In<T, 4> q;
+  In<Q, 4> q;
   In<U, 4> k, v;
 };
 
@@ -240,6 +240,12 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           head_score(options.score, first, h, L, S)};
 }
 
+/// Head h's rows of batch element b, as they are stored.
+template <NarrowFloat U>
+kernels::StoredMatrix stored_head(const In<U, 4>& x, Index b, Index h) {
+  return kernels::StoredMatrix::of(kernels::matrix(x, b, h));
+}
+
 /// The same of keys and values of 16 bits.
 template <class T, NarrowFloat U>
 kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T, 4>& q,
@@ -247,8 +253,16 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
                                          const AttentionOptions<T>& options, Index b, Index h) {
   auto head = attention_head<T>(sizes, q, In<T, 4>{}, In<T, 4>{}, options, b, h);
   const Index kv_head = h / sizes.group();
-  head.stored = {stored_as<U>, kernels::StoredMatrix::of(kernels::matrix(k, b, kv_head)),
-                 kernels::StoredMatrix::of(kernels::matrix(v, b, kv_head))};
+  head.stored = {stored_as<U>, stored_head(k, b, kv_head), stored_head(v, b, kv_head)};
+  return head;
+}
+/// And of queries of 16 bits.
+template <class T, NarrowFloat U>
+kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<U, 4>& q,
+                                         const In<U, 4>& k, const In<U, 4>& v,
+                                         const AttentionOptions<T>& options, Index b, Index h) {
+  auto head = attention_head<T>(sizes, In<T, 4>{}, k, v, options, b, h);
+  head.stored_q = {stored_as<U>, stored_head(q, b, h)};
   return head;
 }
 

@@ -10,6 +10,7 @@
 #include "headwise/ops/decode_call.hpp"
 #include "headwise/ops/flash_backward_call.hpp"
 #include "headwise/ops/flash_backward_views.hpp"
+#include "headwise/ops/stored_rows.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -32,14 +33,16 @@ Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, 
 
 /// A call of flash attention forward whose arguments fit. A task is some queries of a head. The
 /// scratch has room for run.flash_forward_scratch of each worker.
-template <class T, class Inputs, class Scratches>
+template <class T, class Inputs, class O, class Scratches>
 void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
-                       const AttentionOptions<T>& options, const Out<T, 4>& o, const Out<T, 4>& lse,
+                       const AttentionOptions<T>& options, const Out<O, 4>& o, const Out<T, 4>& lse,
                        Scratches& scratch, const Context& context) {
   const AttentionSizes& sizes = sequences.sizes;
   const SequenceRows& rows = sequences.queries;
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   const Index queries = queries_of_task(run, rows, sizes.H, context.executor.concurrency());
+  Workspace<T> to_round(context.executor.concurrency(), rows_to_round<T, O>(queries, sizes.dv),
+                        context.memory);
   const auto task = [&](Index t, Index worker) {
     const auto [b, number] = rows.task(t, sizes.H, queries);
     const Index blocks = rows.block_numbers(queries, b), h = number / blocks;
@@ -48,19 +51,44 @@ void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
     const auto head = head_of_sequence<T>(sequences, inputs, options, b, h);
     const auto head_lse =
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(rows.of(lse, b), b, h);
-    const auto work =
-        run.flash_forward(head, i0, std::min<Index>(queries, head.L - i0),
-                          kernels::matrix(rows.of(o, b), b, h), head_lse, scratch.of(worker));
+    const Index count = std::min<Index>(queries, head.L - i0);
+    const auto o_rows = kernels::matrix(rows.of(o, b), b, h).from(i0, 0);
+    kernels::TileWork work;
+    write_rows(o_rows, count, sizes.dv, to_round.of(worker).take(0), [&](const auto& to) {
+      work = run.flash_forward(head, i0, count, to, head_lse, scratch.of(worker));
+    });
     const std::int64_t extra = kernels::forward_extras(head);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
   context.executor.run(sizes.H * rows.block_numbers(queries), task);
 }
 
-/// flash_attention_forward, of keys and values of U.
-template <class T, class U>
-void flash_forward_call(const ForwardInputs<T, U>& in, const AttentionOptions<T>& options,
-                        const Out<T, 4>& o, const Out<T, 4>& lse, const Context& context) {
+/// The kernels of decoding, which read queries of T and write o of T: of other types copies, for
+/// they are few.
+template <class T, class Q, class U>
+void decode_call(ForwardWorkspace<T>& scratch, const AttentionSizes& sizes,
+                 const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options,
+                 const Out<Q, 4>& o, const Out<T, 4>& lse, const Context& context) {
+  if constexpr (std::same_as<Q, T>) {
+    DecodeCall<T, U>(scratch, sizes, in, options, o, lse, context).compute();
+  } else {
+    const auto wide_q = widened_heads<T>(in.q, context);
+    auto wide_o = Tensor<T, 4>::uninitialized(o.shape(), context.memory);
+    const ForwardInputs<T, U> wide{wide_q, in.k, in.v};
+    DecodeCall<T, U>(scratch, sizes, wide, options, wide_o, lse, context).compute();
+    for (Index b = 0; b < sizes.B; ++b) {
+      for (Index h = 0; h < sizes.H; ++h) {
+        T* const rows = wide_o.data() + (b * sizes.H + h) * sizes.L * sizes.dv;
+        round_rows(rows, sizes.L, sizes.dv, kernels::matrix(o, b, h));
+      }
+    }
+  }
+}
+
+/// flash_attention_forward, of queries and o of Q and of keys and values of U.
+template <class T, class Q, class U>
+void flash_forward_call(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options,
+                        const Out<Q, 4>& o, const Out<T, 4>& lse, const Context& context) {
   constexpr std::string_view function = "flash_attention_forward";
   const auto& [q, k, v] = in;
   const auto sizes = require_attention(function, q, k, v, options);
@@ -76,9 +104,24 @@ void flash_forward_call(const ForwardInputs<T, U>& in, const AttentionOptions<T>
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   ForwardWorkspace<T> scratch(run, sizes, context);
   if (scratch.few() && decodes(k, v, options)) {
-    return DecodeCall<T, U>(scratch, sizes, in, options, o, lse, context).compute();
+    return decode_call<T>(scratch, sizes, in, options, o, lse, context);
   }
   forward_sequences(sequences_of(sizes), in, options, o, lse, scratch, context);
+}
+
+/// flash_attention_backward, of tensors of U.
+template <class T, class U>
+void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
+                         const FlashResults<T, U>& kept, const AttentionOptions<T>& options,
+                         const AttentionGradients<T, U>& gradients, const Context& context) {
+  constexpr std::string_view function = "flash_attention_backward";
+  const auto& [q, k, v] = inputs;
+  const auto& [dq, dk, dv, d_score] = gradients;
+  const auto sizes = require_attention<T>(function, q, k, v, options);
+  require_flash_backward<T, 4, U>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv}, options,
+                                  d_score);
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
+  flash_backward<T, U>(sequences_of(sizes), d_o, inputs, kept, options, gradients, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -111,14 +154,25 @@ void flash_attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                              const AttentionOptions<std::type_identity_t<T>>& options,
                              Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 4> lse,
                              const Context& context = {}) {
-  detail::flash_forward_call<T, T>({q, k, v}, options, o, lse, context);
+  detail::flash_forward_call<T, T, T>({q, k, v}, options, o, lse, context);
 }
 /// The same of keys and values stored in 16 bits: the bits that their numbers give as floats.
 template <NarrowFloat U>
 void flash_attention_forward(In<float, 4> q, In<U, 4> k, In<std::type_identity_t<U>, 4> v,
                              const AttentionOptions<float>& options, Out<float, 4> o,
                              Out<float, 4> lse, const Context& context = {}) {
-  detail::flash_forward_call<float, U>({q, k, v}, options, o, lse, context);
+  detail::flash_forward_call<float, float, U>({q, k, v}, options, o, lse, context);
+}
+/// And of queries and o in 16 bits, too: computed in float from the numbers that are stored,
+/// widened where they are packed; o is the nearest to what that gives. No copy of a whole tensor,
+/// but of few queries.
+template <NarrowFloat U>
+void flash_attention_forward(In<U, 4> q, In<std::type_identity_t<U>, 4> k,
+                             In<std::type_identity_t<U>, 4> v,
+                             const AttentionOptions<float>& options,
+                             Out<std::type_identity_t<U>, 4> o, Out<float, 4> lse,
+                             const Context& context = {}) {
+  detail::flash_forward_call<float, U, U>({q, k, v}, options, o, lse, context);
 }
 
 /// The gradients of flash_attention_forward.
@@ -144,16 +198,18 @@ void flash_attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_iden
                               const AttentionOptions<std::type_identity_t<T>>& options,
                               const AttentionGradients<std::type_identity_t<T>>& gradients,
                               const Context& context = {}) {
-  constexpr std::string_view function = "flash_attention_backward";
-  const auto& [q, k, v] = inputs;
-  const auto& [dq, dk, dv, d_score] = gradients;
-  const auto sizes = detail::require_attention<T>(function, q, k, v, options);
-  detail::require_flash_backward<T, 4>(function, {d_o, q, k, v, o, lse, dq, dk, dv}, options,
-                                       d_score);
-  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-
-  detail::flash_backward<T>(detail::sequences_of(sizes), d_o, inputs, {o, lse}, options, gradients,
-                            context);
+  detail::flash_backward_call<T, T>(d_o, inputs, {o, lse}, options, gradients, context);
+}
+/// The same of what is stored in 16 bits: computed in float from the numbers that are stored, each
+/// gradient the nearest to what that gives. dq is summed up in B H L d floats of the context's
+/// memory; gradients of what changes scores are floats.
+template <NarrowFloat U>
+void flash_attention_backward(In<U, 4> d_o, const AttentionInputs<std::type_identity_t<U>>& inputs,
+                              In<std::type_identity_t<U>, 4> o, In<float, 4> lse,
+                              const AttentionOptions<float>& options,
+                              const AttentionGradients<float, std::type_identity_t<U>>& gradients,
+                              const Context& context = {}) {
+  detail::flash_backward_call<float, U>(d_o, inputs, {o, lse}, options, gradients, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

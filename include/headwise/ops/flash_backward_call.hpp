@@ -3,28 +3,31 @@
 
 #include "headwise/ops/ordered_turns.hpp"
 #include "headwise/ops/score_gradients.hpp"
+#include "headwise/ops/stored_rows.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
 /// What forward left: [B, H, L, dv] and [B, H, L, 2].
-template <class T>
+template <class T, class U = T>
 struct FlashResults {
-  In<T, 4> o, lse;
+  In<U, 4> o;
+  In<T, 4> lse;
 };
 
 /// A call of flash attention backward whose arguments fit. A task is a block of keys of a key/value
 /// head: it has dk and dv to itself; to dq the blocks of keys add one after the other, so that its
 /// bits do not depend on threads. Tasks of one head may run beside each other, a tile behind the
-/// one before: where there are fewer heads than threads, too.
-template <class T>
+/// one before: where there are fewer heads than threads, too. Tensors are of U, which may be stored
+/// in 16 bits: dq is then summed up apart.
+template <class T, class U>
 class FlashBackwardCall {
  public:
   /// Throws std::bad_alloc.
-  FlashBackwardCall(const FlashSequences& sequences, const In<T, 4>& d_o,
-                    const AttentionInputs<T>& inputs, const FlashResults<T>& kept,
-                    const AttentionOptions<T>& options, const AttentionGradients<T>& to,
+  FlashBackwardCall(const FlashSequences& sequences, const In<U, 4>& d_o,
+                    const AttentionInputs<U>& inputs, const FlashResults<T, U>& kept,
+                    const AttentionOptions<T>& options, const AttentionGradients<T, U>& to,
                     const Context& context)
       : sequences_(sequences),
         d_o_(d_o),
@@ -38,18 +41,19 @@ class FlashBackwardCall {
                    context.memory),
         delta_storage_(1, sizes_.H * queries_.total(), context.memory),
         deltas_(delta_storage_.of(0).take(0)),
+        to_round_(context.executor.concurrency(),
+                  rows_to_round<T, U>(run_.backward_keys, sizes_.d) +
+                      rows_to_round<T, U>(run_.backward_keys, sizes_.dv),
+                  context.memory),
+        dq_storage_(1, rows_to_round<T, U>(sizes_.H * queries_.total(), sizes_.d), context.memory),
+        dq_(sums_of_queries()),
         turns_(sizes_.H * queries_.block_numbers(run_.backward_queries), context.memory),
         score_(to.score, sequences, {run_.backward_queries, run_.backward_keys}, context.memory) {}
 
   /// delta = rowsum(d_o * o) of every query; dq begins with 0.
   void prepare_queries() {
-    const auto task = [&](Index t, Index) {
-      const auto [b, number] = queries_.task(t, sizes_.H, run_.backward_queries);
-      const Index blocks = queries_.block_numbers(run_.backward_queries, b), h = number / blocks;
-      const Index i0 = number % blocks * run_.backward_queries;
-      if (i0 >= queries_.length(b)) return;
+    for_query_blocks([&](Index b, Index h, Index i0, Index rows) {
       const auto head = head_at(b, h);
-      const Index rows = std::min<Index>(run_.backward_queries, head.forward.L - i0);
       for (Index i = i0; i < i0 + rows; ++i) {
         const auto dq = head.dq.from(i, 0);
         if (dq.column == 1) {
@@ -61,15 +65,14 @@ class FlashBackwardCall {
       run_.row_deltas(head, i0, rows, deltas_of(b, h) + i0);
       score_.add_sink(head, b, h, i0, rows);
       context_.count_flops(2 * sizes_.dv * rows, 2 * sizes_.dv * rows);
-    };
-    context_.executor.run(sizes_.H * queries_.block_numbers(run_.backward_queries), task);
+    });
   }
 
-  /// Everything else.
+  /// All blocks of keys: everything else, but for dq where it is stored as another type.
   void run_key_blocks() {
     if (sizes_.group() == 0) {
-      fill(to_.dk, T(0));
-      fill(to_.dv, T(0));
+      fill(to_.dk, U());
+      fill(to_.dv, U());
       return;
     }
     if (score_.heads_in_order()) {
@@ -82,7 +85,33 @@ class FlashBackwardCall {
     score_.finish();
   }
 
+  /// Stores dq, where that is not where it was summed up.
+  void store_queries() {
+    if constexpr (!std::same_as<T, U>) {
+      for_query_blocks([&](Index b, Index h, Index i0, Index rows) {
+        const auto to = kernels::matrix(queries_.of(to_.dq, b), b, h);
+        const auto sums = head_at(b, h).dq;
+        for (Index i = i0; i < i0 + rows; ++i) {
+          round_rows(sums.from(i, 0).data, 1, sizes_.d, to.from(i, 0));
+        }
+      });
+    }
+  }
+
  private:
+  /// run(b, h, i0, rows) for blocks of queries of each head.
+  template <class F>
+  void for_query_blocks(const F& run) {
+    const Index most = run_.backward_queries;
+    const auto task = [&](Index t, Index) {
+      const auto [b, number] = queries_.task(t, sizes_.H, most);
+      const Index blocks = queries_.block_numbers(most, b), i0 = number % blocks * most;
+      if (i0 >= queries_.length(b)) return;
+      run(b, number / blocks, i0, std::min<Index>(most, queries_.length(b) - i0));
+    };
+    context_.executor.run(sizes_.H * queries_.block_numbers(most), task);
+  }
+
   /// All blocks of keys, each taken behind those that it waits for.
   void run_heads() {
     const SequenceRows& rows = sequences_.keys;
@@ -116,13 +145,35 @@ class FlashBackwardCall {
     return deltas_ + queries_.before(b) * sizes_.H + h * queries_.length(b);
   }
 
+  /// Where dq is summed up: [B, H, L, d], or [N, H, d] of packed sequences, each over all rows.
+  Out<T, 4> sums_of_queries() {
+    if constexpr (std::same_as<T, U>) {
+      return to_.dq;
+    } else {
+      const Index H = sizes_.H, L = sizes_.L, d = sizes_.d;
+      const Shape<4> steps = queries_.packed() ? Shape{Index{0}, d, H * d, Index{1}}
+                                               : Shape{H * L * d, L * d, d, Index{1}};
+      return {dq_storage_.of(0).take(0), to_.dq.shape(), steps};
+    }
+  }
+
   kernels::FlashHead<T> head_at(Index b, Index h) {
-    return {head_of_sequence<T>(sequences_, inputs_, options_, b, h),
-            kernels::matrix(queries_.of(kept_.o, b), b, h),
-            kernels::matrix(queries_.of(d_o_, b), b, h),
-            kernels::matrix(queries_.of(kept_.lse, b), b, h),
-            deltas_of(b, h),
-            kernels::matrix(queries_.of(to_.dq, b), b, h)};
+    const auto o = kernels::matrix(queries_.of(kept_.o, b), b, h);
+    const auto d_o = kernels::matrix(queries_.of(d_o_, b), b, h);
+    kernels::FlashHead<T> head{head_of_sequence<T>(sequences_, inputs_, options_, b, h),
+                               {},
+                               {},
+                               kernels::matrix(queries_.of(kept_.lse, b), b, h),
+                               deltas_of(b, h),
+                               kernels::matrix(queries_.of(dq_, b), b, h)};
+    if constexpr (std::same_as<T, U>) {
+      head.o = o;
+      head.d_o = d_o;
+    } else {
+      head.stored_o = {stored_as<U>, kernels::StoredMatrix::of(o)};
+      head.stored_d_o = {stored_as<U>, kernels::StoredMatrix::of(d_o)};
+    }
+    return head;
   }
 
   void run_block(Index b, Index g, Index block, Index worker) {
@@ -150,10 +201,17 @@ class FlashBackwardCall {
         work.executed_flops += tile.executed_flops;
       }
     }
-    run_.flash_backward_end(first_head.forward, j0, n,
-                            kernels::matrix(sequences_.keys.of(to_.dk, b), b, g),
-                            kernels::matrix(sequences_.keys.of(to_.dv, b), b, g),
-                            score_.flows(b, first, block).scale, workspace_.of(worker));
+    const auto dk_rows = kernels::matrix(sequences_.keys.of(to_.dk, b), b, g).from(j0, 0);
+    const auto dv_rows = kernels::matrix(sequences_.keys.of(to_.dv, b), b, g).from(j0, 0);
+    Scratch<T> memory = to_round_.of(worker);
+    T* const dk_sums = memory.take(rows_to_round<T, U>(n, sizes_.d));
+    T* const dv_sums = memory.take(rows_to_round<T, U>(n, sizes_.dv));
+    write_rows(dk_rows, n, sizes_.d, dk_sums, [&](const kernels::Matrix<T>& dk) {
+      write_rows(dv_rows, n, sizes_.dv, dv_sums, [&](const kernels::Matrix<T>& dv) {
+        run_.flash_backward_end(first_head.forward, j0, n, dk, dv,
+                                score_.flows(b, first, block).scale, workspace_.of(worker));
+      });
+    });
     const std::int64_t extra = kernels::backward_extras(first_head.forward);
     context_.count_flops(work.pairs * (6 * sizes_.d + 4 * sizes_.dv + 7 + extra),
                          work.executed_flops);
@@ -162,29 +220,32 @@ class FlashBackwardCall {
   const FlashSequences& sequences_;
   const AttentionSizes& sizes_ = sequences_.sizes;
   const SequenceRows& queries_ = sequences_.queries;
-  const In<T, 4> d_o_;
-  const AttentionInputs<T>& inputs_;
-  const FlashResults<T>& kept_;
+  const In<U, 4> d_o_;
+  const AttentionInputs<U>& inputs_;
+  const FlashResults<T, U>& kept_;
   const AttentionOptions<T>& options_;
-  const AttentionGradients<T>& to_;
+  const AttentionGradients<T, U>& to_;
   const Context& context_;
   const kernels::Kernels<T>& run_;
   Workspace<T> workspace_, delta_storage_;
-  T* deltas_;  // [B, H, L]
+  T* deltas_;                           // [B, H, L]
+  Workspace<T> to_round_, dq_storage_;  // of nothing where U is T
+  const Out<T, 4> dq_;
   OrderedTurns turns_;
   Index taken_ = 0;  // blocks of the heads before, where heads come one after the other
   ScoreGradientSums<T> score_;
 };
 
 /// The call from begin to end.
-template <class T>
-void flash_backward(const FlashSequences& sequences, const In<T, 4>& d_o,
-                    const AttentionInputs<T>& inputs, const FlashResults<T>& kept,
-                    const AttentionOptions<T>& options, const AttentionGradients<T>& to,
+template <class T, class U>
+void flash_backward(const FlashSequences& sequences, const In<U, 4>& d_o,
+                    const AttentionInputs<U>& inputs, const FlashResults<T, U>& kept,
+                    const AttentionOptions<T>& options, const AttentionGradients<T, U>& to,
                     const Context& context) {
-  FlashBackwardCall<T> call(sequences, d_o, inputs, kept, options, to, context);
+  FlashBackwardCall<T, U> call(sequences, d_o, inputs, kept, options, to, context);
   call.prepare_queries();
   call.run_key_blocks();
+  call.store_queries();
 }
 
 HEADWISE_STRICT_MATH_END

@@ -7,20 +7,21 @@
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// [B, H, L, width] of queries and [B, G, S, width] of keys, or [N, H, width] and [M, G, width].
-template <class T, int R>
+template <class T, int R, class U = T>
 struct FlashBackwardViews {
-  In<T, R> d_o;      // of queries, dv wide
-  In<T, R> q, k, v;  // inputs of forward, which are checked before
-  In<T, R> o, lse;   // of queries, dv and 2 wide: what forward left
-  Out<T, R> dq, dk, dv;
+  In<U, R> d_o;      // of queries, dv wide
+  In<U, R> q, k, v;  // inputs of forward, which are checked before
+  In<U, R> o;        // of queries, dv wide: what forward left
+  In<T, R> lse;      // 2 wide, likewise
+  Out<U, R> dq, dk, dv;
   In<Index, 1> query_starts = {}, key_starts = {};  // [sequences + 1] of packed ones
 };
 
 /// Throws ShapeError unless what forward left and all gradients have their shapes, and what is
 /// written shares memory with nothing else; of dq, dk and dv with starts, that is their caller's to
 /// check.
-template <class T, int R>
-void require_flash_backward(std::string_view function, const FlashBackwardViews<T, R>& x,
+template <class T, int R, class U = T>
+void require_flash_backward(std::string_view function, const FlashBackwardViews<T, R, U>& x,
                             const AttentionOptions<T>& options, const ScoreGradients<T>& score) {
   const auto of_queries = [&](Index width) {
     Shape<R> shape = x.q.shape();

@@ -13,17 +13,17 @@ namespace headwise::inline v0_1 {
 /// Queries [N, H, d], keys [M, G, d] and values [M, G, dv] of B sequences. Sequence b has queries
 /// query_starts[b] ... query_starts[b + 1] - 1 and keys key_starts[b] ... key_starts[b + 1] - 1:
 /// cumulative lengths, from 0 to N and M. Sequences may be empty.
-template <Scalar T>
+template <class T>
 struct PackedSequences {
   In<T, 3> q, k, v;                                 // [N, H, d], [M, G, d], [M, G, dv]
   std::span<const Index> query_starts, key_starts;  // [B + 1]
 };
 
-/// The gradients of queries, keys and values, of their shapes; overwritten. Beside them those of
-/// what changes scores: added to, sequence by sequence.
-template <Scalar T>
+/// The gradients of queries, keys and values, of their shapes, stored as U; overwritten. Beside
+/// them those of what changes scores: added to, sequence by sequence.
+template <Scalar T, class U = T>
 struct PackedGradients {
-  Out<T, 3> dq, dk, dv;          // [N, H, d], [M, G, d], [M, G, dv]
+  Out<U, 3> dq, dk, dv;          // [N, H, d], [M, G, d], [M, G, dv]
   ScoreGradients<T> score = {};  // as flash_attention_backward's
 };
 
@@ -64,8 +64,8 @@ void require_packed_mask(std::string_view function, const AttentionMask<T>& mask
 }
 
 /// Checks inputs and options, and names what the call goes over.
-template <class T>
-FlashSequences require_packed(std::string_view function, const PackedSequences<T>& x,
+template <class T, class U>
+FlashSequences require_packed(std::string_view function, const PackedSequences<U>& x,
                               const AttentionOptions<T>& options) {
   const Index N = x.q.extent(0), H = x.q.extent(1), d = x.q.extent(2), M = x.k.extent(0),
               G = x.k.extent(1), dv = x.v.extent(2);
@@ -86,12 +86,63 @@ FlashSequences require_packed(std::string_view function, const PackedSequences<T
 }
 
 /// Throws ShapeError where an output shares memory with the cumulative lengths.
-template <class T>
+template <class U>
 void require_apart_from_starts(std::string_view function, const Footprint& out,
-                               const PackedSequences<T>& x) {
+                               const PackedSequences<U>& x) {
   require_apart(
       function, out,
       {{"query_starts", starts_view(x.query_starts)}, {"key_starts", starts_view(x.key_starts)}});
+}
+
+/// packed_attention_forward, of tensors of U.
+template <class T, class U>
+void packed_forward_call(const PackedSequences<U>& inputs, const AttentionOptions<T>& options,
+                         const Out<U, 3>& o, const Out<T, 3>& lse, const Context& context) {
+  constexpr std::string_view function = "packed_attention_forward";
+  const auto sequences = require_packed<T>(function, inputs, options);
+  const auto& [q, k, v, query_starts, key_starts] = inputs;
+  const auto [B, H, G, N, M, d, dv] = sequences.sizes;
+  require_shape(function, "o", o, Shape{N, H, dv}, "q, head width of v");
+  if (!lse.absent()) {
+    require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
+  }
+  require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});
+  require_apart_from_starts(function, {"o", o}, inputs);
+  require_apart_from_starts(function, {"lse", lse}, inputs);
+  require_apart_from_options<T>(function, {"o", o}, options);
+  require_apart_from_options<T>(function, {"lse", lse}, options);
+  if (o.size() == 0 && lse.size() == 0) return;
+
+  const auto of = [&, &batch = B](const auto& x) { return by_sequence(x, batch); };
+  Workspace<T> scratch(context.executor.concurrency(),
+                       kernels::kernels_for<T>(context).flash_forward_scratch(d, dv),
+                       context.memory);
+  forward_sequences(sequences, AttentionInputs<U>{of(q), of(k), of(v)}, options, of(o), of(lse),
+                    scratch, context);
+}
+
+/// packed_attention_backward, of tensors of U.
+template <class T, class U>
+void packed_backward_call(const In<U, 3>& d_o, const PackedSequences<U>& inputs, const In<U, 3>& o,
+                          const In<T, 3>& lse, const AttentionOptions<T>& options,
+                          const PackedGradients<T, U>& gradients, const Context& context) {
+  constexpr std::string_view function = "packed_attention_backward";
+  const auto sequences = require_packed<T>(function, inputs, options);
+  const auto& [q, k, v, query_starts, key_starts] = inputs;
+  const auto& [dq, dk, dv, d_score] = gradients;
+  require_flash_backward<T, 3, U>(
+      function,
+      {d_o, q, k, v, o, lse, dq, dk, dv, starts_view(query_starts), starts_view(key_starts)},
+      options, d_score);
+  require_apart_from_starts(function, {"dq", dq}, inputs);
+  require_apart_from_starts(function, {"dk", dk}, inputs);
+  require_apart_from_starts(function, {"dv", dv}, inputs);
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
+
+  const Index B = sequences.sizes.B;
+  const auto of = [&](const auto& x) { return by_sequence(x, B); };
+  flash_backward<T, U>(sequences, of(d_o), {of(q), of(k), of(v)}, {of(o), of(lse)}, options,
+                       {of(dq), of(dk), of(dv), d_score}, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -119,27 +170,15 @@ void packed_attention_forward(const PackedSequences<T>& inputs,
                               const AttentionOptions<std::type_identity_t<T>>& options,
                               Out<std::type_identity_t<T>, 3> o,
                               Out<std::type_identity_t<T>, 3> lse, const Context& context = {}) {
-  constexpr std::string_view function = "packed_attention_forward";
-  const auto sequences = detail::require_packed<T>(function, inputs, options);
-  const auto& [q, k, v, query_starts, key_starts] = inputs;
-  const auto [B, H, G, N, M, d, dv] = sequences.sizes;
-  require_shape(function, "o", o, Shape{N, H, dv}, "q, head width of v");
-  if (!lse.absent()) {
-    require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
-  }
-  require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});
-  detail::require_apart_from_starts<T>(function, {"o", o}, inputs);
-  detail::require_apart_from_starts<T>(function, {"lse", lse}, inputs);
-  detail::require_apart_from_options<T>(function, {"o", o}, options);
-  detail::require_apart_from_options<T>(function, {"lse", lse}, options);
-  if (o.size() == 0 && lse.size() == 0) return;
-
-  const auto of = [&, &batch = B](const auto& x) { return detail::by_sequence<T>(x, batch); };
-  Workspace<T> scratch(context.executor.concurrency(),
-                       kernels::kernels_for<T>(context).flash_forward_scratch(d, dv),
-                       context.memory);
-  detail::forward_sequences(sequences, AttentionInputs<T>{of(q), of(k), of(v)}, options, of(o),
-                            of(lse), scratch, context);
+  detail::packed_forward_call<T, T>(inputs, options, o, lse, context);
+}
+/// The same of what is stored in 16 bits, as flash_attention_forward's.
+template <NarrowFloat U>
+void packed_attention_forward(const PackedSequences<U>& inputs,
+                              const AttentionOptions<float>& options,
+                              Out<std::type_identity_t<U>, 3> o, Out<float, 3> lse,
+                              const Context& context = {}) {
+  detail::packed_forward_call<float, U>(inputs, options, o, lse, context);
 }
 
 /// The gradients of packed_attention_forward.
@@ -161,24 +200,16 @@ void packed_attention_backward(In<T, 3> d_o, const PackedSequences<std::type_ide
                                const AttentionOptions<std::type_identity_t<T>>& options,
                                const PackedGradients<std::type_identity_t<T>>& gradients,
                                const Context& context = {}) {
-  constexpr std::string_view function = "packed_attention_backward";
-  const auto sequences = detail::require_packed<T>(function, inputs, options);
-  const auto& [q, k, v, query_starts, key_starts] = inputs;
-  const auto& [dq, dk, dv, d_score] = gradients;
-  detail::require_flash_backward<T, 3>(
-      function,
-      {d_o, q, k, v, o, lse, dq, dk, dv, detail::starts_view(query_starts),
-       detail::starts_view(key_starts)},
-      options, d_score);
-  detail::require_apart_from_starts<T>(function, {"dq", dq}, inputs);
-  detail::require_apart_from_starts<T>(function, {"dk", dk}, inputs);
-  detail::require_apart_from_starts<T>(function, {"dv", dv}, inputs);
-  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-
-  const Index B = sequences.sizes.B;
-  const auto of = [&](const auto& x) { return detail::by_sequence<T>(x, B); };
-  detail::flash_backward<T>(sequences, of(d_o), {of(q), of(k), of(v)}, {of(o), of(lse)}, options,
-                            {of(dq), of(dk), of(dv), d_score}, context);
+  detail::packed_backward_call<T, T>(d_o, inputs, o, lse, options, gradients, context);
+}
+/// The same of what is stored in 16 bits, as flash_attention_backward's.
+template <NarrowFloat U>
+void packed_attention_backward(In<U, 3> d_o, const PackedSequences<std::type_identity_t<U>>& inputs,
+                               In<std::type_identity_t<U>, 3> o, In<float, 3> lse,
+                               const AttentionOptions<float>& options,
+                               const PackedGradients<float, std::type_identity_t<U>>& gradients,
+                               const Context& context = {}) {
+  detail::packed_backward_call<float, U>(d_o, inputs, o, lse, options, gradients, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
