@@ -1913,26 +1913,31 @@ struct Documents {
     bool rise = true;
     for (Index j = 1; j < S; ++j) rise = rise && ids(b, j - 1) <= ids(b, j);
     if (rise) return;
-    std::vector<Index> runs;  // by their first keys
+    std::vector<Run> runs;
     for (Index j = 0; j < S; ++j) {
-      if (j == 0 || ids(b, j - 1) != ids(b, j)) runs.push_back(j);
+      if (j == 0 || ids(b, j - 1) != ids(b, j)) runs.emplace_back(ids(b, j), j);
     }
-    std::sort(runs.begin(), runs.end(), [&](Index i, Index j) {
-      return ids(b, i) < ids(b, j) || (ids(b, i) == ids(b, j) && i < j);
-    });
-    Index before = 0, again = S;  // the first key that a document of its own had before
+    require_one_each(function, runs, b);
+  }
+
+  /// A document, and the first key of a run of it.
+  using Run = std::pair<Index, Index>;
+  static void require_one_each(std::string_view function, std::vector<Run>& runs, Index b) {
+    std::sort(runs.begin(), runs.end());
+    const Run* before = nullptr;
+    const Run* again = nullptr;  // the first run of a document that has one before it
     for (std::size_t first = 0, n = 1; n < runs.size(); ++n) {
-      if (ids(b, runs[n]) != ids(b, runs[first])) {
+      if (runs[n].first != runs[first].first) {
         first = n;
-      } else if (runs[n] < again) {
-        before = runs[first];
-        again = runs[n];
+      } else if (again == nullptr || runs[n].second < again->second) {
+        before = &runs[first];
+        again = &runs[n];
       }
     }
-    if (again == S) return;
+    if (again == nullptr) return;
     raise<ArgumentError>(
-        function, ": Mask::documents has document ", ids(b, again), " at ", Shape{b, before},
-        " and, behind another, at ", Shape{b, again},
+        function, ": Mask::documents has document ", again->first, " at ", Shape{b, before->second},
+        " and, behind another, at ", Shape{b, again->second},
         ", expected the keys of a document side by side (Mask::keep takes any pairs)");
   }
 };
@@ -6285,10 +6290,13 @@ using simd::HEADWISE_ISA::unrolled;
 using simd::HEADWISE_ISA::unrolled_pairs;
 
 /// The register tile: `rows` x `vectors` sums, `vectors` of b and one of a fill the registers (29
-/// of 32 with AVX-512, 15 of 16 below); of AMX, `vectors` tiles of 16 rows.
+/// of 32 with AVX-512, 15 of 16 below); of AMX, `vectors` tiles of 16 rows. Types that are no vectors
+/// have few registers, or none.
 template <class T>
 struct Tile {
-  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16 : 6;
+  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16
+                              : simd::vectorised<T>               ? 6
+                                                                  : 2;
   static constexpr int vectors = HEADWISE_ISA_BYTES == 64 ? 4 : 2;
   static constexpr Index width = Simd<T>::width;
   static constexpr Index columns = vectors * width;
@@ -6568,16 +6576,19 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// run_tile over `M` rows, six at a time, then four, two, one; of AMX sixteen at a time.
+/// run_tile over `M` rows, six at a time, then four, two, one; of types that are no vectors two, then
+/// one; of AMX sixteen at a time.
 template <class T, int V>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
-    for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
-    if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
-    if (m + 2 <= M) run_tile<T, 2, V>(panel, m), m += 2;
+    if constexpr (Tile<T>::rows == 6) {
+      for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
+      if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
+    }
+    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
     if (m < M) run_tile<T, 1, V>(panel, m);
   }
 }
@@ -6670,33 +6681,75 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   return residues.none();
 }
 
-/// Stage of a transpose of width x width elements: rows `half` apart exchange the halves of their
-/// blocks of 2 half lanes.
-template <Scalar T, int half, class Vector>
-HEADWISE_INLINE void exchange_halves(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-    if constexpr ((r & half) == 0) {
-      const auto upper = rows[r], lower = rows[r + half];
-      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
-        rows[r] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n : n - half + width)...);
-        rows[r + half] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n + half : n + width)...);
-      }
-      (std::make_integer_sequence<int, width>());
-    }
-  });
+/// What a transpose is made of, an instruction each: two vectors exchange parts. (By butterflies,
+/// which exchange the halves of ever smaller blocks, half of the stages are permutations by an
+/// index that is kept in a register; scores of one query took 1.2 times as long.)
+///@{
+/// Blocks of `size` elements of a and b by turns, from the lower or the upper half of each 16
+/// bytes.
+template <Scalar T, int size, bool upper, class Vector>
+HEADWISE_INLINE Vector interleaved(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  constexpr int from = upper ? lane / 2 : 0;
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b,
+                                   (n / size % 2 * width + n / lane * lane + from +
+                                    n % lane / (2 * size) * size + n % size)...);
+  }
+  (std::make_integer_sequence<int, width>());
 }
+/// Every other 16 bytes of a, then of b: the first and third of each, or the second and fourth.
+template <Scalar T, bool odd, class Vector>
+HEADWISE_INLINE Vector every_other(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b, ((2 * (n / lane) + (odd ? 1 : 0)) * lane + n % lane)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+///@}
 
-/// The transpose of width x width elements, in place.
+/// The transpose of width x width elements, in place: of squares as large as 16 bytes first, then
+/// of these squares.
 template <Scalar T, class Vector>
 HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  if constexpr (width > 8) exchange_halves<T, 8>(rows);
-  if constexpr (width > 4) exchange_halves<T, 4>(rows);
-  if constexpr (width > 2) exchange_halves<T, 2>(rows);
-  if constexpr (width > 1) exchange_halves<T, 1>(rows);
+  if constexpr (simd::vectorised<T>) {
+    constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+    constexpr int squares = width / lane;
+    const auto exchange = [&](auto size, int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = interleaved<T, size, false>(a, b);
+      rows[s] = interleaved<T, size, true>(a, b);
+    };
+    const auto exchange_squares = [&](int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = every_other<T, false>(a, b);
+      rows[s] = every_other<T, true>(a, b);
+    };
+    unrolled<squares>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      constexpr std::integral_constant<int, 1> one;
+      constexpr std::integral_constant<int, 2> two;
+      constexpr int r = n * lane;
+      exchange(one, r, r + 1);
+      if constexpr (lane == 4) {
+        exchange(one, r + 2, r + 3);
+        exchange(two, r, r + 2);      // columns 0 and 1
+        exchange(two, r + 1, r + 3);  // columns 2 and 3
+        const Vector column_2 = rows[r + 1];
+        rows[r + 1] = rows[r + 2];
+        rows[r + 2] = column_2;
+      }
+    });
+    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
+      if constexpr (squares == 2) exchange_squares(c, c + lane);
+      if constexpr (squares == 4) {
+        exchange_squares(c, c + lane);
+        exchange_squares(c + 2 * lane, c + 3 * lane);
+        exchange_squares(c, c + 2 * lane);
+        exchange_squares(c + lane, c + 3 * lane);
+      }
+    });
+  }
 }
 
 /// to [width, width] = from^T: from's rows lie `from_row` apart, to's `to_row`.
@@ -10229,9 +10282,9 @@ void layer_norm_rows(const LayerNormRows<T>& of, Index begin, Index end) {
 }
 
 /// Steps 1d to 1a of a row; of one that was not centred, whose mean is 0, without the mean of g.
-template <class T, bool centred>
+template <class T>
 void normalise_backward(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> moments,
-                        Row<const T> gamma, Row<T> dx) {
+                        Row<const T> gamma, Row<T> dx, bool centred) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
   const RowPieces<T> row{D};
@@ -10278,7 +10331,7 @@ void layer_norm_backward_rows(const LayerNormBackwardRows<T>& of, Index begin, I
     const auto dy = row(of.dy, n), x = row(of.x, n);
     const RowMoments<T> moments{of.mean[n], of.rstd[n]};
     if constexpr (simd::vectorised<T>) {
-      normalise_backward<T, true>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
+      normalise_backward<T>(dy, x, of.D, moments, of.gamma, row(of.dx, n), true);
     } else {
       layer_norm_backward_row<T>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
     }
@@ -10364,7 +10417,7 @@ void rms_norm_backward_rows(const LayerNormBackwardRows<T>& of, Index begin, Ind
   for (Index n = begin; n < end; ++n) {
     const auto dy = row(of.dy, n), x = row(of.x, n);
     if constexpr (simd::vectorised<T>) {
-      normalise_backward<T, false>(dy, x, of.D, {T(0), of.rstd[n]}, of.gamma, row(of.dx, n));
+      normalise_backward<T>(dy, x, of.D, {T(0), of.rstd[n]}, of.gamma, row(of.dx, n), false);
     } else {
       rms_norm_backward_row<T>(dy, x, of.D, of.rstd[n], of.gamma, row(of.dx, n));
     }
@@ -11316,6 +11369,19 @@ struct RowsAhead {
     if (r >= count || n >= width || n % line != 0) return;
     for (Index c = 0; c < columns; c += line) __builtin_prefetch(data + r * row + n + c, 0, 2);
   }
+  /// The same columns of the first `rows` rows.
+  template <int rows>
+  HEADWISE_INLINE void ask_all(Index n, Index columns) const {
+    if (n >= width || n % line != 0) return;
+    if (count < rows) {
+      for (Index r = 0; r < count; ++r) ask(r, n, columns);
+      return;
+    }
+    const U* at = data + n;
+    for (int r = 0; r < rows; ++r, at += row) {
+      for (Index c = 0; c < columns; c += line) __builtin_prefetch(at + c, 0, 2);
+    }
+  }
   RowsAhead from(Index r) const { return {data + r * row, row, width, count - r}; }
 };
 
@@ -11340,14 +11406,10 @@ void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const 
   unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { sum[r] = S::zero(); });
   for (Index n = 0; n + width <= d; n += width) {
     typename S::Vector square[std::size_t{width}];
-    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-      square[r] = load_as<T>(k.data + r * k.row + n);
-      ahead.ask(r, n, width);
-    });
-    if constexpr (width > 8) exchange_halves<T, 8>(square);
-    if constexpr (width > 4) exchange_halves<T, 4>(square);
-    if constexpr (width > 2) exchange_halves<T, 2>(square);
-    if constexpr (width > 1) exchange_halves<T, 1>(square);
+    ahead.template ask_all<width>(n, width);
+    unrolled<width>([&](auto r)
+                        HEADWISE_ALWAYS_INLINE { square[r] = load_as<T>(k.data + r * k.row + n); });
+    transpose<T>(square);
     unrolled_pairs<width, rows>([&](auto c, auto r) HEADWISE_ALWAYS_INLINE {
       sum[r] = S::fma(square[c], S::broadcast(q[r * d + n + c]), sum[r]);
     });
@@ -12715,7 +12777,9 @@ using simd::HEADWISE_ISA::unrolled_pairs;
 
 template <class T>
 struct Tile {
-  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16 : 6;
+  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16
+                              : simd::vectorised<T>               ? 6
+                                                                  : 2;
   static constexpr int vectors = HEADWISE_ISA_BYTES == 64 ? 4 : 2;
   static constexpr Index width = Simd<T>::width;
   static constexpr Index columns = vectors * width;
@@ -12971,9 +13035,11 @@ void run_rows(const Panel<T>& panel, Index M) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
-    for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
-    if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
-    if (m + 2 <= M) run_tile<T, 2, V>(panel, m), m += 2;
+    if constexpr (Tile<T>::rows == 6) {
+      for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
+      if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
+    }
+    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
     if (m < M) run_tile<T, 1, V>(panel, m);
   }
 }
@@ -13058,30 +13124,65 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   return residues.none();
 }
 
-template <Scalar T, int half, class Vector>
-HEADWISE_INLINE void exchange_halves(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-    if constexpr ((r & half) == 0) {
-      const auto upper = rows[r], lower = rows[r + half];
-      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
-        rows[r] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n : n - half + width)...);
-        rows[r + half] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n + half : n + width)...);
-      }
-      (std::make_integer_sequence<int, width>());
-    }
-  });
+template <Scalar T, int size, bool upper, class Vector>
+HEADWISE_INLINE Vector interleaved(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  constexpr int from = upper ? lane / 2 : 0;
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b,
+                                   (n / size % 2 * width + n / lane * lane + from +
+                                    n % lane / (2 * size) * size + n % size)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+template <Scalar T, bool odd, class Vector>
+HEADWISE_INLINE Vector every_other(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b, ((2 * (n / lane) + (odd ? 1 : 0)) * lane + n % lane)...);
+  }
+  (std::make_integer_sequence<int, width>());
 }
 
 template <Scalar T, class Vector>
 HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  if constexpr (width > 8) exchange_halves<T, 8>(rows);
-  if constexpr (width > 4) exchange_halves<T, 4>(rows);
-  if constexpr (width > 2) exchange_halves<T, 2>(rows);
-  if constexpr (width > 1) exchange_halves<T, 1>(rows);
+  if constexpr (simd::vectorised<T>) {
+    constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+    constexpr int squares = width / lane;
+    const auto exchange = [&](auto size, int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = interleaved<T, size, false>(a, b);
+      rows[s] = interleaved<T, size, true>(a, b);
+    };
+    const auto exchange_squares = [&](int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = every_other<T, false>(a, b);
+      rows[s] = every_other<T, true>(a, b);
+    };
+    unrolled<squares>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      constexpr std::integral_constant<int, 1> one;
+      constexpr std::integral_constant<int, 2> two;
+      constexpr int r = n * lane;
+      exchange(one, r, r + 1);
+      if constexpr (lane == 4) {
+        exchange(one, r + 2, r + 3);
+        exchange(two, r, r + 2);      // columns 0 and 1
+        exchange(two, r + 1, r + 3);  // columns 2 and 3
+        const Vector column_2 = rows[r + 1];
+        rows[r + 1] = rows[r + 2];
+        rows[r + 2] = column_2;
+      }
+    });
+    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
+      if constexpr (squares == 2) exchange_squares(c, c + lane);
+      if constexpr (squares == 4) {
+        exchange_squares(c, c + lane);
+        exchange_squares(c + 2 * lane, c + 3 * lane);
+        exchange_squares(c, c + 2 * lane);
+        exchange_squares(c + lane, c + 3 * lane);
+      }
+    });
+  }
 }
 
 template <Scalar T, class U>
@@ -16193,9 +16294,9 @@ void layer_norm_rows(const LayerNormRows<T>& of, Index begin, Index end) {
   }
 }
 
-template <class T, bool centred>
+template <class T>
 void normalise_backward(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> moments,
-                        Row<const T> gamma, Row<T> dx) {
+                        Row<const T> gamma, Row<T> dx, bool centred) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
   const RowPieces<T> row{D};
@@ -16240,7 +16341,7 @@ void layer_norm_backward_rows(const LayerNormBackwardRows<T>& of, Index begin, I
     const auto dy = row(of.dy, n), x = row(of.x, n);
     const RowMoments<T> moments{of.mean[n], of.rstd[n]};
     if constexpr (simd::vectorised<T>) {
-      normalise_backward<T, true>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
+      normalise_backward<T>(dy, x, of.D, moments, of.gamma, row(of.dx, n), true);
     } else {
       layer_norm_backward_row<T>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
     }
@@ -16318,7 +16419,7 @@ void rms_norm_backward_rows(const LayerNormBackwardRows<T>& of, Index begin, Ind
   for (Index n = begin; n < end; ++n) {
     const auto dy = row(of.dy, n), x = row(of.x, n);
     if constexpr (simd::vectorised<T>) {
-      normalise_backward<T, false>(dy, x, of.D, {T(0), of.rstd[n]}, of.gamma, row(of.dx, n));
+      normalise_backward<T>(dy, x, of.D, {T(0), of.rstd[n]}, of.gamma, row(of.dx, n), false);
     } else {
       rms_norm_backward_row<T>(dy, x, of.D, of.rstd[n], of.gamma, row(of.dx, n));
     }
@@ -17171,6 +17272,18 @@ struct RowsAhead {
     if (r >= count || n >= width || n % line != 0) return;
     for (Index c = 0; c < columns; c += line) __builtin_prefetch(data + r * row + n + c, 0, 2);
   }
+  template <int rows>
+  HEADWISE_INLINE void ask_all(Index n, Index columns) const {
+    if (n >= width || n % line != 0) return;
+    if (count < rows) {
+      for (Index r = 0; r < count; ++r) ask(r, n, columns);
+      return;
+    }
+    const U* at = data + n;
+    for (int r = 0; r < rows; ++r, at += row) {
+      for (Index c = 0; c < columns; c += line) __builtin_prefetch(at + c, 0, 2);
+    }
+  }
   RowsAhead from(Index r) const { return {data + r * row, row, width, count - r}; }
 };
 
@@ -17189,14 +17302,10 @@ void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const 
   unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { sum[r] = S::zero(); });
   for (Index n = 0; n + width <= d; n += width) {
     typename S::Vector square[std::size_t{width}];
-    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-      square[r] = load_as<T>(k.data + r * k.row + n);
-      ahead.ask(r, n, width);
-    });
-    if constexpr (width > 8) exchange_halves<T, 8>(square);
-    if constexpr (width > 4) exchange_halves<T, 4>(square);
-    if constexpr (width > 2) exchange_halves<T, 2>(square);
-    if constexpr (width > 1) exchange_halves<T, 1>(square);
+    ahead.template ask_all<width>(n, width);
+    unrolled<width>([&](auto r)
+                        HEADWISE_ALWAYS_INLINE { square[r] = load_as<T>(k.data + r * k.row + n); });
+    transpose<T>(square);
     unrolled_pairs<width, rows>([&](auto c, auto r) HEADWISE_ALWAYS_INLINE {
       sum[r] = S::fma(square[c], S::broadcast(q[r * d + n + c]), sum[r]);
     });
@@ -18516,7 +18625,9 @@ using simd::HEADWISE_ISA::unrolled_pairs;
 
 template <class T>
 struct Tile {
-  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16 : 6;
+  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16
+                              : simd::vectorised<T>               ? 6
+                                                                  : 2;
   static constexpr int vectors = HEADWISE_ISA_BYTES == 64 ? 4 : 2;
   static constexpr Index width = Simd<T>::width;
   static constexpr Index columns = vectors * width;
@@ -18772,9 +18883,11 @@ void run_rows(const Panel<T>& panel, Index M) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
-    for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
-    if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
-    if (m + 2 <= M) run_tile<T, 2, V>(panel, m), m += 2;
+    if constexpr (Tile<T>::rows == 6) {
+      for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
+      if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
+    }
+    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
     if (m < M) run_tile<T, 1, V>(panel, m);
   }
 }
@@ -18859,30 +18972,65 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   return residues.none();
 }
 
-template <Scalar T, int half, class Vector>
-HEADWISE_INLINE void exchange_halves(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-    if constexpr ((r & half) == 0) {
-      const auto upper = rows[r], lower = rows[r + half];
-      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
-        rows[r] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n : n - half + width)...);
-        rows[r + half] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n + half : n + width)...);
-      }
-      (std::make_integer_sequence<int, width>());
-    }
-  });
+template <Scalar T, int size, bool upper, class Vector>
+HEADWISE_INLINE Vector interleaved(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  constexpr int from = upper ? lane / 2 : 0;
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b,
+                                   (n / size % 2 * width + n / lane * lane + from +
+                                    n % lane / (2 * size) * size + n % size)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+template <Scalar T, bool odd, class Vector>
+HEADWISE_INLINE Vector every_other(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b, ((2 * (n / lane) + (odd ? 1 : 0)) * lane + n % lane)...);
+  }
+  (std::make_integer_sequence<int, width>());
 }
 
 template <Scalar T, class Vector>
 HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  if constexpr (width > 8) exchange_halves<T, 8>(rows);
-  if constexpr (width > 4) exchange_halves<T, 4>(rows);
-  if constexpr (width > 2) exchange_halves<T, 2>(rows);
-  if constexpr (width > 1) exchange_halves<T, 1>(rows);
+  if constexpr (simd::vectorised<T>) {
+    constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+    constexpr int squares = width / lane;
+    const auto exchange = [&](auto size, int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = interleaved<T, size, false>(a, b);
+      rows[s] = interleaved<T, size, true>(a, b);
+    };
+    const auto exchange_squares = [&](int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = every_other<T, false>(a, b);
+      rows[s] = every_other<T, true>(a, b);
+    };
+    unrolled<squares>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      constexpr std::integral_constant<int, 1> one;
+      constexpr std::integral_constant<int, 2> two;
+      constexpr int r = n * lane;
+      exchange(one, r, r + 1);
+      if constexpr (lane == 4) {
+        exchange(one, r + 2, r + 3);
+        exchange(two, r, r + 2);      // columns 0 and 1
+        exchange(two, r + 1, r + 3);  // columns 2 and 3
+        const Vector column_2 = rows[r + 1];
+        rows[r + 1] = rows[r + 2];
+        rows[r + 2] = column_2;
+      }
+    });
+    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
+      if constexpr (squares == 2) exchange_squares(c, c + lane);
+      if constexpr (squares == 4) {
+        exchange_squares(c, c + lane);
+        exchange_squares(c + 2 * lane, c + 3 * lane);
+        exchange_squares(c, c + 2 * lane);
+        exchange_squares(c + lane, c + 3 * lane);
+      }
+    });
+  }
 }
 
 template <Scalar T, class U>
@@ -21994,9 +22142,9 @@ void layer_norm_rows(const LayerNormRows<T>& of, Index begin, Index end) {
   }
 }
 
-template <class T, bool centred>
+template <class T>
 void normalise_backward(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> moments,
-                        Row<const T> gamma, Row<T> dx) {
+                        Row<const T> gamma, Row<T> dx, bool centred) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
   const RowPieces<T> row{D};
@@ -22041,7 +22189,7 @@ void layer_norm_backward_rows(const LayerNormBackwardRows<T>& of, Index begin, I
     const auto dy = row(of.dy, n), x = row(of.x, n);
     const RowMoments<T> moments{of.mean[n], of.rstd[n]};
     if constexpr (simd::vectorised<T>) {
-      normalise_backward<T, true>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
+      normalise_backward<T>(dy, x, of.D, moments, of.gamma, row(of.dx, n), true);
     } else {
       layer_norm_backward_row<T>(dy, x, of.D, moments, of.gamma, row(of.dx, n));
     }
@@ -22119,7 +22267,7 @@ void rms_norm_backward_rows(const LayerNormBackwardRows<T>& of, Index begin, Ind
   for (Index n = begin; n < end; ++n) {
     const auto dy = row(of.dy, n), x = row(of.x, n);
     if constexpr (simd::vectorised<T>) {
-      normalise_backward<T, false>(dy, x, of.D, {T(0), of.rstd[n]}, of.gamma, row(of.dx, n));
+      normalise_backward<T>(dy, x, of.D, {T(0), of.rstd[n]}, of.gamma, row(of.dx, n), false);
     } else {
       rms_norm_backward_row<T>(dy, x, of.D, of.rstd[n], of.gamma, row(of.dx, n));
     }
@@ -22972,6 +23120,18 @@ struct RowsAhead {
     if (r >= count || n >= width || n % line != 0) return;
     for (Index c = 0; c < columns; c += line) __builtin_prefetch(data + r * row + n + c, 0, 2);
   }
+  template <int rows>
+  HEADWISE_INLINE void ask_all(Index n, Index columns) const {
+    if (n >= width || n % line != 0) return;
+    if (count < rows) {
+      for (Index r = 0; r < count; ++r) ask(r, n, columns);
+      return;
+    }
+    const U* at = data + n;
+    for (int r = 0; r < rows; ++r, at += row) {
+      for (Index c = 0; c < columns; c += line) __builtin_prefetch(at + c, 0, 2);
+    }
+  }
   RowsAhead from(Index r) const { return {data + r * row, row, width, count - r}; }
 };
 
@@ -22990,14 +23150,10 @@ void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const 
   unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { sum[r] = S::zero(); });
   for (Index n = 0; n + width <= d; n += width) {
     typename S::Vector square[std::size_t{width}];
-    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-      square[r] = load_as<T>(k.data + r * k.row + n);
-      ahead.ask(r, n, width);
-    });
-    if constexpr (width > 8) exchange_halves<T, 8>(square);
-    if constexpr (width > 4) exchange_halves<T, 4>(square);
-    if constexpr (width > 2) exchange_halves<T, 2>(square);
-    if constexpr (width > 1) exchange_halves<T, 1>(square);
+    ahead.template ask_all<width>(n, width);
+    unrolled<width>([&](auto r)
+                        HEADWISE_ALWAYS_INLINE { square[r] = load_as<T>(k.data + r * k.row + n); });
+    transpose<T>(square);
     unrolled_pairs<width, rows>([&](auto c, auto r) HEADWISE_ALWAYS_INLINE {
       sum[r] = S::fma(square[c], S::broadcast(q[r * d + n + c]), sum[r]);
     });
@@ -37049,7 +37205,9 @@ using simd::HEADWISE_ISA::unrolled_pairs;
 
 template <class T>
 struct Tile {
-  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16 : 6;
+  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16
+                              : simd::vectorised<T>               ? 6
+                                                                  : 2;
   static constexpr int vectors = HEADWISE_ISA_BYTES == 64 ? 4 : 2;
   static constexpr Index width = Simd<T>::width;
   static constexpr Index columns = vectors * width;
@@ -37305,9 +37463,11 @@ void run_rows(const Panel<T>& panel, Index M) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
-    for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
-    if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
-    if (m + 2 <= M) run_tile<T, 2, V>(panel, m), m += 2;
+    if constexpr (Tile<T>::rows == 6) {
+      for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
+      if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
+    }
+    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
     if (m < M) run_tile<T, 1, V>(panel, m);
   }
 }
@@ -37392,30 +37552,65 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   return residues.none();
 }
 
-template <Scalar T, int half, class Vector>
-HEADWISE_INLINE void exchange_halves(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-    if constexpr ((r & half) == 0) {
-      const auto upper = rows[r], lower = rows[r + half];
-      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
-        rows[r] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n : n - half + width)...);
-        rows[r + half] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n + half : n + width)...);
-      }
-      (std::make_integer_sequence<int, width>());
-    }
-  });
+template <Scalar T, int size, bool upper, class Vector>
+HEADWISE_INLINE Vector interleaved(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  constexpr int from = upper ? lane / 2 : 0;
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b,
+                                   (n / size % 2 * width + n / lane * lane + from +
+                                    n % lane / (2 * size) * size + n % size)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+template <Scalar T, bool odd, class Vector>
+HEADWISE_INLINE Vector every_other(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b, ((2 * (n / lane) + (odd ? 1 : 0)) * lane + n % lane)...);
+  }
+  (std::make_integer_sequence<int, width>());
 }
 
 template <Scalar T, class Vector>
 HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  if constexpr (width > 8) exchange_halves<T, 8>(rows);
-  if constexpr (width > 4) exchange_halves<T, 4>(rows);
-  if constexpr (width > 2) exchange_halves<T, 2>(rows);
-  if constexpr (width > 1) exchange_halves<T, 1>(rows);
+  if constexpr (simd::vectorised<T>) {
+    constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+    constexpr int squares = width / lane;
+    const auto exchange = [&](auto size, int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = interleaved<T, size, false>(a, b);
+      rows[s] = interleaved<T, size, true>(a, b);
+    };
+    const auto exchange_squares = [&](int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = every_other<T, false>(a, b);
+      rows[s] = every_other<T, true>(a, b);
+    };
+    unrolled<squares>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      constexpr std::integral_constant<int, 1> one;
+      constexpr std::integral_constant<int, 2> two;
+      constexpr int r = n * lane;
+      exchange(one, r, r + 1);
+      if constexpr (lane == 4) {
+        exchange(one, r + 2, r + 3);
+        exchange(two, r, r + 2);      // columns 0 and 1
+        exchange(two, r + 1, r + 3);  // columns 2 and 3
+        const Vector column_2 = rows[r + 1];
+        rows[r + 1] = rows[r + 2];
+        rows[r + 2] = column_2;
+      }
+    });
+    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
+      if constexpr (squares == 2) exchange_squares(c, c + lane);
+      if constexpr (squares == 4) {
+        exchange_squares(c, c + lane);
+        exchange_squares(c + 2 * lane, c + 3 * lane);
+        exchange_squares(c, c + 2 * lane);
+        exchange_squares(c + lane, c + 3 * lane);
+      }
+    });
+  }
 }
 
 template <Scalar T, class U>
@@ -41075,7 +41270,9 @@ using simd::HEADWISE_ISA::unrolled_pairs;
 
 template <class T>
 struct Tile {
-  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16 : 6;
+  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16
+                              : simd::vectorised<T>               ? 6
+                                                                  : 2;
   static constexpr int vectors = HEADWISE_ISA_BYTES == 64 ? 4 : 2;
   static constexpr Index width = Simd<T>::width;
   static constexpr Index columns = vectors * width;
@@ -41331,9 +41528,11 @@ void run_rows(const Panel<T>& panel, Index M) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
-    for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
-    if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
-    if (m + 2 <= M) run_tile<T, 2, V>(panel, m), m += 2;
+    if constexpr (Tile<T>::rows == 6) {
+      for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
+      if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
+    }
+    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
     if (m < M) run_tile<T, 1, V>(panel, m);
   }
 }
@@ -41418,30 +41617,65 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   return residues.none();
 }
 
-template <Scalar T, int half, class Vector>
-HEADWISE_INLINE void exchange_halves(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-    if constexpr ((r & half) == 0) {
-      const auto upper = rows[r], lower = rows[r + half];
-      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
-        rows[r] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n : n - half + width)...);
-        rows[r + half] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n + half : n + width)...);
-      }
-      (std::make_integer_sequence<int, width>());
-    }
-  });
+template <Scalar T, int size, bool upper, class Vector>
+HEADWISE_INLINE Vector interleaved(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  constexpr int from = upper ? lane / 2 : 0;
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b,
+                                   (n / size % 2 * width + n / lane * lane + from +
+                                    n % lane / (2 * size) * size + n % size)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+template <Scalar T, bool odd, class Vector>
+HEADWISE_INLINE Vector every_other(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b, ((2 * (n / lane) + (odd ? 1 : 0)) * lane + n % lane)...);
+  }
+  (std::make_integer_sequence<int, width>());
 }
 
 template <Scalar T, class Vector>
 HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  if constexpr (width > 8) exchange_halves<T, 8>(rows);
-  if constexpr (width > 4) exchange_halves<T, 4>(rows);
-  if constexpr (width > 2) exchange_halves<T, 2>(rows);
-  if constexpr (width > 1) exchange_halves<T, 1>(rows);
+  if constexpr (simd::vectorised<T>) {
+    constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+    constexpr int squares = width / lane;
+    const auto exchange = [&](auto size, int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = interleaved<T, size, false>(a, b);
+      rows[s] = interleaved<T, size, true>(a, b);
+    };
+    const auto exchange_squares = [&](int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = every_other<T, false>(a, b);
+      rows[s] = every_other<T, true>(a, b);
+    };
+    unrolled<squares>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      constexpr std::integral_constant<int, 1> one;
+      constexpr std::integral_constant<int, 2> two;
+      constexpr int r = n * lane;
+      exchange(one, r, r + 1);
+      if constexpr (lane == 4) {
+        exchange(one, r + 2, r + 3);
+        exchange(two, r, r + 2);      // columns 0 and 1
+        exchange(two, r + 1, r + 3);  // columns 2 and 3
+        const Vector column_2 = rows[r + 1];
+        rows[r + 1] = rows[r + 2];
+        rows[r + 2] = column_2;
+      }
+    });
+    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
+      if constexpr (squares == 2) exchange_squares(c, c + lane);
+      if constexpr (squares == 4) {
+        exchange_squares(c, c + lane);
+        exchange_squares(c + 2 * lane, c + 3 * lane);
+        exchange_squares(c, c + 2 * lane);
+        exchange_squares(c + lane, c + 3 * lane);
+      }
+    });
+  }
 }
 
 template <Scalar T, class U>
@@ -45097,7 +45331,9 @@ using simd::HEADWISE_ISA::unrolled_pairs;
 
 template <class T>
 struct Tile {
-  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16 : 6;
+  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16
+                              : simd::vectorised<T>               ? 6
+                                                                  : 2;
   static constexpr int vectors = HEADWISE_ISA_BYTES == 64 ? 4 : 2;
   static constexpr Index width = Simd<T>::width;
   static constexpr Index columns = vectors * width;
@@ -45353,9 +45589,11 @@ void run_rows(const Panel<T>& panel, Index M) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
-    for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
-    if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
-    if (m + 2 <= M) run_tile<T, 2, V>(panel, m), m += 2;
+    if constexpr (Tile<T>::rows == 6) {
+      for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
+      if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
+    }
+    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
     if (m < M) run_tile<T, 1, V>(panel, m);
   }
 }
@@ -45440,30 +45678,65 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   return residues.none();
 }
 
-template <Scalar T, int half, class Vector>
-HEADWISE_INLINE void exchange_halves(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-    if constexpr ((r & half) == 0) {
-      const auto upper = rows[r], lower = rows[r + half];
-      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
-        rows[r] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n : n - half + width)...);
-        rows[r + half] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n + half : n + width)...);
-      }
-      (std::make_integer_sequence<int, width>());
-    }
-  });
+template <Scalar T, int size, bool upper, class Vector>
+HEADWISE_INLINE Vector interleaved(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  constexpr int from = upper ? lane / 2 : 0;
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b,
+                                   (n / size % 2 * width + n / lane * lane + from +
+                                    n % lane / (2 * size) * size + n % size)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+template <Scalar T, bool odd, class Vector>
+HEADWISE_INLINE Vector every_other(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b, ((2 * (n / lane) + (odd ? 1 : 0)) * lane + n % lane)...);
+  }
+  (std::make_integer_sequence<int, width>());
 }
 
 template <Scalar T, class Vector>
 HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  if constexpr (width > 8) exchange_halves<T, 8>(rows);
-  if constexpr (width > 4) exchange_halves<T, 4>(rows);
-  if constexpr (width > 2) exchange_halves<T, 2>(rows);
-  if constexpr (width > 1) exchange_halves<T, 1>(rows);
+  if constexpr (simd::vectorised<T>) {
+    constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+    constexpr int squares = width / lane;
+    const auto exchange = [&](auto size, int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = interleaved<T, size, false>(a, b);
+      rows[s] = interleaved<T, size, true>(a, b);
+    };
+    const auto exchange_squares = [&](int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = every_other<T, false>(a, b);
+      rows[s] = every_other<T, true>(a, b);
+    };
+    unrolled<squares>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      constexpr std::integral_constant<int, 1> one;
+      constexpr std::integral_constant<int, 2> two;
+      constexpr int r = n * lane;
+      exchange(one, r, r + 1);
+      if constexpr (lane == 4) {
+        exchange(one, r + 2, r + 3);
+        exchange(two, r, r + 2);      // columns 0 and 1
+        exchange(two, r + 1, r + 3);  // columns 2 and 3
+        const Vector column_2 = rows[r + 1];
+        rows[r + 1] = rows[r + 2];
+        rows[r + 2] = column_2;
+      }
+    });
+    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
+      if constexpr (squares == 2) exchange_squares(c, c + lane);
+      if constexpr (squares == 4) {
+        exchange_squares(c, c + lane);
+        exchange_squares(c + 2 * lane, c + 3 * lane);
+        exchange_squares(c, c + 2 * lane);
+        exchange_squares(c + lane, c + 3 * lane);
+      }
+    });
+  }
 }
 
 template <Scalar T, class U>
@@ -49119,7 +49392,9 @@ using simd::HEADWISE_ISA::unrolled_pairs;
 
 template <class T>
 struct Tile {
-  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16 : 6;
+  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16
+                              : simd::vectorised<T>               ? 6
+                                                                  : 2;
   static constexpr int vectors = HEADWISE_ISA_BYTES == 64 ? 4 : 2;
   static constexpr Index width = Simd<T>::width;
   static constexpr Index columns = vectors * width;
@@ -49375,9 +49650,11 @@ void run_rows(const Panel<T>& panel, Index M) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
-    for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
-    if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
-    if (m + 2 <= M) run_tile<T, 2, V>(panel, m), m += 2;
+    if constexpr (Tile<T>::rows == 6) {
+      for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
+      if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
+    }
+    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
     if (m < M) run_tile<T, 1, V>(panel, m);
   }
 }
@@ -49462,30 +49739,65 @@ bool all_finite(Matrix<const T> x, Index rows, Index columns) {
   return residues.none();
 }
 
-template <Scalar T, int half, class Vector>
-HEADWISE_INLINE void exchange_halves(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-    if constexpr ((r & half) == 0) {
-      const auto upper = rows[r], lower = rows[r + half];
-      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
-        rows[r] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n : n - half + width)...);
-        rows[r + half] =
-            __builtin_shufflevector(upper, lower, ((n & half) == 0 ? n + half : n + width)...);
-      }
-      (std::make_integer_sequence<int, width>());
-    }
-  });
+template <Scalar T, int size, bool upper, class Vector>
+HEADWISE_INLINE Vector interleaved(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  constexpr int from = upper ? lane / 2 : 0;
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b,
+                                   (n / size % 2 * width + n / lane * lane + from +
+                                    n % lane / (2 * size) * size + n % size)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+template <Scalar T, bool odd, class Vector>
+HEADWISE_INLINE Vector every_other(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b, ((2 * (n / lane) + (odd ? 1 : 0)) * lane + n % lane)...);
+  }
+  (std::make_integer_sequence<int, width>());
 }
 
 template <Scalar T, class Vector>
 HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
-  constexpr int width = Simd<T>::width;
-  if constexpr (width > 8) exchange_halves<T, 8>(rows);
-  if constexpr (width > 4) exchange_halves<T, 4>(rows);
-  if constexpr (width > 2) exchange_halves<T, 2>(rows);
-  if constexpr (width > 1) exchange_halves<T, 1>(rows);
+  if constexpr (simd::vectorised<T>) {
+    constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+    constexpr int squares = width / lane;
+    const auto exchange = [&](auto size, int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = interleaved<T, size, false>(a, b);
+      rows[s] = interleaved<T, size, true>(a, b);
+    };
+    const auto exchange_squares = [&](int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = every_other<T, false>(a, b);
+      rows[s] = every_other<T, true>(a, b);
+    };
+    unrolled<squares>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      constexpr std::integral_constant<int, 1> one;
+      constexpr std::integral_constant<int, 2> two;
+      constexpr int r = n * lane;
+      exchange(one, r, r + 1);
+      if constexpr (lane == 4) {
+        exchange(one, r + 2, r + 3);
+        exchange(two, r, r + 2);      // columns 0 and 1
+        exchange(two, r + 1, r + 3);  // columns 2 and 3
+        const Vector column_2 = rows[r + 1];
+        rows[r + 1] = rows[r + 2];
+        rows[r + 2] = column_2;
+      }
+    });
+    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
+      if constexpr (squares == 2) exchange_squares(c, c + lane);
+      if constexpr (squares == 4) {
+        exchange_squares(c, c + lane);
+        exchange_squares(c + 2 * lane, c + 3 * lane);
+        exchange_squares(c, c + 2 * lane);
+        exchange_squares(c + lane, c + 3 * lane);
+      }
+    });
+  }
 }
 
 template <Scalar T, class U>

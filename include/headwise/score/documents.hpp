@@ -47,26 +47,31 @@ struct Documents {
     bool rise = true;
     for (Index j = 1; j < S; ++j) rise = rise && ids(b, j - 1) <= ids(b, j);
     if (rise) return;
-    std::vector<Index> runs;  // by their first keys
+    std::vector<Run> runs;
     for (Index j = 0; j < S; ++j) {
-      if (j == 0 || ids(b, j - 1) != ids(b, j)) runs.push_back(j);
+      if (j == 0 || ids(b, j - 1) != ids(b, j)) runs.emplace_back(ids(b, j), j);
     }
-    std::sort(runs.begin(), runs.end(), [&](Index i, Index j) {
-      return ids(b, i) < ids(b, j) || (ids(b, i) == ids(b, j) && i < j);
-    });
-    Index before = 0, again = S;  // the first key that a document of its own had before
+    require_one_each(function, runs, b);
+  }
+
+  /// A document, and the first key of a run of it.
+  using Run = std::pair<Index, Index>;
+  static void require_one_each(std::string_view function, std::vector<Run>& runs, Index b) {
+    std::sort(runs.begin(), runs.end());
+    const Run* before = nullptr;
+    const Run* again = nullptr;  // the first run of a document that has one before it
     for (std::size_t first = 0, n = 1; n < runs.size(); ++n) {
-      if (ids(b, runs[n]) != ids(b, runs[first])) {
+      if (runs[n].first != runs[first].first) {
         first = n;
-      } else if (runs[n] < again) {
-        before = runs[first];
-        again = runs[n];
+      } else if (again == nullptr || runs[n].second < again->second) {
+        before = &runs[first];
+        again = &runs[n];
       }
     }
-    if (again == S) return;
+    if (again == nullptr) return;
     raise<ArgumentError>(
-        function, ": Mask::documents has document ", ids(b, again), " at ", Shape{b, before},
-        " and, behind another, at ", Shape{b, again},
+        function, ": Mask::documents has document ", again->first, " at ", Shape{b, before->second},
+        " and, behind another, at ", Shape{b, again->second},
         ", expected the keys of a document side by side (Mask::keep takes any pairs)");
   }
 };
