@@ -68,7 +68,7 @@ Case sdpa(const std::vector<Index>& values) {
   Case one;
   one.run = [problem](const Context& context) { problem->run(backward, context); };
   one.right = [problem] { return problem->right(backward); };
-  const Index pairs = visible_pairs(p.sizes.L, p.sizes.L, p.sizes.L, p.sizes.causal, Index{0});
+  const Index pairs = visible_pairs(p.sizes.L, p.sizes.L, p.sizes.L, p.sizes.is_causal, Index{0});
   one.flops = static_cast<double>((backward ? 14 : 4) * p.sizes.B * p.sizes.D * pairs);
   one.bytes = bytes_of(p.q, p.k, p.v, p.o, p.lse);
   if (backward) one.bytes += bytes_of(p.d_o, p.dq, p.dk, p.dv);

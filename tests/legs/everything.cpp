@@ -21,6 +21,11 @@ void everything() {
   const Tensor2<double> x({1, 3});
   const auto same = [](const Tensor2<double>& at) { return at; };
   std::cout << check_op(same, same, x) << close_to(x, x, 0) << eigen_map(x).sum();
+  Tensor<BFloat16, 4> heads({1, 1, 2, 4});
+  Tensor4<float> lse({1, 1, 2, 2});
+  flash_attention_forward<BFloat16>(heads, heads, heads, {}, heads, lse);
+  flash_attention_backward<BFloat16>(heads, {heads, heads, heads}, heads, lse, {},
+                                     {heads, heads, heads});
   const auto moving = [](const Tensor2<Dual<double>>& at) { return at; };
   std::cout << jvp(moving, x, x).derivative << hessian_vector_product(moving, x, x);
   GradientCheck<double> check;

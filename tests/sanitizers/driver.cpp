@@ -45,6 +45,31 @@ std::size_t look_at_saved() {
   return look_at("saved", values);
 }
 
+/// Attention whose tensors are of 16 bits, in tiles and of few queries.
+template <class U>
+std::size_t look_at_16_bits() {
+  std::size_t count = 0;
+  for (const Index L : {3, 150}) {
+    const auto rounded = [&](Index length, std::uint64_t seed) {
+      const auto numbers = headwise_tests::noise<float>(Shape{1, 2, length, 20}, seed);
+      Tensor<U, 4> x(numbers.shape());
+      for (Index n = 0; n < x.size(); ++n) x.data()[n] = convert_float<U>(numbers.data()[n]);
+      return x;
+    };
+    const auto q = rounded(L, 1), k = rounded(270, 2), v = rounded(270, 3), d_o = rounded(L, 4);
+    Tensor<U, 4> o(q.shape()), dq(q.shape()), dk(k.shape()), dv(v.shape());
+    Tensor4<float> lse({1, 2, L, 2});
+    flash_attention_forward<U>(q, k, v, {}, o, lse);
+    flash_attention_backward<U>(d_o, {q, k, v}, o, lse, {}, {dq, dk, dv});
+    for (const Tensor<U, 4>* x : {&o, &dq, &dk, &dv}) {
+      std::vector<double> values;
+      for (const U one : *x) values.push_back(double{convert_float<float>(one)});
+      count += look_at("16 bits", values);
+    }
+  }
+  return count;
+}
+
 /// Weights to a file and back.
 bool survives_a_file(const char* path) {
   const MultiHeadAttention<float> module({.d_model = 8, .num_heads = 2, .seed = 3});
@@ -86,6 +111,7 @@ int main(int argc, char** argv) {
     values += look_at(result.name, result.values);
   }
   values += look_at_saved<BFloat16>() + look_at_saved<Float16>();
+  values += look_at_16_bits<BFloat16>() + look_at_16_bits<Float16>();
   const bool file = argc != 2 || survives_a_file(argv[1]);
   std::printf("%zu values%s\n", values, file ? "" : ", and the file DIFFERS");
   return values > 100000 && file ? 0 : 1;
