@@ -6290,8 +6290,8 @@ using simd::HEADWISE_ISA::unrolled;
 using simd::HEADWISE_ISA::unrolled_pairs;
 
 /// The register tile: `rows` x `vectors` sums, `vectors` of b and one of a fill the registers (29
-/// of 32 with AVX-512, 15 of 16 below); of AMX, `vectors` tiles of 16 rows. Types that are no vectors
-/// have few registers, or none.
+/// of 32 with AVX-512, 15 of 16 below); of AMX, `vectors` tiles of 16 rows. Types that are no
+/// vectors have few registers, or none.
 template <class T>
 struct Tile {
   static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16
@@ -6576,8 +6576,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// run_tile over `M` rows, six at a time, then four, two, one; of types that are no vectors two, then
-/// one; of AMX sixteen at a time.
+/// run_tile over `M` rows, six at a time, then four, two, one; of types that are no vectors two,
+/// then one; of AMX sixteen at a time.
 template <class T, int V>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
@@ -6740,15 +6740,16 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
         rows[r + 2] = column_2;
       }
     });
-    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
-      if constexpr (squares == 2) exchange_squares(c, c + lane);
-      if constexpr (squares == 4) {
+    if constexpr (squares > 1) {
+      unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
         exchange_squares(c, c + lane);
-        exchange_squares(c + 2 * lane, c + 3 * lane);
-        exchange_squares(c, c + 2 * lane);
-        exchange_squares(c + lane, c + 3 * lane);
-      }
-    });
+        if constexpr (squares == 4) {
+          exchange_squares(c + 2 * lane, c + 3 * lane);
+          exchange_squares(c, c + 2 * lane);
+          exchange_squares(c + lane, c + 3 * lane);
+        }
+      });
+    }
   }
 }
 
@@ -11396,7 +11397,9 @@ struct ScoreRows {
 /// keys are transposed in registers, each score is one chain over d. (Two vectors of keys at a
 /// time, whose chains need not wait for each other, and transposes by loads of 16-byte blocks, with
 /// half the shuffles: no difference with AVX-512 on an EPYC of family 25, where 5 cycles a line of
-/// keys and values go by whatever is computed; with AVX2 1.08 and another 1.06 times as fast.)
+/// keys and values go by whatever is computed; with AVX2 1.08 and another 1.06 times as fast. Rows
+/// ahead asked for one by one, whole, not column by column: 0.93 to 0.95 of the speed, in the third
+/// cache and beyond.)
 template <class T, int rows, class U>
 void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const RowsAhead<U>& ahead,
                   const ScoreRows<T>& s) {
@@ -13173,15 +13176,16 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
         rows[r + 2] = column_2;
       }
     });
-    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
-      if constexpr (squares == 2) exchange_squares(c, c + lane);
-      if constexpr (squares == 4) {
+    if constexpr (squares > 1) {
+      unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
         exchange_squares(c, c + lane);
-        exchange_squares(c + 2 * lane, c + 3 * lane);
-        exchange_squares(c, c + 2 * lane);
-        exchange_squares(c + lane, c + 3 * lane);
-      }
-    });
+        if constexpr (squares == 4) {
+          exchange_squares(c + 2 * lane, c + 3 * lane);
+          exchange_squares(c, c + 2 * lane);
+          exchange_squares(c + lane, c + 3 * lane);
+        }
+      });
+    }
   }
 }
 
@@ -19021,15 +19025,16 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
         rows[r + 2] = column_2;
       }
     });
-    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
-      if constexpr (squares == 2) exchange_squares(c, c + lane);
-      if constexpr (squares == 4) {
+    if constexpr (squares > 1) {
+      unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
         exchange_squares(c, c + lane);
-        exchange_squares(c + 2 * lane, c + 3 * lane);
-        exchange_squares(c, c + 2 * lane);
-        exchange_squares(c + lane, c + 3 * lane);
-      }
-    });
+        if constexpr (squares == 4) {
+          exchange_squares(c + 2 * lane, c + 3 * lane);
+          exchange_squares(c, c + 2 * lane);
+          exchange_squares(c + lane, c + 3 * lane);
+        }
+      });
+    }
   }
 }
 
@@ -37601,15 +37606,16 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
         rows[r + 2] = column_2;
       }
     });
-    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
-      if constexpr (squares == 2) exchange_squares(c, c + lane);
-      if constexpr (squares == 4) {
+    if constexpr (squares > 1) {
+      unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
         exchange_squares(c, c + lane);
-        exchange_squares(c + 2 * lane, c + 3 * lane);
-        exchange_squares(c, c + 2 * lane);
-        exchange_squares(c + lane, c + 3 * lane);
-      }
-    });
+        if constexpr (squares == 4) {
+          exchange_squares(c + 2 * lane, c + 3 * lane);
+          exchange_squares(c, c + 2 * lane);
+          exchange_squares(c + lane, c + 3 * lane);
+        }
+      });
+    }
   }
 }
 
@@ -41666,15 +41672,16 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
         rows[r + 2] = column_2;
       }
     });
-    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
-      if constexpr (squares == 2) exchange_squares(c, c + lane);
-      if constexpr (squares == 4) {
+    if constexpr (squares > 1) {
+      unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
         exchange_squares(c, c + lane);
-        exchange_squares(c + 2 * lane, c + 3 * lane);
-        exchange_squares(c, c + 2 * lane);
-        exchange_squares(c + lane, c + 3 * lane);
-      }
-    });
+        if constexpr (squares == 4) {
+          exchange_squares(c + 2 * lane, c + 3 * lane);
+          exchange_squares(c, c + 2 * lane);
+          exchange_squares(c + lane, c + 3 * lane);
+        }
+      });
+    }
   }
 }
 
@@ -45727,15 +45734,16 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
         rows[r + 2] = column_2;
       }
     });
-    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
-      if constexpr (squares == 2) exchange_squares(c, c + lane);
-      if constexpr (squares == 4) {
+    if constexpr (squares > 1) {
+      unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
         exchange_squares(c, c + lane);
-        exchange_squares(c + 2 * lane, c + 3 * lane);
-        exchange_squares(c, c + 2 * lane);
-        exchange_squares(c + lane, c + 3 * lane);
-      }
-    });
+        if constexpr (squares == 4) {
+          exchange_squares(c + 2 * lane, c + 3 * lane);
+          exchange_squares(c, c + 2 * lane);
+          exchange_squares(c + lane, c + 3 * lane);
+        }
+      });
+    }
   }
 }
 
@@ -49788,15 +49796,16 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
         rows[r + 2] = column_2;
       }
     });
-    unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
-      if constexpr (squares == 2) exchange_squares(c, c + lane);
-      if constexpr (squares == 4) {
+    if constexpr (squares > 1) {
+      unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
         exchange_squares(c, c + lane);
-        exchange_squares(c + 2 * lane, c + 3 * lane);
-        exchange_squares(c, c + 2 * lane);
-        exchange_squares(c + lane, c + 3 * lane);
-      }
-    });
+        if constexpr (squares == 4) {
+          exchange_squares(c + 2 * lane, c + 3 * lane);
+          exchange_squares(c, c + 2 * lane);
+          exchange_squares(c + lane, c + 3 * lane);
+        }
+      });
+    }
   }
 }
 
