@@ -34512,11 +34512,18 @@ class NewTokens {
     }
     return same;
   }
+  /// Whether no sequence has more than one new query, which sees all that is held of it.
+  bool one_each() const {
+    bool one = true;
+    for (Index b = 0; b < batch(); ++b) one = one && count(b) <= 1 && sees_all(b);
+    return one;
+  }
+  /// The keys of sequence b with the new ones.
+  Index held(Index b) const { return cache_.at(b).held() + count(b); }
   /// f(keys, values) of sequences b ... b + batch - 1 with the new ones, [batch, G, held, d] and
   /// [batch, G, held, dv], of the type that they are stored as.
   template <class F>
-  void with_keys(Index b, Index batch, const F& f) const {
-    const Index held = cache_.at(b).held() + count(b);
+  void with_keys(Index b, Index batch, Index held, const F& f) const {
     cache_.k_.with_type([&]<class U>(std::type_identity<U>) {
       f(cache_.k_.template filled<U>(b, batch, held), cache_.v_.template filled<U>(b, batch, held));
     });
@@ -34531,12 +34538,17 @@ class NewTokens {
   /// What the new queries of sequence b see: slots behind the first keys' are in the order of their
   /// positions, and the last are the queries' own.
   AttentionMask<T> mask(Index b) const {
-    const Index n = count(b), window = cache_.options_.window, first = cache_.options_.first_keys;
-    if (window == 0 || cache_.at(b).length + n - window <= first) return {causal};  // sees all
-    return {causal, Mask::window(window).keeping_first(first)};
+    if (sees_all(b)) return {causal};
+    return {causal, Mask::window(cache_.options_.window).keeping_first(cache_.options_.first_keys)};
   }
 
  private:
+  /// Whether the window hides nothing from the new queries of sequence b.
+  bool sees_all(Index b) const {
+    const Index window = cache_.options_.window, first = cache_.options_.first_keys;
+    return window == 0 || cache_.at(b).length + count(b) - window <= first;
+  }
+
   KeyValueCache<T>& cache_;
   Index n_;
   std::span<const Index> counts_;
@@ -34596,6 +34608,25 @@ void turn_new_tokens(const RotaryOptions& options, const WritableHeads<T>& heads
   }
 }
 
+/// One query a sequence, of which each sees all that is held of its own: one call, which is told
+/// how much that is. A sequence without a query sees nothing: 0.
+template <class T>
+void attend_with_lengths(const In<T, 4>& q, const NewTokens<T>& tokens,
+                         const std::optional<T>& scale, const Out<T, 4>& o,
+                         const Context& context) {
+  auto lengths = Tensor<Index, 1>::uninitialized({tokens.batch()}, context.memory);
+  Index longest = 0;
+  for (Index b = 0; b < tokens.batch(); ++b) {
+    lengths(b) = tokens.count(b) == 0 ? 0 : tokens.held(b);
+    longest = std::max(longest, lengths(b));
+  }
+  const std::span<const Index> view(lengths.data(), static_cast<std::size_t>(lengths.size()));
+  const AttentionOptions<T> options{.mask = {Mask::key_lengths(view)}, .scale = scale};
+  tokens.with_keys(0, tokens.batch(), longest, [&](const auto& k, const auto& v) {
+    flash_attention_forward(q, k, v, options, o, {}, context);
+  });
+}
+
 /// Steps 3 to 5: the context of the new queries. Rows behind their counts are 0.
 template <class T>
 void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
@@ -34607,12 +34638,15 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
                                       .scale = call.scale,
                                       .score = call.score,
                                       .origin = tokens.origin(b)};
-    tokens.with_keys(b, batch, [&](const auto& k, const auto& v) {
+    tokens.with_keys(b, batch, tokens.held(b), [&](const auto& k, const auto& v) {
       flash_attention_forward(some_q, k, v, options, some_o, {}, context);
     });
   };
   if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
     return attend(q, 0, tokens.batch(), o);
+  }
+  if (q.extent(2) == 1 && tokens.one_each() && call.score.plain()) {
+    return attend_with_lengths<T>(q, tokens, call.scale, o, context);
   }
   for (Index b = 0; b < tokens.batch(); ++b) {
     const Index n = tokens.count(b), rest = q.extent(2) - n;

@@ -106,6 +106,50 @@ TEMPLATE_TEST_CASE(
   }
 }
 
+TEST_CASE("a token of each sequence is one launch, whatever their lengths", "[nn]") {
+  struct Counting {
+    Index launches = 0;
+    Index concurrency() const { return 1; }
+    void run(Index tasks, TaskRef task) {
+      ++launches;
+      for (Index t = 0; t < tasks; ++t) task(t, 0);
+    }
+  };
+  const auto module = drawn_module<float>(false);
+  const auto launches = [&](const std::vector<Index>& lengths, const std::vector<Index>& counts) {
+    const auto B = static_cast<Index>(lengths.size());
+    auto cache = key_value_cache(module, B, 40);
+    const auto longest = *std::max_element(lengths.begin(), lengths.end());
+    const auto x = random_tensor<float>(Shape{B, longest, Index{12}}, 1);
+    multi_head_attention_step(module, x, lengths, cache);
+    Counting counting;
+    multi_head_attention_step(module, slice(x, 1, 0, 1), counts, cache, {.executor = counting});
+    return counting.launches;
+  };
+  const auto alike = launches({9, 9, 9, 9}, {1, 1, 1, 1});
+  CHECK(alike > 0);
+  CHECK(launches({9, 30, 1, 17}, {1, 1, 1, 1}) == alike);
+  CHECK(launches({9, 30, 1, 17}, {1, 0, 1, 1}) == alike);
+}
+
+TEST_CASE("a token of each sequence has the scale of its call, whatever their lengths", "[nn]") {
+  const auto module = drawn_module<float>(true);
+  const std::vector<Index> lengths = {9, 30, 1};
+  const auto x = random_tensor<float>(Shape{Index{3}, Index{31}, Index{12}}, 1);
+  const MultiHeadAttentionStepCall<float> call{.scale = 0.3f};
+  auto cache = key_value_cache(module, 3, 40);
+  multi_head_attention_step(module, x, lengths, cache);
+  const auto y = multi_head_attention_step(module, slice(x, 1, 0, 1), call, cache);
+  for (Index b = 0; b < 3; ++b) {
+    auto alone = key_value_cache(module, 1, 40);
+    const auto own = slice(x, 0, b, 1);
+    multi_head_attention_step(module, slice(own, 1, 0, lengths[static_cast<std::size_t>(b)]),
+                              alone);
+    const auto expected = multi_head_attention_step(module, slice(own, 1, 0, 1), call, alone);
+    CHECK(bitwise_equal(In<float, 3>(slice(y, 0, b, 1)), In<float, 3>(expected)));
+  }
+}
+
 TEST_CASE("one sequence is rolled back, or makes room for another, and no other notices", "[nn]") {
   const auto module = drawn_module<double>(true);
   const Sequences<double> all(module, {20, 17}), other(module, {9, 9});
