@@ -26440,7 +26440,8 @@ struct ScoreGradients {
   InOut<T, 1> d_alibi_slopes = {};   // [H]
   InOut<T, 2> d_relative_bias = {};  // [H or 1, 2 R + 1], as its values
   InOut<T, 1> d_sinks = {};          // [H]
-  InOut<T, 1> d_function = {};       // [P], of the parameters of a function of one's own
+  /// [P], of the parameters of a function of one's own, in memory apart from them.
+  InOut<T, 1> d_function = {};
   /// Of the mask's biases in the order in which they were listed, each of its bias's shape.
   std::array<InOut<T, 4>, AttentionMask<T>::most> d_biases = {};
 
@@ -26751,7 +26752,8 @@ Out<T, 4> by_sequence(const Out<T, 3>& x, Index B) {
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Throws ShapeError unless each gradient that is asked for belongs to something in the options,
-/// has its shape, and shares memory with nothing that the call reads or overwrites.
+/// has its shape, and shares memory with nothing that the call reads or overwrites, as far as it
+/// knows: the parameters of a function lie behind it.
 template <class T>
 void require_score_gradients(std::string_view function, const ScoreGradients<T>& gradients,
                              const AttentionOptions<T>& options,
@@ -26784,6 +26786,18 @@ void require_score_gradients(std::string_view function, const ScoreGradients<T>&
     require_like("d_biases", gradients.d_biases[n],
                  n < biases.size() ? biases[n].values : In<T, 4>());
   }
+  static_assert(AttentionMask<T>::most == 4);
+  require_outputs_apart(function,
+                        {{"d_scale", gradients.d_scale},
+                         {"d_function", gradients.d_function},
+                         {"d_alibi_slopes", gradients.d_alibi_slopes},
+                         {"d_relative_bias", gradients.d_relative_bias},
+                         {"d_sinks", gradients.d_sinks},
+                         {"d_biases", gradients.d_biases[0]},
+                         {"d_biases", gradients.d_biases[1]},
+                         {"d_biases", gradients.d_biases[2]},
+                         {"d_biases", gradients.d_biases[3]}},
+                        {});
 }
 
 HEADWISE_STRICT_MATH_BEGIN

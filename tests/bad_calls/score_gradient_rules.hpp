@@ -102,6 +102,44 @@ struct ScoreGradientRules {
     return rules;
   }
 
+  /// Two gradients in the same memory.
+  std::vector<Rule> of_pairs() const {
+    const auto vector = [](InOut<double, 1> Learned::*member, Index n) {
+      return Lay([=](Call& c, double* at) { c.learned.*member = {at, Shape{n}}; });
+    };
+    const auto bias_at = [this](std::size_t n) {
+      return Lay([this, n](Call& c, double* at) {
+        if (n > 0) c.options.mask.add(Mask::bias(c.memory.tensor(bias)));
+        c.learned.d_biases[n] = {at, bias};
+      });
+    };
+    const std::vector<std::pair<std::string, Lay>> gradients = {
+        {"d_scale", vector(&Learned::d_scale, 1)},
+        {"d_function", vector(&Learned::d_function, 2)},
+        {"d_alibi_slopes", vector(&Learned::d_alibi_slopes, 4)},
+        {"d_relative_bias",
+         [](Call& c, double* at) {
+           c.learned.d_relative_bias = {at, Shape{1, 5}};
+         }},
+        {"d_sinks", vector(&Learned::d_sinks, 4)},
+        {"d_biases", bias_at(0)},
+        {"d_biases", bias_at(1)}};
+    std::vector<Rule> rules;
+    for (std::size_t j = 1; j < gradients.size(); ++j) {
+      for (std::size_t i = 0; i < j; ++i) {
+        rules.push_back({gradients[j].first + " overlaps " + gradients[i].first +
+                             ", expected memory of its own",
+                         [this, one = gradients[i].second, other = gradients[j].second](Call& c) {
+                           static std::vector<double> storage(200);
+                           learn(c);
+                           one(c, storage.data());
+                           other(c, storage.data());
+                         }});
+      }
+    }
+    return rules;
+  }
+
   std::vector<Rule> all() const {
     const std::string of_option = "the shape of what it is the gradient of";
     const auto place = [](Call& c, double* at, Index n) {
@@ -131,6 +169,7 @@ struct ScoreGradientRules {
                     }));
     add(of_gradient("d_function", "[2]", "[3]", "the function's parameters",
                     vector(&Learned::d_function, 2)));
+    add(of_pairs());
     const auto folded = [this](const std::string& name, auto fold) {
       return Rule{name + " holds one element at two indices, expected elements of their own",
                   [this, fold](Call& c) {
@@ -141,6 +180,9 @@ struct ScoreGradientRules {
     const auto fold = [=](InOut<double, 1> Learned::*member) {
       return [=](Call& c) { c.learned.*member = {place(c, nullptr, 4), Shape{4}, Shape{0}}; };
     };
+    rules.push_back(folded("d_biases", [=, this](Call& c) {
+      c.learned.d_biases[0] = {place(c, nullptr, 1), bias, Shape<4>()};
+    }));
     rules.push_back(folded("d_sinks", fold(&Learned::d_sinks)));
     rules.push_back(folded("d_function", [=](Call& c) {
       c.learned.d_function = {place(c, nullptr, 1), Shape{2}, Shape{0}};

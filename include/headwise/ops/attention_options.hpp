@@ -101,7 +101,8 @@ struct ScoreGradients {
   InOut<T, 1> d_alibi_slopes = {};   // [H]
   InOut<T, 2> d_relative_bias = {};  // [H or 1, 2 R + 1], as its values
   InOut<T, 1> d_sinks = {};          // [H]
-  InOut<T, 1> d_function = {};       // [P], of the parameters of a function of one's own
+  /// [P], of the parameters of a function of one's own, in memory apart from them.
+  InOut<T, 1> d_function = {};
   /// Of the mask's biases in the order in which they were listed, each of its bias's shape.
   std::array<InOut<T, 4>, AttentionMask<T>::most> d_biases = {};
 

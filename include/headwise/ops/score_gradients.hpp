@@ -7,7 +7,8 @@
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Throws ShapeError unless each gradient that is asked for belongs to something in the options,
-/// has its shape, and shares memory with nothing that the call reads or overwrites.
+/// has its shape, and shares memory with nothing that the call reads or overwrites, as far as it
+/// knows: the parameters of a function lie behind it.
 template <class T>
 void require_score_gradients(std::string_view function, const ScoreGradients<T>& gradients,
                              const AttentionOptions<T>& options,
@@ -40,6 +41,18 @@ void require_score_gradients(std::string_view function, const ScoreGradients<T>&
     require_like("d_biases", gradients.d_biases[n],
                  n < biases.size() ? biases[n].values : In<T, 4>());
   }
+  static_assert(AttentionMask<T>::most == 4);
+  require_outputs_apart(function,
+                        {{"d_scale", gradients.d_scale},
+                         {"d_function", gradients.d_function},
+                         {"d_alibi_slopes", gradients.d_alibi_slopes},
+                         {"d_relative_bias", gradients.d_relative_bias},
+                         {"d_sinks", gradients.d_sinks},
+                         {"d_biases", gradients.d_biases[0]},
+                         {"d_biases", gradients.d_biases[1]},
+                         {"d_biases", gradients.d_biases[2]},
+                         {"d_biases", gradients.d_biases[3]}},
+                        {});
 }
 
 HEADWISE_STRICT_MATH_BEGIN
