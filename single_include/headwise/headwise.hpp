@@ -34481,22 +34481,8 @@ class Linear {
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/nn/multi_head_attention_step.hpp
-// Causal self-attention of new tokens over a cache of those before: decoding with the bits of the
-// whole sequence, for sequences of any lengths beside each other.
-
-namespace headwise::inline v0_1 {
-
-/// One step of decoding. What it views must outlive the call.
-template <Scalar T>
-struct MultiHeadAttentionStepCall {
-  /// [B]: how many of the n tokens are sequence b's, its first; the rest may hold anything. {}: all
-  std::span<const Index> counts = {};
-  std::optional<T> scale = {};  // 1 / sqrt(d_head)
-  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
-};
-
-}  // namespace headwise::inline v0_1
+// headwise/nn/new_tokens.hpp
+// Tokens on their way into a cache: what their queries see of it, for sequences of any lengths.
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -34568,6 +34554,27 @@ class NewTokens {
   std::span<const Index> counts_;
 };
 
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/multi_head_attention_step.hpp
+// Causal self-attention of new tokens over a cache of those before: decoding with the bits of the
+// whole sequence, for sequences of any lengths beside each other.
+
+namespace headwise::inline v0_1 {
+
+/// One step of decoding. What it views must outlive the call.
+template <Scalar T>
+struct MultiHeadAttentionStepCall {
+  /// [B]: how many of the n tokens are sequence b's, its first; the rest may hold anything. {}: all
+  std::span<const Index> counts = {};
+  std::optional<T> scale = {};  // 1 / sqrt(d_head)
+  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
 /// All rules of a step of self-attention, before anything is computed. Of resolved options.
 template <class T, class W>
 void require_new_tokens(std::string_view function, const MultiHeadAttentionOptions& o,
@@ -34632,7 +34639,7 @@ void attend_with_lengths(const In<T, 4>& q, const NewTokens<T>& tokens,
   Index longest = 0;
   for (Index b = 0; b < tokens.batch(); ++b) {
     lengths(b) = tokens.count(b) == 0 ? 0 : tokens.held(b);
-    longest = std::max(longest, lengths(b));
+    longest = std::max<Index>(longest, lengths(b));
   }
   const std::span<const Index> view(lengths.data(), static_cast<std::size_t>(lengths.size()));
   const AttentionOptions<T> options{.mask = {Mask::key_lengths(view)}, .scale = scale};
