@@ -37,11 +37,6 @@ struct Problem {
     for (Index n = 0; n < cache.size(); ++n) cache.data()[n] = convert_float<U>(numbers.data()[n]);
     return cache;
   }
-  Tensor<T, 3> wide(const Tensor<U, 3>& x) const {
-    Tensor<T, 3> y(x.shape());
-    for (Index n = 0; n < x.size(); ++n) y.data()[n] = convert_float<T>(x.data()[n]);
-    return y;
-  }
 
   template <class V>
   In<V, 4> heads(const Tensor<V, 3>& x) const {
@@ -53,7 +48,7 @@ struct Problem {
   }
   bool right() const {
     Tensor<T, 4> y(o.shape()), p({B, H, 1, S});
-    const auto k = wide(keys), v = wide(values);
+    const auto k = converted<T>(keys), v = converted<T>(values);
     attention_forward<T>(q, heads(k), heads(v), {.mask = causal}, p, y);
     return bool(close_to(In<T, 4>(o), In<T, 4>(y), tolerance<T>));
   }

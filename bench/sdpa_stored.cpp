@@ -18,25 +18,14 @@ struct Problem {
   explicit Problem(const std::vector<Index>& values) : sizes(values) {
     const auto [B, L, D, H, G, is_causal] = sizes;
     const Shape<4> of_queries{B, H, L, sizes.d()}, of_keys{B, G, L, sizes.d()};
-    q = rounded(random_tensor<float>(of_queries, 1));
-    k = rounded(random_tensor<float>(of_keys, 2));
-    v = rounded(random_tensor<float>(of_keys, 3));
-    d_o = rounded(random_tensor<float>(of_queries, 4));
+    q = converted<U>(random_tensor<float>(of_queries, 1));
+    k = converted<U>(random_tensor<float>(of_keys, 2));
+    v = converted<U>(random_tensor<float>(of_keys, 3));
+    d_o = converted<U>(random_tensor<float>(of_queries, 4));
     o = dq = Tensor<U, 4>(of_queries);
     dk = dv = Tensor<U, 4>(of_keys);
     lse = Tensor<float, 4>({B, H, L, 2});
     if (is_causal) options.mask.add(causal);
-  }
-
-  static Tensor<U, 4> rounded(const Tensor<float, 4>& x) {
-    Tensor<U, 4> y(x.shape());
-    for (Index n = 0; n < x.size(); ++n) y.data()[n] = convert_float<U>(x.data()[n]);
-    return y;
-  }
-  static Tensor<float, 4> widened(const Tensor<U, 4>& x) {
-    Tensor<float, 4> y(x.shape());
-    for (Index n = 0; n < x.size(); ++n) y.data()[n] = convert_float<float>(x.data()[n]);
-    return y;
   }
 
   void run(bool backward, const Context& context) {
@@ -46,17 +35,18 @@ struct Problem {
   }
   /// Floats give the same, rounded.
   bool right(bool backward) const {
-    const auto wide_q = widened(q), wide_k = widened(k), wide_v = widened(v), wide_o = widened(o);
+    const auto wide_q = converted<float>(q), wide_k = converted<float>(k),
+               wide_v = converted<float>(v), wide_o = converted<float>(o);
     Tensor<float, 4> y(o.shape()), kept(lse.shape()), a(q.shape()), b(k.shape()), c(v.shape());
     const auto same = [](const Tensor<U, 4>& x, const Tensor<float, 4>& expected) {
-      const auto nearest = rounded(expected);
+      const auto nearest = converted<U>(expected);
       return std::equal(x.data(), x.data() + x.size(), nearest.data());
     };
     flash_attention_forward<float>(wide_q, wide_k, wide_v, options, y, kept);
     if (!same(o, y)) return false;
     if (!backward) return true;
-    flash_attention_backward<float>(widened(d_o), {wide_q, wide_k, wide_v}, wide_o, kept, options,
-                                    {a, b, c});
+    flash_attention_backward<float>(converted<float>(d_o), {wide_q, wide_k, wide_v}, wide_o, kept,
+                                    options, {a, b, c});
     return same(dq, a) && same(dk, b) && same(dv, c);
   }
 };

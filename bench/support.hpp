@@ -85,6 +85,14 @@ Tensor<T, R> random_tensor(const Shape<R>& shape, std::uint64_t seed) {
   return tensor;
 }
 
+/// The same numbers in another format, each the nearest one.
+template <class To, class From, int R>
+Tensor<To, R> converted(const Tensor<From, R>& x) {
+  Tensor<To, R> y(x.shape());
+  for (Index n = 0; n < x.size(); ++n) y.data()[n] = convert_float<To>(x.data()[n]);
+  return y;
+}
+
 /// Bytes of all these tensors together.
 template <class... Tensors>
 double bytes_of(const Tensors&... tensors) {

@@ -12,6 +12,7 @@
 #include "support/attention_outputs.hpp"
 #include "support/bf16_units.hpp"
 #include "support/catch.hpp"
+#include "support/converted.hpp"
 
 namespace ops_attention_in_16_bits {
 
@@ -19,23 +20,9 @@ using namespace headwise_tests;
 
 namespace {
 
-constexpr Index first = 0;
-
-template <class U, int R>
-Tensor<U, R> narrow(const Tensor<float, R>& x) {
-  Tensor<U, R> y(x.shape());
-  for (Index n = 0; n < x.size(); ++n) y.data()[n] = convert_float<U>(x.data()[n]);
-  return y;
-}
-template <class U, int R>
-Tensor<float, R> widen(const Tensor<U, R>& x) {
-  Tensor<float, R> y(x.shape());
-  for (Index n = 0; n < x.size(); ++n) y.data()[n] = convert_float<float>(x.data()[n]);
-  return y;
-}
 template <class U, int R>
 bool same_numbers(const Tensor<U, R>& x, const Tensor<float, R>& expected) {
-  const auto rounded = narrow<U>(expected);
+  const auto rounded = converted<U>(expected);
   return x.shape() == expected.shape() && std::equal(x.data(), x.data() + x.size(), rounded.data());
 }
 
@@ -85,10 +72,10 @@ template <class U>
 Tensors<U, 4> random_tensors(const Sizes& s, std::uint64_t seed) {
   Numbers numbers(seed);
   Tensors<U, 4> x;
-  x.q = narrow<U>(numbers.tensor<float>(Shape{s.B, s.H, s.L, s.d}));
-  x.k = narrow<U>(numbers.tensor<float>(Shape{s.B, s.G, s.S, s.d}));
-  x.v = narrow<U>(numbers.tensor<float>(Shape{s.B, s.G, s.S, s.dv}));
-  x.d_o = narrow<U>(numbers.tensor<float>(Shape{s.B, s.H, s.L, s.dv}));
+  x.q = converted<U>(numbers.tensor<float>(Shape{s.B, s.H, s.L, s.d}));
+  x.k = converted<U>(numbers.tensor<float>(Shape{s.B, s.G, s.S, s.d}));
+  x.v = converted<U>(numbers.tensor<float>(Shape{s.B, s.G, s.S, s.dv}));
+  x.d_o = converted<U>(numbers.tensor<float>(Shape{s.B, s.H, s.L, s.dv}));
   return x;
 }
 
@@ -134,17 +121,17 @@ template <class U>
 Tensors<float, 4> by_floats(const Tensors<U, 4>& x, const AttentionOptions<float>& options,
                             const Context& context) {
   Tensors<float, 4> wide;
-  wide.q = widen(x.q);
-  wide.k = widen(x.k);
-  wide.v = widen(x.v);
-  wide.d_o = widen(x.d_o);
+  wide.q = converted<float>(x.q);
+  wide.k = converted<float>(x.k);
+  wide.v = converted<float>(x.v);
+  wide.d_o = converted<float>(x.d_o);
   Shape<4> o_shape = x.q.shape(), lse_shape = o_shape;
   o_shape[3] = x.v.extent(3);
   lse_shape[3] = 2;
   Tensor<float, 4> o(o_shape), lse(lse_shape);
   flash_attention_forward<float>(wide.q, wide.k, wide.v, options, o, lse, context);
   CHECK(same_numbers(x.o, o));
-  wide.o = widen(x.o);
+  wide.o = converted<float>(x.o);
   compute(wide, options, context);
   return wide;
 }
@@ -200,8 +187,8 @@ TEMPLATE_TEST_CASE("of 16 bits, what a query may not see does not reach it, nor 
   auto clean = random_tensors<TestType>(sizes, 3);
   auto x = clean;
   const TestType nan = convert_float<TestType>(std::numeric_limits<float>::quiet_NaN());
-  for (Index c = 0; c < sizes.d; ++c) x.k(first, first, 120, c) = nan;
-  for (Index c = 0; c < sizes.dv; ++c) x.v(first, first, 120, c) = nan;
+  for (Index c = 0; c < sizes.d; ++c) x.k(0, 0, 120, c) = nan;
+  for (Index c = 0; c < sizes.dv; ++c) x.v(0, 0, 120, c) = nan;
   compute(clean, options, {});
   compute(x, options, {});
   // Query i sees key 120 from i + 10 >= 120 on.
@@ -209,11 +196,11 @@ TEMPLATE_TEST_CASE("of 16 bits, what a query may not see does not reach it, nor 
   for (Index h = 0; h < sizes.H; ++h) {
     for (Index i = 0; i < sizes.L; ++i) {
       for (Index c = 0; c < sizes.dv; ++c) {
-        if (i < 110) differ += x.o(first, h, i, c) == clean.o(first, h, i, c) ? 0 : 1;
-        if (i >= 110 && convert_float<float>(x.o(first, h, i, c)) < 1e30f) ++clean_numbers;
+        if (i < 110) differ += x.o(0, h, i, c) == clean.o(0, h, i, c) ? 0 : 1;
+        if (i >= 110 && convert_float<float>(x.o(0, h, i, c)) < 1e30f) ++clean_numbers;
       }
       for (Index c = 0; c < sizes.d && i < 110; ++c) {
-        differ += x.dq(first, h, i, c) == clean.dq(first, h, i, c) ? 0 : 1;
+        differ += x.dq(0, h, i, c) == clean.dq(0, h, i, c) ? 0 : 1;
       }
     }
   }
@@ -226,11 +213,12 @@ TEMPLATE_TEST_CASE("packed sequences of 16 bits are those of their numbers as fl
   const std::vector<Index> queries{0, 40, 40, 190, 191}, keys{0, 40, 50, 310, 320};
   const Index H = 4, G = 2, d = 24, dv = 16;
   Numbers numbers(7);
-  const auto q = narrow<TestType>(numbers.tensor<float>(Shape{queries.back(), H, d}));
-  const auto k = narrow<TestType>(numbers.tensor<float>(Shape{keys.back(), G, d}));
-  const auto v = narrow<TestType>(numbers.tensor<float>(Shape{keys.back(), G, dv}));
-  const auto d_o = narrow<TestType>(numbers.tensor<float>(Shape{queries.back(), H, dv}));
-  const auto wide_q = widen(q), wide_k = widen(k), wide_v = widen(v), wide_d_o = widen(d_o);
+  const auto q = converted<TestType>(numbers.tensor<float>(Shape{queries.back(), H, d}));
+  const auto k = converted<TestType>(numbers.tensor<float>(Shape{keys.back(), G, d}));
+  const auto v = converted<TestType>(numbers.tensor<float>(Shape{keys.back(), G, dv}));
+  const auto d_o = converted<TestType>(numbers.tensor<float>(Shape{queries.back(), H, dv}));
+  const auto wide_q = converted<float>(q), wide_k = converted<float>(k),
+             wide_v = converted<float>(v), wide_d_o = converted<float>(d_o);
   ThreadPool threads(3);
   const Context context{.executor = threads};
   AttentionOptions<float> options;
@@ -253,7 +241,7 @@ TEMPLATE_TEST_CASE("packed sequences of 16 bits are those of their numbers as fl
   packed_attention_forward(narrow_in, options, x.o, x.lse, context);
   packed_attention_forward(wide_in, options, y.o, y.lse, context);
   CHECK(same_numbers(x.o, y.o));
-  const auto kept = widen(x.o);
+  const auto kept = converted<float>(x.o);
   packed_attention_backward<TestType>(d_o, narrow_in, x.o, x.lse, options, {x.dq, x.dk, x.dv},
                                       context);
   packed_attention_backward<float>(wide_d_o, wide_in, kept, y.lse, options, {y.dq, y.dk, y.dv},

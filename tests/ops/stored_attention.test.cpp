@@ -7,34 +7,13 @@
 #include "support/attention_case.hpp"
 #include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
+#include "support/converted.hpp"
 
 namespace ops_stored_attention {
 
 using namespace headwise_tests;
 
 namespace {
-
-/// x rounded to U.
-template <class U>
-Tensor<U, 4> narrow(const Tensor4<float>& x) {
-  Tensor<U, 4> y(x.shape());
-  for (Index n = 0; n < x.size(); ++n) y.data()[n] = convert_float<U>(x.data()[n]);
-  return y;
-}
-/// The numbers of x as floats.
-template <class U>
-Tensor4<float> widen(const In<U, 4>& x) {
-  Tensor4<float> y(x.shape());
-  Index n = 0;
-  for (Index b = 0; b < x.extent(0); ++b) {
-    for (Index g = 0; g < x.extent(1); ++g) {
-      for (Index s = 0; s < x.extent(2); ++s) {
-        for (Index c = 0; c < x.extent(3); ++c) y.data()[n++] = convert_float<float>(x(b, g, s, c));
-      }
-    }
-  }
-  return y;
-}
 
 struct Outputs {
   Tensor4<float> o, lse;
@@ -63,9 +42,9 @@ TEMPLATE_TEST_CASE("attention over keys and values of 16 bits has the bits of th
     for (const Index d : {64, 16, 13, 1}) {
       const Index B = 2, G = 2, H = 4, S = 300, dv = d == 64 ? 72 : d;
       const auto q = numbers.tensor<float>(Shape{B, H, L, d});
-      const auto k = narrow<TestType>(numbers.tensor<float>(Shape{B, G, S, d}));
-      const auto v = narrow<TestType>(numbers.tensor<float>(Shape{B, G, S, dv}));
-      const auto wide_k = widen<TestType>(k), wide_v = widen<TestType>(v);
+      const auto k = converted<TestType>(numbers.tensor<float>(Shape{B, G, S, d}));
+      const auto v = converted<TestType>(numbers.tensor<float>(Shape{B, G, S, dv}));
+      const auto wide_k = converted<float>(k), wide_v = converted<float>(v);
       std::vector<AttentionOptions<float>> all(5);
       all[1].mask = {causal};
       all[2].mask = {causal, Mask::window(150).keeping_first(3)};
@@ -112,8 +91,8 @@ TEMPLATE_TEST_CASE("what lies behind keys of 16 bits, or is hidden, is never rea
   const Index S = 200, held = 140, d = 32;
   for (const Index L : {1, 4, 9}) {
     const auto q = numbers.tensor<float>(Shape{Index{1}, Index{2}, L, d});
-    auto k = narrow<TestType>(numbers.tensor<float>(Shape{Index{1}, Index{2}, S, d}));
-    auto v = narrow<TestType>(numbers.tensor<float>(Shape{Index{1}, Index{2}, S, d}));
+    auto k = converted<TestType>(numbers.tensor<float>(Shape{Index{1}, Index{2}, S, d}));
+    auto v = converted<TestType>(numbers.tensor<float>(Shape{Index{1}, Index{2}, S, d}));
     const std::vector<Index> lengths{held - 20};
     const AttentionOptions<float> options{.mask = {Mask::key_lengths(lengths)}};
     const auto seen = [&](const Tensor<TestType, 4>& x) {
@@ -136,8 +115,8 @@ TEMPLATE_TEST_CASE("a NaN of 16 bits reaches those who see it and nobody else", 
   const Index S = 150, d = 16;
   for (const Index L : {1, 4, 9, 140}) {
     const auto q = numbers.tensor<float>(Shape{Index{1}, Index{1}, L, d});
-    const auto k = narrow<TestType>(numbers.tensor<float>(Shape{Index{1}, Index{1}, S, d}));
-    auto v = narrow<TestType>(numbers.tensor<float>(Shape{Index{1}, Index{1}, S, d}));
+    const auto k = converted<TestType>(numbers.tensor<float>(Shape{Index{1}, Index{1}, S, d}));
+    auto v = converted<TestType>(numbers.tensor<float>(Shape{Index{1}, Index{1}, S, d}));
     const AttentionOptions<float> options{.mask = {causal}};
     const auto expected = forward<TestType>(q, k, v, options);
     v(0, 0, S - 1, 3) = convert_float<TestType>(std::numeric_limits<float>::quiet_NaN());
