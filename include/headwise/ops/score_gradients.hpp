@@ -19,18 +19,15 @@ void require_score_gradients(std::string_view function, const ScoreGradients<T>&
     require_shape(function, name, gradient, of.shape(),
                   of.absent() ? "the call has nothing that it is the gradient of"
                               : "the shape of what it is the gradient of");
-    require_apart(function, {name, gradient}, others);
     require_apart_from_options<T>(function, {name, gradient}, options);
   };
   if (!gradients.d_scale.absent()) {
     require_shape(function, "d_scale", gradients.d_scale, Shape{1}, "one scale for all heads");
-    require_apart(function, {"d_scale", gradients.d_scale}, others);
     require_apart_from_options<T>(function, {"d_scale", gradients.d_scale}, options);
   }
   if (!gradients.d_function.absent()) {
     require_shape(function, "d_function", gradients.d_function,
                   Shape{options.score.function.parameters}, "the function's parameters");
-    require_apart(function, {"d_function", gradients.d_function}, others);
     require_apart_from_options<T>(function, {"d_function", gradients.d_function}, options);
   }
   require_like("d_alibi_slopes", gradients.d_alibi_slopes, options.score.alibi_slopes);
@@ -52,7 +49,7 @@ void require_score_gradients(std::string_view function, const ScoreGradients<T>&
                          {"d_biases", gradients.d_biases[1]},
                          {"d_biases", gradients.d_biases[2]},
                          {"d_biases", gradients.d_biases[3]}},
-                        {});
+                        others);
 }
 
 HEADWISE_STRICT_MATH_BEGIN
