@@ -1464,6 +1464,8 @@ struct StoredMatrix {
   static StoredMatrix of(const Matrix<const U>& x) {
     return {x.data, x.row, x.column};
   }
+  /// From row i on, of either kind of 16 bits: two bytes a number.
+  StoredMatrix from(Index i) const { return of<BFloat16>(as<BFloat16>().from(i, 0)); }
 };
 
 /// Rows of 16 bits that stand in place of those of numbers, or none.
@@ -3346,12 +3348,6 @@ struct Thin {
   static constexpr Index bytes = Index{1} << 20;  // of a right factor of T, at least
 };
 
-/// Keys and values of 16 bits.
-struct StoredKeys {
-  StoredAs as = StoredAs::same;
-  StoredMatrix k = {}, v = {};  // [S, d], [S, dv]
-};
-
 /// What one head of one batch element attends with, on either path.
 template <class T>
 struct AttentionHead {
@@ -3364,18 +3360,17 @@ struct AttentionHead {
   DropoutMask dropout;
   Index b, h;  // where the head stands: what its dropout mask is drawn from
   HeadScore<T> score = {};
-  StoredKeys stored = {};    // of flash attention in float alone: in place of k and v
-  StoredRows stored_q = {};  // likewise
+  StoredRows stored_q = {}, stored_k = {}, stored_v = {};  // of flash attention in float alone
 
   /// Keys and values as they are stored.
   ///@{
   template <class U>
   Matrix<const U> keys() const {
-    return rows_as<U>(k, stored.k);
+    return rows_as<U>(k, stored_k.rows);
   }
   template <class U>
   Matrix<const U> values() const {
-    return rows_as<U>(v, stored.v);
+    return rows_as<U>(v, stored_v.rows);
   }
   ///@}
 
@@ -7101,9 +7096,7 @@ template <Scalar T>
 Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
                            Index rows, Index N, T* to) {
   if (stored.as == StoredAs::same) return x.from(first, 0);
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
-    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
-  });
+  widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
 }
 
@@ -7473,7 +7466,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -9394,7 +9387,7 @@ template <class T>
 KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                              const ForwardScratch<T>& buffers) {
   KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys<U>(), v = head.template values<U>();
     block.k = copy_left<T>(k.from(j0, 0), n, head.d, buffers.k);
     block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
@@ -9412,7 +9405,7 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   if constexpr (Factor<T>::depth > 1) {
     return copied_key_block<T>(head, j0, n, all_seen, buffers);
   } else {
-    if (head.stored.as != StoredAs::same) {
+    if (head.stored_k.as != StoredAs::same) {
       return copied_key_block<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.k.from(j0, 0), v = head.v.from(j0, 0);
@@ -9885,9 +9878,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
-  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
-  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k_rows = numbers_of<T>(head.k, head.stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, head.stored_v, j0, n, head.dv, buffers.dv);
   const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
@@ -9977,7 +9969,7 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+    detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
       const auto k = head.template keys<U>().from(j0, 0);
       *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
     });
@@ -11371,15 +11363,10 @@ struct RowsAhead {
     for (Index c = 0; c < columns; c += line) __builtin_prefetch(data + r * row + n + c, 0, 2);
   }
   /// The same columns of the first `rows` rows.
-  template <int rows>
-  HEADWISE_INLINE void ask_all(Index n, Index columns) const {
+  HEADWISE_INLINE void ask_all(Index rows, Index n, Index columns) const {
     if (n >= width || n % line != 0) return;
-    if (count < rows) {
-      for (Index r = 0; r < count; ++r) ask(r, n, columns);
-      return;
-    }
     const U* at = data + n;
-    for (int r = 0; r < rows; ++r, at += row) {
+    for (Index r = 0; r < std::min<Index>(rows, count); ++r, at += row) {
       for (Index c = 0; c < columns; c += line) __builtin_prefetch(at + c, 0, 2);
     }
   }
@@ -11398,7 +11385,7 @@ struct ScoreRows {
 /// time, whose chains need not wait for each other, and transposes by loads of 16-byte blocks, with
 /// half the shuffles: no difference with AVX-512 on an EPYC of family 25, where 5 cycles a line of
 /// keys and values go by whatever is computed; with AVX2 1.08 and another 1.06 times as fast. Rows
-/// ahead asked for one by one, whole, not column by column: 0.93 to 0.95 of the speed, in the third
+/// ahead asked for one by one, whole, not column by column: 0.92 to 0.95 of the speed, in the third
 /// cache and beyond.)
 template <class T, int rows, class U>
 void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const RowsAhead<U>& ahead,
@@ -11409,7 +11396,7 @@ void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const 
   unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { sum[r] = S::zero(); });
   for (Index n = 0; n + width <= d; n += width) {
     typename S::Vector square[std::size_t{width}];
-    ahead.template ask_all<width>(n, width);
+    ahead.ask_all(width, n, width);
     unrolled<width>([&](auto r)
                         HEADWISE_ALWAYS_INLINE { square[r] = load_as<T>(k.data + r * k.row + n); });
     transpose<T>(square);
@@ -13496,9 +13483,7 @@ template <Scalar T>
 Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
                            Index rows, Index N, T* to) {
   if (stored.as == StoredAs::same) return x.from(first, 0);
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
-    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
-  });
+  widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
 }
 
@@ -13816,7 +13801,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -15504,7 +15489,7 @@ template <class T>
 KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                              const ForwardScratch<T>& buffers) {
   KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys<U>(), v = head.template values<U>();
     block.k = copy_left<T>(k.from(j0, 0), n, head.d, buffers.k);
     block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
@@ -15518,7 +15503,7 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   if constexpr (Factor<T>::depth > 1) {
     return copied_key_block<T>(head, j0, n, all_seen, buffers);
   } else {
-    if (head.stored.as != StoredAs::same) {
+    if (head.stored_k.as != StoredAs::same) {
       return copied_key_block<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.k.from(j0, 0), v = head.v.from(j0, 0);
@@ -15938,9 +15923,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
-  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
-  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k_rows = numbers_of<T>(head.k, head.stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, head.stored_v, j0, n, head.dv, buffers.dv);
   const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
@@ -16022,7 +16006,7 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+    detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
       const auto k = head.template keys<U>().from(j0, 0);
       *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
     });
@@ -17276,15 +17260,10 @@ struct RowsAhead {
     if (r >= count || n >= width || n % line != 0) return;
     for (Index c = 0; c < columns; c += line) __builtin_prefetch(data + r * row + n + c, 0, 2);
   }
-  template <int rows>
-  HEADWISE_INLINE void ask_all(Index n, Index columns) const {
+  HEADWISE_INLINE void ask_all(Index rows, Index n, Index columns) const {
     if (n >= width || n % line != 0) return;
-    if (count < rows) {
-      for (Index r = 0; r < count; ++r) ask(r, n, columns);
-      return;
-    }
     const U* at = data + n;
-    for (int r = 0; r < rows; ++r, at += row) {
+    for (Index r = 0; r < std::min<Index>(rows, count); ++r, at += row) {
       for (Index c = 0; c < columns; c += line) __builtin_prefetch(at + c, 0, 2);
     }
   }
@@ -17306,7 +17285,7 @@ void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const 
   unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { sum[r] = S::zero(); });
   for (Index n = 0; n + width <= d; n += width) {
     typename S::Vector square[std::size_t{width}];
-    ahead.template ask_all<width>(n, width);
+    ahead.ask_all(width, n, width);
     unrolled<width>([&](auto r)
                         HEADWISE_ALWAYS_INLINE { square[r] = load_as<T>(k.data + r * k.row + n); });
     transpose<T>(square);
@@ -19345,9 +19324,7 @@ template <Scalar T>
 Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
                            Index rows, Index N, T* to) {
   if (stored.as == StoredAs::same) return x.from(first, 0);
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
-    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
-  });
+  widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
 }
 
@@ -19665,7 +19642,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -21353,7 +21330,7 @@ template <class T>
 KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                              const ForwardScratch<T>& buffers) {
   KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys<U>(), v = head.template values<U>();
     block.k = copy_left<T>(k.from(j0, 0), n, head.d, buffers.k);
     block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
@@ -21367,7 +21344,7 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   if constexpr (Factor<T>::depth > 1) {
     return copied_key_block<T>(head, j0, n, all_seen, buffers);
   } else {
-    if (head.stored.as != StoredAs::same) {
+    if (head.stored_k.as != StoredAs::same) {
       return copied_key_block<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.k.from(j0, 0), v = head.v.from(j0, 0);
@@ -21787,9 +21764,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
-  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
-  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k_rows = numbers_of<T>(head.k, head.stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, head.stored_v, j0, n, head.dv, buffers.dv);
   const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
@@ -21871,7 +21847,7 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+    detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
       const auto k = head.template keys<U>().from(j0, 0);
       *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
     });
@@ -23125,15 +23101,10 @@ struct RowsAhead {
     if (r >= count || n >= width || n % line != 0) return;
     for (Index c = 0; c < columns; c += line) __builtin_prefetch(data + r * row + n + c, 0, 2);
   }
-  template <int rows>
-  HEADWISE_INLINE void ask_all(Index n, Index columns) const {
+  HEADWISE_INLINE void ask_all(Index rows, Index n, Index columns) const {
     if (n >= width || n % line != 0) return;
-    if (count < rows) {
-      for (Index r = 0; r < count; ++r) ask(r, n, columns);
-      return;
-    }
     const U* at = data + n;
-    for (int r = 0; r < rows; ++r, at += row) {
+    for (Index r = 0; r < std::min<Index>(rows, count); ++r, at += row) {
       for (Index c = 0; c < columns; c += line) __builtin_prefetch(at + c, 0, 2);
     }
   }
@@ -23155,7 +23126,7 @@ void score_square(const Matrix<const U>& k, Index d, const T* q, T alpha, const 
   unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { sum[r] = S::zero(); });
   for (Index n = 0; n + width <= d; n += width) {
     typename S::Vector square[std::size_t{width}];
-    ahead.template ask_all<width>(n, width);
+    ahead.ask_all(width, n, width);
     unrolled<width>([&](auto r)
                         HEADWISE_ALWAYS_INLINE { square[r] = load_as<T>(k.data + r * k.row + n); });
     transpose<T>(square);
@@ -26582,8 +26553,8 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
 
 /// Head h's rows of batch element b, as they are stored.
 template <NarrowFloat U>
-kernels::StoredMatrix stored_head(const In<U, 4>& x, Index b, Index h) {
-  return kernels::StoredMatrix::of(kernels::matrix(x, b, h));
+kernels::StoredRows stored_head(const In<U, 4>& x, Index b, Index h) {
+  return {stored_as<U>, kernels::StoredMatrix::of(kernels::matrix(x, b, h))};
 }
 
 /// The same of keys and values of 16 bits.
@@ -26593,7 +26564,8 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
                                          const AttentionOptions<T>& options, Index b, Index h) {
   auto head = attention_head<T>(sizes, q, In<T, 4>{}, In<T, 4>{}, options, b, h);
   const Index kv_head = h / sizes.group();
-  head.stored = {stored_as<U>, stored_head(k, b, kv_head), stored_head(v, b, kv_head)};
+  head.stored_k = stored_head(k, b, kv_head);
+  head.stored_v = stored_head(v, b, kv_head);
   return head;
 }
 /// And of queries of 16 bits.
@@ -26602,7 +26574,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<U
                                          const In<U, 4>& k, const In<U, 4>& v,
                                          const AttentionOptions<T>& options, Index b, Index h) {
   auto head = attention_head<T>(sizes, In<T, 4>{}, k, v, options, b, h);
-  head.stored_q = {stored_as<U>, stored_head(q, b, h)};
+  head.stored_q = stored_head(q, b, h);
   return head;
 }
 
@@ -26764,18 +26736,15 @@ void require_score_gradients(std::string_view function, const ScoreGradients<T>&
     require_shape(function, name, gradient, of.shape(),
                   of.absent() ? "the call has nothing that it is the gradient of"
                               : "the shape of what it is the gradient of");
-    require_apart(function, {name, gradient}, others);
     require_apart_from_options<T>(function, {name, gradient}, options);
   };
   if (!gradients.d_scale.absent()) {
     require_shape(function, "d_scale", gradients.d_scale, Shape{1}, "one scale for all heads");
-    require_apart(function, {"d_scale", gradients.d_scale}, others);
     require_apart_from_options<T>(function, {"d_scale", gradients.d_scale}, options);
   }
   if (!gradients.d_function.absent()) {
     require_shape(function, "d_function", gradients.d_function,
                   Shape{options.score.function.parameters}, "the function's parameters");
-    require_apart(function, {"d_function", gradients.d_function}, others);
     require_apart_from_options<T>(function, {"d_function", gradients.d_function}, options);
   }
   require_like("d_alibi_slopes", gradients.d_alibi_slopes, options.score.alibi_slopes);
@@ -26797,7 +26766,7 @@ void require_score_gradients(std::string_view function, const ScoreGradients<T>&
                          {"d_biases", gradients.d_biases[1]},
                          {"d_biases", gradients.d_biases[2]},
                          {"d_biases", gradients.d_biases[3]}},
-                        {});
+                        others);
 }
 
 HEADWISE_STRICT_MATH_BEGIN
@@ -27489,8 +27458,6 @@ class FlashBackwardCall {
   }
 
   kernels::FlashHead<T> head_at(Index b, Index h) {
-    const auto o = kernels::matrix(queries_.of(kept_.o, b), b, h);
-    const auto d_o = kernels::matrix(queries_.of(d_o_, b), b, h);
     kernels::FlashHead<T> head{head_of_sequence<T>(sequences_, inputs_, options_, b, h),
                                {},
                                {},
@@ -27498,11 +27465,11 @@ class FlashBackwardCall {
                                deltas_of(b, h),
                                kernels::matrix(queries_.of(dq_, b), b, h)};
     if constexpr (std::same_as<T, U>) {
-      head.o = o;
-      head.d_o = d_o;
+      head.o = kernels::matrix(queries_.of(kept_.o, b), b, h);
+      head.d_o = kernels::matrix(queries_.of(d_o_, b), b, h);
     } else {
-      head.stored_o = {stored_as<U>, kernels::StoredMatrix::of(o)};
-      head.stored_d_o = {stored_as<U>, kernels::StoredMatrix::of(d_o)};
+      head.stored_o = stored_head(queries_.of(kept_.o, b), b, h);
+      head.stored_d_o = stored_head(queries_.of(d_o_, b), b, h);
     }
     return head;
   }
@@ -37981,9 +37948,7 @@ template <Scalar T>
 Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
                            Index rows, Index N, T* to) {
   if (stored.as == StoredAs::same) return x.from(first, 0);
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
-    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
-  });
+  widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
 }
 
@@ -38301,7 +38266,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -39989,7 +39954,7 @@ template <class T>
 KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                              const ForwardScratch<T>& buffers) {
   KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys<U>(), v = head.template values<U>();
     block.k = copy_left<T>(k.from(j0, 0), n, head.d, buffers.k);
     block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
@@ -40003,7 +39968,7 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   if constexpr (Factor<T>::depth > 1) {
     return copied_key_block<T>(head, j0, n, all_seen, buffers);
   } else {
-    if (head.stored.as != StoredAs::same) {
+    if (head.stored_k.as != StoredAs::same) {
       return copied_key_block<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.k.from(j0, 0), v = head.v.from(j0, 0);
@@ -40423,9 +40388,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
-  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
-  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k_rows = numbers_of<T>(head.k, head.stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, head.stored_v, j0, n, head.dv, buffers.dv);
   const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
@@ -40507,7 +40471,7 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+    detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
       const auto k = head.template keys<U>().from(j0, 0);
       *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
     });
@@ -42047,9 +42011,7 @@ template <Scalar T>
 Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
                            Index rows, Index N, T* to) {
   if (stored.as == StoredAs::same) return x.from(first, 0);
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
-    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
-  });
+  widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
 }
 
@@ -42367,7 +42329,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -44055,7 +44017,7 @@ template <class T>
 KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                              const ForwardScratch<T>& buffers) {
   KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys<U>(), v = head.template values<U>();
     block.k = copy_left<T>(k.from(j0, 0), n, head.d, buffers.k);
     block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
@@ -44069,7 +44031,7 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   if constexpr (Factor<T>::depth > 1) {
     return copied_key_block<T>(head, j0, n, all_seen, buffers);
   } else {
-    if (head.stored.as != StoredAs::same) {
+    if (head.stored_k.as != StoredAs::same) {
       return copied_key_block<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.k.from(j0, 0), v = head.v.from(j0, 0);
@@ -44489,9 +44451,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
-  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
-  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k_rows = numbers_of<T>(head.k, head.stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, head.stored_v, j0, n, head.dv, buffers.dv);
   const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
@@ -44573,7 +44534,7 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+    detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
       const auto k = head.template keys<U>().from(j0, 0);
       *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
     });
@@ -46109,9 +46070,7 @@ template <Scalar T>
 Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
                            Index rows, Index N, T* to) {
   if (stored.as == StoredAs::same) return x.from(first, 0);
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
-    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
-  });
+  widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
 }
 
@@ -46429,7 +46388,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -48117,7 +48076,7 @@ template <class T>
 KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                              const ForwardScratch<T>& buffers) {
   KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys<U>(), v = head.template values<U>();
     block.k = copy_left<T>(k.from(j0, 0), n, head.d, buffers.k);
     block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
@@ -48131,7 +48090,7 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   if constexpr (Factor<T>::depth > 1) {
     return copied_key_block<T>(head, j0, n, all_seen, buffers);
   } else {
-    if (head.stored.as != StoredAs::same) {
+    if (head.stored_k.as != StoredAs::same) {
       return copied_key_block<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.k.from(j0, 0), v = head.v.from(j0, 0);
@@ -48551,9 +48510,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
-  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
-  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k_rows = numbers_of<T>(head.k, head.stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, head.stored_v, j0, n, head.dv, buffers.dv);
   const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
@@ -48635,7 +48593,7 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+    detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
       const auto k = head.template keys<U>().from(j0, 0);
       *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
     });
@@ -50171,9 +50129,7 @@ template <Scalar T>
 Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
                            Index rows, Index N, T* to) {
   if (stored.as == StoredAs::same) return x.from(first, 0);
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
-    widen_rows_of<T>(rows_as<U>(x, stored.rows).from(first, 0), rows, N, to);
-  });
+  widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
 }
 
@@ -50491,7 +50447,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
-      if (size.M <= few && size.K > 0 && b.column == 1 && size.N % Tile<T>::width == 0) {
+      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
         return {b.data, b.row, 1, true};
       }
     }
@@ -52179,7 +52135,7 @@ template <class T>
 KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                              const ForwardScratch<T>& buffers) {
   KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys<U>(), v = head.template values<U>();
     block.k = copy_left<T>(k.from(j0, 0), n, head.d, buffers.k);
     block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
@@ -52193,7 +52149,7 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   if constexpr (Factor<T>::depth > 1) {
     return copied_key_block<T>(head, j0, n, all_seen, buffers);
   } else {
-    if (head.stored.as != StoredAs::same) {
+    if (head.stored_k.as != StoredAs::same) {
       return copied_key_block<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.k.from(j0, 0), v = head.v.from(j0, 0);
@@ -52613,9 +52569,8 @@ std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
 template <class T>
 void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
-  const StoredRows stored_k{head.stored.as, head.stored.k}, stored_v{head.stored.as, head.stored.v};
-  const auto k_rows = numbers_of<T>(head.k, stored_k, j0, n, head.d, buffers.dk);
-  const auto v_rows = numbers_of<T>(head.v, stored_v, j0, n, head.dv, buffers.dv);
+  const auto k_rows = numbers_of<T>(head.k, head.stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, head.stored_v, j0, n, head.dv, buffers.dv);
   const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
@@ -52697,7 +52652,7 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
-    detail::with_stored_type<T>(head.stored.as, [&]<class U>(std::type_identity<U>) {
+    detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
       const auto k = head.template keys<U>().from(j0, 0);
       *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
     });

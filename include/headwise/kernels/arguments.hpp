@@ -31,12 +31,6 @@ struct Thin {
   static constexpr Index bytes = Index{1} << 20;  // of a right factor of T, at least
 };
 
-/// Keys and values of 16 bits.
-struct StoredKeys {
-  StoredAs as = StoredAs::same;
-  StoredMatrix k = {}, v = {};  // [S, d], [S, dv]
-};
-
 /// What one head of one batch element attends with, on either path.
 template <class T>
 struct AttentionHead {
@@ -49,18 +43,17 @@ struct AttentionHead {
   DropoutMask dropout;
   Index b, h;  // where the head stands: what its dropout mask is drawn from
   HeadScore<T> score = {};
-  StoredKeys stored = {};    // of flash attention in float alone: in place of k and v
-  StoredRows stored_q = {};  // likewise
+  StoredRows stored_q = {}, stored_k = {}, stored_v = {};  // of flash attention in float alone
 
   /// Keys and values as they are stored.
   ///@{
   template <class U>
   Matrix<const U> keys() const {
-    return rows_as<U>(k, stored.k);
+    return rows_as<U>(k, stored_k.rows);
   }
   template <class U>
   Matrix<const U> values() const {
-    return rows_as<U>(v, stored.v);
+    return rows_as<U>(v, stored_v.rows);
   }
   ///@}
 

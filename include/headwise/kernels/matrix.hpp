@@ -37,6 +37,8 @@ struct StoredMatrix {
   static StoredMatrix of(const Matrix<const U>& x) {
     return {x.data, x.row, x.column};
   }
+  /// From row i on, of either kind of 16 bits: two bytes a number.
+  StoredMatrix from(Index i) const { return of<BFloat16>(as<BFloat16>().from(i, 0)); }
 };
 
 /// Rows of 16 bits that stand in place of those of numbers, or none.

@@ -243,8 +243,8 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
 
 /// Head h's rows of batch element b, as they are stored.
 template <NarrowFloat U>
-kernels::StoredMatrix stored_head(const In<U, 4>& x, Index b, Index h) {
-  return kernels::StoredMatrix::of(kernels::matrix(x, b, h));
+kernels::StoredRows stored_head(const In<U, 4>& x, Index b, Index h) {
+  return {stored_as<U>, kernels::StoredMatrix::of(kernels::matrix(x, b, h))};
 }
 
 /// The same of keys and values of 16 bits.
@@ -254,7 +254,8 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
                                          const AttentionOptions<T>& options, Index b, Index h) {
   auto head = attention_head<T>(sizes, q, In<T, 4>{}, In<T, 4>{}, options, b, h);
   const Index kv_head = h / sizes.group();
-  head.stored = {stored_as<U>, stored_head(k, b, kv_head), stored_head(v, b, kv_head)};
+  head.stored_k = stored_head(k, b, kv_head);
+  head.stored_v = stored_head(v, b, kv_head);
   return head;
 }
 /// And of queries of 16 bits.
@@ -263,7 +264,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<U
                                          const In<U, 4>& k, const In<U, 4>& v,
                                          const AttentionOptions<T>& options, Index b, Index h) {
   auto head = attention_head<T>(sizes, In<T, 4>{}, k, v, options, b, h);
-  head.stored_q = {stored_as<U>, stored_head(q, b, h)};
+  head.stored_q = stored_head(q, b, h);
   return head;
 }
 

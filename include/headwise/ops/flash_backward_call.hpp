@@ -158,8 +158,6 @@ class FlashBackwardCall {
   }
 
   kernels::FlashHead<T> head_at(Index b, Index h) {
-    const auto o = kernels::matrix(queries_.of(kept_.o, b), b, h);
-    const auto d_o = kernels::matrix(queries_.of(d_o_, b), b, h);
     kernels::FlashHead<T> head{head_of_sequence<T>(sequences_, inputs_, options_, b, h),
                                {},
                                {},
@@ -167,11 +165,11 @@ class FlashBackwardCall {
                                deltas_of(b, h),
                                kernels::matrix(queries_.of(dq_, b), b, h)};
     if constexpr (std::same_as<T, U>) {
-      head.o = o;
-      head.d_o = d_o;
+      head.o = kernels::matrix(queries_.of(kept_.o, b), b, h);
+      head.d_o = kernels::matrix(queries_.of(d_o_, b), b, h);
     } else {
-      head.stored_o = {stored_as<U>, kernels::StoredMatrix::of(o)};
-      head.stored_d_o = {stored_as<U>, kernels::StoredMatrix::of(d_o)};
+      head.stored_o = stored_head(queries_.of(kept_.o, b), b, h);
+      head.stored_d_o = stored_head(queries_.of(d_o_, b), b, h);
     }
     return head;
   }
