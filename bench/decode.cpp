@@ -1,6 +1,6 @@
-// One query against a cache of keys and values, which is to read them once: where they lie head by
-// head, as KeyValueCache has them, and token by token, as a projection writes them; also in 16
-// bits.
+// One query against the keys and values of the tokens before, which is to read them once: of a
+// KeyValueCache, also in 16 bits, and rows of keys that lie head by head, or token by token, as a
+// projection writes them.
 #include <memory>
 
 #include "support.hpp"
@@ -9,80 +9,115 @@ namespace headwise::bench {
 
 namespace {
 
+/// Where keys and values lie.
+enum class Layout { cache, by_head, by_token };
+
+template <class U>
+constexpr StoredAs stored = std::same_as<U, BFloat16>  ? StoredAs::bf16
+                            : std::same_as<U, Float16> ? StoredAs::fp16
+                                                       : StoredAs::same;
+
 /// Of keys and values that are stored as U.
 template <class T, class U = T>
 struct Problem {
   Index B, S, D, H, G, d;
-  bool by_head;
-  Tensor<T, 4> q, o;          // [B, H, 1, d]
-  Tensor<U, 3> keys, values;  // B G S d elements each
+  Layout layout;
+  Tensor<T, 4> q, o;      // [B, H, 1, d]
+  Tensor<T, 3> keys;      // B G S d elements each; without a cache
+  Tensor<T, 3> values;    //
+  KeyValueCache<T> held;  // with one
 
-  Problem(const std::vector<Index>& sizes, bool heads_apart)
+  Problem(const std::vector<Index>& sizes, Layout where)
       : B(sizes.at(0)),
         S(sizes.at(1)),
         D(sizes.at(2)),
         H(sizes.at(3)),
         G(sizes.at(4)),
         d(D / H),
-        by_head(heads_apart),
+        layout(where),
         q(random_tensor<T>(Shape{B, H, Index{1}, d}, 1)),
         o(q.shape()),
-        keys(cache_tensor(2)),
-        values(cache_tensor(3)) {}
+        keys(numbers(2)),
+        values(numbers(3)),
+        held({.batch_size = B,
+              .num_kv_heads = G,
+              .capacity = layout == Layout::cache ? S : 0,
+              .d_head = d,
+              .stored_as = stored<U>}) {
+    if (layout != Layout::cache) return;
+    held.append(heads(keys), heads(values));
+    keys = values = {};
+  }
 
   /// In memory as KeyValueCache takes it.
-  Tensor<U, 3> cache_tensor(std::uint64_t seed) const {
-    const auto numbers = random_tensor<T>(Shape{B, S, G * d}, seed);
-    auto cache = Tensor<U, 3>::uninitialized(numbers.shape(), default_memory());
-    for (Index n = 0; n < cache.size(); ++n) cache.data()[n] = convert_float<U>(numbers.data()[n]);
-    return cache;
+  Tensor<T, 3> numbers(std::uint64_t seed) const {
+    const auto drawn = random_tensor<T>(Shape{B, S, G * d}, seed);
+    auto placed = Tensor<T, 3>::uninitialized(drawn.shape(), default_memory());
+    copy(In<T, 3>(drawn), placed);
+    return placed;
   }
-
-  template <class V>
-  In<V, 4> heads(const Tensor<V, 3>& x) const {
-    if (by_head) return {x.data(), Shape{B, G, S, d}};
-    return split_heads(In<V, 3>(x), G);
+  In<T, 4> heads(const Tensor<T, 3>& x) const {
+    if (layout == Layout::by_token) return split_heads(In<T, 3>(x), G);
+    return {x.data(), Shape{B, G, S, d}};
+  }
+  /// f(keys, values).
+  template <class F>
+  void with_keys(const F& f) const {
+    if (layout == Layout::cache) {
+      f(held.template k<U>(), held.template v<U>());
+    } else {
+      f(heads(keys), heads(values));
+    }
   }
   void run(const Context& context) {
-    flash_attention_forward(q, heads(keys), heads(values), {.mask = causal}, o, {}, context);
+    with_keys([&](const auto& k, const auto& v) {
+      flash_attention_forward(q, k, v, {.mask = causal}, o, {}, context);
+    });
   }
   bool right() const {
     Tensor<T, 4> y(o.shape()), p({B, H, 1, S});
-    const auto k = converted<T>(keys), v = converted<T>(values);
-    attention_forward<T>(q, heads(k), heads(v), {.mask = causal}, p, y);
+    Tensor<T, 4> k(Shape{B, G, S, d}), v(k.shape());
+    with_keys([&](const auto& some_k, const auto& some_v) {
+      for_each_index(k.shape(), [&](const Shape<4>& at) {
+        k(at) = convert_float<T>(some_k(at[0], at[1], at[2], at[3]));
+        v(at) = convert_float<T>(some_v(at));
+      });
+    });
+    attention_forward<T>(q, k, v, {.mask = causal}, p, y);
     return bool(close_to(In<T, 4>(o), In<T, 4>(y), tolerance<T>));
   }
 };
 
-template <class T, bool by_head, class U>
+template <class T, Layout layout, class U>
 Case decode(const std::vector<Index>& sizes) {
-  const auto problem = std::make_shared<Problem<T, U>>(sizes, by_head);
+  const auto problem = std::make_shared<Problem<T, U>>(sizes, layout);
   const Problem<T, U>& p = *problem;
   Case one;
   one.run = [problem](const Context& context) { problem->run(context); };
   one.right = [problem] { return problem->right(); };
   one.flops = static_cast<double>(4 * p.B * p.S * p.D);
-  one.bytes = bytes_of(p.keys, p.values, p.q, p.o);
+  one.bytes = static_cast<double>(2 * p.B * p.S * p.G * p.d) * sizeof(U) + bytes_of(p.q, p.o);
   one.tokens = static_cast<double>(p.B);
   return one;
 }
 
-template <class T, bool by_head, class U = T>
+template <class T, Layout layout, class U = T>
 void add(Families& families, const std::string& family) {
   std::vector<std::vector<Index>> values;
   for (const DecodeShape& s : decode_shapes()) values.push_back({s.B, s.S, s.D, s.H, s.G});
-  families.push_back(
-      {name_of<T>(family), {"B", "S", "D", "H", "G"}, values, decode<T, by_head, U>});
+  families.push_back({name_of<T>(family), {"B", "S", "D", "H", "G"}, values, decode<T, layout, U>});
 }
 
 }  // namespace
 
 void add_decode(Families& families) {
-  add<float, true>(families, "decode/by_head");
-  add<float, false>(families, "decode/by_token");
-  add<double, true>(families, "decode/by_head");
-  add<float, true, BFloat16>(families, "decode/bf16");
-  add<float, true, Float16>(families, "decode/fp16");
+  add<float, Layout::cache>(families, "decode/cache");
+  add<float, Layout::by_head>(families, "decode/by_head");
+  add<float, Layout::by_token>(families, "decode/by_token");
+  add<double, Layout::cache>(families, "decode/cache");
+  add<double, Layout::by_head>(families, "decode/by_head");
+  add<float, Layout::cache, BFloat16>(families, "decode/bf16");
+  add<float, Layout::cache, Float16>(families, "decode/fp16");
 }
 
 }  // namespace headwise::bench

@@ -70,7 +70,7 @@ def make(about, options, has_torch, against):
                 cases.append(case("projection/" + projection, values + [0], "layout"))
     if "decode" in options.parts:
         for values in about["decode"]:
-            for family in ("decode/by_head", "decode/by_token"):
+            for family in ("decode/cache", "decode/by_head", "decode/by_token"):
                 rivals = {"torch": family + "/f32"} if has_torch else {}
                 cases.append(case(family, values, "decode", rivals))
     if "gemm" in options.parts:

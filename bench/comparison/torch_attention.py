@@ -5,7 +5,7 @@
 Reads a request a line and answers each with a line of JSON, as headwise_bench --turns does:
 
     FAMILY B L D H G CAUSAL    {"seconds": median, "best": .., "runs": ..}
-    FAMILY B S D H G           likewise, for decode/by_head/f32 and decode/by_token/f32
+    FAMILY B S D H G           likewise, for decode/cache/f32, by_head/f32 and by_token/f32
     about                      {"version": .., "threads": .., "processor": ..}
 
 FAMILY is mha/forward/f32, without autograd, or mha/forward_backward/f32, with the gradients of the
@@ -39,15 +39,16 @@ class Attention(torch.nn.Module):
 
 
 def make_decoding(family, values):
-    """One query a head against a cache that lies head by head, or token by token."""
+    """One query a head against keys and values that lie head by head, as a cache of torch's has
+    them, or token by token."""
     batch, length, d_model, heads, kv_heads = values
     width = d_model // heads
     q = torch.randn(batch, heads, 1, width)
 
     def cache():
-        if family == "decode/by_head/f32":
-            return torch.randn(batch, kv_heads, length, width)
-        return torch.randn(batch, length, kv_heads, width).transpose(1, 2)
+        if family == "decode/by_token/f32":
+            return torch.randn(batch, length, kv_heads, width).transpose(1, 2)
+        return torch.randn(batch, kv_heads, length, width)
 
     k, v = cache(), cache()
     grouped = {"enable_gqa": True} if kv_heads != heads else {}
@@ -61,7 +62,7 @@ def make_decoding(family, values):
 
 def make_case(family, values):
     """A function without arguments: one run of what is timed."""
-    if family in ("decode/by_head/f32", "decode/by_token/f32"):
+    if family in ("decode/cache/f32", "decode/by_head/f32", "decode/by_token/f32"):
         return make_decoding(family, values)
     batch, length, d_model, heads, kv_heads, causal = values
     torch.manual_seed(0)

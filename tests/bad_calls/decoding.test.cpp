@@ -84,7 +84,7 @@ const Refusals decoding(all_of({
             [](Witness& m) {
               KeyValueCache<double> cache({.capacity = 4, .d_head = 3});
               cache.append(m.tensor(1, 1, 2, 3), m.tensor(1, 1, 2, 3));
-              cache.append(m.tensor(1, 1, 2, 3), cache.k());
+              cache.append(m.tensor(1, 1, 2, 3), cache.v());
             }),
         argument_error(
             "KeyValueCache::append: 1 tokens behind 0 are more than the capacity 0 of the cache: "

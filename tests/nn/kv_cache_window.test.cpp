@@ -69,7 +69,7 @@ void check_window(const MultiHeadAttention<T>& module, Index window, Index first
       REQUIRE(bitwise_equal(In<T, 3>(slice(slice(y, 0, b, 1), 1, 0, counts[at])),
                             In<T, 3>(slice(slice(whole, 0, b, 1), 1, before[at], counts[at]))));
     }
-    REQUIRE(cache.k().extent(2) <= capacity);
+    REQUIRE(cache.k().length <= capacity);
   }
   CHECK(cache.options().capacity == capacity);
   const Index block = kernels::kernels_here<T>().forward_keys;
@@ -124,9 +124,10 @@ TEST_CASE("what a windowed cache holds are the first keys and the last, at their
           if (reaches) cache.rollback(back), length -= back;
         }
         REQUIRE(cache.length() == length);
-        const In<double, 4> keys = cache.k(0), values = cache.v(0);
+        const TransposedKeys<double> keys = cache.k(0);
+        const In<double, 4> values = cache.v(0);
         Index expected = 0;  // of the keys that the next query sees, those that were found
-        for (Index slot = 0; slot < keys.extent(2); ++slot) {
+        for (Index slot = 0; slot < keys.length; ++slot) {
           const Index j = cache.position(0, slot);
           REQUIRE(keys(0, 1, slot, 0) == static_cast<double>(j));
           REQUIRE(values(0, 1, slot, 0) == static_cast<double>(j));

@@ -8,6 +8,7 @@
 #include "headwise/score/dropout_mask.hpp"
 #include "headwise/score/head_score.hpp"
 #include "headwise/tensor/float16.hpp"
+#include "headwise/tensor/transposed_keys.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
@@ -44,8 +45,9 @@ struct AttentionHead {
   Index b, h;  // where the head stands: what its dropout mask is drawn from
   HeadScore<T> score = {};
   StoredRows stored_q = {}, stored_k = {}, stored_v = {};  // of flash attention in float alone
+  Index key_blocks = 0;  // from block to block of TransposedKeys; 0: k are rows. Forward alone
 
-  /// Keys and values as they are stored.
+  /// Keys and values as they are stored; of TransposedKeys those of the first block.
   ///@{
   template <class U>
   Matrix<const U> keys() const {
@@ -56,6 +58,14 @@ struct AttentionHead {
     return rows_as<U>(v, stored_v.rows);
   }
   ///@}
+
+  /// The keys from j on: of transposed ones j begins a block, and they end with it.
+  template <class U = T>
+  Matrix<const U> keys_from(Index j) const {
+    const Matrix<const U> first = keys<U>();
+    if (key_blocks == 0) return first.from(j, 0);
+    return {first.data + j / TransposedKeys<U>::block * key_blocks, first.row, first.column};
+  }
 
   /// Whether scores are scale q k^T and nothing else stands beside them.
   bool plain_scores() const {

@@ -28,12 +28,13 @@ class NewTokens;
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// Keys [B, G, held, d] and values [B, G, held, dv], appended in the order of their positions. Each
-/// sequence has a length of its own. What is behind it is never read.
+/// sequence has a length of its own. What is behind it is never read. Keys are transposed when they
+/// are appended (TransposedKeys), so that no query has to.
 ///
 /// With a window a cache holds the first keys and the last ones of a sequence of any length: what
 /// no query will see again makes room, block by block of the kernels (kv_cache_slots.hpp).
-/// Memory: B G capacity (d + dv) elements of T or of 2 bytes, taken at once, in huge pages from
-/// 4 MiB on.
+/// Memory: B G capacity (d + dv) elements of T or of 2 bytes, capacity rounded up to a multiple of
+/// 128 for keys, taken at once, in huge pages from 4 MiB on.
 /// Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, arXiv
 /// 2309.17453 (which turns keys by their place in the cache; here by that in the sequence).
 template <Scalar T>
@@ -156,10 +157,10 @@ class KeyValueCache {
 
   /// Keys so far [B, G, held, d], as many as the longest holds; of the others, what is behind their
   /// length may be anything. A view, right until the cache goes or what it sees is rolled back or
-  /// dropped. Of keys that are stored in 16 bits it is k<BFloat16>() or k<Float16>(). Throws
-  /// ArgumentError for another type than they are stored as.
+  /// dropped; k().rows() copies. Of keys that are stored in 16 bits it is k<BFloat16>() or
+  /// k<Float16>(). Throws ArgumentError for another type than they are stored as.
   template <class U = T>
-  In<U, 4> k() const {
+  TransposedKeys<U> k() const {
     return view<U>("KeyValueCache::k", k_, 0, options_.batch_size, longest_held());
   }
   /// Values so far [B, G, held, dv].
@@ -169,7 +170,7 @@ class KeyValueCache {
   }
   /// Keys of sequence b [1, G, held, d].
   template <class U = T>
-  In<U, 4> k(Index b) const {
+  TransposedKeys<U> k(Index b) const {
     return view<U>("KeyValueCache::k", k_, b, 1, at(b).held());
   }
   /// Values of sequence b [1, G, held, dv].
@@ -192,11 +193,10 @@ class KeyValueCache {
     for (Index b = 0; b < lengths_.size(); ++b) most = std::max<Index>(most, at(b).held());
     return most;
   }
-  template <class U>
-  static In<U, 4> view(std::string_view function, const detail::KeyValueRows<T>& rows, Index b,
-                       Index batch, Index held) {
-    rows.template require_stored<U>(function);
-    return rows.template filled<U>(b, batch, held);
+  template <class U, class Stored>
+  static auto view(std::string_view function, const Stored& all, Index b, Index batch, Index held) {
+    all.template require_stored<U>(function);
+    return all.template filled<U>(b, batch, held);
   }
 
   void require_sequence(std::string_view function, Index b) const {
@@ -227,16 +227,15 @@ class KeyValueCache {
   }
   void drop(Index b) {
     const Index gone = at(b).droppable(slots_), end = at(b).held();
-    for (detail::KeyValueRows<T>* rows : {&k_, &v_}) {
-      rows->move_up(b, slots_.first + gone, end, slots_.first);
-    }
+    k_.move_up(b, slots_.first + gone, end, slots_.first);
+    v_.move_up(b, slots_.first + gone, end, slots_.first);
     dropped_(b) += gone;
   }
 
   KeyValueCacheOptions options_;
   detail::KeyValueSlots slots_;
-  detail::KeyValueRows<T> k_;  // [B, G, capacity, d]
-  detail::KeyValueRows<T> v_;  // [B, G, capacity, dv]
+  detail::CachedKeys<T> k_;    // [B, G, capacity, d]
+  detail::CachedValues<T> v_;  // [B, G, capacity, dv]
   Tensor<Index, 1> lengths_;   // [B]
   Tensor<Index, 1> dropped_;   // [B]
 };

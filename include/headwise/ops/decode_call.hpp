@@ -10,13 +10,14 @@
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Whether the kernels of decoding take a call of few queries: nothing about a pair has to be asked
-/// for by itself, and rows of keys and values are dense. Every other call goes the general way.
-template <class T, class U>
-bool decodes(const In<U, 4>& k, const In<U, 4>& v, const AttentionOptions<T>& options) {
-  return k.stride(3) == 1 && v.stride(3) == 1 && options.mask.pair_masks().empty() &&
-         options.mask.functions().empty() && options.mask.biases().empty() &&
-         options.mask.first_keys() == 0 && !options.mask.documents().present() &&
-         !options.dropout.active() && options.score.plain();
+/// for by itself, keys are transposed or their rows dense, and rows of values are. Every other call
+/// goes the general way.
+template <class T, class Q, class U>
+bool decodes(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options) {
+  return (in.k.stride(3) == 1 || !in.blocks.absent()) && in.v.stride(3) == 1 &&
+         options.mask.pair_masks().empty() && options.mask.functions().empty() &&
+         options.mask.biases().empty() && options.mask.first_keys() == 0 &&
+         !options.mask.documents().present() && !options.dropout.active() && options.score.plain();
 }
 
 /// What a forward call asks the memory resource for.
@@ -112,7 +113,9 @@ class DecodeCall {
   kernels::DecodeGroup<T> group(Index b, Index g) const {
     const Index heads = sizes_.group(), h = g * heads;
     const bool absent = lse_.absent();
-    return {.first = attention_head(sizes_, in_.q, in_.k, in_.v, options_, b, h),
+    auto first = attention_head(sizes_, in_.q, in_.k, in_.v, options_, b, h);
+    first.key_blocks = in_.key_blocks();
+    return {.first = first,
             .heads = heads,
             .q_head = in_.q.stride(1),
             .o = kernels::matrix(o_, b, h),

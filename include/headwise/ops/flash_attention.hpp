@@ -48,7 +48,8 @@ void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
     const Index blocks = rows.block_numbers(queries, b), h = number / blocks;
     const Index i0 = number % blocks * queries;
     if (i0 >= rows.length(b)) return;
-    const auto head = head_of_sequence<T>(sequences, inputs, options, b, h);
+    auto head = head_of_sequence<T>(sequences, inputs, options, b, h);
+    head.key_blocks = inputs.key_blocks();
     const auto head_lse =
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(rows.of(lse, b), b, h);
     const Index count = std::min<Index>(queries, head.L - i0);
@@ -74,7 +75,7 @@ void decode_call(ForwardWorkspace<T>& scratch, const AttentionSizes& sizes,
   } else {
     const auto wide_q = widened_heads<T>(in.q, context);
     auto wide_o = Tensor<T, 4>::uninitialized(o.shape(), context.memory);
-    const ForwardInputs<T, U> wide{wide_q, in.k, in.v};
+    const ForwardInputs<T, U> wide{wide_q, in.k, in.v, in.blocks};
     DecodeCall<T, U>(scratch, sizes, wide, options, wide_o, lse, context).compute();
     for (Index b = 0; b < sizes.B; ++b) {
       for (Index h = 0; h < sizes.H; ++h) {
@@ -90,20 +91,20 @@ template <class T, class Q, class U>
 void flash_forward_call(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options,
                         const Out<Q, 4>& o, const Out<T, 4>& lse, const Context& context) {
   constexpr std::string_view function = "flash_attention_forward";
-  const auto& [q, k, v] = in;
+  const auto& [q, k, v, blocks] = in;
   const auto sizes = require_attention(function, q, k, v, options);
   require_shape(function, "o", o, Shape{sizes.B, sizes.H, sizes.L, sizes.dv}, "q, head width of v");
   if (!lse.absent()) {
     require_shape(function, "lse", lse, Shape{sizes.B, sizes.H, sizes.L, Index{2}},
                   "two numbers a query of q");
   }
-  require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});
+  require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, in.key_bytes(), {"v", v}});
   require_apart_from_options<T>(function, {"o", o}, options);
   require_apart_from_options<T>(function, {"lse", lse}, options);
   if (o.size() == 0 && lse.size() == 0) return;
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   ForwardWorkspace<T> scratch(run, sizes, context);
-  if (scratch.few() && decodes(k, v, options)) {
+  if (scratch.few() && decodes(in, options)) {
     return decode_call<T>(scratch, sizes, in, options, o, lse, context);
   }
   forward_sequences(sequences_of(sizes), in, options, o, lse, scratch, context);
@@ -162,6 +163,28 @@ void flash_attention_forward(In<float, 4> q, In<U, 4> k, In<std::type_identity_t
                              const AttentionOptions<float>& options, Out<float, 4> o,
                              Out<float, 4> lse, const Context& context = {}) {
   detail::flash_forward_call<float, float, U>({q, k, v}, options, o, lse, context);
+}
+/// The same of keys [B, G, S, d] that lie transposed, of the values' type: the bits that they give
+/// as rows. Throws ShapeError or ArgumentError for blocks that are not those of their length, too.
+template <Scalar T>
+void flash_attention_forward(In<T, 4> q, const TransposedKeys<std::type_identity_t<T>>& k,
+                             In<std::type_identity_t<T>, 4> v,
+                             const AttentionOptions<std::type_identity_t<T>>& options,
+                             Out<std::type_identity_t<T>, 4> o, Out<std::type_identity_t<T>, 4> lse,
+                             const Context& context = {}) {
+  k.require_blocks("flash_attention_forward");
+  detail::flash_forward_call<T, T, T>(detail::ForwardInputs<T, T>::of(q, k, v), options, o, lse,
+                                      context);
+}
+/// The same of such keys, and values, stored in 16 bits.
+template <NarrowFloat U>
+void flash_attention_forward(In<float, 4> q, const TransposedKeys<U>& k,
+                             In<std::type_identity_t<U>, 4> v,
+                             const AttentionOptions<float>& options, Out<float, 4> o,
+                             Out<float, 4> lse, const Context& context = {}) {
+  k.require_blocks("flash_attention_forward");
+  detail::flash_forward_call<float, float, U>(detail::ForwardInputs<float, U>::of(q, k, v), options,
+                                              o, lse, context);
 }
 /// And of queries and o in 16 bits, too: computed in float from the numbers that are stored,
 /// widened where they are packed; o is the nearest to what that gives. No copy of a whole tensor,

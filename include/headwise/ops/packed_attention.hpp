@@ -117,7 +117,7 @@ void packed_forward_call(const PackedSequences<U>& inputs, const AttentionOption
   Workspace<T> scratch(context.executor.concurrency(),
                        kernels::kernels_for<T>(context).flash_forward_scratch(d, dv),
                        context.memory);
-  forward_sequences(sequences, AttentionInputs<U>{of(q), of(k), of(v)}, options, of(o), of(lse),
+  forward_sequences(sequences, ForwardInputs<U, U>{of(q), of(k), of(v)}, options, of(o), of(lse),
                     scratch, context);
 }
 
