@@ -1415,6 +1415,25 @@ class LastingIn : public In<T, R> {
   = delete;  // it would be gone before it is read
 };
 
+/// The same of numbers in a row: a view of them, which a vector without a name does not become.
+template <class T>
+class LastingSpan : public std::span<const T> {
+ public:
+  constexpr LastingSpan() noexcept {}
+  /// Keeps what was passed in.
+  ///@{
+  constexpr LastingSpan(std::span<const T> view) : std::span<const T>(view) {}
+  constexpr LastingSpan(std::span<T> view) : std::span<const T>(view) {}
+  ///@}
+  /// Views a range that has a name.
+  template <class Range>
+  requires std::constructible_from<std::span<const T>, Range&> constexpr LastingSpan(Range& range)
+      : std::span<const T>(range) {}
+  template <class Range>
+  requires(!std::derived_from<Range, std::span<const T>>) LastingSpan(const Range&& temporary)
+  = delete;  // it would be gone before it is read
+};
+
 /// A vector over memory of the caller's.
 template <class T>
 using View1 = TensorView<T, 1>;
@@ -31352,7 +31371,7 @@ Variable<T, 4> rotary(const Variable<T, 4>& x, const RotaryOptions& options) {
 /// Queries or keys [N, H, d] of sequences that lie one behind the other, each turned from where it
 /// begins; starts have to outlive backward. Nothing is kept. Throws as packed_rotary_forward.
 template <Scalar T>
-Variable<T, 3> packed_rotary(const Variable<T, 3>& x, std::span<const Index> starts,
+Variable<T, 3> packed_rotary(const Variable<T, 3>& x, LastingSpan<Index> starts,
                              const RotaryOptions& options) {
   Recording<T> call({"packed_rotary"}, x);
   const Out<T, 3> y = call.output(x.shape());
@@ -31640,8 +31659,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// where the options have what is learned, too.
 template <Scalar T>
 Variable<T, 3> packed_attention(const Variable<T, 3>& q, const Variable<T, 3>& k,
-                                const Variable<T, 3>& v, std::span<const Index> query_starts,
-                                std::span<const Index> key_starts,
+                                const Variable<T, 3>& v, LastingSpan<Index> query_starts,
+                                LastingSpan<Index> key_starts,
                                 const AttentionOptions<std::type_identity_t<T>>& options = {},
                                 const LearnedScores<std::type_identity_t<T>>& learned = {}) {
   constexpr std::string_view function = "packed_attention";
@@ -32279,15 +32298,15 @@ struct MultiHeadAttentionOptions {
 /// Path::flash alone does so.
 template <Scalar T>
 struct MultiHeadAttentionCall {
-  AttentionMask<T> mask = {};   // none: every query sees every key
-  Path path = Path::flash;      // both give the same function
-  std::optional<T> scale = {};  // 1 / sqrt(d_head)
-  Dropout weight_dropout = {};  // of the attention weights; none: inference
-  Dropout output_dropout = {};  // of the output, after its bias
-  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks
-  Position origin = {};         // from where functions of pairs and weight_dropout count
-  std::span<const Index> query_starts = {};  // [B + 1]; of packed sequences; none: a batch
-  std::span<const Index> key_starts = {};    // [B + 1]; of keys that are not the queries' input
+  AttentionMask<T> mask = {};            // none: every query sees every key
+  Path path = Path::flash;               // both give the same function
+  std::optional<T> scale = {};           // 1 / sqrt(d_head)
+  Dropout weight_dropout = {};           // of the attention weights; none: inference
+  Dropout output_dropout = {};           // of the output, after its bias
+  ScoreOptions<T> score = {};            // softcap, biases by distance, sinks
+  Position origin = {};                  // from where functions of pairs and weight_dropout count
+  LastingSpan<Index> query_starts = {};  // [B + 1]; of packed sequences; none: a batch
+  LastingSpan<Index> key_starts = {};    // [B + 1]; of keys that are not the queries' input
 
   /// Whether the sequences lie one behind the other.
   bool packed() const { return !query_starts.empty(); }
@@ -35690,13 +35709,13 @@ struct TransformerBlockOptions {
 /// each dropout a seed of its own.
 template <Scalar T>
 struct TransformerBlockCall {
-  AttentionMask<T> mask = {};          // none: every query sees every key
-  Path path = Path::flash;             // both give the same function
-  Dropout weight_dropout = {};         // of the attention weights; none: inference
-  Dropout attention_dropout = {};      // of what attention adds
-  Dropout hidden_dropout = {};         // between the products of the feed-forward
-  Dropout output_dropout = {};         // of what the feed-forward adds
-  std::span<const Index> starts = {};  // [B + 1]; of sequences packed in x [1, N, D]; none: a batch
+  AttentionMask<T> mask = {};      // none: every query sees every key
+  Path path = Path::flash;         // both give the same function
+  Dropout weight_dropout = {};     // of the attention weights; none: inference
+  Dropout attention_dropout = {};  // of what attention adds
+  Dropout hidden_dropout = {};     // between the products of the feed-forward
+  Dropout output_dropout = {};     // of what the feed-forward adds
+  LastingSpan<Index> starts = {};  // [B + 1]; of sequences packed in x [1, N, D]; none: a batch
 
   /// Of the module within.
   MultiHeadAttentionCall<T> attention() const {
@@ -36291,7 +36310,7 @@ struct TransformerDecoderCall {
   Dropout output_dropout = {};     // of what the feed-forward adds
   /// [B + 1], cumulative lengths of sequences that lie one behind the other in tokens [1, N], each
   /// of its own positions; none: a batch.
-  std::span<const Index> starts = {};
+  LastingSpan<Index> starts = {};
 
   /// Of block n: causal.
   template <Scalar T>

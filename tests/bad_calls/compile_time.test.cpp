@@ -46,6 +46,10 @@ concept MaskedBy = requires(X&& pairs) {
   Mask::keep(static_cast<X&&>(pairs));
 };
 template <class X>
+concept PackedBy = requires(X&& starts) {
+  MultiHeadAttentionCall<float>{.query_starts = static_cast<X&&>(starts)};
+};
+template <class X>
 concept SunkInto = requires(X&& x) {
   ScoreOptions<float>{.sinks = static_cast<X&&>(x)};
 };
@@ -139,6 +143,9 @@ TEST_CASE("what would be gone before it is read is not viewed", "[bad_calls]") {
   STATIC_REQUIRE_FALSE(LayerTrainedOn<LayerNorm<float>, Tensor2<float>>);
   STATIC_REQUIRE(LengthsIn<std::vector<Index>&>);
   STATIC_REQUIRE_FALSE(LengthsIn<std::vector<Index>>);
+  STATIC_REQUIRE((PackedBy<std::vector<Index>&> && PackedBy<const std::array<Index, 3>&>));
+  STATIC_REQUIRE((PackedBy<std::span<const Index>> && PackedBy<std::span<Index>>));
+  STATIC_REQUIRE_FALSE((PackedBy<std::vector<Index>> || PackedBy<const std::array<Index, 3>>));
 }
 
 TEST_CASE("a const Eigen matrix is not written to, and a cache is not copied", "[bad_calls]") {

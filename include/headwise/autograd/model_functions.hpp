@@ -169,7 +169,7 @@ Variable<T, 4> rotary(const Variable<T, 4>& x, const RotaryOptions& options) {
 /// Queries or keys [N, H, d] of sequences that lie one behind the other, each turned from where it
 /// begins; starts have to outlive backward. Nothing is kept. Throws as packed_rotary_forward.
 template <Scalar T>
-Variable<T, 3> packed_rotary(const Variable<T, 3>& x, std::span<const Index> starts,
+Variable<T, 3> packed_rotary(const Variable<T, 3>& x, LastingSpan<Index> starts,
                              const RotaryOptions& options) {
   Recording<T> call({"packed_rotary"}, x);
   const Out<T, 3> y = call.output(x.shape());

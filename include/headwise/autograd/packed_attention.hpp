@@ -38,8 +38,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// where the options have what is learned, too.
 template <Scalar T>
 Variable<T, 3> packed_attention(const Variable<T, 3>& q, const Variable<T, 3>& k,
-                                const Variable<T, 3>& v, std::span<const Index> query_starts,
-                                std::span<const Index> key_starts,
+                                const Variable<T, 3>& v, LastingSpan<Index> query_starts,
+                                LastingSpan<Index> key_starts,
                                 const AttentionOptions<std::type_identity_t<T>>& options = {},
                                 const LearnedScores<std::type_identity_t<T>>& learned = {}) {
   constexpr std::string_view function = "packed_attention";

@@ -105,15 +105,15 @@ struct MultiHeadAttentionOptions {
 /// Path::flash alone does so.
 template <Scalar T>
 struct MultiHeadAttentionCall {
-  AttentionMask<T> mask = {};   // none: every query sees every key
-  Path path = Path::flash;      // both give the same function
-  std::optional<T> scale = {};  // 1 / sqrt(d_head)
-  Dropout weight_dropout = {};  // of the attention weights; none: inference
-  Dropout output_dropout = {};  // of the output, after its bias
-  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks
-  Position origin = {};         // from where functions of pairs and weight_dropout count
-  std::span<const Index> query_starts = {};  // [B + 1]; of packed sequences; none: a batch
-  std::span<const Index> key_starts = {};    // [B + 1]; of keys that are not the queries' input
+  AttentionMask<T> mask = {};            // none: every query sees every key
+  Path path = Path::flash;               // both give the same function
+  std::optional<T> scale = {};           // 1 / sqrt(d_head)
+  Dropout weight_dropout = {};           // of the attention weights; none: inference
+  Dropout output_dropout = {};           // of the output, after its bias
+  ScoreOptions<T> score = {};            // softcap, biases by distance, sinks
+  Position origin = {};                  // from where functions of pairs and weight_dropout count
+  LastingSpan<Index> query_starts = {};  // [B + 1]; of packed sequences; none: a batch
+  LastingSpan<Index> key_starts = {};    // [B + 1]; of keys that are not the queries' input
 
   /// Whether the sequences lie one behind the other.
   bool packed() const { return !query_starts.empty(); }

@@ -91,13 +91,13 @@ struct TransformerBlockOptions {
 /// each dropout a seed of its own.
 template <Scalar T>
 struct TransformerBlockCall {
-  AttentionMask<T> mask = {};          // none: every query sees every key
-  Path path = Path::flash;             // both give the same function
-  Dropout weight_dropout = {};         // of the attention weights; none: inference
-  Dropout attention_dropout = {};      // of what attention adds
-  Dropout hidden_dropout = {};         // between the products of the feed-forward
-  Dropout output_dropout = {};         // of what the feed-forward adds
-  std::span<const Index> starts = {};  // [B + 1]; of sequences packed in x [1, N, D]; none: a batch
+  AttentionMask<T> mask = {};      // none: every query sees every key
+  Path path = Path::flash;         // both give the same function
+  Dropout weight_dropout = {};     // of the attention weights; none: inference
+  Dropout attention_dropout = {};  // of what attention adds
+  Dropout hidden_dropout = {};     // between the products of the feed-forward
+  Dropout output_dropout = {};     // of what the feed-forward adds
+  LastingSpan<Index> starts = {};  // [B + 1]; of sequences packed in x [1, N, D]; none: a batch
 
   /// Of the module within.
   MultiHeadAttentionCall<T> attention() const {

@@ -72,7 +72,7 @@ struct TransformerDecoderCall {
   Dropout output_dropout = {};     // of what the feed-forward adds
   /// [B + 1], cumulative lengths of sequences that lie one behind the other in tokens [1, N], each
   /// of its own positions; none: a batch.
-  std::span<const Index> starts = {};
+  LastingSpan<Index> starts = {};
 
   /// Of block n: causal.
   template <Scalar T>

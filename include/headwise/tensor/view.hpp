@@ -7,6 +7,7 @@
 
 #include <cassert>
 #include <concepts>
+#include <span>
 #include <type_traits>
 
 #include "headwise/tensor/shape.hpp"
@@ -183,6 +184,25 @@ class LastingIn : public In<T, R> {
   constexpr LastingIn(const In<T, R>& view) : In<T, R>(view) {}
   template <OwnsItsElements U>
   requires std::derived_from<U, In<T, R>> LastingIn(const U&& tensor)
+  = delete;  // it would be gone before it is read
+};
+
+/// The same of numbers in a row: a view of them, which a vector without a name does not become.
+template <class T>
+class LastingSpan : public std::span<const T> {
+ public:
+  constexpr LastingSpan() noexcept {}
+  /// Keeps what was passed in.
+  ///@{
+  constexpr LastingSpan(std::span<const T> view) : std::span<const T>(view) {}
+  constexpr LastingSpan(std::span<T> view) : std::span<const T>(view) {}
+  ///@}
+  /// Views a range that has a name.
+  template <class Range>
+  requires std::constructible_from<std::span<const T>, Range&> constexpr LastingSpan(Range& range)
+      : std::span<const T>(range) {}
+  template <class Range>
+  requires(!std::derived_from<Range, std::span<const T>>) LastingSpan(const Range&& temporary)
   = delete;  // it would be gone before it is read
 };
 
