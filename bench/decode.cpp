@@ -12,20 +12,14 @@ namespace {
 /// Where keys and values lie.
 enum class Layout { cache, by_head, by_token };
 
-template <class U>
-constexpr StoredAs stored = std::same_as<U, BFloat16>  ? StoredAs::bf16
-                            : std::same_as<U, Float16> ? StoredAs::fp16
-                                                       : StoredAs::same;
-
 /// Of keys and values that are stored as U.
 template <class T, class U = T>
 struct Problem {
   Index B, S, D, H, G, d;
   Layout layout;
-  Tensor<T, 4> q, o;      // [B, H, 1, d]
-  Tensor<T, 3> keys;      // B G S d elements each; without a cache
-  Tensor<T, 3> values;    //
-  KeyValueCache<T> held;  // with one
+  Tensor<T, 4> q, o;          // [B, H, 1, d]
+  Tensor<T, 3> keys, values;  // B G S d elements each; without a cache
+  KeyValueCache<T> held;      // with one
 
   Problem(const std::vector<Index>& sizes, Layout where)
       : B(sizes.at(0)),
@@ -43,7 +37,7 @@ struct Problem {
               .num_kv_heads = G,
               .capacity = layout == Layout::cache ? S : 0,
               .d_head = d,
-              .stored_as = stored<U>}) {
+              .stored_as = detail::stored_as<U>}) {
     if (layout != Layout::cache) return;
     held.append(heads(keys), heads(values));
     keys = values = {};

@@ -9477,7 +9477,7 @@ KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bo
 /// The n keys from j0 on. Three panels of queries and more read dense copies: rows of heads lie on
 /// pages of their own and meet in few sets of the caches (in place with 128 queries a task, the
 /// pass ran at 76 % of the peak; with copies and 512 at 82). Fewer read k, and v if its rows are
-/// whole vectors, where they lie. Pairs are always made in copies.
+/// whole vectors, where they lie, if not transposed. Pairs are always made in copies.
 template <class T>
 KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
                       const ForwardScratch<T>& buffers) {
@@ -9492,8 +9492,8 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    if (head.key_blocks != 0 || (!few && !stays(k, head.d)))
-      block.k = copy_left<T>(k, n, head.d, buffers.k);
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
       block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
     } else {
@@ -11597,7 +11597,9 @@ void add_rows_of_values(const T* p, Index p_row, const Matrix<const U>& v, Index
 }
 
 /// Step 4e of `rows` rows of weights p over keys begin ... end - 1 of a block of values v. Returns
-/// the multiply-adds.
+/// the multiply-adds. Where registers hold the sums, eight vectors of columns are read at a time,
+/// so that rows of 128 numbers are read in the order in which they lie (by four: with transposed
+/// keys 1.1 times as long in the third cache, 1.5 beyond it; AVX-512, EPYC of family 25).
 template <class T, class U>
 std::int64_t decode_values(const Matrix<const U>& v, Index dv, KeyRange range, const T* p,
                            Index p_row, Index rows, RowsAhead<U> ahead, T* last_columns,
@@ -11659,16 +11661,17 @@ HEADWISE_STRICT_MATH_BEGIN
 /// Of a block of keys that lies transposed: lines of 128 keys, one for each number of a key.
 template <class T>
 struct KeyLines {
-  static constexpr int keys = int{TransposedKeys<T>::block};
-  /// Sums in registers, and vectors of a line that they go over at the same time.
-  static constexpr int sums = Tile<T>::vectors == 4 ? 16 : 8;
-  static constexpr int vectors = std::min<int>(keys / Tile<T>::width, sums);
-  /// Whether that is all of it: a block is read in the order in which it lies.
-  static constexpr bool whole = vectors * Tile<T>::width == keys;
+  static constexpr int width = Tile<T>::width, all = int{DecodeTile<T>::keys} / width;
+  /// Sums that registers hold, vectors of a line that they go over at the same time, and those of
+  /// the last keys.
+  static constexpr int sums = Tile<T>::vectors == 4 ? 16 : 8, vectors = std::min<int>(all, sums),
+                       rest = 2;
+  /// Whether a block is read in the order in which it lies.
+  static constexpr bool whole = vectors == all;
 
   Index n, end;  // lines n ... end - 1
 
-  static_assert(ForwardTile<T>::keys == keys);
+  static_assert(DecodeTile<T>::keys == TransposedKeys<T>::block);
 };
 
 /// Steps 4a of `rows` rows q [rows, d] and `vectors` vectors of keys that lie transposed, k [d,
@@ -11699,7 +11702,7 @@ void score_lines(const U* k, Index line, Index d, const KeyLines<T>& part, const
 
 /// Steps 4a: s = alpha q k^T of the first n keys of a block that lies transposed, and of whatever
 /// stands behind them in the last two vectors. Where lines are whole, memory is read in the order
-/// in which it lies, and nothing has to be asked for: asked for ahead, they took 1.1 to 1.3 times
+/// in which it lies, and nothing has to be asked for: asked for ahead, they took 1.1 to 1.4 times
 /// as long, halves of lines 1.5 times in the third cache and 1.8 beyond it (AVX-512, EPYC of family
 /// 25). Where they are not, or rows go over them more than once, a part of the lines at a time
 /// stays in the first cache, and the rows of values that come next are asked for beside it. (Of the
@@ -11716,14 +11719,14 @@ void score_transposed(const Matrix<const U>& k, Index d, Index n, const RowsAhea
   const auto score = [&](Index r, auto count) {
     Index j = 0;
     const auto columns = [&](auto vectors, Index keys) {
-      for (; j < keys; j += vectors * Tile<T>::width) {
+      for (; j < keys; j += vectors * Lines::width) {
         score_lines<T, count, vectors>(k.data + j, k.column, d, part, q + r * d, alpha,
                                        {s.data + r * s.row + j, s.row});
       }
     };
-    constexpr Index step = Lines::vectors * Tile<T>::width;
+    constexpr Index step = Lines::vectors * Lines::width;
     columns(std::integral_constant<int, Lines::vectors>{}, n / step * step);
-    columns(std::integral_constant<int, 2>{}, n);
+    columns(std::integral_constant<int, Lines::rest>{}, n);
   };
   do {
     part = {part.end, std::min<Index>(part.end + lines, d)};
@@ -11765,7 +11768,7 @@ struct DecodeRows {
 
   const DecodeGroup<T>& group;
   const AttentionHead<T>& head;
-  Matrix<const U> k, v;
+  Matrix<const U> v;
   DecodeTask task;
   KeyRange range;                                   // all keys that some row sees
   KeyRange blocks;                                  // in which they lie: those of the task's part
@@ -11773,11 +11776,7 @@ struct DecodeRows {
   bool all = false;                                 // every row sees every key of it
 
   DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
-      : group(of),
-        head(of.first),
-        k(of.first.template keys<U>()),
-        v(of.first.template values<U>()),
-        task(which) {
+      : group(of), head(of.first), v(of.first.template values<U>()), task(which) {
     const bool one_head = query(0) + task.rows <= head.L;
     range =
         one_head ? head.visibility.range(query(0), task.rows) : head.visibility.range(0, head.L);
@@ -11805,11 +11804,11 @@ struct DecodeRows {
     all = pairs == task.rows * block.n;
     return pairs;
   }
-  /// The keys behind a block: to be asked for, but where they lie transposed.
+  /// The keys behind a block, to be asked for: of transposed ones, as many numbers in one piece.
   RowsAhead<U> keys_behind(const DecodeBlock& block) const {
-    if (head.key_blocks == 0) return behind(block, k, head.d);
+    if (head.key_blocks == 0) return behind(block, head.template keys<U>(), head.d);
     const Index j = block.j0 + keys;
-    if (KeyLines<T>::whole || j >= range.end) return {k.data, 0, 0, 0};
+    if (KeyLines<T>::whole || j >= range.end) return {};
     return {head.template keys_from<U>(j).data, head.d, head.d, keys};
   }
   /// The same of keys that are rows, or values.
@@ -11830,8 +11829,7 @@ void copy_queries(const DecodeRows<T, U>& rows, T* q) {
   }
 }
 
-/// Steps 4a of all rows of a task, of whose keys none have to be asked for where they lie
-/// transposed.
+/// Steps 4a of all rows of a task.
 template <class T, class U>
 void score_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const RowsAhead<U>& ahead,
                  const DecodeScratch<T>& buffers, T alpha, const ScoreRows<T>& s) {
@@ -11989,7 +11987,7 @@ void store_row(const DecodeRows<T, U>& rows, Index r, const T* context, T greate
 /// FLOPs that the scores and the softmax of a block take.
 template <class T, class U>
 std::int64_t score_flops(const DecodeRows<T, U>& rows, const DecodeBlock& block) {
-  const Index lanes = Tile<T>::width * (rows.head.key_blocks != 0 ? 2 : 1);
+  const Index lanes = Tile<T>::width * (rows.head.key_blocks != 0 ? KeyLines<T>::rest : 1);
   return rows.task.rows * round_up(block.n, lanes) * (2 * rows.head.d + 5);
 }
 
@@ -15733,8 +15731,8 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    if (head.key_blocks != 0 || (!few && !stays(k, head.d)))
-      block.k = copy_left<T>(k, n, head.d, buffers.k);
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
       block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
     } else {
@@ -17677,14 +17675,14 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct KeyLines {
-  static constexpr int keys = int{TransposedKeys<T>::block};
-  static constexpr int sums = Tile<T>::vectors == 4 ? 16 : 8;
-  static constexpr int vectors = std::min<int>(keys / Tile<T>::width, sums);
-  static constexpr bool whole = vectors * Tile<T>::width == keys;
+  static constexpr int width = Tile<T>::width, all = int{DecodeTile<T>::keys} / width;
+  static constexpr int sums = Tile<T>::vectors == 4 ? 16 : 8, vectors = std::min<int>(all, sums),
+                       rest = 2;
+  static constexpr bool whole = vectors == all;
 
   Index n, end;  // lines n ... end - 1
 
-  static_assert(ForwardTile<T>::keys == keys);
+  static_assert(DecodeTile<T>::keys == TransposedKeys<T>::block);
 };
 
 template <class T, int rows, int vectors, class U>
@@ -17723,14 +17721,14 @@ void score_transposed(const Matrix<const U>& k, Index d, Index n, const RowsAhea
   const auto score = [&](Index r, auto count) {
     Index j = 0;
     const auto columns = [&](auto vectors, Index keys) {
-      for (; j < keys; j += vectors * Tile<T>::width) {
+      for (; j < keys; j += vectors * Lines::width) {
         score_lines<T, count, vectors>(k.data + j, k.column, d, part, q + r * d, alpha,
                                        {s.data + r * s.row + j, s.row});
       }
     };
-    constexpr Index step = Lines::vectors * Tile<T>::width;
+    constexpr Index step = Lines::vectors * Lines::width;
     columns(std::integral_constant<int, Lines::vectors>{}, n / step * step);
-    columns(std::integral_constant<int, 2>{}, n);
+    columns(std::integral_constant<int, Lines::rest>{}, n);
   };
   do {
     part = {part.end, std::min<Index>(part.end + lines, d)};
@@ -17767,7 +17765,7 @@ struct DecodeRows {
 
   const DecodeGroup<T>& group;
   const AttentionHead<T>& head;
-  Matrix<const U> k, v;
+  Matrix<const U> v;
   DecodeTask task;
   KeyRange range;                                   // all keys that some row sees
   KeyRange blocks;                                  // in which they lie: those of the task's part
@@ -17775,11 +17773,7 @@ struct DecodeRows {
   bool all = false;                                 // every row sees every key of it
 
   DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
-      : group(of),
-        head(of.first),
-        k(of.first.template keys<U>()),
-        v(of.first.template values<U>()),
-        task(which) {
+      : group(of), head(of.first), v(of.first.template values<U>()), task(which) {
     const bool one_head = query(0) + task.rows <= head.L;
     range =
         one_head ? head.visibility.range(query(0), task.rows) : head.visibility.range(0, head.L);
@@ -17807,9 +17801,9 @@ struct DecodeRows {
     return pairs;
   }
   RowsAhead<U> keys_behind(const DecodeBlock& block) const {
-    if (head.key_blocks == 0) return behind(block, k, head.d);
+    if (head.key_blocks == 0) return behind(block, head.template keys<U>(), head.d);
     const Index j = block.j0 + keys;
-    if (KeyLines<T>::whole || j >= range.end) return {k.data, 0, 0, 0};
+    if (KeyLines<T>::whole || j >= range.end) return {};
     return {head.template keys_from<U>(j).data, head.d, head.d, keys};
   }
   RowsAhead<U> behind(const DecodeBlock& block, const Matrix<const U>& x, Index width) const {
@@ -17960,7 +17954,7 @@ void store_row(const DecodeRows<T, U>& rows, Index r, const T* context, T greate
 
 template <class T, class U>
 std::int64_t score_flops(const DecodeRows<T, U>& rows, const DecodeBlock& block) {
-  const Index lanes = Tile<T>::width * (rows.head.key_blocks != 0 ? 2 : 1);
+  const Index lanes = Tile<T>::width * (rows.head.key_blocks != 0 ? KeyLines<T>::rest : 1);
   return rows.task.rows * round_up(block.n, lanes) * (2 * rows.head.d + 5);
 }
 
@@ -21694,8 +21688,8 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    if (head.key_blocks != 0 || (!few && !stays(k, head.d)))
-      block.k = copy_left<T>(k, n, head.d, buffers.k);
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
       block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
     } else {
@@ -23638,14 +23632,14 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct KeyLines {
-  static constexpr int keys = int{TransposedKeys<T>::block};
-  static constexpr int sums = Tile<T>::vectors == 4 ? 16 : 8;
-  static constexpr int vectors = std::min<int>(keys / Tile<T>::width, sums);
-  static constexpr bool whole = vectors * Tile<T>::width == keys;
+  static constexpr int width = Tile<T>::width, all = int{DecodeTile<T>::keys} / width;
+  static constexpr int sums = Tile<T>::vectors == 4 ? 16 : 8, vectors = std::min<int>(all, sums),
+                       rest = 2;
+  static constexpr bool whole = vectors == all;
 
   Index n, end;  // lines n ... end - 1
 
-  static_assert(ForwardTile<T>::keys == keys);
+  static_assert(DecodeTile<T>::keys == TransposedKeys<T>::block);
 };
 
 template <class T, int rows, int vectors, class U>
@@ -23684,14 +23678,14 @@ void score_transposed(const Matrix<const U>& k, Index d, Index n, const RowsAhea
   const auto score = [&](Index r, auto count) {
     Index j = 0;
     const auto columns = [&](auto vectors, Index keys) {
-      for (; j < keys; j += vectors * Tile<T>::width) {
+      for (; j < keys; j += vectors * Lines::width) {
         score_lines<T, count, vectors>(k.data + j, k.column, d, part, q + r * d, alpha,
                                        {s.data + r * s.row + j, s.row});
       }
     };
-    constexpr Index step = Lines::vectors * Tile<T>::width;
+    constexpr Index step = Lines::vectors * Lines::width;
     columns(std::integral_constant<int, Lines::vectors>{}, n / step * step);
-    columns(std::integral_constant<int, 2>{}, n);
+    columns(std::integral_constant<int, Lines::rest>{}, n);
   };
   do {
     part = {part.end, std::min<Index>(part.end + lines, d)};
@@ -23728,7 +23722,7 @@ struct DecodeRows {
 
   const DecodeGroup<T>& group;
   const AttentionHead<T>& head;
-  Matrix<const U> k, v;
+  Matrix<const U> v;
   DecodeTask task;
   KeyRange range;                                   // all keys that some row sees
   KeyRange blocks;                                  // in which they lie: those of the task's part
@@ -23736,11 +23730,7 @@ struct DecodeRows {
   bool all = false;                                 // every row sees every key of it
 
   DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
-      : group(of),
-        head(of.first),
-        k(of.first.template keys<U>()),
-        v(of.first.template values<U>()),
-        task(which) {
+      : group(of), head(of.first), v(of.first.template values<U>()), task(which) {
     const bool one_head = query(0) + task.rows <= head.L;
     range =
         one_head ? head.visibility.range(query(0), task.rows) : head.visibility.range(0, head.L);
@@ -23768,9 +23758,9 @@ struct DecodeRows {
     return pairs;
   }
   RowsAhead<U> keys_behind(const DecodeBlock& block) const {
-    if (head.key_blocks == 0) return behind(block, k, head.d);
+    if (head.key_blocks == 0) return behind(block, head.template keys<U>(), head.d);
     const Index j = block.j0 + keys;
-    if (KeyLines<T>::whole || j >= range.end) return {k.data, 0, 0, 0};
+    if (KeyLines<T>::whole || j >= range.end) return {};
     return {head.template keys_from<U>(j).data, head.d, head.d, keys};
   }
   RowsAhead<U> behind(const DecodeBlock& block, const Matrix<const U>& x, Index width) const {
@@ -23921,7 +23911,7 @@ void store_row(const DecodeRows<T, U>& rows, Index r, const T* context, T greate
 
 template <class T, class U>
 std::int64_t score_flops(const DecodeRows<T, U>& rows, const DecodeBlock& block) {
-  const Index lanes = Tile<T>::width * (rows.head.key_blocks != 0 ? 2 : 1);
+  const Index lanes = Tile<T>::width * (rows.head.key_blocks != 0 ? KeyLines<T>::rest : 1);
   return rows.task.rows * round_up(block.n, lanes) * (2 * rows.head.d + 5);
 }
 
@@ -26980,29 +26970,6 @@ HeadScore<T> head_score(const ScoreOptions<T>& options, const Position& first, I
   return score;
 }
 
-/// What a forward call reads: keys and values that may be stored in 16 bits, and queries.
-template <class Q, class U>
-struct ForwardInputs {
-  In<Q, 4> q;
-  In<U, 4> k, v;
-  In<U, 5> blocks = {};  // of TransposedKeys, of which k is the first block
-
-  /// Of blocks that are those of their keys.
-  static ForwardInputs of(const In<Q, 4>& q, const TransposedKeys<U>& keys, const In<U, 4>& v) {
-    const Shape<5>& steps = keys.blocks.strides();
-    return {q,
-            {keys.blocks.data(), keys.shape(), Shape{steps[0], steps[1], steps[4], steps[3]}},
-            v,
-            keys.blocks};
-  }
-  /// From block to block; 0 where keys are rows.
-  Index key_blocks() const { return blocks.absent() ? 0 : blocks.stride(2); }
-  /// What an output must not share memory with.
-  Footprint key_bytes() const {
-    return blocks.absent() ? Footprint("k", k) : Footprint("k", blocks);
-  }
-};
-
 /// Head h of batch element b.
 template <class T>
 kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T, 4>& q,
@@ -27065,6 +27032,47 @@ std::int64_t pairs_of(const HeadVisibility<T>& visible, Index L) {
   for (Index i = 0; i < L; ++i) pairs += visible.count(i);
   return pairs;
 }
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/forward_inputs.hpp
+// What a forward call of flash attention reads: rows of keys, or keys that lie transposed.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// What a forward call reads: keys and values that may be stored in 16 bits, and queries.
+template <class Q, class U>
+struct ForwardInputs {
+  In<Q, 4> q;
+  In<U, 4> k, v;
+  In<U, 5> blocks = {};  // of TransposedKeys, of which k is the first block
+
+  /// Of blocks that are those of their keys.
+  static ForwardInputs of(const In<Q, 4>& q, const TransposedKeys<U>& keys, const In<U, 4>& v) {
+    const Shape<5>& steps = keys.blocks.strides();
+    return {q,
+            {keys.blocks.data(), keys.shape(), Shape{steps[0], steps[1], steps[4], steps[3]}},
+            v,
+            keys.blocks};
+  }
+  /// What an output must not share memory with.
+  Footprint key_bytes() const {
+    return blocks.absent() ? Footprint("k", k) : Footprint("k", blocks);
+  }
+};
+
+/// Head h of batch element b of a forward call.
+template <class T, class Q, class U>
+kernels::AttentionHead<T> forward_head(const AttentionSizes& sizes, const ForwardInputs<Q, U>& in,
+                                       const AttentionOptions<T>& options, Index b, Index h) {
+  auto head = attention_head<T>(sizes, in.q, in.k, in.v, options, b, h);
+  if (!in.blocks.absent()) head.key_blocks = in.blocks.stride(2);
+  return head;
+}
+
+HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
@@ -27172,6 +27180,15 @@ kernels::AttentionHead<T> head_of_sequence(const FlashSequences& sequences, cons
   return attention_head(sequences.of(b), sequences.queries.of(inputs.q, b),
                         sequences.keys.of(inputs.k, b), sequences.keys.of(inputs.v, b), options, b,
                         h);
+}
+/// The same of a forward call.
+template <class T, class Q, class U>
+kernels::AttentionHead<T> head_of_sequence(const FlashSequences& sequences,
+                                           const ForwardInputs<Q, U>& in,
+                                           const AttentionOptions<T>& options, Index b, Index h) {
+  const ForwardInputs<Q, U> own{sequences.queries.of(in.q, b), sequences.keys.of(in.k, b),
+                                sequences.keys.of(in.v, b), in.blocks};
+  return forward_head(sequences.of(b), own, options, b, h);
 }
 
 /// Cumulative lengths, as what others must not share memory with.
@@ -27654,9 +27671,7 @@ class DecodeCall {
   kernels::DecodeGroup<T> group(Index b, Index g) const {
     const Index heads = sizes_.group(), h = g * heads;
     const bool absent = lse_.absent();
-    auto first = attention_head(sizes_, in_.q, in_.k, in_.v, options_, b, h);
-    first.key_blocks = in_.key_blocks();
-    return {.first = first,
+    return {.first = forward_head(sizes_, in_, options_, b, h),
             .heads = heads,
             .q_head = in_.q.stride(1),
             .o = kernels::matrix(o_, b, h),
@@ -28130,8 +28145,7 @@ void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
     const Index blocks = rows.block_numbers(queries, b), h = number / blocks;
     const Index i0 = number % blocks * queries;
     if (i0 >= rows.length(b)) return;
-    auto head = head_of_sequence<T>(sequences, inputs, options, b, h);
-    head.key_blocks = inputs.key_blocks();
+    const auto head = head_of_sequence<T>(sequences, inputs, options, b, h);
     const auto head_lse =
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(rows.of(lse, b), b, h);
     const Index count = std::min<Index>(queries, head.L - i0);
@@ -28246,6 +28260,17 @@ void flash_attention_forward(In<float, 4> q, In<U, 4> k, In<std::type_identity_t
                              Out<float, 4> lse, const Context& context = {}) {
   detail::flash_forward_call<float, float, U>({q, k, v}, options, o, lse, context);
 }
+/// And of queries and o in 16 bits, too: computed in float from the numbers that are stored,
+/// widened where they are packed; o is the nearest to what that gives. No copy of a whole tensor,
+/// but of few queries.
+template <NarrowFloat U>
+void flash_attention_forward(In<U, 4> q, In<std::type_identity_t<U>, 4> k,
+                             In<std::type_identity_t<U>, 4> v,
+                             const AttentionOptions<float>& options,
+                             Out<std::type_identity_t<U>, 4> o, Out<float, 4> lse,
+                             const Context& context = {}) {
+  detail::flash_forward_call<float, U, U>({q, k, v}, options, o, lse, context);
+}
 /// The same of keys [B, G, S, d] that lie transposed, of the values' type: the bits that they give
 /// as rows. Throws ShapeError or ArgumentError for blocks that are not those of their length, too.
 template <Scalar T>
@@ -28268,16 +28293,16 @@ void flash_attention_forward(In<float, 4> q, const TransposedKeys<U>& k,
   detail::flash_forward_call<float, float, U>(detail::ForwardInputs<float, U>::of(q, k, v), options,
                                               o, lse, context);
 }
-/// And of queries and o in 16 bits, too: computed in float from the numbers that are stored,
-/// widened where they are packed; o is the nearest to what that gives. No copy of a whole tensor,
-/// but of few queries.
+/// And of queries and o in 16 bits, too.
 template <NarrowFloat U>
-void flash_attention_forward(In<U, 4> q, In<std::type_identity_t<U>, 4> k,
+void flash_attention_forward(In<U, 4> q, const TransposedKeys<std::type_identity_t<U>>& k,
                              In<std::type_identity_t<U>, 4> v,
                              const AttentionOptions<float>& options,
                              Out<std::type_identity_t<U>, 4> o, Out<float, 4> lse,
                              const Context& context = {}) {
-  detail::flash_forward_call<float, U, U>({q, k, v}, options, o, lse, context);
+  k.require_blocks("flash_attention_forward");
+  detail::flash_forward_call<float, U, U>(detail::ForwardInputs<U, U>::of(q, k, v), options, o, lse,
+                                          context);
 }
 
 /// The gradients of flash_attention_forward.
@@ -34278,7 +34303,8 @@ struct KeyValueCacheOptions {
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// A tensor of T, or of what its numbers are stored as.
+/// A tensor [B, G, places, ...] of T, or of what its numbers are stored as: tokens are behind each
+/// other in its places.
 template <Scalar T, int R>
 class CachedTensor {
  public:
@@ -34312,6 +34338,26 @@ class CachedTensor {
     return tensor_of<U>(*this);
   }
   ///@}
+  /// The first `places` of sequences b ... b + batch - 1. Of U alone.
+  template <class U>
+  In<U, R> first_places(Index b, Index batch, Index places) const {
+    const Tensor<U, R>& all = of<U>();
+    Shape<R> shape = all.shape();
+    shape[0] = batch;
+    shape[2] = places;
+    return {all.size() == 0 ? all.data() : all.data() + b * all.stride(0), shape, all.strides()};
+  }
+  /// Places begin ... end - 1 of sequence b move to those from `to` on, which lies before them.
+  void move_places(Index b, Index begin, Index end, Index to) {
+    with_type([&]<class U>(std::type_identity<U>) {
+      Tensor<U, R>& all = of<U>();
+      const Index place = all.stride(2);
+      for (Index g = 0; g < all.extent(1) && all.size() != 0; ++g) {
+        U* const head = all.data() + b * all.stride(0) + g * all.stride(1);
+        std::copy(head + begin * place, head + end * place, head + to * place);
+      }
+    });
+  }
   /// Whether bytes of another tensor are among these.
   bool overlaps(const Footprint& other) const {
     bool shared = false;
@@ -34374,11 +34420,7 @@ class CachedValues : public CachedTensor<T, 4> {
   /// The first `held` of sequences b ... b + batch - 1, [batch, G, held, dv]. Of U alone.
   template <class U>
   In<U, 4> filled(Index b, Index batch, Index held) const {
-    const Tensor<U, 4>& all = this->template of<U>();
-    Shape<4> shape = all.shape();
-    shape[0] = batch;
-    shape[2] = held;
-    return {all.size() == 0 ? all.data() : all.data() + b * all.stride(0), shape, all.strides()};
+    return this->template first_places<U>(b, batch, held);
   }
   /// The first n rows of sequence b of `from` [B, G, more, dv] to those from `slot` on.
   void write(const In<T, 4>& from, Index b, Index n, Index slot) {
@@ -34404,14 +34446,7 @@ class CachedValues : public CachedTensor<T, 4> {
   }
   /// Rows begin ... end - 1 of sequence b move to those from `slot` on, which lies before them.
   void move_up(Index b, Index begin, Index end, Index slot) {
-    this->with_type([&]<class U>(std::type_identity<U>) {
-      Tensor<U, 4>& all = this->template of<U>();
-      const Index width = all.extent(3);
-      for (Index g = 0; g < all.extent(1) && width != 0; ++g) {
-        U* const rows = &all(b, g, Index{0}, Index{0});
-        std::copy(rows + begin * width, rows + end * width, rows + slot * width);
-      }
-    });
+    this->move_places(b, begin, end, slot);
   }
 };
 
@@ -34430,13 +34465,7 @@ class CachedKeys : public CachedTensor<T, 5> {
   /// The first `held` of sequences b ... b + batch - 1, [batch, G, held, d]. Of U alone.
   template <class U>
   TransposedKeys<U> filled(Index b, Index batch, Index held) const {
-    const Tensor<U, 5>& all = this->template of<U>();
-    Shape<5> shape = all.shape();
-    shape[0] = batch;
-    shape[2] = TransposedKeys<U>::count(held);
-    shape[4] = block;
-    const U* const first = all.size() == 0 ? all.data() : all.data() + b * all.stride(0);
-    return {{first, shape, all.strides()}, held};
+    return {this->template first_places<U>(b, batch, TransposedKeys<U>::count(held)), held};
   }
   /// The first n rows of sequence b of `from` [B, G, more, d] to the columns from `slot` on, down
   /// the lines of each block. (16 numbers of each row at a time, a line of memory: 1.6 times as
@@ -34461,15 +34490,7 @@ class CachedKeys : public CachedTensor<T, 5> {
   /// Columns begin ... end - 1 of sequence b move to those from `slot` on, which lies before them;
   /// begin and slot are the first of blocks.
   void move_up(Index b, Index begin, Index end, Index slot) {
-    this->with_type([&]<class U>(std::type_identity<U>) {
-      Tensor<U, 5>& all = this->template of<U>();
-      const Index step = all.stride(2), first = begin / block;
-      for (Index g = 0; g < all.extent(1) && all.extent(3) != 0; ++g) {
-        U* const blocks = &all(b, g, Index{0}, Index{0}, Index{0});
-        std::copy(blocks + first * step, blocks + TransposedKeys<U>::count(end) * step,
-                  blocks + slot / block * step);
-      }
-    });
+    this->move_places(b, begin / block, TransposedKeys<T>::count(end), slot / block);
   }
 
  private:
@@ -40565,8 +40586,8 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    if (head.key_blocks != 0 || (!few && !stays(k, head.d)))
-      block.k = copy_left<T>(k, n, head.d, buffers.k);
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
       block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
     } else {
@@ -44629,8 +44650,8 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    if (head.key_blocks != 0 || (!few && !stays(k, head.d)))
-      block.k = copy_left<T>(k, n, head.d, buffers.k);
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
       block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
     } else {
@@ -48689,8 +48710,8 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    if (head.key_blocks != 0 || (!few && !stays(k, head.d)))
-      block.k = copy_left<T>(k, n, head.d, buffers.k);
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
       block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
     } else {
@@ -52749,8 +52770,8 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    if (head.key_blocks != 0 || (!few && !stays(k, head.d)))
-      block.k = copy_left<T>(k, n, head.d, buffers.k);
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
       block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
     } else {

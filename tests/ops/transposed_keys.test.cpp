@@ -7,48 +7,13 @@
 #include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
 #include "support/converted.hpp"
+#include "support/transposed_copy.hpp"
 
 namespace ops_transposed_keys {
 
 using namespace headwise_tests;
 
 namespace {
-
-template <class U, class T>
-Tensor<U, 4> stored(Tensor<T, 4> x) {
-  if constexpr (std::same_as<U, T>) {
-    return x;
-  } else {
-    return converted<U>(x);
-  }
-}
-
-/// The same keys in blocks, with a block behind them and heads of another tensor between; NaN
-/// wherever there is no key.
-template <class T>
-struct Blocks {
-  Tensor<T, 5> storage;  // [B, 2 G, blocks and one more, d, 128]
-  TransposedKeys<T> keys;
-
-  explicit Blocks(const Tensor<T, 4>& k) {
-    const auto [B, G, S, d] = k.shape().extents;
-    const Index block = TransposedKeys<T>::block, count = TransposedKeys<T>::count(S);
-    storage = Tensor<T, 5>(Shape{B, 2 * G, count + 1, d, block});
-    for (T& x : storage) {
-      if constexpr (NarrowFloat<T>) {
-        x = convert_float<T>(std::numeric_limits<float>::quiet_NaN());
-      } else {
-        x = std::numeric_limits<T>::quiet_NaN();
-      }
-    }
-    for_each_index(k.shape(), [&](const Shape<4>& at) {
-      storage(at[0], 2 * at[1], at[2] / block, at[3], at[2] % block) = k(at);
-    });
-    Shape<5> steps = storage.strides();
-    steps[1] *= 2;
-    keys = {{storage.data(), Shape{B, G, count, d, block}, steps}, S};
-  }
-};
 
 template <class T>
 struct Outputs {
@@ -82,9 +47,9 @@ void check_lengths_and_options() {
     for (const Index S : {1, 5, 127, 128, 129, 300, 720}) {
       const Index B = 2, G = 2, H = L == 1 ? 10 : 4, d = S % 2 == 0 ? 64 : 13, dv = 24;
       const auto q = numbers.tensor<T>(Shape{B, H, L, d});
-      const auto k = stored<U>(numbers.tensor<T>(Shape{B, G, S, d}));
-      const auto v = stored<U>(numbers.tensor<T>(Shape{B, G, S, dv}));
-      const Blocks<U> blocks(k);
+      const auto k = converted<U>(numbers.tensor<T>(Shape{B, G, S, d}));
+      const auto v = converted<U>(numbers.tensor<T>(Shape{B, G, S, dv}));
+      const TransposedCopy<U> blocks(k);
       const auto bias = numbers.tensor<T>(Shape{Index{1}, H, L, S});
       const std::vector<Index> lengths{S, S / 2};
       std::vector<AttentionOptions<T>> all(7);
@@ -118,11 +83,27 @@ TEMPLATE_TEST_CASE("keys of 16 bits that lie transposed give the bits of rows", 
   check_lengths_and_options<float, TestType>();
 }
 
+TEMPLATE_TEST_CASE("queries of 16 bits find keys that lie transposed as those of rows", "[stored]",
+                   BFloat16, Float16) {
+  Numbers numbers(25);
+  for (const Index L : {1, 6, 70}) {
+    const auto of = [&](Index heads, Index length) {
+      return converted<TestType>(numbers.tensor<float>(Shape{Index{2}, heads, length, Index{20}}));
+    };
+    const auto q = of(4, L), k = of(2, 150), v = of(2, 150);
+    Tensor<TestType, 4> o(q.shape()), expected(q.shape());
+    const AttentionOptions<float> options{.mask = {causal}};
+    flash_attention_forward<TestType>(q, k, v, options, expected, {});
+    flash_attention_forward<TestType>(q, TransposedCopy<TestType>(k).keys, v, options, o, {});
+    CHECK(same_bits(o, expected));
+  }
+}
+
 TEST_CASE("keys of a type without vectors that lie transposed give the bits of rows", "[ops]") {
   Numbers numbers(22);
   const auto q = numbers.tensor<long double>(Shape{1, 2, 3, 5});
   const auto k = numbers.tensor<long double>(Shape{1, 1, 150, 5}), v = k;
-  const auto y = forward(q, Blocks<long double>(k).keys, v, {.mask = causal});
+  const auto y = forward(q, TransposedCopy<long double>(k).keys, v, {.mask = causal});
   const auto expected = forward(q, k, v, {.mask = causal});
   CHECK(std::equal(y.o.begin(), y.o.end(), expected.o.begin()));
   CHECK(std::equal(y.lse.begin(), y.lse.end(), expected.lse.begin()));
@@ -134,7 +115,7 @@ TEST_CASE("products of bf16 find keys that lie transposed as those of rows", "[o
     const auto q = numbers.tensor<float>(Shape{Index{1}, Index{2}, L, Index{40}});
     const auto k = numbers.tensor<float>(Shape{1, 2, 200, 40}), v = k;
     const Context context{.products = bf16_products()};
-    check_same(forward(q, Blocks<float>(k).keys, v, {.mask = causal}, context),
+    check_same(forward(q, TransposedCopy<float>(k).keys, v, {.mask = causal}, context),
                forward(q, k, v, {.mask = causal}, context));
   }
 }
@@ -142,7 +123,7 @@ TEST_CASE("products of bf16 find keys that lie transposed as those of rows", "[o
 TEST_CASE("transposed keys are told by their indices and copied as rows", "[ops]") {
   Numbers numbers(24);
   const auto k = numbers.tensor<float>(Shape{2, 3, 130, 4});
-  const Blocks<float> blocks(k);
+  const TransposedCopy<float> blocks(k);
   CHECK(blocks.keys.shape() == k.shape());
   CHECK(blocks.keys(1, 2, 129, 3) == k(1, 2, 129, 3));
   CHECK(same_bits(blocks.keys.rows(), k));

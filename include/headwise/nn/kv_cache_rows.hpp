@@ -17,7 +17,8 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// A tensor of T, or of what its numbers are stored as.
+/// A tensor [B, G, places, ...] of T, or of what its numbers are stored as: tokens are behind each
+/// other in its places.
 template <Scalar T, int R>
 class CachedTensor {
  public:
@@ -51,6 +52,26 @@ class CachedTensor {
     return tensor_of<U>(*this);
   }
   ///@}
+  /// The first `places` of sequences b ... b + batch - 1. Of U alone.
+  template <class U>
+  In<U, R> first_places(Index b, Index batch, Index places) const {
+    const Tensor<U, R>& all = of<U>();
+    Shape<R> shape = all.shape();
+    shape[0] = batch;
+    shape[2] = places;
+    return {all.size() == 0 ? all.data() : all.data() + b * all.stride(0), shape, all.strides()};
+  }
+  /// Places begin ... end - 1 of sequence b move to those from `to` on, which lies before them.
+  void move_places(Index b, Index begin, Index end, Index to) {
+    with_type([&]<class U>(std::type_identity<U>) {
+      Tensor<U, R>& all = of<U>();
+      const Index place = all.stride(2);
+      for (Index g = 0; g < all.extent(1) && all.size() != 0; ++g) {
+        U* const head = all.data() + b * all.stride(0) + g * all.stride(1);
+        std::copy(head + begin * place, head + end * place, head + to * place);
+      }
+    });
+  }
   /// Whether bytes of another tensor are among these.
   bool overlaps(const Footprint& other) const {
     bool shared = false;
@@ -113,11 +134,7 @@ class CachedValues : public CachedTensor<T, 4> {
   /// The first `held` of sequences b ... b + batch - 1, [batch, G, held, dv]. Of U alone.
   template <class U>
   In<U, 4> filled(Index b, Index batch, Index held) const {
-    const Tensor<U, 4>& all = this->template of<U>();
-    Shape<4> shape = all.shape();
-    shape[0] = batch;
-    shape[2] = held;
-    return {all.size() == 0 ? all.data() : all.data() + b * all.stride(0), shape, all.strides()};
+    return this->template first_places<U>(b, batch, held);
   }
   /// The first n rows of sequence b of `from` [B, G, more, dv] to those from `slot` on.
   void write(const In<T, 4>& from, Index b, Index n, Index slot) {
@@ -143,14 +160,7 @@ class CachedValues : public CachedTensor<T, 4> {
   }
   /// Rows begin ... end - 1 of sequence b move to those from `slot` on, which lies before them.
   void move_up(Index b, Index begin, Index end, Index slot) {
-    this->with_type([&]<class U>(std::type_identity<U>) {
-      Tensor<U, 4>& all = this->template of<U>();
-      const Index width = all.extent(3);
-      for (Index g = 0; g < all.extent(1) && width != 0; ++g) {
-        U* const rows = &all(b, g, Index{0}, Index{0});
-        std::copy(rows + begin * width, rows + end * width, rows + slot * width);
-      }
-    });
+    this->move_places(b, begin, end, slot);
   }
 };
 
@@ -169,13 +179,7 @@ class CachedKeys : public CachedTensor<T, 5> {
   /// The first `held` of sequences b ... b + batch - 1, [batch, G, held, d]. Of U alone.
   template <class U>
   TransposedKeys<U> filled(Index b, Index batch, Index held) const {
-    const Tensor<U, 5>& all = this->template of<U>();
-    Shape<5> shape = all.shape();
-    shape[0] = batch;
-    shape[2] = TransposedKeys<U>::count(held);
-    shape[4] = block;
-    const U* const first = all.size() == 0 ? all.data() : all.data() + b * all.stride(0);
-    return {{first, shape, all.strides()}, held};
+    return {this->template first_places<U>(b, batch, TransposedKeys<U>::count(held)), held};
   }
   /// The first n rows of sequence b of `from` [B, G, more, d] to the columns from `slot` on, down
   /// the lines of each block. (16 numbers of each row at a time, a line of memory: 1.6 times as
@@ -200,15 +204,7 @@ class CachedKeys : public CachedTensor<T, 5> {
   /// Columns begin ... end - 1 of sequence b move to those from `slot` on, which lies before them;
   /// begin and slot are the first of blocks.
   void move_up(Index b, Index begin, Index end, Index slot) {
-    this->with_type([&]<class U>(std::type_identity<U>) {
-      Tensor<U, 5>& all = this->template of<U>();
-      const Index step = all.stride(2), first = begin / block;
-      for (Index g = 0; g < all.extent(1) && all.extent(3) != 0; ++g) {
-        U* const blocks = &all(b, g, Index{0}, Index{0}, Index{0});
-        std::copy(blocks + first * step, blocks + TransposedKeys<U>::count(end) * step,
-                  blocks + slot / block * step);
-      }
-    });
+    this->move_places(b, begin / block, TransposedKeys<T>::count(end), slot / block);
   }
 
  private:

@@ -208,29 +208,6 @@ HeadScore<T> head_score(const ScoreOptions<T>& options, const Position& first, I
   return score;
 }
 
-/// What a forward call reads: keys and values that may be stored in 16 bits, and queries.
-template <class Q, class U>
-struct ForwardInputs {
-  In<Q, 4> q;
-  In<U, 4> k, v;
-  In<U, 5> blocks = {};  // of TransposedKeys, of which k is the first block
-
-  /// Of blocks that are those of their keys.
-  static ForwardInputs of(const In<Q, 4>& q, const TransposedKeys<U>& keys, const In<U, 4>& v) {
-    const Shape<5>& steps = keys.blocks.strides();
-    return {q,
-            {keys.blocks.data(), keys.shape(), Shape{steps[0], steps[1], steps[4], steps[3]}},
-            v,
-            keys.blocks};
-  }
-  /// From block to block; 0 where keys are rows.
-  Index key_blocks() const { return blocks.absent() ? 0 : blocks.stride(2); }
-  /// What an output must not share memory with.
-  Footprint key_bytes() const {
-    return blocks.absent() ? Footprint("k", k) : Footprint("k", blocks);
-  }
-};
-
 /// Head h of batch element b.
 template <class T>
 kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T, 4>& q,

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "headwise/ops/attention_options.hpp"
+#include "headwise/ops/forward_inputs.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -113,9 +113,7 @@ class DecodeCall {
   kernels::DecodeGroup<T> group(Index b, Index g) const {
     const Index heads = sizes_.group(), h = g * heads;
     const bool absent = lse_.absent();
-    auto first = attention_head(sizes_, in_.q, in_.k, in_.v, options_, b, h);
-    first.key_blocks = in_.key_blocks();
-    return {.first = first,
+    return {.first = forward_head(sizes_, in_, options_, b, h),
             .heads = heads,
             .q_head = in_.q.stride(1),
             .o = kernels::matrix(o_, b, h),

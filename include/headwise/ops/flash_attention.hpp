@@ -48,8 +48,7 @@ void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
     const Index blocks = rows.block_numbers(queries, b), h = number / blocks;
     const Index i0 = number % blocks * queries;
     if (i0 >= rows.length(b)) return;
-    auto head = head_of_sequence<T>(sequences, inputs, options, b, h);
-    head.key_blocks = inputs.key_blocks();
+    const auto head = head_of_sequence<T>(sequences, inputs, options, b, h);
     const auto head_lse =
         lse.absent() ? kernels::Matrix<T>{nullptr, 0, 0} : kernels::matrix(rows.of(lse, b), b, h);
     const Index count = std::min<Index>(queries, head.L - i0);
@@ -164,6 +163,17 @@ void flash_attention_forward(In<float, 4> q, In<U, 4> k, In<std::type_identity_t
                              Out<float, 4> lse, const Context& context = {}) {
   detail::flash_forward_call<float, float, U>({q, k, v}, options, o, lse, context);
 }
+/// And of queries and o in 16 bits, too: computed in float from the numbers that are stored,
+/// widened where they are packed; o is the nearest to what that gives. No copy of a whole tensor,
+/// but of few queries.
+template <NarrowFloat U>
+void flash_attention_forward(In<U, 4> q, In<std::type_identity_t<U>, 4> k,
+                             In<std::type_identity_t<U>, 4> v,
+                             const AttentionOptions<float>& options,
+                             Out<std::type_identity_t<U>, 4> o, Out<float, 4> lse,
+                             const Context& context = {}) {
+  detail::flash_forward_call<float, U, U>({q, k, v}, options, o, lse, context);
+}
 /// The same of keys [B, G, S, d] that lie transposed, of the values' type: the bits that they give
 /// as rows. Throws ShapeError or ArgumentError for blocks that are not those of their length, too.
 template <Scalar T>
@@ -186,16 +196,16 @@ void flash_attention_forward(In<float, 4> q, const TransposedKeys<U>& k,
   detail::flash_forward_call<float, float, U>(detail::ForwardInputs<float, U>::of(q, k, v), options,
                                               o, lse, context);
 }
-/// And of queries and o in 16 bits, too: computed in float from the numbers that are stored,
-/// widened where they are packed; o is the nearest to what that gives. No copy of a whole tensor,
-/// but of few queries.
+/// And of queries and o in 16 bits, too.
 template <NarrowFloat U>
-void flash_attention_forward(In<U, 4> q, In<std::type_identity_t<U>, 4> k,
+void flash_attention_forward(In<U, 4> q, const TransposedKeys<std::type_identity_t<U>>& k,
                              In<std::type_identity_t<U>, 4> v,
                              const AttentionOptions<float>& options,
                              Out<std::type_identity_t<U>, 4> o, Out<float, 4> lse,
                              const Context& context = {}) {
-  detail::flash_forward_call<float, U, U>({q, k, v}, options, o, lse, context);
+  k.require_blocks("flash_attention_forward");
+  detail::flash_forward_call<float, U, U>(detail::ForwardInputs<U, U>::of(q, k, v), options, o, lse,
+                                          context);
 }
 
 /// The gradients of flash_attention_forward.

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <span>
 
-#include "headwise/ops/attention_options.hpp"
+#include "headwise/ops/forward_inputs.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -107,6 +107,15 @@ kernels::AttentionHead<T> head_of_sequence(const FlashSequences& sequences, cons
   return attention_head(sequences.of(b), sequences.queries.of(inputs.q, b),
                         sequences.keys.of(inputs.k, b), sequences.keys.of(inputs.v, b), options, b,
                         h);
+}
+/// The same of a forward call.
+template <class T, class Q, class U>
+kernels::AttentionHead<T> head_of_sequence(const FlashSequences& sequences,
+                                           const ForwardInputs<Q, U>& in,
+                                           const AttentionOptions<T>& options, Index b, Index h) {
+  const ForwardInputs<Q, U> own{sequences.queries.of(in.q, b), sequences.keys.of(in.k, b),
+                                sequences.keys.of(in.v, b), in.blocks};
+  return forward_head(sequences.of(b), own, options, b, h);
 }
 
 /// Cumulative lengths, as what others must not share memory with.
