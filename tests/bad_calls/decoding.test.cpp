@@ -87,6 +87,15 @@ const Refusals decoding(all_of({
               cache.append(m.tensor(1, 1, 2, 3), cache.v());
             }),
         argument_error(
+            "KeyValueCache::append: k or v lie in the cache, expected memory of their own",
+            [](Witness& m) {
+              KeyValueCache<double> cache({.capacity = 4, .d_head = 3});
+              cache.append(m.tensor(1, 1, 2, 3), m.tensor(1, 1, 2, 3));
+              const In<double, 5> blocks = cache.k().blocks;
+              cache.append(In<double, 4>(&blocks(0, 0, 0, 2, 120), Shape{1, 1, 2, 3}),
+                           m.tensor(1, 1, 2, 3));
+            }),
+        argument_error(
             "KeyValueCache::append: 1 tokens behind 0 are more than the capacity 0 of the cache: "
             "roll it back, clear it or make a larger one",
             [](Witness& m) {

@@ -5,6 +5,7 @@
 #include "support/attention_case.hpp"
 #include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
+#include "support/transposed_copy.hpp"
 
 namespace ops_decode {
 
@@ -39,7 +40,8 @@ struct DecodeCase {
     if (numbers.coin(0.5)) L = 1;
     S = numbers.coin(0.5) ? 1 + numbers.below(60) : 100 + numbers.below(1500);
     if (numbers.coin(0.3)) S = one_of({127, 128, 129, 256, 512, 1023, 1024});
-    d = one_of({1, 3, 5, 8, 15, 16, 17, 31, 32, 40, 64, 65}), dv = one_of({1, 2, 7, 8, 16, 33, 64});
+    d = one_of({1, 3, 5, 8, 15, 16, 17, 31, 32, 40, 64, 65});
+    dv = one_of({1, 2, 7, 8, 16, 33, 64, 128, 150});
     q = numbers.tensor<T>(Shape{B, H, many_queries<T>(), d});
     k = place(k_cache, d), v = place(v_cache, dv);
     if (numbers.coin(0.4)) add("causal", causal);
@@ -58,14 +60,22 @@ struct DecodeCase {
 
   /// o and lse of the last n queries.
   std::pair<Tensor4<T>, Tensor4<T>> last(Index n, const Context& context = {}) {
-    std::pair y{Tensor4<T>(Shape{B, H, n, dv}), Tensor4<T>(Shape{B, H, n, Index{2}})};
-    for (auto* x : {&y.first, &y.second}) std::fill(x->begin(), x->end(), T(777));
-    flash_attention_forward<T>(slice(q, 2, q.extent(2) - n, n), k, v, options, y.first, y.second,
-                               context);
-    return y;
+    return last_over(k, n, context);
+  }
+  /// The same over keys that lie transposed.
+  std::pair<Tensor4<T>, Tensor4<T>> last_transposed(Index n, const Context& context = {}) {
+    return last_over(TransposedCopy<T>(k).keys, n, context);
   }
 
  private:
+  template <class Keys>
+  std::pair<Tensor4<T>, Tensor4<T>> last_over(const Keys& keys, Index n, const Context& context) {
+    std::pair y{Tensor4<T>(Shape{B, H, n, dv}), Tensor4<T>(Shape{B, H, n, Index{2}})};
+    for (auto* x : {&y.first, &y.second}) std::fill(x->begin(), x->end(), T(777));
+    flash_attention_forward<T>(slice(q, 2, q.extent(2) - n, n), keys, v, options, y.first, y.second,
+                               context);
+    return y;
+  }
   template <class Term>
   void add(const char* name, Term term) {
     options.mask.add(term);
@@ -101,12 +111,18 @@ TEMPLATE_TEST_CASE("few queries have the bits that they have among many", "[ops]
     };
     CHECK(same(all.first, few.first));
     CHECK(same(all.second, few.second));
+    const auto transposed = one.last_transposed(one.L);
+    CHECK(same_bits<TestType, 4>(transposed.first, few.first));
+    CHECK(same_bits<TestType, 4>(transposed.second, few.second));
     for (const Index threads : {2, 3}) {
       ThreadPool pool(threads);
       const auto shared = one.last(one.L, {.executor = pool});
       CAPTURE(threads);
       CHECK(same_bits<TestType, 4>(shared.first, few.first));
       CHECK(same_bits<TestType, 4>(shared.second, few.second));
+      const auto shared_transposed = one.last_transposed(one.L, {.executor = pool});
+      CHECK(same_bits<TestType, 4>(shared_transposed.first, few.first));
+      CHECK(same_bits<TestType, 4>(shared_transposed.second, few.second));
     }
   }
 }
@@ -132,6 +148,9 @@ TEMPLATE_TEST_CASE("what few queries may not see reaches them not even as NaN", 
     const auto after = one.last(one.L);
     CHECK(same_bits<TestType, 4>(before.first, after.first));
     CHECK(same_bits<TestType, 4>(before.second, after.second));
+    const auto transposed = one.last_transposed(one.L);
+    CHECK(same_bits<TestType, 4>(before.first, transposed.first));
+    CHECK(same_bits<TestType, 4>(before.second, transposed.second));
   }
 }
 
