@@ -9,24 +9,26 @@ namespace {
 
 /// The first sequence alone on the readable path gives the same, where that is short enough. Longer
 /// ones are held to the readable path by sdpa/.
-template <class T>
-bool right(const Module<T>& done, bool with_backward, double allowed) {
+template <class T, class E>
+bool right(const Module<T, E>& done, bool with_backward, double allowed) {
   if (done.sizes.L > 1024) return true;
-  const auto first = [](const Tensor<T, 3>& tensor) { return contiguous(slice(tensor, 0, 0, 1)); };
+  const auto first = [](const Tensor<E, 3>& tensor) {
+    return convert<T>(In<E, 3>(slice(tensor, 0, 0, 1)));
+  };
   const Tensor<T, 3> x = first(done.x), dy = first(done.dy);
   MultiHeadAttentionCall<T> readable = done.call;
   readable.path = Path::materialized;
   MultiHeadAttentionCache<T> cache;
   const auto y = done.module.forward(x, readable, cache);
-  if (!close_to(slice(done.y, 0, 0, 1), In<T, 3>(y), allowed)) return false;
+  if (!close_to(In<T, 3>(first(done.y)), In<T, 3>(y), allowed)) return false;
   if (!with_backward) return true;
   auto gradients = done.module.zero_gradients();
   const auto dx = done.module.backward(dy, cache, gradients);
-  return bool(close_to(slice(done.dx, 0, 0, 1), In<T, 3>(dx), allowed));
+  return bool(close_to(In<T, 3>(first(done.dx)), In<T, 3>(dx), allowed));
 }
 
-template <class T>
-Case case_of(const std::shared_ptr<Module<T>>& module, bool with_backward) {
+template <class T, class E>
+Case case_of(const std::shared_ptr<Module<T, E>>& module, bool with_backward) {
   Case one;
   one.flops = module->flops(with_backward);
   one.bytes = module->bytes(with_backward);
@@ -34,12 +36,13 @@ Case case_of(const std::shared_ptr<Module<T>>& module, bool with_backward) {
   return one;
 }
 
-template <class T, bool with_backward>
+template <class T, bool with_backward, class E = T>
 Case mha(const std::vector<Index>& values) {
-  const auto module = std::make_shared<Module<T>>(values);
+  const auto module = std::make_shared<Module<T, E>>(values);
   Case one = case_of(module, with_backward);
   one.run = [module](const Context& context) { module->run(with_backward, context); };
-  one.right = [module] { return right(*module, with_backward, tolerance<T>); };
+  constexpr double allowed = std::same_as<T, E> ? tolerance<T> : 0.01;  // bf16 has 8 digits
+  one.right = [module] { return right(*module, with_backward, allowed); };
   return one;
 }
 
@@ -84,6 +87,10 @@ void add_mha(Families& families) {
                       attention_values(8192), by_products<true>});
   families.push_back({name_of<float>("mha_saved/forward_backward"), attention_arguments(),
                       attention_values(8192), kept_rounded});
+  families.push_back({name_of<float>("mha_inputs_bf16/forward"), attention_arguments(),
+                      attention_values(8192), mha<float, false, BFloat16>});
+  families.push_back({name_of<float>("mha_inputs_bf16/forward_backward"), attention_arguments(),
+                      attention_values(8192), mha<float, true, BFloat16>});
   add<double>(families, 2048);
 }
 

@@ -5,15 +5,15 @@
 
 namespace headwise::bench {
 
-/// Projections with biases, attention, output projection; x and dy [B, L, D].
-template <class T>
+/// Projections with biases, attention, output projection; x and dy [B, L, D] of type E.
+template <class T, class E = T>
 struct Module {
   AttentionCase sizes;
   MultiHeadAttention<T> module;
-  Tensor<T, 3> x, dy;
+  Tensor<E, 3> x, dy;
   MultiHeadAttentionCall<T> call;
   MultiHeadAttentionGradients<T> gradients;  // of every run so far: backward adds
-  Tensor<T, 3> y, dx;                        // of the last run
+  Tensor<E, 3> y, dx;                        // of the last run
 
   explicit Module(const std::vector<Index>& values)
       : sizes(values),
@@ -23,14 +23,14 @@ struct Module {
                 .q_bias = true,
                 .k_bias = true,
                 .v_bias = true}),
-        x(random_tensor<T>(Shape{sizes.B, sizes.L, sizes.D}, 1)),
-        dy(random_tensor<T>(Shape{sizes.B, sizes.L, sizes.D}, 2)),
+        x(convert<E>(random_tensor<T>(Shape{sizes.B, sizes.L, sizes.D}, 1))),
+        dy(convert<E>(random_tensor<T>(Shape{sizes.B, sizes.L, sizes.D}, 2))),
         gradients(module.zero_gradients()) {
     if (sizes.is_causal) call.mask.add(causal);
   }
 
   void run(bool with_backward, const Context& context) {
-    y = dx = Tensor<T, 3>();  // given back first, as a loop over steps does
+    y = dx = Tensor<E, 3>();  // given back first, as a loop over steps does
     if (with_backward) {
       MultiHeadAttentionCache<T> cache;
       y = module.forward(x, call, cache, context);

@@ -2675,13 +2675,19 @@ void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
   for_each_index(tensor.shape(), [&](const Shape<R>& index) { tensor(index) = value; });
 }
 
-/// The same values in another scalar type, as static_cast rounds them. Throws std::bad_alloc.
+/// The same values in another type, as static_cast rounds them; to and from those of 16 bits as
+/// convert_float does, to the nearest. Throws std::bad_alloc.
 template <class To, class From, int R>
 Tensor<To, R> convert(In<From, R> from) {
   require_countable("convert", "from", from);
   Tensor<To, R> result(from.shape());
-  for_each_index(from.shape(),
-                 [&](const Shape<R>& index) { result(index) = static_cast<To>(from(index)); });
+  for_each_index(from.shape(), [&](const Shape<R>& index) {
+    if constexpr (NarrowFloat<To> || NarrowFloat<From>) {
+      result(index) = convert_float<To>(from(index));
+    } else {
+      result(index) = static_cast<To>(from(index));
+    }
+  });
   return result;
 }
 
@@ -27780,11 +27786,30 @@ void write_rows(const kernels::Matrix<U>& to, Index rows, Index N, T* scratch, c
   }
 }
 
-/// The same numbers as T, dense. Throws std::bad_alloc.
-template <class T, NarrowFloat U>
-Tensor<T, 4> widened_heads(const In<U, 4>& x, const Context& context) {
-  auto wide = Tensor<T, 4>::uninitialized(x.shape(), context.memory);
-  for_each_index(x.shape(), [&](const Shape<4>& at) { wide(at) = convert_float<T>(x(at)); });
+/// How far row `row` of x, along the last axis, lies behind its first one.
+template <class U, int R>
+Index row_offset(const In<U, R>& x, Index row) {
+  Index offset = 0;
+  for (int axis = R - 2; axis >= 0; --axis) {
+    offset += row % x.extent(axis) * x.stride(axis);
+    row /= x.extent(axis);
+  }
+  return offset;
+}
+
+/// The same numbers as floats, dense. Throws std::bad_alloc.
+template <NarrowFloat U, int R>
+Tensor<float, R> widened_tensor(const In<U, R>& x, const Context& context) {
+  auto wide = Tensor<float, R>::uninitialized(x.shape(), context.memory);
+  if (wide.size() == 0) return wide;
+  const Index N = x.extent(R - 1);
+  const auto widen = kernels::model_kernels_here<float>().widen_rows;
+  for_rows(context, wide.size() / N, N, [&](Index begin, Index end) {
+    for (Index row = begin; row < end; ++row) {
+      const U* const from = x.data() + row_offset(x, row);
+      widen(stored_as<U>, {from, 0, x.stride(R - 1)}, 1, N, wide.data() + row * N);
+    }
+  });
   return wide;
 }
 
@@ -28169,7 +28194,7 @@ void decode_call(ForwardWorkspace<T>& scratch, const AttentionSizes& sizes,
   if constexpr (std::same_as<Q, T>) {
     DecodeCall<T, U>(scratch, sizes, in, options, o, lse, context).compute();
   } else {
-    const auto wide_q = widened_heads<T>(in.q, context);
+    const auto wide_q = widened_tensor(in.q, context);
     auto wide_o = Tensor<T, 4>::uninitialized(o.shape(), context.memory);
     const ForwardInputs<T, U> wide{wide_q, in.k, in.v, in.blocks};
     DecodeCall<T, U>(scratch, sizes, wide, options, wide_o, lse, context).compute();
@@ -32393,6 +32418,73 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/runtime/viewed_input.hpp
+// Inputs that a cache views until backward: numbers of T, or of 16 bits, whose type the cache does
+// not name.
+
+namespace headwise::inline v0_1 {
+
+/// A view of floats. Of numbers of 16 bits it has extents and strides, but no address; floats() has
+/// them as floats.
+template <int R>
+class ViewedFloats : public In<float, R> {
+ public:
+  /// The numbers of a narrow view as floats. Throws std::bad_alloc.
+  using Widen = Tensor<float, R> (*)(const ViewedFloats& x, const Context& context);
+
+  /// Absent.
+  constexpr ViewedFloats() noexcept {}
+  /// Of floats.
+  constexpr ViewedFloats(const In<float, R>& x) : In<float, R>(x) {}
+  /// Of numbers of 16 bits, which `widens` knows the type of.
+  constexpr ViewedFloats(const void* data, const Shape<R>& shape, const Shape<R>& strides,
+                         Widen widens)
+      : In<float, R>(nullptr, shape, strides), narrow_data_(data), widen_(widens) {}
+
+  /// Whether these are numbers of 16 bits.
+  constexpr bool narrow() const { return widen_ != nullptr; }
+  /// These numbers, of their type.
+  template <NarrowFloat U>
+  In<U, R> as() const {
+    return {static_cast<const U*>(narrow_data_), this->shape(), this->strides()};
+  }
+  /// The view itself, or a tensor of the same numbers that is kept in `storage`. Throws
+  /// std::bad_alloc.
+  In<float, R> floats(Tensor<float, R>& storage, const Context& context) const {
+    if (!narrow()) return *this;
+    storage = widen_(*this, context);
+    return storage;
+  }
+
+ private:
+  const void* narrow_data_ = nullptr;
+  Widen widen_ = nullptr;
+};
+
+/// An input of a module of T, as its cache views it.
+template <Scalar T, int R>
+using ViewedInput = std::conditional_t<std::same_as<T, float>, ViewedFloats<R>, In<T, R>>;
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The numbers of a view, to be read as T; in `storage` where the view is of 16 bits. Throws
+/// std::bad_alloc.
+///@{
+template <class T, int R>
+In<T, R> viewed_numbers(const In<T, R>& x, Tensor<T, R>&, const Context&) {
+  return x;
+}
+template <int R>
+In<float, R> viewed_numbers(const ViewedFloats<R>& x, Tensor<float, R>& storage,
+                            const Context& context) {
+  return x.floats(storage, context);
+}
+///@}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/nn/feed_forward_parameters.hpp
 // What a FeedForward is, what one call of it is asked for, what it learns and what forward leaves.
 
@@ -32491,7 +32583,7 @@ struct FeedForwardParameters {
 /// the backward call.
 template <Scalar T>
 struct FeedForwardCache {
-  In<T, 2> x;                   // [N, D]
+  ViewedInput<T, 2> x;          // [N, D]
   SavedTensor<T, 2> hidden;     // [N, F], or [N, 2 F]: gate | up
   SavedTensor<T, 2> activated;  // [N, F]; after its dropout
   FeedForwardOptions module;    // of the module that filled it
@@ -32501,6 +32593,71 @@ struct FeedForwardCache {
 };
 
 }  // namespace headwise::inline v0_1
+
+// headwise/nn/narrow_ends.hpp
+// Modules of floats with inputs and outputs of 16 bits: each number of an input becomes a float,
+// each of an output the nearest number of the input's type, and a cache views what was given.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Throws ArgumentError for a cache that forward has not been called with.
+template <class Cache>
+void require_filled(std::string_view function, const Cache& cache) {
+  require(cache.filled, function, "the cache is empty: pass it to forward first");
+}
+
+/// The nearest numbers of U to those of y, which become these.
+template <NarrowFloat U, int R>
+void round_to(Tensor<float, R>& y, Tensor<U, R>& narrow, const Context& context) {
+  const auto round = kernels::model_kernels_here<float>().round_elements;
+  for_rows(context, y.size(), 1, [&](Index begin, Index end) {
+    round(stored_as<U>, y.data() + begin, end - begin, narrow.data() + begin);
+  });
+}
+
+/// An output in U. Throws std::bad_alloc.
+template <NarrowFloat U, int R>
+Tensor<U, R> narrowed(Tensor<float, R> y, const Context& context) {
+  auto narrow = Tensor<U, R>::uninitialized(y.shape(), context.memory);
+  round_to(y, narrow, context);
+  return narrow;
+}
+
+/// What a cache views of an input.
+template <NarrowFloat U, int R>
+ViewedFloats<R> viewed(const In<U, R>& x) {
+  return {x.data(), x.shape(), x.strides(), [](const ViewedFloats<R>& of, const Context& context) {
+            return widened_tensor(of.template as<U>(), context);
+          }};
+}
+
+/// step(x as floats) in U, of x's shape. The output is made before the step, which changes what it
+/// is called over. Throws as the step does, std::bad_alloc.
+template <NarrowFloat U, class Step>
+Tensor<U, 3> narrow_step(const In<U, 3>& x, const Context& context, const Step& step) {
+  const Tensor<float, 3> wide = widened_tensor(x, context);
+  auto y = Tensor<U, 3>::uninitialized(x.shape(), context.memory);
+  Tensor<float, 3> of_floats = step(wide);
+  round_to(of_floats, y, context);
+  return y;
+}
+
+/// dx in U for a dy [of_y] in U, where backward(dy as floats) is dx as floats. What it returns is
+/// made before anything is added to. Throws as backward does, ShapeError, std::bad_alloc.
+template <NarrowFloat U, int R, class Cache, class Backward>
+Tensor<U, R> narrow_backward(std::string_view function, const In<U, R>& dy, const Shape<R>& of_y,
+                             const Cache& cache, const Shape<R>& of_x, const Context& context,
+                             const Backward& backward) {
+  require_filled(function, cache);
+  require_shape(function, "dy", dy, of_y, "the output");
+  const Tensor<float, R> wide = widened_tensor(dy, context);
+  auto dx = Tensor<U, R>::uninitialized(of_x, context.memory);
+  Tensor<float, R> of_floats = backward(wide);
+  round_to(of_floats, dx, context);
+  return dx;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/ops/saved_in.hpp
 // Tensors that are kept in 16 bits from forward to backward. They are rounded while forward runs,
@@ -32666,7 +32823,7 @@ FeedForwardCache<T> wide_feed_forward_cache(const FeedForwardCache<T>& cache,
 template <class T>
 void require_feed_forward_cache(std::string_view function, const FeedForwardOptions& o,
                                 const FeedForwardCache<T>& cache) {
-  require(cache.filled, function, "the cache is empty: pass it to forward first");
+  require_filled(function, cache);
   require(cache.module.same_shape(o), function,
           "the cache is of a module of another shape, expected one that this module filled");
   const Index N = cache.x.extent(0);
@@ -32697,7 +32854,7 @@ class FeedForwardBackward {
   /// dy [N, D] and the cache have to stay. Writes dx [N, D]. Throws std::bad_alloc.
   FeedForwardBackward(const FeedForwardOptions& o, const FeedForwardParameters<T>& p, In<T, 2> dy,
                       const FeedForwardCache<T>& cache, Out<T, 2> dx, const Context& context)
-      : d_y_(dy) {
+      : x_(viewed_numbers(cache.x, widened_x_, context)), d_y_(dy) {
     const Index N = cache.x.extent(0);
     // 5 dropout
     if (cache.call.output_dropout.active()) {
@@ -32721,10 +32878,10 @@ class FeedForwardBackward {
     }
     if (!o.gated) d_hidden_ = std::move(d_activated);
     // 1 linear
-    linear_backward(In<T, 2>(d_hidden_), cache.x, p.w_in, dx, {}, {}, context);
+    linear_backward(In<T, 2>(d_hidden_), x_, p.w_in, dx, {}, {}, context);
     // The gradients of the parameters of 4 linear and 1 linear
     of_w_out_.emplace(d_y_, cache.activated, context);
-    of_w_in_.emplace(d_hidden_, cache.x, context);
+    of_w_in_.emplace(d_hidden_, x_, context);
     workspace_.emplace(context.executor.concurrency(),
                        std::max<Index>(of_w_out_->scratch(), of_w_in_->scratch()), context.memory);
   }
@@ -32739,9 +32896,11 @@ class FeedForwardBackward {
   }
 
  private:
-  Tensor<T, 2> dropped_;   // [N, D]
-  In<T, 2> d_y_;           // [N, D]
-  Tensor<T, 2> d_hidden_;  // [N, F], or [N, 2 F]
+  Tensor<T, 2> widened_x_;  // [N, D]; where the cache views 16 bits
+  const In<T, 2> x_;        // [N, D]
+  Tensor<T, 2> dropped_;    // [N, D]
+  In<T, 2> d_y_;            // [N, D]
+  Tensor<T, 2> d_hidden_;   // [N, F], or [N, 2 F]
   std::optional<LinearWeightGradient<T>> of_w_out_, of_w_in_;
   std::optional<Workspace<T>> workspace_;
 };
@@ -32809,6 +32968,31 @@ class FeedForward {
   Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, const Call& call, Cache& cache,
                        const Context& context = {}) const = delete;  // gone before backward
 
+  /// The same of x in 16 bits, for modules of float: y has its type, and the bits of the module's
+  /// floats, each rounded to the nearest. The cache views x.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x, const Call& call = {},
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_call(x, call);
+    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), call, context), context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, float> {
+    require_call(x, call);
+    const Tensor<T, 2> wide = detail::widened_tensor(x, context);
+    Cache filled;
+    Tensor<U, 2> y = detail::narrowed<U>(forward(wide, call, filled, context), context);
+    filled.x = detail::viewed(x);
+    cache = std::move(filled);
+    return y;
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  ///@}
+
   /// dx [N, D] for dy [N, D]; the parameters' gradients are added to `gradients`.
   ///
   /// Throws ArgumentError for a cache that is empty or of a module of another shape, ShapeError,
@@ -32833,6 +33017,14 @@ class FeedForward {
     through(cache);
     return dx;
   }
+  /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
+  template <NarrowFloat U>
+  Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const requires std::same_as<W, float> {
+    return detail::narrow_backward(
+        "FeedForward::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
+        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
+  }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
   Gradients zero_gradients(std::pmr::memory_resource* memory =
@@ -32848,7 +33040,8 @@ class FeedForward {
   const FeedForwardParameters<T, W>& parameters() const { return parameters_; }
 
  private:
-  Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
+  template <class U>
+  void require_call(const In<U, 2>& x, const Call& call) const {
     constexpr std::string_view function = "FeedForward::forward";
     require_shape(function, "x", x, Shape{x.extent(0), options_.d_model}, "d_model ",
                   options_.d_model);
@@ -32857,6 +33050,9 @@ class FeedForward {
                   "the options: a module that was moved from has none");
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
+  }
+  Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
+    require_call(x, call);
     cache.call = call;
     auto y = Tensor<T, 2>::uninitialized({x.extent(0), options_.d_model}, context.memory);
     detail::feed_forward_forward<T>(options_, parameters_, x, cache, y, context);
@@ -33107,9 +33303,9 @@ struct MultiHeadAttentionCache {
   MultiHeadAttentionCall<T> call;    // what forward was asked for: masks and dropout of backward
   Saved saved;                       // what the tensors of SavedTensor are kept as
 
-  In<T, 3> query;                                 // [B, L, D]
-  In<T, 3> key;                                   // [B, S, kdim]
-  In<T, 3> value;                                 // [B, S, vdim]
+  ViewedInput<T, 3> query;                        // [B, L, D]
+  ViewedInput<T, 3> key;                          // [B, S, kdim]
+  ViewedInput<T, 3> value;                        // [B, S, vdim]
   Tensor<T, 3> query_copy, key_copy, value_copy;  // where rows lie at no common distance
 
   SavedTensor<T, 3> x_norm;    // [B, L, D]                 with layer_norm
@@ -33127,8 +33323,8 @@ struct MultiHeadAttentionCache {
   Tensor<T, 4> weights;        // [B, H, L, S]              Path::materialized; before dropout
   Tensor<T, 4> lse;            // [B, H, L, 2]              Path::flash
 
-  /// What the projections read: the normalised input, or the input.
-  In<T, 3> projected_query() const { return x_norm.absent() ? query : In<T, 3>(x_norm); }
+  /// What the projections read: the normalised input, or the input, where that is of T.
+  In<T, 3> projected_query() const { return x_norm.absent() ? In<T, 3>(query) : In<T, 3>(x_norm); }
 };
 
 }  // namespace headwise::inline v0_1
@@ -33604,8 +33800,8 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1 {
 
 /// The gradients of the inputs of cross-attention.
-template <Scalar T>
-struct CrossAttentionGradients {
+template <class T>
+requires(Scalar<T> || NarrowFloat<T>) struct CrossAttentionGradients {
   Tensor<T, 3> query;  // [B, L, D]
   Tensor<T, 3> key;    // [B, S, kdim]
   Tensor<T, 3> value;  // [B, S, vdim]
@@ -33614,6 +33810,25 @@ struct CrossAttentionGradients {
 }  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The inputs that a cache views, as numbers of T: of 16 bits as tensors of this.
+template <class T>
+struct CachedInputs {
+  /// The cache has to stay. Throws std::bad_alloc.
+  CachedInputs(const MultiHeadAttentionCache<T>& cache, const Context& context)
+      : query(viewed_numbers(cache.query, widened[0], context)),
+        key(cache.self_attention ? query : viewed_numbers(cache.key, widened[1], context)),
+        value(cache.self_attention ? query : viewed_numbers(cache.value, widened[2], context)),
+        projected_query(cache.x_norm.absent() ? query : In<T, 3>(cache.x_norm)) {}
+  CachedInputs(const CachedInputs&) = delete;
+  CachedInputs& operator=(const CachedInputs&) = delete;
+
+  Tensor<T, 3> widened[3];
+  const In<T, 3> query;            // [B, L, D]
+  const In<T, 3> key;              // [B, S, kdim]
+  const In<T, 3> value;            // [B, S, vdim]
+  const In<T, 3> projected_query;  // [B, L, D]; what the projections read
+};
 
 /// Gradients of the projections: one tensor with self-attention, three without.
 template <class T>
@@ -33675,17 +33890,17 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
 
 /// Step 2: through the projections, to what they were of.
 template <class T>
-void backward_projections(const MultiHeadAttentionParameters<T>& p,
-                          const MultiHeadAttentionCache<T>& cache, const ProjectionGradients<T>& d,
-                          CrossAttentionGradients<T>& inputs, const Context& context) {
-  const auto through = [&](const Tensor<T, 3>& of, In<T, 3> x, In<T, 2> w, Tensor<T, 3>& to) {
-    linear_backward(In<T, 2>(merge_rows(of)), merge_rows(x), w, merge_rows(to), {}, {}, context);
+void backward_projections(const MultiHeadAttentionParameters<T>& p, const CachedInputs<T>& of,
+                          bool self, const ProjectionGradients<T>& d,
+                          CrossAttentionGradients<T>& to, const Context& context) {
+  const auto through = [&](const Tensor<T, 3>& dy, In<T, 3> x, In<T, 2> w, Tensor<T, 3>& dx) {
+    linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(x), w, merge_rows(dx), {}, {}, context);
   };
   // One product sums the three branches: dx = [dq | dk | dv] [W_Q | W_K | W_V]^T.
-  if (cache.self_attention) return through(d.qkv, cache.query, p.w_qkv, inputs.query);
-  through(d.q, cache.query, p.W_Q(), inputs.query);
-  through(d.k, cache.key, p.W_K(), inputs.key);
-  through(d.v, cache.value, p.W_V(), inputs.value);
+  if (self) return through(d.qkv, of.query, p.w_qkv, to.query);
+  through(d.q, of.query, p.W_Q(), to.query);
+  through(d.k, of.key, p.W_K(), to.key);
+  through(d.v, of.value, p.W_V(), to.value);
 }
 
 /// The gradients of the weights and biases of steps 6 and 2. Made before the first of them is
@@ -33694,16 +33909,16 @@ template <class T>
 class WeightGradients {
  public:
   /// Throws std::bad_alloc.
-  WeightGradients(const MultiHeadAttentionCache<T>& cache, In<T, 3> dy,
-                  const ProjectionGradients<T>& d, const Context& context)
+  WeightGradients(const MultiHeadAttentionCache<T>& cache, const CachedInputs<T>& inputs,
+                  In<T, 3> dy, const ProjectionGradients<T>& d, const Context& context)
       : dy_(merge_rows(dy)), d_(d), self_(cache.self_attention) {
     of_w_o_.emplace(dy_, merge_rows(cache.context), context);
     if (self_) {
-      of_w_qkv_.emplace(merge_rows(d.qkv), merge_rows(cache.projected_query()), context);
+      of_w_qkv_.emplace(merge_rows(d.qkv), merge_rows(inputs.projected_query), context);
     } else {
-      of_w_q_.emplace(merge_rows(d.q), merge_rows(cache.projected_query()), context);
-      of_w_k_.emplace(merge_rows(d.k), merge_rows(cache.key), context);
-      of_w_v_.emplace(merge_rows(d.v), merge_rows(cache.value), context);
+      of_w_q_.emplace(merge_rows(d.q), merge_rows(inputs.projected_query), context);
+      of_w_k_.emplace(merge_rows(d.k), merge_rows(inputs.key), context);
+      of_w_v_.emplace(merge_rows(d.v), merge_rows(inputs.value), context);
     }
     Index scratch = 0;
     for (const auto* one : {&of_w_o_, &of_w_qkv_, &of_w_q_, &of_w_k_, &of_w_v_}) {
@@ -33778,10 +33993,11 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
     return Tensor<T, 3>::uninitialized(x.shape(), context.memory);
   };
   gradients.require_shapes_of(p, function);
-  CrossAttentionGradients<T> inputs{like(cache.query), {}, {}};
+  const CachedInputs<T> inputs(cache, context);
+  CrossAttentionGradients<T> of_inputs{like(inputs.query), {}, {}};
   if (!cache.self_attention) {
-    inputs.key = like(cache.key);
-    inputs.value = like(cache.value);
+    of_inputs.key = like(inputs.key);
+    of_inputs.value = like(inputs.value);
   }
 
   // 7 dropout
@@ -33804,24 +34020,24 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
   const GainGradients<T> gains =
       backward_heads(o, p, cache, dy_in, d_context, d, of_scores.views(), context);
   // 2 linear
-  backward_projections(p, cache, d, inputs, context);
+  backward_projections(p, inputs, cache.self_attention, d, of_inputs, context);
   if (context.trace != nullptr) {
-    trace_backward_inputs<T>(o, p, d, cache.self_attention, inputs.query, *context.trace);
+    trace_backward_inputs<T>(o, p, d, cache.self_attention, of_inputs.query, *context.trace);
   }
   // The gradients of the parameters of 6 linear and 2 linear, and
   // 1 layer_norm
-  WeightGradients<T> of_weights(cache, dy, d, context);
+  WeightGradients<T> of_weights(cache, inputs, dy, d, context);
   const auto finish = [&](Tensor<T, 3>& dx, MultiHeadAttentionGradients<T>& to,
                           const Context& with) {
     if (o.layer_norm) {  // first: it checks what the cache has of it
-      layer_norm_backward(In<T, 2>(merge_rows(inputs.query)), merge_rows(cache.query), p.gamma,
+      layer_norm_backward(In<T, 2>(merge_rows(of_inputs.query)), merge_rows(inputs.query), p.gamma,
                           {cache.mean, cache.rstd}, merge_rows(dx), {to.gamma, to.beta}, with);
     }
     of_weights.add_to(to, with);
     gains.add_to(to, with);
   };
   if (context.trace != nullptr) {  // of this call alone, whatever `gradients` held
-    Tensor<T, 3> dx = inputs.query;
+    Tensor<T, 3> dx = of_inputs.query;
     MultiHeadAttentionGradients<T> alone(o, context.memory);
     finish(dx, alone,
            {.executor = context.executor, .memory = context.memory, .products = context.products});
@@ -33829,9 +34045,9 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
     alone.MultiHeadAttentionParameters<T>::for_each(
         [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
   }
-  finish(inputs.query, gradients, context);
+  finish(of_inputs.query, gradients, context);
   of_scores.add_to(gradients.score);
-  return inputs;
+  return of_inputs;
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -33848,9 +34064,10 @@ struct ModuleInputs {
   bool self_attention;
 };
 
-/// All rules of a call, before the first step of it is taken and counted.
-template <class T>
-void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inputs,
+/// All rules of a call, before the first step of it is taken and counted. Inputs are of T, or of 16
+/// bits.
+template <class T, class U>
+void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inputs,
                   const MultiHeadAttentionCall<T>& call) {
   constexpr std::string_view function = "MultiHeadAttention::forward";
   const auto& [query, key, value, self] = inputs;
@@ -33877,6 +34094,30 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
   call.score.require_heads(function, o.num_heads);
   call.output_dropout.require_valid(function);
 }
+
+/// Inputs of 16 bits as floats.
+class WidenedInputs {
+ public:
+  /// Throws as require_call does, before anything is read; std::bad_alloc.
+  template <class U>
+  WidenedInputs(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inputs,
+                const MultiHeadAttentionCall<float>& call, const Context& context)
+      : self_(inputs.self_attention) {
+    require_call<float>(o, inputs, call);
+    query_ = widened_tensor(inputs.query, context);
+    if (self_) return;
+    key_ = widened_tensor(inputs.key, context);
+    value_ = widened_tensor(inputs.value, context);
+  }
+  ModuleInputs<float> views() const {
+    if (self_) return {query_, query_, query_, true};
+    return {query_, key_, value_, false};
+  }
+
+ private:
+  Tensor<float, 3> query_, key_, value_;
+  bool self_;
+};
 
 /// Step 2 of self-attention: one product with the fused matrix. Where only some of q, k and v have
 /// a bias, a product for each: the same bits, for a row of y knows only its own column of w.
@@ -33983,15 +34224,16 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
                                           const MultiHeadAttentionCall<T>& call,
                                           MultiHeadAttentionCache<T>& cache, bool training,
                                           const Context& context) {
-  require_call(o, inputs, call);
+  require_call<T>(o, inputs, call);
   const bool self = inputs.self_attention;
   cache.self_attention = self;
   cache.module = o;
   cache.call = call;
   if (training) cache.saved = saved_of<T>(context, call.path);
   cache.query = uniform_rows(inputs.query, cache.query_copy, context.memory);
-  cache.key = self ? cache.query : uniform_rows(inputs.key, cache.key_copy, context.memory);
-  cache.value = self ? cache.query : uniform_rows(inputs.value, cache.value_copy, context.memory);
+  const In<T, 3> query = cache.query;
+  cache.key = self ? query : uniform_rows(inputs.key, cache.key_copy, context.memory);
+  cache.value = self ? query : uniform_rows(inputs.value, cache.value_copy, context.memory);
 
   // 1 layer_norm, 2 linear
   project(o, p, cache, context);
@@ -34094,12 +34336,38 @@ class MultiHeadAttention {
   }
 
   // Gone before backward: the cache views its inputs.
-  Tensor<T, 3> forward(const Tensor<T, 3>&& query, In<T, 3> key, In<T, 3> value, const Call& call,
-                       Cache& cache, const Context& context = {}) const = delete;
-  Tensor<T, 3> forward(In<T, 3> query, const Tensor<T, 3>&& key, In<T, 3> value, const Call& call,
-                       Cache& cache, const Context& context = {}) const = delete;
-  Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, const Tensor<T, 3>&& value, const Call& call,
-                       Cache& cache, const Context& context = {}) const = delete;
+  template <class Q, class K, class V>
+  requires(OwnsItsElements<Q> || OwnsItsElements<K> || OwnsItsElements<V>)  // without a name
+      void forward(Q&& query, K&& key, V&& value, const Call& call, Cache& cache,
+                   const Context& context = {}) const = delete;
+
+  /// All four of inputs in 16 bits, for modules of float: y has their type, and the bits of the
+  /// module's floats, each rounded to the nearest. The cache views the inputs.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(In<U, 3> x, const Call& call = {},
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    return narrow_infer<U>({x, x, x, true}, call, context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(In<U, 3> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, float> {
+    return narrow_train<U>({x, x, x, true}, call, cache, context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(In<U, 3> query, In<U, 3> key, In<U, 3> value, const Call& call = {},
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    return narrow_infer<U>({query, key, value, false}, call, context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(In<U, 3> query, In<U, 3> key, In<U, 3> value, const Call& call, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, float> {
+    return narrow_train<U>({query, key, value, false}, call, cache, context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(const Tensor<U, 3>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  ///@}
 
   /// dx [B, L, D] of a self-attention; the parameters' gradients are added to `gradients`.
   ///
@@ -34123,6 +34391,38 @@ class MultiHeadAttention {
     return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
                                                  gradients, context);
   }
+
+  /// Both of dy in 16 bits, of which the inputs' gradients have the type; the parameters' stay
+  /// floats.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 3> backward(In<U, 3> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const requires std::same_as<W, float> {
+    constexpr std::string_view function = "MultiHeadAttention::backward";
+    require_cache(function, cache, true);
+    return detail::narrow_backward(
+        function, dy, output_of(cache), cache, cache.query.shape(), context,
+        [&](In<T, 3> wide) { return backward(wide, cache, gradients, context); });
+  }
+  template <NarrowFloat U>
+  CrossAttentionGradients<U> backward_cross(
+      In<U, 3> dy, const Cache& cache, Gradients& gradients,
+      const Context& context = {}) const requires std::same_as<W, float> {
+    constexpr std::string_view function = "MultiHeadAttention::backward_cross";
+    require_cache(function, cache, false);
+    CrossAttentionGradients<U> d{{},
+                                 Tensor<U, 3>::uninitialized(cache.key.shape(), context.memory),
+                                 Tensor<U, 3>::uninitialized(cache.value.shape(), context.memory)};
+    d.query = detail::narrow_backward(
+        function, dy, output_of(cache), cache, cache.query.shape(), context, [&](In<T, 3> wide) {
+          CrossAttentionGradients<T> of_floats = backward_cross(wide, cache, gradients, context);
+          detail::round_to(of_floats.key, d.key, context);
+          detail::round_to(of_floats.value, d.value, context);
+          return std::move(of_floats.query);
+        });
+    return d;
+  }
+  ///@}
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
   Gradients zero_gradients(std::pmr::memory_resource* memory =
@@ -34156,6 +34456,29 @@ class MultiHeadAttention {
     return y;
   }
 
+  template <class U>
+  Tensor<U, 3> narrow_infer(const detail::ModuleInputs<U>& inputs, const Call& call,
+                            const Context& context) const {
+    const detail::WidenedInputs wide(options_, inputs, call, context);
+    return detail::narrowed<U>(infer(wide.views(), call, context), context);
+  }
+  template <class U>
+  Tensor<U, 3> narrow_train(const detail::ModuleInputs<U>& inputs, const Call& call, Cache& cache,
+                            const Context& context) const {
+    const detail::WidenedInputs wide(options_, inputs, call, context);
+    Cache filled;
+    Tensor<U, 3> y = detail::narrowed<U>(train(wide.views(), call, filled, context), context);
+    filled.query = detail::viewed(inputs.query);
+    filled.key = detail::viewed(inputs.key);
+    filled.value = detail::viewed(inputs.value);
+    cache = std::move(filled);
+    return y;
+  }
+  /// [B, L, D]
+  Shape<3> output_of(const Cache& cache) const {
+    return {cache.query.extent(0), cache.query.extent(1), options_.d_model};
+  }
+
   void require_parameters() const {
     require_shape("MultiHeadAttention::forward", "W_O", In<W, 2>(parameters_.w_o),
                   Shape{options_.context_width(), options_.d_model},
@@ -34163,7 +34486,7 @@ class MultiHeadAttention {
   }
 
   void require_cache(std::string_view function, const Cache& cache, bool self) const {
-    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    detail::require_filled(function, cache);
     require(cache.self_attention == self, function,
             self ? "the cache is of a call with separate keys and values: use backward_cross"
                  : "the cache is of self-attention: use backward");
@@ -34858,7 +35181,7 @@ class LayerNorm {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;           // [N, D]
+    ViewedInput<T, 2> x;  // [N, D]
     Tensor<T, 1> mean;    // [N]
     Tensor<T, 1> rstd;    // [N]
     bool filled = false;  // whether forward has been called with it
@@ -34898,22 +35221,57 @@ class LayerNorm {
   Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
                        const Context& context = {}) const = delete;  // gone before backward
 
+  /// The same of x in 16 bits, for modules of float: y has its type, and the bits of the module's
+  /// floats, each rounded to the nearest. The cache views x.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x,
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_width("LayerNorm::forward", "x", x);
+    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), context), context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_width("LayerNorm::forward", "x", x);
+    const Tensor<T, 2> wide = detail::widened_tensor(x, context);
+    Cache filled;
+    Tensor<U, 2> y = detail::narrowed<U>(forward(wide, filled, context), context);
+    filled.x = detail::viewed(x);
+    cache = std::move(filled);
+    return y;
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  ///@}
+
   /// dx [N, D] for dy [N, D]; the gradients of gamma and beta are added to `gradients`.
   ///
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LayerNormParameters<T>& gradients,
                         const Context& context = {}) const {
-    require(cache.filled, "LayerNorm::backward", "the cache is empty: pass it to forward first");
-    require_width("LayerNorm::backward", "cache.x", cache.x);
-    require_shape("LayerNorm::backward", "dy", dy, cache.x.shape(), "the output");
+    detail::require_filled("LayerNorm::backward", cache);
+    Tensor<T, 2> storage;
+    const In<T, 2> x = detail::viewed_numbers(cache.x, storage, context);
+    require_width("LayerNorm::backward", "cache.x", x);
+    require_shape("LayerNorm::backward", "dy", dy, x.shape(), "the output");
     require_shape("LayerNorm::backward", "gradients.gamma", gradients.gamma,
                   parameters_.gamma.shape(), "zero_gradients()");
     require_shape("LayerNorm::backward", "gradients.beta", gradients.beta, parameters_.beta.shape(),
                   "zero_gradients()");
-    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
-    layer_norm_backward(dy, cache.x, parameters_.gamma, {cache.mean, cache.rstd}, dx,
+    auto dx = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
+    layer_norm_backward(dy, x, parameters_.gamma, {cache.mean, cache.rstd}, dx,
                         {gradients.gamma, gradients.beta}, context);
     return dx;
+  }
+  /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
+  template <NarrowFloat U>
+  Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, LayerNormParameters<T>& gradients,
+                        const Context& context = {}) const requires std::same_as<T, float> {
+    return detail::narrow_backward(
+        "LayerNorm::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
+        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
   }
 
   /// Gradients of the right shapes, all 0.
@@ -34933,8 +35291,9 @@ class LayerNorm {
   const LayerNormParameters<T>& parameters() const { return parameters_; }
 
  private:
+  template <class U>
   void require_width(std::string_view function, std::string_view argument,
-                     const In<T, 2>& x) const {
+                     const In<U, 2>& x) const {
     require_shape(function, argument, x, Shape{x.extent(0), width_}, "the width of the module");
   }
 
@@ -34986,7 +35345,7 @@ class Linear {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;           // [N, K]
+    ViewedInput<T, 2> x;  // [N, K]
     bool filled = false;  // whether forward has been called with it
   };
 
@@ -35005,8 +35364,7 @@ class Linear {
 
   /// y [N, O] for x [N, K]: inference. Throws and works as linear_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
-    require_shape("Linear::forward", "x", x, Shape{x.extent(0), parameters_.w.extent(0)},
-                  "the rows of W");
+    require_input(x);
     auto y = Tensor<T, 2>::uninitialized({x.extent(0), parameters_.w.extent(1)}, context.memory);
     linear_forward(x, In<W, 2>(parameters_.w), parameters_.b, y, context);
     return y;
@@ -35021,22 +35379,54 @@ class Linear {
   Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
                        const Context& context = {}) const = delete;  // gone before backward
 
+  /// The same of x in 16 bits, for modules of float: y has its type, and the bits of the module's
+  /// floats, each rounded to the nearest. The cache views x.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x,
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_input(x);
+    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), context), context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, float> {
+    Tensor<U, 2> y = forward(x, context);
+    cache = {detail::viewed(x), true};
+    return y;
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  ///@}
+
   /// dx [N, K] for dy [N, O]; the gradients of W and b are added to `gradients`.
   ///
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
                         const Context& context = {}) const requires std::same_as<W, T> {
     const Index N = cache.x.extent(0), K = parameters_.w.extent(0), O = parameters_.w.extent(1);
-    require(cache.filled, "Linear::backward", "the cache is empty: pass it to forward first");
-    require_shape("Linear::backward", "cache.x", cache.x, Shape{N, K}, "the rows of W");
+    detail::require_filled("Linear::backward", cache);
+    Tensor<T, 2> storage;
+    const In<T, 2> x = detail::viewed_numbers(cache.x, storage, context);
+    require_shape("Linear::backward", "cache.x", x, Shape{N, K}, "the rows of W");
     require_shape("Linear::backward", "dy", dy, Shape{N, O}, "the output");
     require_shape("Linear::backward", "gradients.w", gradients.w, parameters_.w.shape(),
                   "zero_gradients()");
     require_shape("Linear::backward", "gradients.b", gradients.b, parameters_.b.shape(),
                   "zero_gradients()");
-    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
-    linear_backward(dy, cache.x, parameters_.w, dx, gradients.w, gradients.b, context);
+    auto dx = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
+    linear_backward(dy, x, parameters_.w, dx, gradients.w, gradients.b, context);
     return dx;
+  }
+  /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
+  template <NarrowFloat U>
+  Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
+                        const Context& context = {}) const requires std::same_as<W, float> {
+    const Shape<2> of_y{cache.x.extent(0), parameters_.w.extent(1)};
+    return detail::narrow_backward(
+        "Linear::backward", dy, of_y, cache, cache.x.shape(), context,
+        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
   }
 
   /// Gradients of the right shapes, all 0.
@@ -35053,6 +35443,12 @@ class Linear {
   const LinearParameters<T, W>& parameters() const { return parameters_; }
 
  private:
+  template <class U>
+  void require_input(const In<U, 2>& x) const {
+    require_shape("Linear::forward", "x", x, Shape{x.extent(0), parameters_.w.extent(0)},
+                  "the rows of W");
+  }
+
   LinearParameters<T, W> parameters_;
 };
 
@@ -35153,9 +35549,9 @@ struct MultiHeadAttentionStepCall {
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// All rules of a step of self-attention, before anything is computed. Of resolved options.
-template <class T, class W>
+template <class T, class W, class U>
 void require_new_tokens(std::string_view function, const MultiHeadAttentionOptions& o,
-                        const MultiHeadAttentionParameters<T, W>& p, const In<T, 3>& x,
+                        const MultiHeadAttentionParameters<T, W>& p, const In<U, 3>& x,
                         std::span<const Index> counts, const KeyValueCache<T>& cache) {
   const KeyValueCacheOptions& c = cache.options();
   require_shape(function, "W_O", In<W, 2>(p.w_o), Shape{o.context_width(), o.d_model},
@@ -35365,6 +35761,24 @@ Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T, W>& attention
   return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{}, cache,
                                       context);
 }
+/// The same of new tokens x [B, n, D] in 16 bits, of which y has the type.
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
+                                       const MultiHeadAttentionStepCall<float>& call,
+                                       KeyValueCache<float>& cache, const Context& context = {}) {
+  detail::require_new_tokens<float>("multi_head_attention_step", attention.options(),
+                                    attention.parameters(), x, call.counts, cache);
+  return detail::narrow_step(x, context, [&](In<float, 3> wide) {
+    return multi_head_attention_step(attention, wide, call, cache, context);
+  });
+}
+/// The same of n new tokens of each sequence.
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
+                                       KeyValueCache<float>& cache, const Context& context = {}) {
+  return multi_head_attention_step(attention, x, MultiHeadAttentionStepCall<float>{}, cache,
+                                   context);
+}
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
@@ -35401,7 +35815,7 @@ class RMSNorm {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;           // [N, D]
+    ViewedInput<T, 2> x;  // [N, D]
     Tensor<T, 1> rstd;    // [N]
     bool filled = false;  // whether forward has been called with it
   };
@@ -35436,19 +35850,54 @@ class RMSNorm {
   Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
                        const Context& context = {}) const = delete;  // gone before backward
 
+  /// The same of x in 16 bits, for modules of float: y has its type, and the bits of the module's
+  /// floats, each rounded to the nearest. The cache views x.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x,
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_width("RMSNorm::forward", "x", x);
+    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), context), context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_width("RMSNorm::forward", "x", x);
+    const Tensor<T, 2> wide = detail::widened_tensor(x, context);
+    Cache filled;
+    Tensor<U, 2> y = detail::narrowed<U>(forward(wide, filled, context), context);
+    filled.x = detail::viewed(x);
+    cache = std::move(filled);
+    return y;
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  ///@}
+
   /// dx [N, D] for dy [N, D]; the gradient of gamma is added to `gradients`.
   ///
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, RMSNormParameters<T>& gradients,
                         const Context& context = {}) const {
-    require(cache.filled, "RMSNorm::backward", "the cache is empty: pass it to forward first");
-    require_width("RMSNorm::backward", "cache.x", cache.x);
-    require_shape("RMSNorm::backward", "dy", dy, cache.x.shape(), "the output");
+    detail::require_filled("RMSNorm::backward", cache);
+    Tensor<T, 2> storage;
+    const In<T, 2> x = detail::viewed_numbers(cache.x, storage, context);
+    require_width("RMSNorm::backward", "cache.x", x);
+    require_shape("RMSNorm::backward", "dy", dy, x.shape(), "the output");
     require_shape("RMSNorm::backward", "gradients.gamma", gradients.gamma,
                   parameters_.gamma.shape(), "zero_gradients()");
-    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
-    rms_norm_backward(dy, cache.x, parameters_.gamma, cache.rstd, dx, gradients.gamma, context);
+    auto dx = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
+    rms_norm_backward(dy, x, parameters_.gamma, cache.rstd, dx, gradients.gamma, context);
     return dx;
+  }
+  /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
+  template <NarrowFloat U>
+  Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, RMSNormParameters<T>& gradients,
+                        const Context& context = {}) const requires std::same_as<T, float> {
+    return detail::narrow_backward(
+        "RMSNorm::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
+        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
   }
 
   /// Gradients of the right shapes, all 0.
@@ -35466,8 +35915,9 @@ class RMSNorm {
   const RMSNormParameters<T>& parameters() const { return parameters_; }
 
  private:
+  template <class U>
   void require_width(std::string_view function, std::string_view argument,
-                     const In<T, 2>& x) const {
+                     const In<U, 2>& x) const {
     require_shape(function, argument, x, Shape{x.extent(0), width_}, "the width of the module");
   }
 
@@ -35806,11 +36256,11 @@ using TransformerBlockGradients = TransformerBlockParameters<T, T, MultiHeadAtte
 /// What one half of a block keeps: x + branch(norm(x)), or norm(x + branch(x)).
 template <Scalar T>
 struct TransformerHalfCache {
-  In<T, 3> norm_input;       // [B, L, D]
-  SavedTensor<T, 3> normed;  // [B, L, D]; what the branch reads       pre-LN
-  Tensor<T, 3> sum;          // [B, L, D]; what is normalised          post-LN
-  Tensor<T, 1> mean;         // [B L]                                  layer_norm
-  Tensor<T, 1> rstd;         // [B L]
+  ViewedInput<T, 3> norm_input;  // [B, L, D]
+  SavedTensor<T, 3> normed;      // [B, L, D]; what the branch reads       pre-LN
+  Tensor<T, 3> sum;              // [B, L, D]; what is normalised          post-LN
+  Tensor<T, 1> mean;             // [B L]                                  layer_norm
+  Tensor<T, 1> rstd;             // [B L]
 };
 
 /// What a forward call leaves for its backward, owned by the caller. The input and the mask are
@@ -35828,7 +36278,7 @@ struct TransformerBlockCache {
   bool filled = false;                   // whether forward has been called with it
   TransformerBlockOptions module;        // of the block that filled it
   Saved saved;                           // what the tensors of SavedTensor are kept as
-  In<T, 3> x;                            // [B, L, D]
+  ViewedInput<T, 3> x;                   // [B, L, D]
   Tensor<T, 3> x_copy;                   // where its rows lie at no common distance
   TransformerHalfCache<T> first;         // about attention
   MultiHeadAttentionCache<T> attention;  // what attention left
@@ -35886,10 +36336,10 @@ struct BlockNorm {
                        {cache.mean, cache.rstd}, context);
     return y;
   }
-  /// dx, overwritten, and the gradients, added to; {} and null for none.
-  void backward(In<T, 3> dy, const TransformerHalfCache<T>& cache, Out<T, 2> dx,
+  /// dx, overwritten, and the gradients, added to; {} and null for none. Of what it was given.
+  void backward(In<T, 3> dy, In<T, 3> input, const TransformerHalfCache<T>& cache, Out<T, 2> dx,
                 LayerNormParameters<T>* gradients, const Context& context) const {
-    const In<T, 2> x = merge_rows(cache.norm_input), dy_rows = merge_rows(dy);
+    const In<T, 2> x = merge_rows(input), dy_rows = merge_rows(dy);
     const InOut<T, 1> none;
     const InOut<T, 1> dgamma = gradients == nullptr ? none : InOut<T, 1>(gradients->gamma);
     if (options.norm == NormKind::rms_norm) {
@@ -35925,10 +36375,14 @@ class HalfBackward {
  public:
   HalfBackward(const BlockNorm<T>& norm, const TransformerHalfCache<T>& cache, In<T, 3> dy,
                const Context& context)
-      : norm_(norm), cache_(cache), dy_(dy), d_sum_(dy) {
+      : norm_(norm),
+        cache_(cache),
+        norm_input_(viewed_numbers(cache.norm_input, widened_, context)),
+        dy_(dy),
+        d_sum_(dy) {
     if (norm_.options.norm_first) return;
     d_sum_storage_ = like(dy, context);
-    norm_.backward(dy_, cache_, merge_rows(d_sum_storage_), nullptr, context);
+    norm_.backward(dy_, norm_input_, cache_, merge_rows(d_sum_storage_), nullptr, context);
     d_sum_ = d_sum_storage_;
   }
   HalfBackward(const HalfBackward&) = delete;
@@ -35940,7 +36394,7 @@ class HalfBackward {
   void finish(Tensor<T, 3> d_read, Tensor<T, 3>& dx, const Context& context) {
     d_read_ = std::move(d_read);
     if (norm_.options.norm_first) {
-      norm_.backward(d_read_, cache_, merge_rows(dx), nullptr, context);
+      norm_.backward(d_read_, norm_input_, cache_, merge_rows(dx), nullptr, context);
       add_to_branch(d_sum_, dx, context);
     } else {
       add_forward(In<T, 2>(merge_rows(d_sum_)), merge_rows(In<T, 3>(d_read_)), merge_rows(dx),
@@ -35949,13 +36403,15 @@ class HalfBackward {
   }
   /// The gradients of the norm.
   void add_to(LayerNormParameters<T>& gradients, const Context& context) const {
-    norm_.backward(norm_.options.norm_first ? In<T, 3>(d_read_) : dy_, cache_, {}, &gradients,
-                   context);
+    norm_.backward(norm_.options.norm_first ? In<T, 3>(d_read_) : dy_, norm_input_, cache_, {},
+                   &gradients, context);
   }
 
  private:
   const BlockNorm<T> norm_;
   const TransformerHalfCache<T>& cache_;
+  Tensor<T, 3> widened_;        // [B, L, D]; where the cache views 16 bits
+  const In<T, 3> norm_input_;   // [B, L, D]
   const In<T, 3> dy_;           // [B, L, D]
   In<T, 3> d_sum_;              // [B, L, D]; dy, or past the norm
   Tensor<T, 3> d_sum_storage_;  // post-LN
@@ -35989,6 +36445,17 @@ void view_branch_inputs(TransformerBlockCache<T>& cache) {
   MultiHeadAttentionCache<T>& attention = cache.attention;
   attention.query = attention.key = attention.value = cache.first.normed;
   cache.feed_forward.x = merge_rows(In<T, 3>(cache.second.normed));
+}
+
+/// x is what a cache views, in place of the floats that forward read.
+template <class T>
+void view_block_input(TransformerBlockCache<T>& cache, const ViewedInput<T, 3>& x) {
+  cache.x = x;
+  if (cache.module.norm_first) {
+    cache.first.norm_input = x;
+  } else {
+    cache.attention.query = cache.attention.key = cache.attention.value = x;
+  }
 }
 
 template <std::same_as<float> T>
@@ -36152,6 +36619,31 @@ class TransformerBlock {
   Tensor<T, 3> forward(const Tensor<T, 3>&& temporary, const Call& call, Cache& cache,
                        const Context& context = {}) const = delete;  // gone before backward
 
+  /// The same of x in 16 bits, for blocks of float: y has its type, and the bits of the block's
+  /// floats, each rounded to the nearest. The cache views x.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(In<U, 3> x, const Call& call = {},
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_call(x, call);
+    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), call, context), context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(In<U, 3> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, float> {
+    require_call(x, call);
+    const Tensor<T, 3> wide = detail::widened_tensor(x, context);
+    Cache filled;
+    Tensor<U, 3> y = detail::narrowed<U>(forward(wide, call, filled, context), context);
+    detail::view_block_input<T>(filled, detail::viewed(x));
+    cache = std::move(filled);
+    return y;
+  }
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(const Tensor<U, 3>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  ///@}
+
   /// dx [B, L, D] for dy [B, L, D]; the parameters' gradients are added to `gradients`.
   ///
   /// Throws ArgumentError for a cache that is empty or of a block of another shape, ShapeError,
@@ -36159,7 +36651,7 @@ class TransformerBlock {
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "TransformerBlock::backward";
-    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    detail::require_filled(function, cache);
     require(cache.module.same_shape(options_), function,
             "the cache is of a block of another shape, expected one that this block filled");
     require_shape(function, "cache.h", cache.h, cache.x.shape(),
@@ -36168,6 +36660,14 @@ class TransformerBlock {
     detail::require_block_gradients<T>(parameters_, gradients);
     return detail::transformer_block_backward<T>(options_, parameters_, dy, cache, gradients,
                                                  context);
+  }
+  /// The same of dy in 16 bits, of which dx has the type; the parameters' gradients stay floats.
+  template <NarrowFloat U>
+  Tensor<U, 3> backward(In<U, 3> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const requires std::same_as<W, float> {
+    return detail::narrow_backward(
+        "TransformerBlock::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
+        [&](In<T, 3> wide) { return backward(wide, cache, gradients, context); });
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
@@ -36184,16 +36684,20 @@ class TransformerBlock {
   const TransformerBlockParameters<T, W>& parameters() const { return parameters_; }
 
  private:
-  Tensor<T, 3> run(In<T, 3> x, const Call& call, Cache& cache, bool training,
-                   const Context& context) const {
+  template <class U>
+  void require_call(const In<U, 3>& x, const Call& call) const {
     constexpr std::string_view function = "TransformerBlock::forward";
     const Index B = x.extent(0), L = x.extent(1);
     require_shape(function, "x", x, Shape{B, L, options_.d_model}, "d_model ", options_.d_model);
     require_shape(function, "norm1.gamma", In<T, 1>(parameters_.norm1.gamma),
                   Shape{options_.d_model}, "the options: a block that was moved from has none");
-    detail::require_call<T>(options_.attention(), {x, x, x, true}, call.attention());
+    detail::require_call<T, U>(options_.attention(), {x, x, x, true}, call.attention());
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
+  }
+  Tensor<T, 3> run(In<T, 3> x, const Call& call, Cache& cache, bool training,
+                   const Context& context) const {
+    require_call(x, call);
     return detail::transformer_block_forward<T>(options_, parameters_, x, call, cache, training,
                                                 context);
   }
@@ -36259,6 +36763,23 @@ Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
                                     In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
                                     const Context& context = {}) {
   return transformer_block_step<T>(block, x, {}, cache, context);
+}
+/// The same of new tokens x [B, n, D] in 16 bits, of which y has the type.
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> transformer_block_step(const TransformerBlock<float, W>& block, In<U, 3> x,
+                                    std::span<const Index> counts, KeyValueCache<float>& cache,
+                                    const Context& context = {}) {
+  detail::require_new_tokens<float>("transformer_block_step", block.options().attention(),
+                                    block.parameters().attention, x, counts, cache);
+  return detail::narrow_step(x, context, [&](In<float, 3> wide) {
+    return transformer_block_step(block, wide, counts, cache, context);
+  });
+}
+/// The same of n new tokens of each sequence.
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> transformer_block_step(const TransformerBlock<float, W>& block, In<U, 3> x,
+                                    KeyValueCache<float>& cache, const Context& context = {}) {
+  return transformer_block_step(block, x, std::span<const Index>(), cache, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -36638,7 +37159,8 @@ void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecod
   // 3 norm
   if (o.block.norm_first) {
     dh_storage = like<T>(cache.h, context);
-    norm.backward(d_normed, cache.norm, merge_rows(dh_storage), nullptr, context);
+    norm.backward(d_normed, cache.norm.norm_input, cache.norm, merge_rows(dh_storage), nullptr,
+                  context);
     dh = dh_storage;
   }
   // 2 blocks
@@ -36651,7 +37173,9 @@ void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecod
   }
   // The gradients of the parameters of 4 tied head, which is the last that can fail, of 3 norm and
   tied_head_backward(d_logits, head_input, p.token, {}, gradients.token, context);
-  if (o.block.norm_first) norm.backward(d_normed, cache.norm, {}, &gradients.norm, context);
+  if (o.block.norm_first) {
+    norm.backward(d_normed, cache.norm.norm_input, cache.norm, {}, &gradients.norm, context);
+  }
   // 1 embedding
   embedding_backward(In<T, 2>(merge_rows(dh)), in_a_row(cache.tokens), gradients.token, context);
   if (!gradients.position.absent()) {

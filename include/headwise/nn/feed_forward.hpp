@@ -61,6 +61,31 @@ class FeedForward {
   Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, const Call& call, Cache& cache,
                        const Context& context = {}) const = delete;  // gone before backward
 
+  /// The same of x in 16 bits, for modules of float: y has its type, and the bits of the module's
+  /// floats, each rounded to the nearest. The cache views x.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x, const Call& call = {},
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_call(x, call);
+    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), call, context), context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, float> {
+    require_call(x, call);
+    const Tensor<T, 2> wide = detail::widened_tensor(x, context);
+    Cache filled;
+    Tensor<U, 2> y = detail::narrowed<U>(forward(wide, call, filled, context), context);
+    filled.x = detail::viewed(x);
+    cache = std::move(filled);
+    return y;
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  ///@}
+
   /// dx [N, D] for dy [N, D]; the parameters' gradients are added to `gradients`.
   ///
   /// Throws ArgumentError for a cache that is empty or of a module of another shape, ShapeError,
@@ -85,6 +110,14 @@ class FeedForward {
     through(cache);
     return dx;
   }
+  /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
+  template <NarrowFloat U>
+  Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const requires std::same_as<W, float> {
+    return detail::narrow_backward(
+        "FeedForward::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
+        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
+  }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
   Gradients zero_gradients(std::pmr::memory_resource* memory =
@@ -100,7 +133,8 @@ class FeedForward {
   const FeedForwardParameters<T, W>& parameters() const { return parameters_; }
 
  private:
-  Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
+  template <class U>
+  void require_call(const In<U, 2>& x, const Call& call) const {
     constexpr std::string_view function = "FeedForward::forward";
     require_shape(function, "x", x, Shape{x.extent(0), options_.d_model}, "d_model ",
                   options_.d_model);
@@ -109,6 +143,9 @@ class FeedForward {
                   "the options: a module that was moved from has none");
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
+  }
+  Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
+    require_call(x, call);
     cache.call = call;
     auto y = Tensor<T, 2>::uninitialized({x.extent(0), options_.d_model}, context.memory);
     detail::feed_forward_forward<T>(options_, parameters_, x, cache, y, context);

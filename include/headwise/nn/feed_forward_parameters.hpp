@@ -6,6 +6,7 @@
 #include "headwise/nn/init.hpp"
 #include "headwise/runtime/activation.hpp"
 #include "headwise/runtime/saved.hpp"
+#include "headwise/runtime/viewed_input.hpp"
 #include "headwise/score/dropout_mask.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
@@ -104,7 +105,7 @@ struct FeedForwardParameters {
 /// the backward call.
 template <Scalar T>
 struct FeedForwardCache {
-  In<T, 2> x;                   // [N, D]
+  ViewedInput<T, 2> x;          // [N, D]
   SavedTensor<T, 2> hidden;     // [N, F], or [N, 2 F]: gate | up
   SavedTensor<T, 2> activated;  // [N, F]; after its dropout
   FeedForwardOptions module;    // of the module that filled it

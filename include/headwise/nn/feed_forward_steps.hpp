@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "headwise/nn/feed_forward_parameters.hpp"
+#include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/activation.hpp"
 #include "headwise/ops/dropout.hpp"
 #include "headwise/ops/linear.hpp"
@@ -81,7 +82,7 @@ FeedForwardCache<T> wide_feed_forward_cache(const FeedForwardCache<T>& cache,
 template <class T>
 void require_feed_forward_cache(std::string_view function, const FeedForwardOptions& o,
                                 const FeedForwardCache<T>& cache) {
-  require(cache.filled, function, "the cache is empty: pass it to forward first");
+  require_filled(function, cache);
   require(cache.module.same_shape(o), function,
           "the cache is of a module of another shape, expected one that this module filled");
   const Index N = cache.x.extent(0);
@@ -112,7 +113,7 @@ class FeedForwardBackward {
   /// dy [N, D] and the cache have to stay. Writes dx [N, D]. Throws std::bad_alloc.
   FeedForwardBackward(const FeedForwardOptions& o, const FeedForwardParameters<T>& p, In<T, 2> dy,
                       const FeedForwardCache<T>& cache, Out<T, 2> dx, const Context& context)
-      : d_y_(dy) {
+      : x_(viewed_numbers(cache.x, widened_x_, context)), d_y_(dy) {
     const Index N = cache.x.extent(0);
     // 5 dropout
     if (cache.call.output_dropout.active()) {
@@ -136,10 +137,10 @@ class FeedForwardBackward {
     }
     if (!o.gated) d_hidden_ = std::move(d_activated);
     // 1 linear
-    linear_backward(In<T, 2>(d_hidden_), cache.x, p.w_in, dx, {}, {}, context);
+    linear_backward(In<T, 2>(d_hidden_), x_, p.w_in, dx, {}, {}, context);
     // The gradients of the parameters of 4 linear and 1 linear
     of_w_out_.emplace(d_y_, cache.activated, context);
-    of_w_in_.emplace(d_hidden_, cache.x, context);
+    of_w_in_.emplace(d_hidden_, x_, context);
     workspace_.emplace(context.executor.concurrency(),
                        std::max<Index>(of_w_out_->scratch(), of_w_in_->scratch()), context.memory);
   }
@@ -154,9 +155,11 @@ class FeedForwardBackward {
   }
 
  private:
-  Tensor<T, 2> dropped_;   // [N, D]
-  In<T, 2> d_y_;           // [N, D]
-  Tensor<T, 2> d_hidden_;  // [N, F], or [N, 2 F]
+  Tensor<T, 2> widened_x_;  // [N, D]; where the cache views 16 bits
+  const In<T, 2> x_;        // [N, D]
+  Tensor<T, 2> dropped_;    // [N, D]
+  In<T, 2> d_y_;            // [N, D]
+  Tensor<T, 2> d_hidden_;   // [N, F], or [N, 2 F]
   std::optional<LinearWeightGradient<T>> of_w_out_, of_w_in_;
   std::optional<Workspace<T>> workspace_;
 };

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/layer_norm.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
@@ -44,7 +45,7 @@ class LayerNorm {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;           // [N, D]
+    ViewedInput<T, 2> x;  // [N, D]
     Tensor<T, 1> mean;    // [N]
     Tensor<T, 1> rstd;    // [N]
     bool filled = false;  // whether forward has been called with it
@@ -84,22 +85,57 @@ class LayerNorm {
   Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
                        const Context& context = {}) const = delete;  // gone before backward
 
+  /// The same of x in 16 bits, for modules of float: y has its type, and the bits of the module's
+  /// floats, each rounded to the nearest. The cache views x.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x,
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_width("LayerNorm::forward", "x", x);
+    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), context), context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_width("LayerNorm::forward", "x", x);
+    const Tensor<T, 2> wide = detail::widened_tensor(x, context);
+    Cache filled;
+    Tensor<U, 2> y = detail::narrowed<U>(forward(wide, filled, context), context);
+    filled.x = detail::viewed(x);
+    cache = std::move(filled);
+    return y;
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  ///@}
+
   /// dx [N, D] for dy [N, D]; the gradients of gamma and beta are added to `gradients`.
   ///
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LayerNormParameters<T>& gradients,
                         const Context& context = {}) const {
-    require(cache.filled, "LayerNorm::backward", "the cache is empty: pass it to forward first");
-    require_width("LayerNorm::backward", "cache.x", cache.x);
-    require_shape("LayerNorm::backward", "dy", dy, cache.x.shape(), "the output");
+    detail::require_filled("LayerNorm::backward", cache);
+    Tensor<T, 2> storage;
+    const In<T, 2> x = detail::viewed_numbers(cache.x, storage, context);
+    require_width("LayerNorm::backward", "cache.x", x);
+    require_shape("LayerNorm::backward", "dy", dy, x.shape(), "the output");
     require_shape("LayerNorm::backward", "gradients.gamma", gradients.gamma,
                   parameters_.gamma.shape(), "zero_gradients()");
     require_shape("LayerNorm::backward", "gradients.beta", gradients.beta, parameters_.beta.shape(),
                   "zero_gradients()");
-    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
-    layer_norm_backward(dy, cache.x, parameters_.gamma, {cache.mean, cache.rstd}, dx,
+    auto dx = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
+    layer_norm_backward(dy, x, parameters_.gamma, {cache.mean, cache.rstd}, dx,
                         {gradients.gamma, gradients.beta}, context);
     return dx;
+  }
+  /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
+  template <NarrowFloat U>
+  Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, LayerNormParameters<T>& gradients,
+                        const Context& context = {}) const requires std::same_as<T, float> {
+    return detail::narrow_backward(
+        "LayerNorm::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
+        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
   }
 
   /// Gradients of the right shapes, all 0.
@@ -119,8 +155,9 @@ class LayerNorm {
   const LayerNormParameters<T>& parameters() const { return parameters_; }
 
  private:
+  template <class U>
   void require_width(std::string_view function, std::string_view argument,
-                     const In<T, 2>& x) const {
+                     const In<U, 2>& x) const {
     require_shape(function, argument, x, Shape{x.extent(0), width_}, "the width of the module");
   }
 

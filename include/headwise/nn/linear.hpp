@@ -4,6 +4,7 @@
 #include <string>
 
 #include "headwise/nn/init.hpp"
+#include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/linear.hpp"
 
 namespace headwise::inline v0_1 {
@@ -44,7 +45,7 @@ class Linear {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;           // [N, K]
+    ViewedInput<T, 2> x;  // [N, K]
     bool filled = false;  // whether forward has been called with it
   };
 
@@ -63,8 +64,7 @@ class Linear {
 
   /// y [N, O] for x [N, K]: inference. Throws and works as linear_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
-    require_shape("Linear::forward", "x", x, Shape{x.extent(0), parameters_.w.extent(0)},
-                  "the rows of W");
+    require_input(x);
     auto y = Tensor<T, 2>::uninitialized({x.extent(0), parameters_.w.extent(1)}, context.memory);
     linear_forward(x, In<W, 2>(parameters_.w), parameters_.b, y, context);
     return y;
@@ -79,22 +79,54 @@ class Linear {
   Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
                        const Context& context = {}) const = delete;  // gone before backward
 
+  /// The same of x in 16 bits, for modules of float: y has its type, and the bits of the module's
+  /// floats, each rounded to the nearest. The cache views x.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x,
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_input(x);
+    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), context), context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, float> {
+    Tensor<U, 2> y = forward(x, context);
+    cache = {detail::viewed(x), true};
+    return y;
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  ///@}
+
   /// dx [N, K] for dy [N, O]; the gradients of W and b are added to `gradients`.
   ///
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
                         const Context& context = {}) const requires std::same_as<W, T> {
     const Index N = cache.x.extent(0), K = parameters_.w.extent(0), O = parameters_.w.extent(1);
-    require(cache.filled, "Linear::backward", "the cache is empty: pass it to forward first");
-    require_shape("Linear::backward", "cache.x", cache.x, Shape{N, K}, "the rows of W");
+    detail::require_filled("Linear::backward", cache);
+    Tensor<T, 2> storage;
+    const In<T, 2> x = detail::viewed_numbers(cache.x, storage, context);
+    require_shape("Linear::backward", "cache.x", x, Shape{N, K}, "the rows of W");
     require_shape("Linear::backward", "dy", dy, Shape{N, O}, "the output");
     require_shape("Linear::backward", "gradients.w", gradients.w, parameters_.w.shape(),
                   "zero_gradients()");
     require_shape("Linear::backward", "gradients.b", gradients.b, parameters_.b.shape(),
                   "zero_gradients()");
-    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
-    linear_backward(dy, cache.x, parameters_.w, dx, gradients.w, gradients.b, context);
+    auto dx = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
+    linear_backward(dy, x, parameters_.w, dx, gradients.w, gradients.b, context);
     return dx;
+  }
+  /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
+  template <NarrowFloat U>
+  Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
+                        const Context& context = {}) const requires std::same_as<W, float> {
+    const Shape<2> of_y{cache.x.extent(0), parameters_.w.extent(1)};
+    return detail::narrow_backward(
+        "Linear::backward", dy, of_y, cache, cache.x.shape(), context,
+        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
   }
 
   /// Gradients of the right shapes, all 0.
@@ -111,6 +143,12 @@ class Linear {
   const LinearParameters<T, W>& parameters() const { return parameters_; }
 
  private:
+  template <class U>
+  void require_input(const In<U, 2>& x) const {
+    require_shape("Linear::forward", "x", x, Shape{x.extent(0), parameters_.w.extent(0)},
+                  "the rows of W");
+  }
+
   LinearParameters<T, W> parameters_;
 };
 

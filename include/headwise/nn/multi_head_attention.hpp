@@ -4,6 +4,7 @@
 
 #include "headwise/nn/multi_head_attention_backward.hpp"
 #include "headwise/nn/multi_head_attention_forward.hpp"
+#include "headwise/nn/narrow_ends.hpp"
 #include "headwise/nn/same_parameters.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -81,12 +82,38 @@ class MultiHeadAttention {
   }
 
   // Gone before backward: the cache views its inputs.
-  Tensor<T, 3> forward(const Tensor<T, 3>&& query, In<T, 3> key, In<T, 3> value, const Call& call,
-                       Cache& cache, const Context& context = {}) const = delete;
-  Tensor<T, 3> forward(In<T, 3> query, const Tensor<T, 3>&& key, In<T, 3> value, const Call& call,
-                       Cache& cache, const Context& context = {}) const = delete;
-  Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, const Tensor<T, 3>&& value, const Call& call,
-                       Cache& cache, const Context& context = {}) const = delete;
+  template <class Q, class K, class V>
+  requires(OwnsItsElements<Q> || OwnsItsElements<K> || OwnsItsElements<V>)  // without a name
+      void forward(Q&& query, K&& key, V&& value, const Call& call, Cache& cache,
+                   const Context& context = {}) const = delete;
+
+  /// All four of inputs in 16 bits, for modules of float: y has their type, and the bits of the
+  /// module's floats, each rounded to the nearest. The cache views the inputs.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(In<U, 3> x, const Call& call = {},
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    return narrow_infer<U>({x, x, x, true}, call, context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(In<U, 3> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, float> {
+    return narrow_train<U>({x, x, x, true}, call, cache, context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(In<U, 3> query, In<U, 3> key, In<U, 3> value, const Call& call = {},
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    return narrow_infer<U>({query, key, value, false}, call, context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(In<U, 3> query, In<U, 3> key, In<U, 3> value, const Call& call, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, float> {
+    return narrow_train<U>({query, key, value, false}, call, cache, context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(const Tensor<U, 3>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  ///@}
 
   /// dx [B, L, D] of a self-attention; the parameters' gradients are added to `gradients`.
   ///
@@ -110,6 +137,38 @@ class MultiHeadAttention {
     return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
                                                  gradients, context);
   }
+
+  /// Both of dy in 16 bits, of which the inputs' gradients have the type; the parameters' stay
+  /// floats.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 3> backward(In<U, 3> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const requires std::same_as<W, float> {
+    constexpr std::string_view function = "MultiHeadAttention::backward";
+    require_cache(function, cache, true);
+    return detail::narrow_backward(
+        function, dy, output_of(cache), cache, cache.query.shape(), context,
+        [&](In<T, 3> wide) { return backward(wide, cache, gradients, context); });
+  }
+  template <NarrowFloat U>
+  CrossAttentionGradients<U> backward_cross(
+      In<U, 3> dy, const Cache& cache, Gradients& gradients,
+      const Context& context = {}) const requires std::same_as<W, float> {
+    constexpr std::string_view function = "MultiHeadAttention::backward_cross";
+    require_cache(function, cache, false);
+    CrossAttentionGradients<U> d{{},
+                                 Tensor<U, 3>::uninitialized(cache.key.shape(), context.memory),
+                                 Tensor<U, 3>::uninitialized(cache.value.shape(), context.memory)};
+    d.query = detail::narrow_backward(
+        function, dy, output_of(cache), cache, cache.query.shape(), context, [&](In<T, 3> wide) {
+          CrossAttentionGradients<T> of_floats = backward_cross(wide, cache, gradients, context);
+          detail::round_to(of_floats.key, d.key, context);
+          detail::round_to(of_floats.value, d.value, context);
+          return std::move(of_floats.query);
+        });
+    return d;
+  }
+  ///@}
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
   Gradients zero_gradients(std::pmr::memory_resource* memory =
@@ -143,6 +202,29 @@ class MultiHeadAttention {
     return y;
   }
 
+  template <class U>
+  Tensor<U, 3> narrow_infer(const detail::ModuleInputs<U>& inputs, const Call& call,
+                            const Context& context) const {
+    const detail::WidenedInputs wide(options_, inputs, call, context);
+    return detail::narrowed<U>(infer(wide.views(), call, context), context);
+  }
+  template <class U>
+  Tensor<U, 3> narrow_train(const detail::ModuleInputs<U>& inputs, const Call& call, Cache& cache,
+                            const Context& context) const {
+    const detail::WidenedInputs wide(options_, inputs, call, context);
+    Cache filled;
+    Tensor<U, 3> y = detail::narrowed<U>(train(wide.views(), call, filled, context), context);
+    filled.query = detail::viewed(inputs.query);
+    filled.key = detail::viewed(inputs.key);
+    filled.value = detail::viewed(inputs.value);
+    cache = std::move(filled);
+    return y;
+  }
+  /// [B, L, D]
+  Shape<3> output_of(const Cache& cache) const {
+    return {cache.query.extent(0), cache.query.extent(1), options_.d_model};
+  }
+
   void require_parameters() const {
     require_shape("MultiHeadAttention::forward", "W_O", In<W, 2>(parameters_.w_o),
                   Shape{options_.context_width(), options_.d_model},
@@ -150,7 +232,7 @@ class MultiHeadAttention {
   }
 
   void require_cache(std::string_view function, const Cache& cache, bool self) const {
-    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    detail::require_filled(function, cache);
     require(cache.self_attention == self, function,
             self ? "the cache is of a call with separate keys and values: use backward_cross"
                  : "the cache is of self-attention: use backward");

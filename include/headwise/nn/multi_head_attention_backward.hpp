@@ -14,8 +14,8 @@
 namespace headwise::inline v0_1 {
 
 /// The gradients of the inputs of cross-attention.
-template <Scalar T>
-struct CrossAttentionGradients {
+template <class T>
+requires(Scalar<T> || NarrowFloat<T>) struct CrossAttentionGradients {
   Tensor<T, 3> query;  // [B, L, D]
   Tensor<T, 3> key;    // [B, S, kdim]
   Tensor<T, 3> value;  // [B, S, vdim]
@@ -24,6 +24,25 @@ struct CrossAttentionGradients {
 }  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The inputs that a cache views, as numbers of T: of 16 bits as tensors of this.
+template <class T>
+struct CachedInputs {
+  /// The cache has to stay. Throws std::bad_alloc.
+  CachedInputs(const MultiHeadAttentionCache<T>& cache, const Context& context)
+      : query(viewed_numbers(cache.query, widened[0], context)),
+        key(cache.self_attention ? query : viewed_numbers(cache.key, widened[1], context)),
+        value(cache.self_attention ? query : viewed_numbers(cache.value, widened[2], context)),
+        projected_query(cache.x_norm.absent() ? query : In<T, 3>(cache.x_norm)) {}
+  CachedInputs(const CachedInputs&) = delete;
+  CachedInputs& operator=(const CachedInputs&) = delete;
+
+  Tensor<T, 3> widened[3];
+  const In<T, 3> query;            // [B, L, D]
+  const In<T, 3> key;              // [B, S, kdim]
+  const In<T, 3> value;            // [B, S, vdim]
+  const In<T, 3> projected_query;  // [B, L, D]; what the projections read
+};
 
 /// Gradients of the projections: one tensor with self-attention, three without.
 template <class T>
@@ -85,17 +104,17 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
 
 /// Step 2: through the projections, to what they were of.
 template <class T>
-void backward_projections(const MultiHeadAttentionParameters<T>& p,
-                          const MultiHeadAttentionCache<T>& cache, const ProjectionGradients<T>& d,
-                          CrossAttentionGradients<T>& inputs, const Context& context) {
-  const auto through = [&](const Tensor<T, 3>& of, In<T, 3> x, In<T, 2> w, Tensor<T, 3>& to) {
-    linear_backward(In<T, 2>(merge_rows(of)), merge_rows(x), w, merge_rows(to), {}, {}, context);
+void backward_projections(const MultiHeadAttentionParameters<T>& p, const CachedInputs<T>& of,
+                          bool self, const ProjectionGradients<T>& d,
+                          CrossAttentionGradients<T>& to, const Context& context) {
+  const auto through = [&](const Tensor<T, 3>& dy, In<T, 3> x, In<T, 2> w, Tensor<T, 3>& dx) {
+    linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(x), w, merge_rows(dx), {}, {}, context);
   };
   // One product sums the three branches: dx = [dq | dk | dv] [W_Q | W_K | W_V]^T.
-  if (cache.self_attention) return through(d.qkv, cache.query, p.w_qkv, inputs.query);
-  through(d.q, cache.query, p.W_Q(), inputs.query);
-  through(d.k, cache.key, p.W_K(), inputs.key);
-  through(d.v, cache.value, p.W_V(), inputs.value);
+  if (self) return through(d.qkv, of.query, p.w_qkv, to.query);
+  through(d.q, of.query, p.W_Q(), to.query);
+  through(d.k, of.key, p.W_K(), to.key);
+  through(d.v, of.value, p.W_V(), to.value);
 }
 
 /// The gradients of the weights and biases of steps 6 and 2. Made before the first of them is
@@ -104,16 +123,16 @@ template <class T>
 class WeightGradients {
  public:
   /// Throws std::bad_alloc.
-  WeightGradients(const MultiHeadAttentionCache<T>& cache, In<T, 3> dy,
-                  const ProjectionGradients<T>& d, const Context& context)
+  WeightGradients(const MultiHeadAttentionCache<T>& cache, const CachedInputs<T>& inputs,
+                  In<T, 3> dy, const ProjectionGradients<T>& d, const Context& context)
       : dy_(merge_rows(dy)), d_(d), self_(cache.self_attention) {
     of_w_o_.emplace(dy_, merge_rows(cache.context), context);
     if (self_) {
-      of_w_qkv_.emplace(merge_rows(d.qkv), merge_rows(cache.projected_query()), context);
+      of_w_qkv_.emplace(merge_rows(d.qkv), merge_rows(inputs.projected_query), context);
     } else {
-      of_w_q_.emplace(merge_rows(d.q), merge_rows(cache.projected_query()), context);
-      of_w_k_.emplace(merge_rows(d.k), merge_rows(cache.key), context);
-      of_w_v_.emplace(merge_rows(d.v), merge_rows(cache.value), context);
+      of_w_q_.emplace(merge_rows(d.q), merge_rows(inputs.projected_query), context);
+      of_w_k_.emplace(merge_rows(d.k), merge_rows(inputs.key), context);
+      of_w_v_.emplace(merge_rows(d.v), merge_rows(inputs.value), context);
     }
     Index scratch = 0;
     for (const auto* one : {&of_w_o_, &of_w_qkv_, &of_w_q_, &of_w_k_, &of_w_v_}) {
@@ -188,10 +207,11 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
     return Tensor<T, 3>::uninitialized(x.shape(), context.memory);
   };
   gradients.require_shapes_of(p, function);
-  CrossAttentionGradients<T> inputs{like(cache.query), {}, {}};
+  const CachedInputs<T> inputs(cache, context);
+  CrossAttentionGradients<T> of_inputs{like(inputs.query), {}, {}};
   if (!cache.self_attention) {
-    inputs.key = like(cache.key);
-    inputs.value = like(cache.value);
+    of_inputs.key = like(inputs.key);
+    of_inputs.value = like(inputs.value);
   }
 
   // 7 dropout
@@ -214,24 +234,24 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
   const GainGradients<T> gains =
       backward_heads(o, p, cache, dy_in, d_context, d, of_scores.views(), context);
   // 2 linear
-  backward_projections(p, cache, d, inputs, context);
+  backward_projections(p, inputs, cache.self_attention, d, of_inputs, context);
   if (context.trace != nullptr) {
-    trace_backward_inputs<T>(o, p, d, cache.self_attention, inputs.query, *context.trace);
+    trace_backward_inputs<T>(o, p, d, cache.self_attention, of_inputs.query, *context.trace);
   }
   // The gradients of the parameters of 6 linear and 2 linear, and
   // 1 layer_norm
-  WeightGradients<T> of_weights(cache, dy, d, context);
+  WeightGradients<T> of_weights(cache, inputs, dy, d, context);
   const auto finish = [&](Tensor<T, 3>& dx, MultiHeadAttentionGradients<T>& to,
                           const Context& with) {
     if (o.layer_norm) {  // first: it checks what the cache has of it
-      layer_norm_backward(In<T, 2>(merge_rows(inputs.query)), merge_rows(cache.query), p.gamma,
+      layer_norm_backward(In<T, 2>(merge_rows(of_inputs.query)), merge_rows(inputs.query), p.gamma,
                           {cache.mean, cache.rstd}, merge_rows(dx), {to.gamma, to.beta}, with);
     }
     of_weights.add_to(to, with);
     gains.add_to(to, with);
   };
   if (context.trace != nullptr) {  // of this call alone, whatever `gradients` held
-    Tensor<T, 3> dx = inputs.query;
+    Tensor<T, 3> dx = of_inputs.query;
     MultiHeadAttentionGradients<T> alone(o, context.memory);
     finish(dx, alone,
            {.executor = context.executor, .memory = context.memory, .products = context.products});
@@ -239,9 +259,9 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
     alone.MultiHeadAttentionParameters<T>::for_each(
         [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
   }
-  finish(inputs.query, gradients, context);
+  finish(of_inputs.query, gradients, context);
   of_scores.add_to(gradients.score);
-  return inputs;
+  return of_inputs;
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

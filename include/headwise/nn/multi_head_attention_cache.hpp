@@ -3,6 +3,7 @@
 
 #include "headwise/nn/multi_head_attention_parameters.hpp"
 #include "headwise/ops/saved_in.hpp"
+#include "headwise/runtime/viewed_input.hpp"
 
 namespace headwise::inline v0_1 {
 
@@ -24,9 +25,9 @@ struct MultiHeadAttentionCache {
   MultiHeadAttentionCall<T> call;    // what forward was asked for: masks and dropout of backward
   Saved saved;                       // what the tensors of SavedTensor are kept as
 
-  In<T, 3> query;                                 // [B, L, D]
-  In<T, 3> key;                                   // [B, S, kdim]
-  In<T, 3> value;                                 // [B, S, vdim]
+  ViewedInput<T, 3> query;                        // [B, L, D]
+  ViewedInput<T, 3> key;                          // [B, S, kdim]
+  ViewedInput<T, 3> value;                        // [B, S, vdim]
   Tensor<T, 3> query_copy, key_copy, value_copy;  // where rows lie at no common distance
 
   SavedTensor<T, 3> x_norm;    // [B, L, D]                 with layer_norm
@@ -44,8 +45,8 @@ struct MultiHeadAttentionCache {
   Tensor<T, 4> weights;        // [B, H, L, S]              Path::materialized; before dropout
   Tensor<T, 4> lse;            // [B, H, L, 2]              Path::flash
 
-  /// What the projections read: the normalised input, or the input.
-  In<T, 3> projected_query() const { return x_norm.absent() ? query : In<T, 3>(x_norm); }
+  /// What the projections read: the normalised input, or the input, where that is of T.
+  In<T, 3> projected_query() const { return x_norm.absent() ? In<T, 3>(query) : In<T, 3>(x_norm); }
 };
 
 }  // namespace headwise::inline v0_1

@@ -19,9 +19,10 @@ struct ModuleInputs {
   bool self_attention;
 };
 
-/// All rules of a call, before the first step of it is taken and counted.
-template <class T>
-void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inputs,
+/// All rules of a call, before the first step of it is taken and counted. Inputs are of T, or of 16
+/// bits.
+template <class T, class U>
+void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inputs,
                   const MultiHeadAttentionCall<T>& call) {
   constexpr std::string_view function = "MultiHeadAttention::forward";
   const auto& [query, key, value, self] = inputs;
@@ -48,6 +49,30 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<T>& inp
   call.score.require_heads(function, o.num_heads);
   call.output_dropout.require_valid(function);
 }
+
+/// Inputs of 16 bits as floats.
+class WidenedInputs {
+ public:
+  /// Throws as require_call does, before anything is read; std::bad_alloc.
+  template <class U>
+  WidenedInputs(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inputs,
+                const MultiHeadAttentionCall<float>& call, const Context& context)
+      : self_(inputs.self_attention) {
+    require_call<float>(o, inputs, call);
+    query_ = widened_tensor(inputs.query, context);
+    if (self_) return;
+    key_ = widened_tensor(inputs.key, context);
+    value_ = widened_tensor(inputs.value, context);
+  }
+  ModuleInputs<float> views() const {
+    if (self_) return {query_, query_, query_, true};
+    return {query_, key_, value_, false};
+  }
+
+ private:
+  Tensor<float, 3> query_, key_, value_;
+  bool self_;
+};
 
 /// Step 2 of self-attention: one product with the fused matrix. Where only some of q, k and v have
 /// a bias, a product for each: the same bits, for a row of y knows only its own column of w.
@@ -154,15 +179,16 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
                                           const MultiHeadAttentionCall<T>& call,
                                           MultiHeadAttentionCache<T>& cache, bool training,
                                           const Context& context) {
-  require_call(o, inputs, call);
+  require_call<T>(o, inputs, call);
   const bool self = inputs.self_attention;
   cache.self_attention = self;
   cache.module = o;
   cache.call = call;
   if (training) cache.saved = saved_of<T>(context, call.path);
   cache.query = uniform_rows(inputs.query, cache.query_copy, context.memory);
-  cache.key = self ? cache.query : uniform_rows(inputs.key, cache.key_copy, context.memory);
-  cache.value = self ? cache.query : uniform_rows(inputs.value, cache.value_copy, context.memory);
+  const In<T, 3> query = cache.query;
+  cache.key = self ? query : uniform_rows(inputs.key, cache.key_copy, context.memory);
+  cache.value = self ? query : uniform_rows(inputs.value, cache.value_copy, context.memory);
 
   // 1 layer_norm, 2 linear
   project(o, p, cache, context);

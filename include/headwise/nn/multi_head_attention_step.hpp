@@ -21,9 +21,9 @@ struct MultiHeadAttentionStepCall {
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// All rules of a step of self-attention, before anything is computed. Of resolved options.
-template <class T, class W>
+template <class T, class W, class U>
 void require_new_tokens(std::string_view function, const MultiHeadAttentionOptions& o,
-                        const MultiHeadAttentionParameters<T, W>& p, const In<T, 3>& x,
+                        const MultiHeadAttentionParameters<T, W>& p, const In<U, 3>& x,
                         std::span<const Index> counts, const KeyValueCache<T>& cache) {
   const KeyValueCacheOptions& c = cache.options();
   require_shape(function, "W_O", In<W, 2>(p.w_o), Shape{o.context_width(), o.d_model},
@@ -232,6 +232,24 @@ Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T, W>& attention
                                        const Context& context = {}) {
   return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{}, cache,
                                       context);
+}
+/// The same of new tokens x [B, n, D] in 16 bits, of which y has the type.
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
+                                       const MultiHeadAttentionStepCall<float>& call,
+                                       KeyValueCache<float>& cache, const Context& context = {}) {
+  detail::require_new_tokens<float>("multi_head_attention_step", attention.options(),
+                                    attention.parameters(), x, call.counts, cache);
+  return detail::narrow_step(x, context, [&](In<float, 3> wide) {
+    return multi_head_attention_step(attention, wide, call, cache, context);
+  });
+}
+/// The same of n new tokens of each sequence.
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
+                                       KeyValueCache<float>& cache, const Context& context = {}) {
+  return multi_head_attention_step(attention, x, MultiHeadAttentionStepCall<float>{}, cache,
+                                   context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

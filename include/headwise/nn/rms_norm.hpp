@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/rms_norm.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
@@ -36,7 +37,7 @@ class RMSNorm {
  public:
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
-    In<T, 2> x;           // [N, D]
+    ViewedInput<T, 2> x;  // [N, D]
     Tensor<T, 1> rstd;    // [N]
     bool filled = false;  // whether forward has been called with it
   };
@@ -71,19 +72,54 @@ class RMSNorm {
   Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, Cache& cache,
                        const Context& context = {}) const = delete;  // gone before backward
 
+  /// The same of x in 16 bits, for modules of float: y has its type, and the bits of the module's
+  /// floats, each rounded to the nearest. The cache views x.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x,
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_width("RMSNorm::forward", "x", x);
+    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), context), context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_width("RMSNorm::forward", "x", x);
+    const Tensor<T, 2> wide = detail::widened_tensor(x, context);
+    Cache filled;
+    Tensor<U, 2> y = detail::narrowed<U>(forward(wide, filled, context), context);
+    filled.x = detail::viewed(x);
+    cache = std::move(filled);
+    return y;
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  ///@}
+
   /// dx [N, D] for dy [N, D]; the gradient of gamma is added to `gradients`.
   ///
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, RMSNormParameters<T>& gradients,
                         const Context& context = {}) const {
-    require(cache.filled, "RMSNorm::backward", "the cache is empty: pass it to forward first");
-    require_width("RMSNorm::backward", "cache.x", cache.x);
-    require_shape("RMSNorm::backward", "dy", dy, cache.x.shape(), "the output");
+    detail::require_filled("RMSNorm::backward", cache);
+    Tensor<T, 2> storage;
+    const In<T, 2> x = detail::viewed_numbers(cache.x, storage, context);
+    require_width("RMSNorm::backward", "cache.x", x);
+    require_shape("RMSNorm::backward", "dy", dy, x.shape(), "the output");
     require_shape("RMSNorm::backward", "gradients.gamma", gradients.gamma,
                   parameters_.gamma.shape(), "zero_gradients()");
-    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
-    rms_norm_backward(dy, cache.x, parameters_.gamma, cache.rstd, dx, gradients.gamma, context);
+    auto dx = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
+    rms_norm_backward(dy, x, parameters_.gamma, cache.rstd, dx, gradients.gamma, context);
     return dx;
+  }
+  /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
+  template <NarrowFloat U>
+  Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, RMSNormParameters<T>& gradients,
+                        const Context& context = {}) const requires std::same_as<T, float> {
+    return detail::narrow_backward(
+        "RMSNorm::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
+        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
   }
 
   /// Gradients of the right shapes, all 0.
@@ -101,8 +137,9 @@ class RMSNorm {
   const RMSNormParameters<T>& parameters() const { return parameters_; }
 
  private:
+  template <class U>
   void require_width(std::string_view function, std::string_view argument,
-                     const In<T, 2>& x) const {
+                     const In<U, 2>& x) const {
     require_shape(function, argument, x, Shape{x.extent(0), width_}, "the width of the module");
   }
 

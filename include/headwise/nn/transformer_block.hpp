@@ -67,6 +67,31 @@ class TransformerBlock {
   Tensor<T, 3> forward(const Tensor<T, 3>&& temporary, const Call& call, Cache& cache,
                        const Context& context = {}) const = delete;  // gone before backward
 
+  /// The same of x in 16 bits, for blocks of float: y has its type, and the bits of the block's
+  /// floats, each rounded to the nearest. The cache views x.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(In<U, 3> x, const Call& call = {},
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_call(x, call);
+    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), call, context), context);
+  }
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(In<U, 3> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<W, float> {
+    require_call(x, call);
+    const Tensor<T, 3> wide = detail::widened_tensor(x, context);
+    Cache filled;
+    Tensor<U, 3> y = detail::narrowed<U>(forward(wide, call, filled, context), context);
+    detail::view_block_input<T>(filled, detail::viewed(x));
+    cache = std::move(filled);
+    return y;
+  }
+  template <NarrowFloat U>
+  Tensor<U, 3> forward(const Tensor<U, 3>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  ///@}
+
   /// dx [B, L, D] for dy [B, L, D]; the parameters' gradients are added to `gradients`.
   ///
   /// Throws ArgumentError for a cache that is empty or of a block of another shape, ShapeError,
@@ -74,7 +99,7 @@ class TransformerBlock {
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const requires std::same_as<W, T> {
     constexpr std::string_view function = "TransformerBlock::backward";
-    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    detail::require_filled(function, cache);
     require(cache.module.same_shape(options_), function,
             "the cache is of a block of another shape, expected one that this block filled");
     require_shape(function, "cache.h", cache.h, cache.x.shape(),
@@ -83,6 +108,14 @@ class TransformerBlock {
     detail::require_block_gradients<T>(parameters_, gradients);
     return detail::transformer_block_backward<T>(options_, parameters_, dy, cache, gradients,
                                                  context);
+  }
+  /// The same of dy in 16 bits, of which dx has the type; the parameters' gradients stay floats.
+  template <NarrowFloat U>
+  Tensor<U, 3> backward(In<U, 3> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const requires std::same_as<W, float> {
+    return detail::narrow_backward(
+        "TransformerBlock::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
+        [&](In<T, 3> wide) { return backward(wide, cache, gradients, context); });
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
@@ -99,16 +132,20 @@ class TransformerBlock {
   const TransformerBlockParameters<T, W>& parameters() const { return parameters_; }
 
  private:
-  Tensor<T, 3> run(In<T, 3> x, const Call& call, Cache& cache, bool training,
-                   const Context& context) const {
+  template <class U>
+  void require_call(const In<U, 3>& x, const Call& call) const {
     constexpr std::string_view function = "TransformerBlock::forward";
     const Index B = x.extent(0), L = x.extent(1);
     require_shape(function, "x", x, Shape{B, L, options_.d_model}, "d_model ", options_.d_model);
     require_shape(function, "norm1.gamma", In<T, 1>(parameters_.norm1.gamma),
                   Shape{options_.d_model}, "the options: a block that was moved from has none");
-    detail::require_call<T>(options_.attention(), {x, x, x, true}, call.attention());
+    detail::require_call<T, U>(options_.attention(), {x, x, x, true}, call.attention());
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
+  }
+  Tensor<T, 3> run(In<T, 3> x, const Call& call, Cache& cache, bool training,
+                   const Context& context) const {
+    require_call(x, call);
     return detail::transformer_block_forward<T>(options_, parameters_, x, call, cache, training,
                                                 context);
   }

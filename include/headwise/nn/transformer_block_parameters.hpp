@@ -167,11 +167,11 @@ using TransformerBlockGradients = TransformerBlockParameters<T, T, MultiHeadAtte
 /// What one half of a block keeps: x + branch(norm(x)), or norm(x + branch(x)).
 template <Scalar T>
 struct TransformerHalfCache {
-  In<T, 3> norm_input;       // [B, L, D]
-  SavedTensor<T, 3> normed;  // [B, L, D]; what the branch reads       pre-LN
-  Tensor<T, 3> sum;          // [B, L, D]; what is normalised          post-LN
-  Tensor<T, 1> mean;         // [B L]                                  layer_norm
-  Tensor<T, 1> rstd;         // [B L]
+  ViewedInput<T, 3> norm_input;  // [B, L, D]
+  SavedTensor<T, 3> normed;      // [B, L, D]; what the branch reads       pre-LN
+  Tensor<T, 3> sum;              // [B, L, D]; what is normalised          post-LN
+  Tensor<T, 1> mean;             // [B L]                                  layer_norm
+  Tensor<T, 1> rstd;             // [B L]
 };
 
 /// What a forward call leaves for its backward, owned by the caller. The input and the mask are
@@ -189,7 +189,7 @@ struct TransformerBlockCache {
   bool filled = false;                   // whether forward has been called with it
   TransformerBlockOptions module;        // of the block that filled it
   Saved saved;                           // what the tensors of SavedTensor are kept as
-  In<T, 3> x;                            // [B, L, D]
+  ViewedInput<T, 3> x;                   // [B, L, D]
   Tensor<T, 3> x_copy;                   // where its rows lie at no common distance
   TransformerHalfCache<T> first;         // about attention
   MultiHeadAttentionCache<T> attention;  // what attention left

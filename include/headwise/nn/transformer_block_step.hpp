@@ -59,5 +59,22 @@ Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
                                     const Context& context = {}) {
   return transformer_block_step<T>(block, x, {}, cache, context);
 }
+/// The same of new tokens x [B, n, D] in 16 bits, of which y has the type.
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> transformer_block_step(const TransformerBlock<float, W>& block, In<U, 3> x,
+                                    std::span<const Index> counts, KeyValueCache<float>& cache,
+                                    const Context& context = {}) {
+  detail::require_new_tokens<float>("transformer_block_step", block.options().attention(),
+                                    block.parameters().attention, x, counts, cache);
+  return detail::narrow_step(x, context, [&](In<float, 3> wide) {
+    return transformer_block_step(block, wide, counts, cache, context);
+  });
+}
+/// The same of n new tokens of each sequence.
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> transformer_block_step(const TransformerBlock<float, W>& block, In<U, 3> x,
+                                    KeyValueCache<float>& cache, const Context& context = {}) {
+  return transformer_block_step(block, x, std::span<const Index>(), cache, context);
+}
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

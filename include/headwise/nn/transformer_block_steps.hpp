@@ -53,10 +53,10 @@ struct BlockNorm {
                        {cache.mean, cache.rstd}, context);
     return y;
   }
-  /// dx, overwritten, and the gradients, added to; {} and null for none.
-  void backward(In<T, 3> dy, const TransformerHalfCache<T>& cache, Out<T, 2> dx,
+  /// dx, overwritten, and the gradients, added to; {} and null for none. Of what it was given.
+  void backward(In<T, 3> dy, In<T, 3> input, const TransformerHalfCache<T>& cache, Out<T, 2> dx,
                 LayerNormParameters<T>* gradients, const Context& context) const {
-    const In<T, 2> x = merge_rows(cache.norm_input), dy_rows = merge_rows(dy);
+    const In<T, 2> x = merge_rows(input), dy_rows = merge_rows(dy);
     const InOut<T, 1> none;
     const InOut<T, 1> dgamma = gradients == nullptr ? none : InOut<T, 1>(gradients->gamma);
     if (options.norm == NormKind::rms_norm) {
@@ -92,10 +92,14 @@ class HalfBackward {
  public:
   HalfBackward(const BlockNorm<T>& norm, const TransformerHalfCache<T>& cache, In<T, 3> dy,
                const Context& context)
-      : norm_(norm), cache_(cache), dy_(dy), d_sum_(dy) {
+      : norm_(norm),
+        cache_(cache),
+        norm_input_(viewed_numbers(cache.norm_input, widened_, context)),
+        dy_(dy),
+        d_sum_(dy) {
     if (norm_.options.norm_first) return;
     d_sum_storage_ = like(dy, context);
-    norm_.backward(dy_, cache_, merge_rows(d_sum_storage_), nullptr, context);
+    norm_.backward(dy_, norm_input_, cache_, merge_rows(d_sum_storage_), nullptr, context);
     d_sum_ = d_sum_storage_;
   }
   HalfBackward(const HalfBackward&) = delete;
@@ -107,7 +111,7 @@ class HalfBackward {
   void finish(Tensor<T, 3> d_read, Tensor<T, 3>& dx, const Context& context) {
     d_read_ = std::move(d_read);
     if (norm_.options.norm_first) {
-      norm_.backward(d_read_, cache_, merge_rows(dx), nullptr, context);
+      norm_.backward(d_read_, norm_input_, cache_, merge_rows(dx), nullptr, context);
       add_to_branch(d_sum_, dx, context);
     } else {
       add_forward(In<T, 2>(merge_rows(d_sum_)), merge_rows(In<T, 3>(d_read_)), merge_rows(dx),
@@ -116,13 +120,15 @@ class HalfBackward {
   }
   /// The gradients of the norm.
   void add_to(LayerNormParameters<T>& gradients, const Context& context) const {
-    norm_.backward(norm_.options.norm_first ? In<T, 3>(d_read_) : dy_, cache_, {}, &gradients,
-                   context);
+    norm_.backward(norm_.options.norm_first ? In<T, 3>(d_read_) : dy_, norm_input_, cache_, {},
+                   &gradients, context);
   }
 
  private:
   const BlockNorm<T> norm_;
   const TransformerHalfCache<T>& cache_;
+  Tensor<T, 3> widened_;        // [B, L, D]; where the cache views 16 bits
+  const In<T, 3> norm_input_;   // [B, L, D]
   const In<T, 3> dy_;           // [B, L, D]
   In<T, 3> d_sum_;              // [B, L, D]; dy, or past the norm
   Tensor<T, 3> d_sum_storage_;  // post-LN
@@ -156,6 +162,17 @@ void view_branch_inputs(TransformerBlockCache<T>& cache) {
   MultiHeadAttentionCache<T>& attention = cache.attention;
   attention.query = attention.key = attention.value = cache.first.normed;
   cache.feed_forward.x = merge_rows(In<T, 3>(cache.second.normed));
+}
+
+/// x is what a cache views, in place of the floats that forward read.
+template <class T>
+void view_block_input(TransformerBlockCache<T>& cache, const ViewedInput<T, 3>& x) {
+  cache.x = x;
+  if (cache.module.norm_first) {
+    cache.first.norm_input = x;
+  } else {
+    cache.attention.query = cache.attention.key = cache.attention.value = x;
+  }
 }
 
 template <std::same_as<float> T>

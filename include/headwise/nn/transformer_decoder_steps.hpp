@@ -212,7 +212,8 @@ void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecod
   // 3 norm
   if (o.block.norm_first) {
     dh_storage = like<T>(cache.h, context);
-    norm.backward(d_normed, cache.norm, merge_rows(dh_storage), nullptr, context);
+    norm.backward(d_normed, cache.norm.norm_input, cache.norm, merge_rows(dh_storage), nullptr,
+                  context);
     dh = dh_storage;
   }
   // 2 blocks
@@ -225,7 +226,9 @@ void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecod
   }
   // The gradients of the parameters of 4 tied head, which is the last that can fail, of 3 norm and
   tied_head_backward(d_logits, head_input, p.token, {}, gradients.token, context);
-  if (o.block.norm_first) norm.backward(d_normed, cache.norm, {}, &gradients.norm, context);
+  if (o.block.norm_first) {
+    norm.backward(d_normed, cache.norm.norm_input, cache.norm, {}, &gradients.norm, context);
+  }
   // 1 embedding
   embedding_backward(In<T, 2>(merge_rows(dh)), in_a_row(cache.tokens), gradients.token, context);
   if (!gradients.position.absent()) {

@@ -72,7 +72,7 @@ void decode_call(ForwardWorkspace<T>& scratch, const AttentionSizes& sizes,
   if constexpr (std::same_as<Q, T>) {
     DecodeCall<T, U>(scratch, sizes, in, options, o, lse, context).compute();
   } else {
-    const auto wide_q = widened_heads<T>(in.q, context);
+    const auto wide_q = widened_tensor(in.q, context);
     auto wide_o = Tensor<T, 4>::uninitialized(o.shape(), context.memory);
     const ForwardInputs<T, U> wide{wide_q, in.k, in.v, in.blocks};
     DecodeCall<T, U>(scratch, sizes, wide, options, wide_o, lse, context).compute();

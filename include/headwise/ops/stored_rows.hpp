@@ -2,6 +2,7 @@
 #pragma once
 
 #include "headwise/kernels/kernels.hpp"
+#include "headwise/ops/rows.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -35,11 +36,30 @@ void write_rows(const kernels::Matrix<U>& to, Index rows, Index N, T* scratch, c
   }
 }
 
-/// The same numbers as T, dense. Throws std::bad_alloc.
-template <class T, NarrowFloat U>
-Tensor<T, 4> widened_heads(const In<U, 4>& x, const Context& context) {
-  auto wide = Tensor<T, 4>::uninitialized(x.shape(), context.memory);
-  for_each_index(x.shape(), [&](const Shape<4>& at) { wide(at) = convert_float<T>(x(at)); });
+/// How far row `row` of x, along the last axis, lies behind its first one.
+template <class U, int R>
+Index row_offset(const In<U, R>& x, Index row) {
+  Index offset = 0;
+  for (int axis = R - 2; axis >= 0; --axis) {
+    offset += row % x.extent(axis) * x.stride(axis);
+    row /= x.extent(axis);
+  }
+  return offset;
+}
+
+/// The same numbers as floats, dense. Throws std::bad_alloc.
+template <NarrowFloat U, int R>
+Tensor<float, R> widened_tensor(const In<U, R>& x, const Context& context) {
+  auto wide = Tensor<float, R>::uninitialized(x.shape(), context.memory);
+  if (wide.size() == 0) return wide;
+  const Index N = x.extent(R - 1);
+  const auto widen = kernels::model_kernels_here<float>().widen_rows;
+  for_rows(context, wide.size() / N, N, [&](Index begin, Index end) {
+    for (Index row = begin; row < end; ++row) {
+      const U* const from = x.data() + row_offset(x, row);
+      widen(stored_as<U>, {from, 0, x.stride(R - 1)}, 1, N, wide.data() + row * N);
+    }
+  });
   return wide;
 }
 

@@ -4,6 +4,7 @@
 #include <span>
 #include <type_traits>
 
+#include "headwise/tensor/float16.hpp"
 #include "headwise/tensor/overlap.hpp"
 #include "headwise/tensor/require.hpp"
 #include "headwise/tensor/tensor.hpp"
@@ -179,13 +180,19 @@ void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
   for_each_index(tensor.shape(), [&](const Shape<R>& index) { tensor(index) = value; });
 }
 
-/// The same values in another scalar type, as static_cast rounds them. Throws std::bad_alloc.
+/// The same values in another type, as static_cast rounds them; to and from those of 16 bits as
+/// convert_float does, to the nearest. Throws std::bad_alloc.
 template <class To, class From, int R>
 Tensor<To, R> convert(In<From, R> from) {
   require_countable("convert", "from", from);
   Tensor<To, R> result(from.shape());
-  for_each_index(from.shape(),
-                 [&](const Shape<R>& index) { result(index) = static_cast<To>(from(index)); });
+  for_each_index(from.shape(), [&](const Shape<R>& index) {
+    if constexpr (NarrowFloat<To> || NarrowFloat<From>) {
+      result(index) = convert_float<To>(from(index));
+    } else {
+      result(index) = static_cast<To>(from(index));
+    }
+  });
   return result;
 }
 
