@@ -29197,21 +29197,43 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/ops/stored_gemm.hpp
-// Products with a factor of 16 bits. It becomes floats on the way, a part that the second cache
-// holds at a time; nowhere is all of it floats.
+// headwise/ops/weight_gemm.hpp
+// Products with weights as they are kept. Those of 16 bits become floats on the way, a part that
+// the second cache holds at a time; nowhere is all of them floats.
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// c = a w + bias, w of 16 bits: a chain of its rows after the other, some columns at a time. The
-/// bits are those of the product with the same w as floats, which sums up in the same chains.
-template <NarrowFloat W>  // (a template, so that who doesn't use it compiles no kernel)
-class StoredGemm {
+/// c = a w + bias, w of numbers of T.
+template <class T, class W>
+class WeightGemm {
  public:
   /// w [K, N] is all of the factor.
-  StoredGemm(const kernels::Matrix<const W>& w, const kernels::Extents& size,
+  WeightGemm(const kernels::Matrix<const T>& w, const kernels::Extents& size,
+             const Context& context)
+      : w_(w), run_(kernels::kernels_for<T>(context)), scratch_(run_.gemm_scratch(size)) {}
+
+  /// Elements that each worker needs.
+  Index scratch() const { return scratch_; }
+  /// c [M, N] = a w + bias, of N columns of w from `first` on.
+  void run(kernels::Matrix<const T> a, Index first, kernels::Matrix<T> c,
+           const kernels::Extents& size, const T* bias, Scratch<T> memory) const {
+    run_.gemm(a, w_.from(0, first), c, size, {.bias = bias}, memory.take(scratch_));
+  }
+
+ private:
+  kernels::Matrix<const T> w_;
+  const kernels::Kernels<T>& run_;
+  Index scratch_;
+};
+
+/// The same, w of 16 bits: a chain of its rows after the other, some columns at a time. The bits
+/// are those of the product with the same w as floats, which sums up in the same chains.
+template <NarrowFloat W>  // (a template, so that who doesn't use it compiles no kernel)
+class WeightGemm<float, W> {
+ public:
+  WeightGemm(const kernels::Matrix<const W>& w, const kernels::Extents& size,
              const Context& context)
       : w_(w),
         few_(context.products.exact() && size.M <= kernels::Thin::rows &&
@@ -29220,12 +29242,10 @@ class StoredGemm {
         stored_(kernels::model_kernels_here<float>()),
         most_{size.M, std::min<Index>(size.N, part_columns), std::min<Index>(size.K, run_.inner)} {}
 
-  /// Floats that each worker needs.
   Index scratch() const {
     if (few_) return kernels::Thin::sums;
     return padded<float>(most_.N * most_.K) + run_.gemm_scratch(most_);
   }
-  /// c [M, N] = a w + bias, of N columns of w from `first` on.
   void run(kernels::Matrix<const float> a, Index first, kernels::Matrix<float> c,
            const kernels::Extents& size, const float* bias, Scratch<float> memory) const {
     if (few_) {
@@ -29273,8 +29293,8 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
-// headwise/ops/linear.hpp
-// The linear layer: a matrix product with a bias, of weights of any kind, and its gradients.
+// headwise/ops/linear_products.hpp
+// The products of linear layers, cut into tasks.
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -29324,58 +29344,48 @@ void for_gemm_tasks(const kernels::Extents& size, Index panel, const Context& co
   context.executor.run(tasks.count, task);
 }
 
+/// A product of no weights.
 template <class T>
 void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<T>& workspace,
               kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,
               const kernels::Extents& size, const kernels::Epilogue<T>& epilogue) {
   for_gemm_tasks(size, run.columns, context, [&](const GemmTask& task) {
-    kernels::Epilogue<T> here = epilogue;
-    if (here.bias != nullptr) here.bias += task.n;
-    run.gemm(a.from(task.m, 0), b.from(0, task.n), c.from(task.m, task.n), task.size, here,
+    run.gemm(a.from(task.m, 0), b.from(0, task.n), c.from(task.m, task.n), task.size, epilogue,
              workspace.of(task.worker).take(run.gemm_scratch(size)));
   });
 }
 
-/// All rules of linear_forward, whatever w is kept as.
+/// c = a w + bias in tasks, w as it is kept.
 template <class T, class W>
-void require_linear(const In<T, 2>& x, const In<W, 2>& w, const In<T, 1>& b, const Out<T, 2>& y) {
-  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
-  require_countable("linear_forward", "x", x);
-  require_countable("linear_forward", "w", w);
-  require_shape("linear_forward", "w", w, Shape{K, O}, K, " from x ", x.shape());
-  if (!b.absent()) {
-    require_shape("linear_forward", "b", b, Shape{O}, O, " from w ", w.shape());
-  }
-  require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
-  require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
-}
-
-/// A bias as products read it.
-template <class T>
-class DenseBias {
+class LinearProduct {
  public:
-  /// Throws std::bad_alloc.
-  DenseBias(const In<T, 1>& b, std::pmr::memory_resource* memory)
-      : data_(b.absent() ? nullptr : b.data()) {
-    if (b.absent() || b.stride(0) == 1) return;
-    copy_ = contiguous(b, memory);
-    data_ = copy_.data();
+  /// w [K, N] has to stay.
+  LinearProduct(const In<W, 2>& w, const kernels::Extents& size, const Context& context)
+      : gemm_(kernels::matrix(w), size, context),
+        run_(kernels::kernels_for<T>(context)),
+        size_(size) {}
+
+  /// Elements that each worker needs.
+  Index scratch() const { return gemm_.scratch(); }
+  /// a [M, K], c [M, N], bias [N] or null.
+  void run(const In<T, 2>& a, const Out<T, 2>& c, const T* bias, Workspace<T>& workspace,
+           const Context& context) const {
+    const auto from = kernels::matrix(a);
+    const auto to = kernels::matrix(c);
+    for_gemm_tasks(size_, run_.columns, context, [&](const GemmTask& task) {
+      gemm_.run(from.from(task.m, 0), task.n, to.from(task.m, task.n), task.size,
+                bias == nullptr ? nullptr : bias + task.n, workspace.of(task.worker));
+    });
+    const std::int64_t of_bias = bias == nullptr ? 0 : std::int64_t{size_.M} * size_.N;
+    context.count_flops(std::int64_t{2} * size_.M * size_.K * size_.N + of_bias,
+                        run_.executed_gemm_flops(size_) + of_bias);
   }
-  const T* data() const { return data_; }
 
  private:
-  Tensor<T, 1> copy_;
-  const T* data_;
+  const WeightGemm<T, W> gemm_;
+  const kernels::Kernels<T>& run_;
+  const kernels::Extents size_;
 };
-
-/// What linear_forward did.
-template <class T>
-void count_linear(const kernels::Kernels<T>& run, const kernels::Extents& size, bool biased,
-                  const Context& context) {
-  const std::int64_t of_bias = biased ? std::int64_t{size.M} * size.N : 0;
-  context.count_flops(std::int64_t{2} * size.M * size.K * size.N + of_bias,
-                      run.executed_gemm_flops(size) + of_bias);
-}
 
 /// x with 0 in the rows whose dy is 0 throughout, in `storage`; or x itself where it is finite.
 /// What had no part in the result has none in the gradient: 0 times NaN is not let in.
@@ -29428,6 +29438,78 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
+// headwise/ops/linear.hpp
+// The linear layer: a matrix product with a bias, of weights of any kind, and its gradients.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// All rules of linear_forward, whatever w is kept as.
+template <class T, class W>
+void require_linear(const In<T, 2>& x, const In<W, 2>& w, const In<T, 1>& b, const Out<T, 2>& y) {
+  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
+  require_countable("linear_forward", "x", x);
+  require_countable("linear_forward", "w", w);
+  require_shape("linear_forward", "w", w, Shape{K, O}, K, " from x ", x.shape());
+  if (!b.absent()) {
+    require_shape("linear_forward", "b", b, Shape{O}, O, " from w ", w.shape());
+  }
+  require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
+  require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
+}
+
+/// All rules of linear_backward.
+template <class T, class W>
+void require_linear_backward(const In<T, 2>& dy, const In<T, 2>& x, const In<W, 2>& w,
+                             const Out<T, 2>& dx, const InOut<T, 2>& dw, const InOut<T, 1>& db) {
+  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
+  require_countable("linear_backward", "x", x);
+  require_countable("linear_backward", "w", w);
+  require_shape("linear_backward", "w", w, Shape{K, O}, K, " from x ", x.shape());
+  require_shape("linear_backward", "dy", dy, Shape{N, O}, "rows of x, columns of w");
+  if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
+  if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");
+  if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
+  require_outputs_apart("linear_backward", {{"dx", dx}, {"dw", dw}, {"db", db}},
+                        {{"dy", dy}, {"x", x}, {"w", w}});
+}
+
+/// A bias as products read it.
+template <class T>
+class DenseBias {
+ public:
+  /// Throws std::bad_alloc.
+  DenseBias(const In<T, 1>& b, std::pmr::memory_resource* memory)
+      : data_(b.absent() ? nullptr : b.data()) {
+    if (b.absent() || b.stride(0) == 1) return;
+    copy_ = contiguous(b, memory);
+    data_ = copy_.data();
+  }
+  const T* data() const { return data_; }
+
+ private:
+  Tensor<T, 1> copy_;
+  const T* data_;
+};
+
+/// linear_forward, whatever w is kept as.
+template <class T, class W>
+void run_linear_forward(const In<T, 2>& x, const In<W, 2>& w, const In<T, 1>& b, const Out<T, 2>& y,
+                        const Context& context) {
+  require_linear<T, W>(x, w, b, y);
+  const kernels::Extents size{x.extent(0), w.extent(1), x.extent(1)};
+  if (size.M == 0 || size.N == 0) return;
+  const DenseBias<T> bias(b, context.memory);
+  const LinearProduct<T, W> product(w, size, context);
+  Workspace<T> workspace(context.executor.concurrency(), product.scratch(), context.memory);
+  product.run(x, y, bias.data(), workspace, context);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// y = x w + b, row by row.
@@ -29443,15 +29525,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_identity_t<T>, 1> b,
                     Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
-  detail::require_linear<T, T>(x, w, b, y);
-  const kernels::Extents size{x.extent(0), w.extent(1), x.extent(1)};
-  if (size.M == 0 || size.N == 0) return;
-  const detail::DenseBias<T> bias(b, context.memory);
-  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  Workspace<T> workspace(context.executor.concurrency(), run.gemm_scratch(size), context.memory);
-  detail::run_gemm<T>(run, context, workspace, kernels::matrix(x), kernels::matrix(w),
-                      kernels::matrix(y), size, {.bias = bias.data()});
-  detail::count_linear<T>(run, size, !b.absent(), context);
+  detail::run_linear_forward<T, T>(x, w, b, y, context);
 }
 
 /// y = x w + b, row by row, with w of 16 bits.
@@ -29467,19 +29541,7 @@ void linear_forward(In<T, 2> x, In<std::type_identity_t<T>, 2> w, In<std::type_i
 template <std::same_as<float> T, NarrowFloat W>
 void linear_forward(In<T, 2> x, In<W, 2> w, In<std::type_identity_t<T>, 1> b,
                     Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
-  detail::require_linear<T, W>(x, w, b, y);
-  const kernels::Extents size{x.extent(0), w.extent(1), x.extent(1)};
-  if (size.M == 0 || size.N == 0) return;
-  const detail::DenseBias<T> bias(b, context.memory);
-  const detail::StoredGemm<W> gemm(kernels::matrix(w), size, context);
-  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  Workspace<T> workspace(context.executor.concurrency(), gemm.scratch(), context.memory);
-  detail::for_gemm_tasks(size, run.columns, context, [&](const detail::GemmTask& task) {
-    gemm.run(kernels::matrix(x).from(task.m, 0), task.n, kernels::matrix(y).from(task.m, task.n),
-             task.size, bias.data() == nullptr ? nullptr : bias.data() + task.n,
-             workspace.of(task.worker));
-  });
-  detail::count_linear<T>(run, size, !b.absent(), context);
+  detail::run_linear_forward<T, W>(x, w, b, y, context);
 }
 
 /// db += the column sums of dy: the gradient of a bias that was added to every row.
@@ -29502,6 +29564,33 @@ void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Cont
   context.count_flops(dy.size(), dy.size());
 }
 
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// linear_backward, whatever w is kept as.
+template <class T, class W>
+void run_linear_backward(const In<T, 2>& dy, const In<T, 2>& x, const In<W, 2>& w,
+                         const Out<T, 2>& dx, const InOut<T, 2>& dw, const InOut<T, 1>& db,
+                         const Context& context) {
+  require_linear_backward<T, W>(dy, x, w, dx, dw, db);
+  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
+  std::optional<LinearProduct<T, W>> of_dx;
+  std::optional<LinearWeightGradient<T>> of_dw;
+  if (dx.size() != 0) of_dx.emplace(transpose(w, 0, 1), kernels::Extents{N, K, O}, context);
+  if (dw.size() != 0 && N != 0) of_dw.emplace(dy, x, context);
+  Workspace<T> workspace(
+      of_dx || of_dw ? context.executor.concurrency() : 0,
+      std::max<Index>(of_dx ? of_dx->scratch() : 0, of_dw ? of_dw->scratch() : 0), context.memory);
+  if (of_dx) of_dx->run(dy, dx, nullptr, workspace, context);
+  if (of_dw) of_dw->add_to(dw, workspace, context);
+  if (!db.absent()) bias_backward(dy, db, context);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
 /// The gradients of linear_forward.
 ///
 /// dy  [N, O]   in
@@ -29522,33 +29611,16 @@ void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x,
                      In<std::type_identity_t<T>, 2> w, Out<std::type_identity_t<T>, 2> dx,
                      InOut<std::type_identity_t<T>, 2> dw, InOut<std::type_identity_t<T>, 1> db,
                      const Context& context = {}) {
-  const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
-  require_countable("linear_backward", "x", x);
-  require_countable("linear_backward", "w", w);
-  require_shape("linear_backward", "w", w, Shape{K, O}, K, " from x ", x.shape());
-  require_shape("linear_backward", "dy", dy, Shape{N, O}, "rows of x, columns of w");
-  if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
-  if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");
-  if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
-  require_outputs_apart("linear_backward", {{"dx", dx}, {"dw", dw}, {"db", db}},
-                        {{"dy", dy}, {"x", x}, {"w", w}});
+  detail::run_linear_backward<T, T>(dy, x, w, dx, dw, db, context);
+}
 
-  const bool wants_dx = dx.size() != 0, wants_dw = dw.size() != 0 && N != 0;
-  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  const kernels::Extents of_dx{N, K, O};
-  std::optional<detail::LinearWeightGradient<T>> of_dw;
-  if (wants_dw) of_dw.emplace(dy, x, context);
-  Workspace<T> workspace(
-      wants_dx || wants_dw ? context.executor.concurrency() : 0,
-      std::max<Index>(wants_dx ? run.gemm_scratch(of_dx) : 0, wants_dw ? of_dw->scratch() : 0),
-      context.memory);
-  if (wants_dx) {
-    detail::run_gemm<T>(run, context, workspace, kernels::matrix(dy),
-                        kernels::matrix(w).transposed(), kernels::matrix(dx), of_dx, {});
-    context.count_flops(std::int64_t{2} * N * K * O, run.executed_gemm_flops(of_dx));
-  }
-  if (wants_dw) of_dw->add_to(dw, workspace, context);
-  if (!db.absent()) bias_backward(dy, db, context);
+/// The same with w of 16 bits, as forward reads it; dw and db stay floats, of which an optimiser
+/// makes steps that w itself could not hold.
+template <std::same_as<float> T, NarrowFloat W>
+void linear_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> x, In<W, 2> w,
+                     Out<std::type_identity_t<T>, 2> dx, InOut<std::type_identity_t<T>, 2> dw,
+                     InOut<std::type_identity_t<T>, 1> db, const Context& context = {}) {
+  detail::run_linear_backward<T, W>(dy, x, w, dx, dw, db, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -30057,6 +30129,40 @@ void require_tied_head(const In<T, 2>& h, const In<W, 2>& table, const Out<T, 2>
   require_apart(function, {"logits", logits}, {{"h", h}, {"table", table}});
 }
 
+/// tied_head_backward, whatever the table is kept as.
+template <class T, class W>
+void run_tied_head_backward(const In<T, 2>& d_logits, const In<T, 2>& h, const In<W, 2>& table,
+                            const Out<T, 2>& dh, const InOut<T, 2>& dtable,
+                            const Context& context) {
+  constexpr std::string_view function = "tied_head_backward";
+  const Index N = h.extent(0), D = h.extent(1), V = table.extent(0);
+  require_countable(function, "h", h);
+  require_shape(function, "table", table, Shape{V, D}, "columns of h");
+  require_shape(function, "d_logits", d_logits, Shape{N, V}, "rows of h, rows of table");
+  if (!dh.absent()) require_shape(function, "dh", dh, Shape{N, D}, "the shape of h");
+  if (!dtable.absent())
+    require_shape(function, "dtable", dtable, Shape{V, D}, "the shape of table");
+  require_apart(function, {"dh", dh}, {{"d_logits", d_logits}, {"h", h}, {"table", table}});
+  require_apart(function, {"dtable", dtable},
+                {{"d_logits", d_logits}, {"h", h}, {"table", table}, {"dh", dh}});
+
+  // d_logits^T h rather than its transpose: rows of dtable are written as they lie.
+  const bool wants_dtable = dtable.size() != 0 && N != 0;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Extents of_dtable{V, D, N};
+  Tensor<T, 2> cleared;
+  In<T, 2> learned = h;
+  if (wants_dtable) learned = without_idle_rows<T>(run, h, d_logits, cleared, context);
+  Workspace<T> workspace(wants_dtable ? context.executor.concurrency() : 0,
+                         wants_dtable ? run.gemm_scratch(of_dtable) : 0, context.memory);
+  if (dh.size() != 0) run_linear_forward<T, W>(d_logits, table, {}, dh, context);
+  if (!wants_dtable) return;
+  run_gemm<T>(run, context, workspace, kernels::matrix(d_logits).transposed(),
+              kernels::matrix(learned), kernels::matrix(Out<T, 2>(dtable)), of_dtable,
+              {.accumulate = true});
+  context.count_flops(std::int64_t{2} * N * D * V, run.executed_gemm_flops(of_dtable));
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -30101,37 +30207,18 @@ template <Scalar T>
 void tied_head_backward(In<T, 2> d_logits, In<std::type_identity_t<T>, 2> h,
                         In<std::type_identity_t<T>, 2> table, Out<std::type_identity_t<T>, 2> dh,
                         InOut<std::type_identity_t<T>, 2> dtable, const Context& context = {}) {
-  constexpr std::string_view function = "tied_head_backward";
-  const Index N = h.extent(0), D = h.extent(1), V = table.extent(0);
-  require_countable(function, "h", h);
-  require_shape(function, "table", table, Shape{V, D}, "columns of h");
-  require_shape(function, "d_logits", d_logits, Shape{N, V}, "rows of h, rows of table");
-  if (!dh.absent()) require_shape(function, "dh", dh, Shape{N, D}, "the shape of h");
-  if (!dtable.absent())
-    require_shape(function, "dtable", dtable, Shape{V, D}, "the shape of table");
-  require_apart(function, {"dh", dh}, {{"d_logits", d_logits}, {"h", h}, {"table", table}});
-  require_apart(function, {"dtable", dtable},
-                {{"d_logits", d_logits}, {"h", h}, {"table", table}, {"dh", dh}});
-
-  // d_logits^T h rather than its transpose: rows of dtable are written as they lie.
-  const bool wants_dtable = dtable.size() != 0 && N != 0;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const kernels::Extents of_dtable{V, D, N};
-  Tensor<T, 2> cleared;
-  In<T, 2> learned = h;
-  if (wants_dtable) learned = detail::without_idle_rows<T>(run, h, d_logits, cleared, context);
-  Workspace<T> workspace(wants_dtable ? context.executor.concurrency() : 0,
-                         wants_dtable ? run.gemm_scratch(of_dtable) : 0, context.memory);
-  if (dh.size() != 0) linear_forward<T>(d_logits, table, {}, dh, context);
-  if (!wants_dtable) return;
-  detail::run_gemm<T>(run, context, workspace, kernels::matrix(d_logits).transposed(),
-                      kernels::matrix(learned), kernels::matrix(Out<T, 2>(dtable)), of_dtable,
-                      {.accumulate = true});
-  context.count_flops(std::int64_t{2} * N * D * V, run.executed_gemm_flops(of_dtable));
+  detail::run_tied_head_backward<T, T>(d_logits, h, table, dh, dtable, context);
+}
+/// The same of a table that is kept in 16 bits; dtable stays floats.
+template <std::same_as<float> T, NarrowFloat W>
+void tied_head_backward(In<T, 2> d_logits, In<std::type_identity_t<T>, 2> h, In<W, 2> table,
+                        Out<std::type_identity_t<T>, 2> dh,
+                        InOut<std::type_identity_t<T>, 2> dtable, const Context& context = {}) {
+  detail::run_tied_head_backward<T, W>(d_logits, h, table, dh, dtable, context);
 }
 
 /// y_n = table_{tokens_n}. Const calls may run at the same time. Where the table is kept in 16
-/// bits, inference alone.
+/// bits, its gradient is floats.
 template <Scalar T, KeptAs<T> W = T>
 class Embedding {
  public:
@@ -30164,8 +30251,7 @@ class Embedding {
   }
   /// The same, and what backward needs into the cache, once all has gone well.
   template <TokenId Id>
-  Tensor<T, 2> forward(In<Id, 1> tokens, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+  Tensor<T, 2> forward(In<Id, 1> tokens, Cache& cache, const Context& context = {}) const {
     Tensor<T, 2> y = forward(tokens, context);
     auto kept = Tensor<std::int64_t, 1>::uninitialized(tokens.shape(), context.memory);
     for (Index n = 0; n < kept.size(); ++n) kept(n) = tokens(n);
@@ -30178,7 +30264,7 @@ class Embedding {
   /// Throws ArgumentError for an empty cache or one of a larger table, ShapeError; nothing is
   /// changed then.
   void backward(In<T, 2> dy, const Cache& cache, EmbeddingParameters<T>& gradients,
-                const Context& context = {}) const requires std::same_as<W, T> {
+                const Context& context = {}) const {
     constexpr std::string_view function = "Embedding::backward";
     require(cache.filled, function, "the cache is empty: pass it to forward first");
     require_shape(function, "dy", dy, Shape{cache.tokens.extent(0), parameters_.table.extent(1)},
@@ -30200,19 +30286,19 @@ class Embedding {
   /// dh [N, D] for d_logits [N, V] and the h of `logits`; the table's gradient is added to
   /// `gradients`. Throws ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> logits_backward(In<T, 2> d_logits, In<T, 2> h, EmbeddingParameters<T>& gradients,
-                               const Context& context = {}) const requires std::same_as<W, T> {
+                               const Context& context = {}) const {
     constexpr std::string_view function = "Embedding::logits_backward";
     require_shape(function, "h", h, Shape{h.extent(0), parameters_.table.extent(1)},
                   "the width of the table");
     require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
                   "zero_gradients()");
     auto dh = Tensor<T, 2>::uninitialized(h.shape(), context.memory);
-    tied_head_backward(d_logits, h, parameters_.table, dh, gradients.table, context);
+    tied_head_backward(d_logits, h, In<W, 2>(parameters_.table), dh, gradients.table, context);
     return dh;
   }
 
   /// Gradients of the right shape, all 0.
-  EmbeddingParameters<T> zero_gradients() const requires std::same_as<W, T> {
+  EmbeddingParameters<T> zero_gradients() const {
     EmbeddingParameters<T> gradients;
     gradients.table = Tensor<T, 2>(parameters_.table.shape());
     return gradients;
@@ -32835,8 +32921,8 @@ void require_feed_forward_cache(std::string_view function, const FeedForwardOpti
 }
 
 /// Throws ShapeError unless every gradient has the shape of its parameter.
-template <class T>
-void require_feed_forward_gradients(std::string_view function, const FeedForwardParameters<T>& p,
+template <class T, class W>
+void require_feed_forward_gradients(std::string_view function, const FeedForwardParameters<T, W>& p,
                                     const FeedForwardParameters<T>& gradients) {
   const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
     require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
@@ -32848,12 +32934,13 @@ void require_feed_forward_gradients(std::string_view function, const FeedForward
 }
 
 /// Steps 5 to 1 up to dx and, when nothing can fail any more, the gradients of the parameters.
-template <class T>
+template <class T, class W>
 class FeedForwardBackward {
  public:
   /// dy [N, D] and the cache have to stay. Writes dx [N, D]. Throws std::bad_alloc.
-  FeedForwardBackward(const FeedForwardOptions& o, const FeedForwardParameters<T>& p, In<T, 2> dy,
-                      const FeedForwardCache<T>& cache, Out<T, 2> dx, const Context& context)
+  FeedForwardBackward(const FeedForwardOptions& o, const FeedForwardParameters<T, W>& p,
+                      In<T, 2> dy, const FeedForwardCache<T>& cache, Out<T, 2> dx,
+                      const Context& context)
       : x_(viewed_numbers(cache.x, widened_x_, context)), d_y_(dy) {
     const Index N = cache.x.extent(0);
     // 5 dropout
@@ -32864,7 +32951,7 @@ class FeedForwardBackward {
     }
     // 4 linear
     auto d_activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
-    linear_backward(d_y_, cache.activated, p.w_out, d_activated, {}, {}, context);
+    linear_backward(d_y_, cache.activated, In<W, 2>(p.w_out), d_activated, {}, {}, context);
     // 3 dropout
     if (cache.call.hidden_dropout.active()) {
       dropout_backward(In<T, 2>(d_activated), cache.call.hidden_dropout, d_activated, context);
@@ -32878,7 +32965,7 @@ class FeedForwardBackward {
     }
     if (!o.gated) d_hidden_ = std::move(d_activated);
     // 1 linear
-    linear_backward(In<T, 2>(d_hidden_), x_, p.w_in, dx, {}, {}, context);
+    linear_backward(In<T, 2>(d_hidden_), x_, In<W, 2>(p.w_in), dx, {}, {}, context);
     // The gradients of the parameters of 4 linear and 1 linear
     of_w_out_.emplace(d_y_, cache.activated, context);
     of_w_in_.emplace(d_hidden_, x_, context);
@@ -32920,7 +33007,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.3; gated: Shazeer, 2020, arXiv
 /// 2002.05202.
 ///
-/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
 template <Scalar T, KeptAs<T> W = T>
 class FeedForward {
  public:
@@ -32958,7 +33045,7 @@ class FeedForward {
   /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
   /// backward call.
   Tensor<T, 2> forward(In<T, 2> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+                       const Context& context = {}) const {
     Cache fresh;
     fresh.saved = detail::saved_of<T>(context);
     Tensor<T, 2> y = run(x, call, fresh, context);
@@ -32979,7 +33066,7 @@ class FeedForward {
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, float> {
+                       const Context& context = {}) const requires std::same_as<T, float> {
     require_call(x, call);
     const Tensor<T, 2> wide = detail::widened_tensor(x, context);
     Cache filled;
@@ -32998,14 +33085,14 @@ class FeedForward {
   /// Throws ArgumentError for a cache that is empty or of a module of another shape, ShapeError,
   /// std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const requires std::same_as<W, T> {
+                        const Context& context = {}) const {
     constexpr std::string_view function = "FeedForward::backward";
     detail::require_feed_forward_cache(function, options_, cache);
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
     detail::require_feed_forward_gradients(function, parameters_, gradients);
     auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
     const auto through = [&](const Cache& kept) {
-      detail::FeedForwardBackward<T>(options_, parameters_, dy, kept, dx, context)
+      detail::FeedForwardBackward<T, W>(options_, parameters_, dy, kept, dx, context)
           .add_to(gradients, context);
     };
     if constexpr (std::same_as<T, float>) {
@@ -33020,15 +33107,15 @@ class FeedForward {
   /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
   template <NarrowFloat U>
   Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const requires std::same_as<W, float> {
+                        const Context& context = {}) const requires std::same_as<T, float> {
     return detail::narrow_backward(
         "FeedForward::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
         [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(std::pmr::memory_resource* memory =
-                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     return Gradients(options_, memory);
   }
 
@@ -33209,7 +33296,8 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
   }
   /// Throws ShapeError unless every gradient has the shape of its parameter in `expected`.
-  void require_shapes_of(const MultiHeadAttentionParameters<T>& expected,
+  template <class W>
+  void require_shapes_of(const MultiHeadAttentionParameters<T, W>& expected,
                          std::string_view function) const {
     const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
       require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
@@ -33230,8 +33318,8 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   }
 
  private:
-  template <class Self, class F>
-  static void for_each_storage(Self& self, const MultiHeadAttentionParameters<T>& other, F&& f) {
+  template <class Self, class Other, class F>
+  static void for_each_storage(Self& self, const Other& other, F&& f) {
     f("gradients.w_qkv", self.w_qkv, other.w_qkv);
     f("gradients.w_q", self.w_q, other.w_q);
     f("gradients.w_k", self.w_k, other.w_k);
@@ -33595,9 +33683,9 @@ struct GainGradients {
 };
 
 /// Steps 3b and 3a, backward: dq [B, H, L, d] and dk [B, G, S, d] in place.
-template <class T>
+template <class T, class W>
 GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
-                                      const MultiHeadAttentionParameters<T>& p,
+                                      const MultiHeadAttentionParameters<T, W>& p,
                                       const MultiHeadAttentionCache<T>& cache, const Out<T, 4>& dq,
                                       const Out<T, 4>& dk, const Context& context) {
   const auto note = [&](const char* q_name, const char* k_name) {
@@ -33707,8 +33795,8 @@ template <class T, class W>
 }
 
 /// What one projection brings to the gradient of its input: dq W^T.
-template <class T>
-[[gnu::cold]] void trace_branch(std::string_view name, In<T, 3> d_projection, In<T, 2> w,
+template <class T, class W>
+[[gnu::cold]] void trace_branch(std::string_view name, In<T, 3> d_projection, In<W, 2> w,
                                 Trace& trace) {
   Tensor<T, 3> branch({d_projection.extent(0), d_projection.extent(1), w.extent(0)});
   const Tensor<T, 2> x({branch.extent(0) * branch.extent(1), w.extent(0)});
@@ -33855,9 +33943,9 @@ ProjectionGradients<T> projection_gradients(const MultiHeadAttentionCache<T>& ca
 }
 
 /// Steps 5 to 3: from the gradient of the context to those of the projections.
-template <class T>
+template <class T, class W>
 GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
-                                const MultiHeadAttentionParameters<T>& p,
+                                const MultiHeadAttentionParameters<T, W>& p,
                                 const MultiHeadAttentionCache<T>& cache, In<T, 3> dy,
                                 const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
                                 const ScoreGradients<T>& score, const Context& context) {
@@ -33889,11 +33977,11 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
 }
 
 /// Step 2: through the projections, to what they were of.
-template <class T>
-void backward_projections(const MultiHeadAttentionParameters<T>& p, const CachedInputs<T>& of,
+template <class T, class W>
+void backward_projections(const MultiHeadAttentionParameters<T, W>& p, const CachedInputs<T>& of,
                           bool self, const ProjectionGradients<T>& d,
                           CrossAttentionGradients<T>& to, const Context& context) {
-  const auto through = [&](const Tensor<T, 3>& dy, In<T, 3> x, In<T, 2> w, Tensor<T, 3>& dx) {
+  const auto through = [&](const Tensor<T, 3>& dy, In<T, 3> x, In<W, 2> w, Tensor<T, 3>& dx) {
     linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(x), w, merge_rows(dx), {}, {}, context);
   };
   // One product sums the three branches: dx = [dq | dk | dv] [W_Q | W_K | W_V]^T.
@@ -33957,30 +34045,28 @@ class WeightGradients {
   std::optional<Workspace<T>> workspace_;
 };
 
-template <class T>
+template <class T, class W>
 [[gnu::cold]] void trace_backward_inputs(const MultiHeadAttentionOptions& o,
-                                         const MultiHeadAttentionParameters<T>& p,
+                                         const MultiHeadAttentionParameters<T, W>& p,
                                          const ProjectionGradients<T>& d, bool self,
                                          In<T, 3> dx_norm, Trace& trace) {
   const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
   const In<T, 3> dq = self ? In<T, 3>(slice(d.qkv, 2, 0, qw)) : In<T, 3>(d.q);
   const In<T, 3> dk = self ? In<T, 3>(slice(d.qkv, 2, qw, kw)) : In<T, 3>(d.k);
   const In<T, 3> dv = self ? In<T, 3>(slice(d.qkv, 2, qw + kw, vw)) : In<T, 3>(d.v);
-  trace_branch("dX_norm,Q", dq, p.W_Q(), trace);
-  trace_branch("dX_norm,K", dk, p.W_K(), trace);
-  trace_branch("dX_norm,V", dv, p.W_V(), trace);
+  trace_branch("dX_norm,Q", dq, In<W, 2>(p.W_Q()), trace);
+  trace_branch("dX_norm,K", dk, In<W, 2>(p.W_K()), trace);
+  trace_branch("dX_norm,V", dv, In<W, 2>(p.W_V()), trace);
   trace.record("dX_norm", dx_norm);
 }
 
 /// With self-attention the gradient of query alone, the sum over its three uses.
-template <class T>
-CrossAttentionGradients<T> multi_head_attention_backward(std::string_view function,
-                                                         const MultiHeadAttentionOptions& o,
-                                                         const MultiHeadAttentionParameters<T>& p,
-                                                         In<T, 3> dy_in,
-                                                         const MultiHeadAttentionCache<T>& cache,
-                                                         MultiHeadAttentionGradients<T>& gradients,
-                                                         const Context& context) {
+template <class T, class W>
+CrossAttentionGradients<T> multi_head_attention_backward(
+    std::string_view function, const MultiHeadAttentionOptions& o,
+    const MultiHeadAttentionParameters<T, W>& p, In<T, 3> dy_in,
+    const MultiHeadAttentionCache<T>& cache, MultiHeadAttentionGradients<T>& gradients,
+    const Context& context) {
   if constexpr (std::same_as<T, float>) {
     if (!cache.saved.exact()) {
       return multi_head_attention_backward(
@@ -34012,8 +34098,8 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
   }
   // 6 linear
   Tensor<T, 3> d_context = like(cache.context);
-  linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(cache.context), p.w_o, merge_rows(d_context),
-                  {}, {}, context);
+  linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(cache.context), In<W, 2>(p.w_o),
+                  merge_rows(d_context), {}, {}, context);
   // 5 merge_heads, 4 attention, 3 split_heads
   ProjectionGradients<T> d = projection_gradients(cache, context);
   ScoreGradientTensors<T> of_scores(gradients.score, context.memory);
@@ -34273,7 +34359,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745; norms of queries and keys:
 /// Dehghani et al., 2023, arXiv 2302.05442; rotary positions: Su et al., 2021, arXiv 2104.09864.
 ///
-/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
 template <Scalar T, KeptAs<T> W = T>
 class MultiHeadAttention {
  public:
@@ -34316,7 +34402,7 @@ class MultiHeadAttention {
   }
   /// Self-attention: fills the cache. x must outlive the backward call.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+                       const Context& context = {}) const {
     return train({x, x, x, true}, call, cache, context);
   }
 
@@ -34331,7 +34417,7 @@ class MultiHeadAttention {
   }
   /// Cross-attention: fills the cache. The inputs must outlive the backward call.
   Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, In<T, 3> value, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+                       const Context& context = {}) const {
     return train({query, key, value, false}, call, cache, context);
   }
 
@@ -34351,7 +34437,7 @@ class MultiHeadAttention {
   }
   template <NarrowFloat U>
   Tensor<U, 3> forward(In<U, 3> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, float> {
+                       const Context& context = {}) const requires std::same_as<T, float> {
     return narrow_train<U>({x, x, x, true}, call, cache, context);
   }
   template <NarrowFloat U>
@@ -34361,7 +34447,7 @@ class MultiHeadAttention {
   }
   template <NarrowFloat U>
   Tensor<U, 3> forward(In<U, 3> query, In<U, 3> key, In<U, 3> value, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, float> {
+                       const Context& context = {}) const requires std::same_as<T, float> {
     return narrow_train<U>({query, key, value, false}, call, cache, context);
   }
   template <NarrowFloat U>
@@ -34374,7 +34460,7 @@ class MultiHeadAttention {
   /// dy [B, L, D]. Throws ArgumentError for a cache that is empty, of cross-attention, or of a
   /// module of another shape; ShapeError; std::bad_alloc. Work: count_backward_flops.
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const requires std::same_as<W, T> {
+                        const Context& context = {}) const {
     constexpr std::string_view function = "MultiHeadAttention::backward";
     require_cache(function, cache, true);
     return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
@@ -34383,9 +34469,8 @@ class MultiHeadAttention {
   }
   /// The gradients of all three inputs of a cross-attention: dy [B, L, D] gives [B, L, D],
   /// [B, S, kdim] and [B, S, vdim]. Adds and throws as backward does, of self-attention.
-  CrossAttentionGradients<T> backward_cross(
-      In<T, 3> dy, const Cache& cache, Gradients& gradients,
-      const Context& context = {}) const requires std::same_as<W, T> {
+  CrossAttentionGradients<T> backward_cross(In<T, 3> dy, const Cache& cache, Gradients& gradients,
+                                            const Context& context = {}) const {
     constexpr std::string_view function = "MultiHeadAttention::backward_cross";
     require_cache(function, cache, false);
     return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
@@ -34397,7 +34482,7 @@ class MultiHeadAttention {
   ///@{
   template <NarrowFloat U>
   Tensor<U, 3> backward(In<U, 3> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const requires std::same_as<W, float> {
+                        const Context& context = {}) const requires std::same_as<T, float> {
     constexpr std::string_view function = "MultiHeadAttention::backward";
     require_cache(function, cache, true);
     return detail::narrow_backward(
@@ -34407,7 +34492,7 @@ class MultiHeadAttention {
   template <NarrowFloat U>
   CrossAttentionGradients<U> backward_cross(
       In<U, 3> dy, const Cache& cache, Gradients& gradients,
-      const Context& context = {}) const requires std::same_as<W, float> {
+      const Context& context = {}) const requires std::same_as<T, float> {
     constexpr std::string_view function = "MultiHeadAttention::backward_cross";
     require_cache(function, cache, false);
     CrossAttentionGradients<U> d{{},
@@ -34425,8 +34510,8 @@ class MultiHeadAttention {
   ///@}
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(std::pmr::memory_resource* memory =
-                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     return Gradients(options_, memory);
   }
 
@@ -35339,7 +35424,8 @@ struct LinearParameters {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// y = x W + b. Const calls may run at the same time. Where W is kept in 16 bits, inference alone.
+/// y = x W + b. Const calls may run at the same time. Where W is kept in 16 bits, its gradient is
+/// floats.
 template <Scalar T, KeptAs<T> W = T>
 class Linear {
  public:
@@ -35370,8 +35456,7 @@ class Linear {
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
-  Tensor<T, 2> forward(In<T, 2> x, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+  Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     Tensor<T, 2> y = forward(x, context);
     cache = {x, true};
     return y;
@@ -35390,7 +35475,7 @@ class Linear {
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, float> {
+                       const Context& context = {}) const requires std::same_as<T, float> {
     Tensor<U, 2> y = forward(x, context);
     cache = {detail::viewed(x), true};
     return y;
@@ -35404,7 +35489,7 @@ class Linear {
   ///
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
-                        const Context& context = {}) const requires std::same_as<W, T> {
+                        const Context& context = {}) const {
     const Index N = cache.x.extent(0), K = parameters_.w.extent(0), O = parameters_.w.extent(1);
     detail::require_filled("Linear::backward", cache);
     Tensor<T, 2> storage;
@@ -35416,13 +35501,13 @@ class Linear {
     require_shape("Linear::backward", "gradients.b", gradients.b, parameters_.b.shape(),
                   "zero_gradients()");
     auto dx = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
-    linear_backward(dy, x, parameters_.w, dx, gradients.w, gradients.b, context);
+    linear_backward(dy, x, In<W, 2>(parameters_.w), dx, gradients.w, gradients.b, context);
     return dx;
   }
   /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
   template <NarrowFloat U>
   Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
-                        const Context& context = {}) const requires std::same_as<W, float> {
+                        const Context& context = {}) const requires std::same_as<T, float> {
     const Shape<2> of_y{cache.x.extent(0), parameters_.w.extent(1)};
     return detail::narrow_backward(
         "Linear::backward", dy, of_y, cache, cache.x.shape(), context,
@@ -35430,7 +35515,7 @@ class Linear {
   }
 
   /// Gradients of the right shapes, all 0.
-  LinearParameters<T> zero_gradients() const requires std::same_as<W, T> {
+  LinearParameters<T> zero_gradients() const {
     LinearParameters<T> gradients;
     gradients.w = Tensor<T, 2>(parameters_.w.shape());
     if (parameters_.b.size() != 0) gradients.b = Tensor<T, 1>(parameters_.b.shape());
@@ -36504,8 +36589,8 @@ Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
 }
 
 /// Throws ShapeError unless every gradient has the shape of its parameter.
-template <class T>
-void require_block_gradients(const TransformerBlockParameters<T>& p,
+template <class T, class W>
+void require_block_gradients(const TransformerBlockParameters<T, W>& p,
                              const TransformerBlockGradients<T>& gradients) {
   constexpr std::string_view function = "TransformerBlock::backward";
   const auto check = [&](const char* name, const Tensor<T, 1>& mine, const Tensor<T, 1>& theirs) {
@@ -36519,9 +36604,9 @@ void require_block_gradients(const TransformerBlockParameters<T>& p,
   require_feed_forward_gradients("FeedForward::backward", p.feed_forward, gradients.feed_forward);
 }
 
-template <class T>
+template <class T, class W>
 Tensor<T, 3> transformer_block_backward(const TransformerBlockOptions& o,
-                                        const TransformerBlockParameters<T>& p, In<T, 3> dy_in,
+                                        const TransformerBlockParameters<T, W>& p, In<T, 3> dy_in,
                                         const TransformerBlockCache<T>& cache,
                                         TransformerBlockGradients<T>& gradients,
                                         const Context& context) {
@@ -36536,9 +36621,9 @@ Tensor<T, 3> transformer_block_backward(const TransformerBlockOptions& o,
   // The second half
   HalfBackward<T> second({o, p.norm2}, cache.second, dy, context);
   Tensor<T, 3> d_read = like(cache.x, context);
-  FeedForwardBackward<T> feed_forward(o.feed_forward(), p.feed_forward,
-                                      merge_rows(second.d_branch()), cache.feed_forward,
-                                      merge_rows(d_read), context);
+  FeedForwardBackward<T, W> feed_forward(o.feed_forward(), p.feed_forward,
+                                         merge_rows(second.d_branch()), cache.feed_forward,
+                                         merge_rows(d_read), context);
   second.finish(std::move(d_read), dh, context);
   // The first half. Attention writes its gradients last; nothing that follows can fail.
   HalfBackward<T> first({o, p.norm1}, cache.first, dh, context);
@@ -36569,7 +36654,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.1; pre-LN: Xiong et al., 2020, arXiv
 /// 2002.04745.
 ///
-/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
 template <Scalar T, KeptAs<T> W = T>
 class TransformerBlock {
  public:
@@ -36610,7 +36695,7 @@ class TransformerBlock {
   /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
   /// backward call.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+                       const Context& context = {}) const {
     Cache fresh;
     Tensor<T, 3> y = run(x, call, fresh, true, context);
     cache = std::move(fresh);
@@ -36630,7 +36715,7 @@ class TransformerBlock {
   }
   template <NarrowFloat U>
   Tensor<U, 3> forward(In<U, 3> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, float> {
+                       const Context& context = {}) const requires std::same_as<T, float> {
     require_call(x, call);
     const Tensor<T, 3> wide = detail::widened_tensor(x, context);
     Cache filled;
@@ -36649,7 +36734,7 @@ class TransformerBlock {
   /// Throws ArgumentError for a cache that is empty or of a block of another shape, ShapeError,
   /// std::bad_alloc; nothing is changed then.
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const requires std::same_as<W, T> {
+                        const Context& context = {}) const {
     constexpr std::string_view function = "TransformerBlock::backward";
     detail::require_filled(function, cache);
     require(cache.module.same_shape(options_), function,
@@ -36664,15 +36749,15 @@ class TransformerBlock {
   /// The same of dy in 16 bits, of which dx has the type; the parameters' gradients stay floats.
   template <NarrowFloat U>
   Tensor<U, 3> backward(In<U, 3> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const requires std::same_as<W, float> {
+                        const Context& context = {}) const requires std::same_as<T, float> {
     return detail::narrow_backward(
         "TransformerBlock::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
         [&](In<T, 3> wide) { return backward(wide, cache, gradients, context); });
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(std::pmr::memory_resource* memory =
-                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     return Gradients(options_, memory);
   }
 
@@ -37146,15 +37231,16 @@ void add_position_gradients(In<T, 2> dh, const WholeSequences& sequences,
 }
 
 /// d_logits [B L, V]. The shapes are its caller's to check.
-template <class T>
-void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecoderParameters<T>& p,
-                      In<T, 2> d_logits, const TransformerDecoderCache<T>& cache,
+template <class T, class W>
+void decoder_backward(const TransformerDecoderOptions& o,
+                      const TransformerDecoderParameters<T, W>& p, In<T, 2> d_logits,
+                      const TransformerDecoderCache<T>& cache,
                       TransformerDecoderGradients<T>& gradients, const Context& context) {
   const BlockNorm<T> norm{o.block, p.norm};
   const In<T, 2> head_input = merge_rows(cache.head_input());
   // 4 tied head
   Tensor<T, 3> d_normed = like<T>(cache.h, context), dh_storage;
-  tied_head_backward(d_logits, head_input, p.token, merge_rows(d_normed), {}, context);
+  tied_head_backward(d_logits, head_input, In<W, 2>(p.token), merge_rows(d_normed), {}, context);
   In<T, 3> dh = d_normed;
   // 3 norm
   if (o.block.norm_first) {
@@ -37172,7 +37258,7 @@ void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecod
     dh = dh_storage;
   }
   // The gradients of the parameters of 4 tied head, which is the last that can fail, of 3 norm and
-  tied_head_backward(d_logits, head_input, p.token, {}, gradients.token, context);
+  tied_head_backward(d_logits, head_input, In<W, 2>(p.token), {}, gradients.token, context);
   if (o.block.norm_first) {
     norm.backward(d_normed, cache.norm.norm_input, cache.norm, {}, &gradients.norm, context);
   }
@@ -37257,7 +37343,7 @@ class TransformerDecoderState {
 /// Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; post-LN:
 /// Radford et al., "Improving Language Understanding by Generative Pre-Training", 2018.
 ///
-/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
 template <Scalar T, KeptAs<T> W>
 class TransformerDecoder {
  public:
@@ -37304,7 +37390,7 @@ class TransformerDecoder {
   /// copy of the tokens.
   template <TokenId Id>
   Tensor<T, 2> forward(In<Id, 2> tokens, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+                       const Context& context = {}) const {
     Cache fresh;
     Tensor<T, 2> logits = run(tokens, call, fresh, true, context);
     cache = std::move(fresh);
@@ -37317,7 +37403,7 @@ class TransformerDecoder {
   /// Throws ArgumentError for a cache that is empty or of a decoder of another shape, ShapeError,
   /// std::bad_alloc; nothing is changed then.
   void backward(In<T, 2> d_logits, const Cache& cache, Gradients& gradients,
-                const Context& context = {}) const requires std::same_as<W, T> {
+                const Context& context = {}) const {
     constexpr std::string_view function = "TransformerDecoder::backward";
     require(cache.filled, function, "the cache is empty: pass it to forward first");
     require(cache.module.same_shape(options_), function,
@@ -37400,8 +37486,8 @@ class TransformerDecoder {
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(std::pmr::memory_resource* memory =
-                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     return Gradients(options_, memory);
   }
 
@@ -37474,28 +37560,37 @@ class TransformerDecoder {
 
 // headwise/nn/stored_weights.hpp
 // Modules whose matrices are kept as other numbers than they are computed with: half the memory,
-// and half of what is read for each token that is decoded.
+// and half of what is read for each token that is decoded. An optimiser steps the floats that they
+// are the nearest numbers to.
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// to = from, each number as the nearest one of its new type. Of one shape.
 template <class To, class From, int R>
-void copy_rounded(const In<From, R>& from, const Out<To, R>& to) {
-  for_each_index(to.shape(), [&](const Shape<R>& at) {
-    if constexpr (std::same_as<To, From>) {
-      to(at) = from(at);
-    } else {
-      to(at) = convert_float<To>(from(at));
+void copy_rounded(const In<From, R>& from, const Out<To, R>& to, const Context& context) {
+  const Index N = to.extent(R - 1), width = from.stride(R - 1), step = to.stride(R - 1);
+  for_rows(context, N == 0 ? 0 : to.size() / N, N, [&](Index begin, Index end) {
+    for (Index row = begin; row < end; ++row) {
+      const kernels::Row<const From> x{from.data() + row_offset(from, row), width};
+      const kernels::Row<To> y{to.data() + row_offset(In<To, R>(to), row), step};
+      if constexpr (std::same_as<To, From>) {
+        for (Index n = 0; n < N; ++n) y[n] = x[n];
+      } else {
+        for (Index n = 0; n < N; ++n) y[n] = convert_float<To>(x[n]);
+      }
     }
   });
 }
 
-/// The parameters of one module in those of another of the same options.
+/// The parameters of one module in those of another of the same options. Throws ShapeError before
+/// anything is written.
 template <class From, class To>
-void copy_parameters_as(const From& from, To& to) {
-  for_each_of_both("store_weights_as", "", to, from, [](auto target, auto source) {
+void copy_parameters_as(std::string_view function, const From& from, To& to,
+                        const Context& context = {}) {
+  for_each_of_both(function, "", to, from, [](auto, auto) {});
+  for_each_of_both(function, "", to, from, [&](auto target, auto source) {
     using Source = typename decltype(source)::value_type;
-    copy_rounded(In<Source, decltype(source)::rank>(source), target);
+    copy_rounded(In<Source, decltype(source)::rank>(source), target, context);
   });
 }
 
@@ -37508,31 +37603,43 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 ///   const TransformerDecoder<float, BFloat16> small = store_weights_as<BFloat16>(decoder);
 ///
-/// What it computes has the bits of the module over T with those rounded weights. It infers and
-/// decodes; it has no backward. Throws ShapeError for a module that was moved from, std::bad_alloc.
+/// What it computes, gradients too, has the bits of the module over T with those rounded weights.
+/// Throws ShapeError for a module that was moved from, std::bad_alloc.
 ///@{
 template <class W, Scalar T, KeptAs<T> From>
 requires KeptAs<W, T> Linear<T, W> store_weights_as(const Linear<T, From>& module) {
   LinearParameters<T, W> parameters;
   parameters.w = Tensor<W, 2>(module.parameters().w.shape());
   parameters.b = module.parameters().b;
-  detail::copy_parameters_as(module.parameters(), parameters);
+  detail::copy_parameters_as("store_weights_as", module.parameters(), parameters);
   return {std::move(parameters), detail::Unchecked()};
 }
 template <class W, Scalar T, KeptAs<T> From>
 requires KeptAs<W, T> Embedding<T, W> store_weights_as(const Embedding<T, From>& module) {
   EmbeddingParameters<T, W> parameters;
   parameters.table = Tensor<W, 2>(module.parameters().table.shape());
-  detail::copy_parameters_as(module.parameters(), parameters);
+  detail::copy_parameters_as("store_weights_as", module.parameters(), parameters);
   return {std::move(parameters), detail::Unchecked()};
 }
 template <class W, template <Scalar T, KeptAs<T> U> class Module, Scalar T, KeptAs<T> From>
 requires KeptAs<W, T> Module<T, W> store_weights_as(const Module<T, From>& module) {
   typename Module<T, W>::Parameters parameters(module.options());
-  detail::copy_parameters_as(module.parameters(), parameters);
+  detail::copy_parameters_as("store_weights_as", module.parameters(), parameters);
   return {module.options(), std::move(parameters), detail::Unchecked()};
 }
 ///@}
+
+/// The same into a module that there is, of the same options: in training, where an optimiser steps
+/// weights of T and forward and backward read what is kept.
+///
+///   optimizer.step();             // of decoder's weights, by small's gradients
+///   store_weights(decoder, small);
+///
+/// Throws ShapeError unless all shapes agree, before anything is written; std::bad_alloc.
+template <template <Scalar T, KeptAs<T> U> class Module, Scalar T, KeptAs<T> From, KeptAs<T> W>
+void store_weights(const Module<T, From>& module, Module<T, W>& kept, const Context& context = {}) {
+  detail::copy_parameters_as("store_weights", module.parameters(), kept.parameters(), context);
+}
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 

@@ -68,6 +68,7 @@ TEST_CASE("the table of planted faults has all of them, and README their number"
     CHECK(table.find(row) != std::string::npos);
     if (fault.unit.empty()) ++everywhere;
   }
+  CHECK(count_of(table, "\n| ") == static_cast<int>(catalogue().size()) + 2);  // head and line
   const std::string readme = read_text(root() / "README.md");
   INFO("README counts those of every machine: " << everywhere);
   CHECK(readme.find("| **" + std::to_string(everywhere) + "** | faults planted") !=

@@ -1,4 +1,5 @@
-// Linear layers whose weights are kept in 16 bits give the bits that their numbers give as floats.
+// Linear layers whose weights are kept in 16 bits give the bits that their numbers give as floats,
+// forward and backward.
 #include "headwise/ops/linear.hpp"
 
 #include "headwise/ops/bf16_products.hpp"
@@ -57,6 +58,22 @@ void check_same(Index N, Index K, Index O, int layout, bool biased, const Contex
   CHECK(bitwise_equal(y, expected));
 }
 
+/// The gradients of the same.
+template <class U>
+void check_same_gradients(Index N, Index K, Index O, int layout, const Context& context) {
+  const Weights<U> w(K, O, layout, static_cast<std::uint64_t>(N + 10 * K + 1000 * O));
+  const auto x = random_tensor<float>(Shape{N, K}, 1), dy = random_tensor<float>(Shape{N, O}, 2);
+  Tensor2<float> dx({N, K}), dx_expected({N, K});
+  auto dw = random_tensor<float>(Shape{K, O}, 3), dw_expected = dw;
+  auto db = random_tensor<float>(Shape{O}, 4), db_expected = db;
+  linear_backward(In<float, 2>(dy), x, w.view(w.kept), dx, dw, db, context);
+  linear_backward<float>(dy, x, w.view(w.widened), dx_expected, dw_expected, db_expected, context);
+  CAPTURE(N, K, O, layout);
+  CHECK(bitwise_equal(dx, dx_expected));
+  CHECK(bitwise_equal(dw, dw_expected));
+  CHECK(bitwise_equal(db, db_expected));
+}
+
 }  // namespace
 
 TEMPLATE_TEST_CASE("linear layers of weights of 16 bits have the bits of their numbers as floats",
@@ -75,6 +92,26 @@ TEMPLATE_TEST_CASE("linear layers of weights of 16 bits have the bits of their n
   }
   for (const Index N : {1, 2, 3, 4}) {  // sums in more than one part
     check_same<TestType>(N, 40, 4200 / N + 1, 0, true, {.executor = serial});
+  }
+}
+
+TEMPLATE_TEST_CASE("gradients by weights of 16 bits have the bits of their numbers as floats",
+                   "[ops][stored]", BFloat16, Float16) {
+  ThreadPool serial(1), threads(3);
+  for (const Index N : {0, 1, 4, 5, 23}) {
+    for (const Index K : {0, 1, 31, 200, 769}) {
+      for (const Index O : {0, 1, 16, 33, 385, 801}) {
+        for (const int layout : {0, 1, 2}) {
+          const bool shared = (N + K + O) % 2 == 0;
+          check_same_gradients<TestType>(
+              N, K, O, layout, {.executor = shared ? ExecutorRef(threads) : ExecutorRef(serial)});
+        }
+      }
+    }
+  }
+  for (const Bf16Unit unit : supported_bf16_units()) {
+    CAPTURE(name_of(unit));
+    check_same_gradients<TestType>(19, 65, 385, 0, {.products = bf16_products(unit)});
   }
 }
 
@@ -146,6 +183,10 @@ TEST_CASE("a linear layer of 16-bit weights refuses what one of floats does", "[
                     "linear_forward: y is [2, 3], expected [2, 4] (rows of x, columns of w)");
   const Out<float, 2> on_x(x.data(), Shape{2, 4});
   CHECK_THROWS_AS(call(fitting, {}, on_x), ShapeError);
+  CHECK_THROWS_WITH(linear_backward(In<float, 2>(y), fitting, w.view(w.kept), x, {}, {}),
+                    "linear_backward: dx is [2, 6], expected [2, 5] (the shape of x)");
+  CHECK_THROWS_WITH(linear_backward(In<float, 2>(x), fitting, w.view(w.kept), {}, {}, {}),
+                    "linear_backward: dy is [2, 6], expected [2, 4] (rows of x, columns of w)");
 }
 
 TEST_CASE("a linear layer of 16-bit weights counts what one of floats counts", "[ops][stored]") {
@@ -156,6 +197,10 @@ TEST_CASE("a linear layer of 16-bit weights counts what one of floats counts", "
     FlopTally counted, expected;
     linear_forward(In<float, 2>(x), w.view(w.kept), {}, y, {.flops = &counted});
     linear_forward<float>(x, w.view(w.widened), {}, y, {.flops = &expected});
+    auto dw = random_tensor<float>(Shape{100, 40}, 8);
+    auto dx = random_tensor<float>(Shape{N, 100}, 9);
+    linear_backward(In<float, 2>(y), x, w.view(w.kept), dx, dw, {}, {.flops = &counted});
+    linear_backward<float>(y, x, w.view(w.widened), dx, dw, {}, {.flops = &expected});
     CHECK(counted.useful == expected.useful);
     CHECK(counted.executed == expected.executed);
   }

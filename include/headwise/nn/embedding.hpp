@@ -47,6 +47,40 @@ void require_tied_head(const In<T, 2>& h, const In<W, 2>& table, const Out<T, 2>
   require_apart(function, {"logits", logits}, {{"h", h}, {"table", table}});
 }
 
+/// tied_head_backward, whatever the table is kept as.
+template <class T, class W>
+void run_tied_head_backward(const In<T, 2>& d_logits, const In<T, 2>& h, const In<W, 2>& table,
+                            const Out<T, 2>& dh, const InOut<T, 2>& dtable,
+                            const Context& context) {
+  constexpr std::string_view function = "tied_head_backward";
+  const Index N = h.extent(0), D = h.extent(1), V = table.extent(0);
+  require_countable(function, "h", h);
+  require_shape(function, "table", table, Shape{V, D}, "columns of h");
+  require_shape(function, "d_logits", d_logits, Shape{N, V}, "rows of h, rows of table");
+  if (!dh.absent()) require_shape(function, "dh", dh, Shape{N, D}, "the shape of h");
+  if (!dtable.absent())
+    require_shape(function, "dtable", dtable, Shape{V, D}, "the shape of table");
+  require_apart(function, {"dh", dh}, {{"d_logits", d_logits}, {"h", h}, {"table", table}});
+  require_apart(function, {"dtable", dtable},
+                {{"d_logits", d_logits}, {"h", h}, {"table", table}, {"dh", dh}});
+
+  // d_logits^T h rather than its transpose: rows of dtable are written as they lie.
+  const bool wants_dtable = dtable.size() != 0 && N != 0;
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Extents of_dtable{V, D, N};
+  Tensor<T, 2> cleared;
+  In<T, 2> learned = h;
+  if (wants_dtable) learned = without_idle_rows<T>(run, h, d_logits, cleared, context);
+  Workspace<T> workspace(wants_dtable ? context.executor.concurrency() : 0,
+                         wants_dtable ? run.gemm_scratch(of_dtable) : 0, context.memory);
+  if (dh.size() != 0) run_linear_forward<T, W>(d_logits, table, {}, dh, context);
+  if (!wants_dtable) return;
+  run_gemm<T>(run, context, workspace, kernels::matrix(d_logits).transposed(),
+              kernels::matrix(learned), kernels::matrix(Out<T, 2>(dtable)), of_dtable,
+              {.accumulate = true});
+  context.count_flops(std::int64_t{2} * N * D * V, run.executed_gemm_flops(of_dtable));
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -91,37 +125,18 @@ template <Scalar T>
 void tied_head_backward(In<T, 2> d_logits, In<std::type_identity_t<T>, 2> h,
                         In<std::type_identity_t<T>, 2> table, Out<std::type_identity_t<T>, 2> dh,
                         InOut<std::type_identity_t<T>, 2> dtable, const Context& context = {}) {
-  constexpr std::string_view function = "tied_head_backward";
-  const Index N = h.extent(0), D = h.extent(1), V = table.extent(0);
-  require_countable(function, "h", h);
-  require_shape(function, "table", table, Shape{V, D}, "columns of h");
-  require_shape(function, "d_logits", d_logits, Shape{N, V}, "rows of h, rows of table");
-  if (!dh.absent()) require_shape(function, "dh", dh, Shape{N, D}, "the shape of h");
-  if (!dtable.absent())
-    require_shape(function, "dtable", dtable, Shape{V, D}, "the shape of table");
-  require_apart(function, {"dh", dh}, {{"d_logits", d_logits}, {"h", h}, {"table", table}});
-  require_apart(function, {"dtable", dtable},
-                {{"d_logits", d_logits}, {"h", h}, {"table", table}, {"dh", dh}});
-
-  // d_logits^T h rather than its transpose: rows of dtable are written as they lie.
-  const bool wants_dtable = dtable.size() != 0 && N != 0;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const kernels::Extents of_dtable{V, D, N};
-  Tensor<T, 2> cleared;
-  In<T, 2> learned = h;
-  if (wants_dtable) learned = detail::without_idle_rows<T>(run, h, d_logits, cleared, context);
-  Workspace<T> workspace(wants_dtable ? context.executor.concurrency() : 0,
-                         wants_dtable ? run.gemm_scratch(of_dtable) : 0, context.memory);
-  if (dh.size() != 0) linear_forward<T>(d_logits, table, {}, dh, context);
-  if (!wants_dtable) return;
-  detail::run_gemm<T>(run, context, workspace, kernels::matrix(d_logits).transposed(),
-                      kernels::matrix(learned), kernels::matrix(Out<T, 2>(dtable)), of_dtable,
-                      {.accumulate = true});
-  context.count_flops(std::int64_t{2} * N * D * V, run.executed_gemm_flops(of_dtable));
+  detail::run_tied_head_backward<T, T>(d_logits, h, table, dh, dtable, context);
+}
+/// The same of a table that is kept in 16 bits; dtable stays floats.
+template <std::same_as<float> T, NarrowFloat W>
+void tied_head_backward(In<T, 2> d_logits, In<std::type_identity_t<T>, 2> h, In<W, 2> table,
+                        Out<std::type_identity_t<T>, 2> dh,
+                        InOut<std::type_identity_t<T>, 2> dtable, const Context& context = {}) {
+  detail::run_tied_head_backward<T, W>(d_logits, h, table, dh, dtable, context);
 }
 
 /// y_n = table_{tokens_n}. Const calls may run at the same time. Where the table is kept in 16
-/// bits, inference alone.
+/// bits, its gradient is floats.
 template <Scalar T, KeptAs<T> W = T>
 class Embedding {
  public:
@@ -154,8 +169,7 @@ class Embedding {
   }
   /// The same, and what backward needs into the cache, once all has gone well.
   template <TokenId Id>
-  Tensor<T, 2> forward(In<Id, 1> tokens, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+  Tensor<T, 2> forward(In<Id, 1> tokens, Cache& cache, const Context& context = {}) const {
     Tensor<T, 2> y = forward(tokens, context);
     auto kept = Tensor<std::int64_t, 1>::uninitialized(tokens.shape(), context.memory);
     for (Index n = 0; n < kept.size(); ++n) kept(n) = tokens(n);
@@ -168,7 +182,7 @@ class Embedding {
   /// Throws ArgumentError for an empty cache or one of a larger table, ShapeError; nothing is
   /// changed then.
   void backward(In<T, 2> dy, const Cache& cache, EmbeddingParameters<T>& gradients,
-                const Context& context = {}) const requires std::same_as<W, T> {
+                const Context& context = {}) const {
     constexpr std::string_view function = "Embedding::backward";
     require(cache.filled, function, "the cache is empty: pass it to forward first");
     require_shape(function, "dy", dy, Shape{cache.tokens.extent(0), parameters_.table.extent(1)},
@@ -190,19 +204,19 @@ class Embedding {
   /// dh [N, D] for d_logits [N, V] and the h of `logits`; the table's gradient is added to
   /// `gradients`. Throws ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> logits_backward(In<T, 2> d_logits, In<T, 2> h, EmbeddingParameters<T>& gradients,
-                               const Context& context = {}) const requires std::same_as<W, T> {
+                               const Context& context = {}) const {
     constexpr std::string_view function = "Embedding::logits_backward";
     require_shape(function, "h", h, Shape{h.extent(0), parameters_.table.extent(1)},
                   "the width of the table");
     require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
                   "zero_gradients()");
     auto dh = Tensor<T, 2>::uninitialized(h.shape(), context.memory);
-    tied_head_backward(d_logits, h, parameters_.table, dh, gradients.table, context);
+    tied_head_backward(d_logits, h, In<W, 2>(parameters_.table), dh, gradients.table, context);
     return dh;
   }
 
   /// Gradients of the right shape, all 0.
-  EmbeddingParameters<T> zero_gradients() const requires std::same_as<W, T> {
+  EmbeddingParameters<T> zero_gradients() const {
     EmbeddingParameters<T> gradients;
     gradients.table = Tensor<T, 2>(parameters_.table.shape());
     return gradients;

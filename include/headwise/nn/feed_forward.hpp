@@ -13,7 +13,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.3; gated: Shazeer, 2020, arXiv
 /// 2002.05202.
 ///
-/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
 template <Scalar T, KeptAs<T> W = T>
 class FeedForward {
  public:
@@ -51,7 +51,7 @@ class FeedForward {
   /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
   /// backward call.
   Tensor<T, 2> forward(In<T, 2> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+                       const Context& context = {}) const {
     Cache fresh;
     fresh.saved = detail::saved_of<T>(context);
     Tensor<T, 2> y = run(x, call, fresh, context);
@@ -72,7 +72,7 @@ class FeedForward {
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, float> {
+                       const Context& context = {}) const requires std::same_as<T, float> {
     require_call(x, call);
     const Tensor<T, 2> wide = detail::widened_tensor(x, context);
     Cache filled;
@@ -91,14 +91,14 @@ class FeedForward {
   /// Throws ArgumentError for a cache that is empty or of a module of another shape, ShapeError,
   /// std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const requires std::same_as<W, T> {
+                        const Context& context = {}) const {
     constexpr std::string_view function = "FeedForward::backward";
     detail::require_feed_forward_cache(function, options_, cache);
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
     detail::require_feed_forward_gradients(function, parameters_, gradients);
     auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
     const auto through = [&](const Cache& kept) {
-      detail::FeedForwardBackward<T>(options_, parameters_, dy, kept, dx, context)
+      detail::FeedForwardBackward<T, W>(options_, parameters_, dy, kept, dx, context)
           .add_to(gradients, context);
     };
     if constexpr (std::same_as<T, float>) {
@@ -113,15 +113,15 @@ class FeedForward {
   /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
   template <NarrowFloat U>
   Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const requires std::same_as<W, float> {
+                        const Context& context = {}) const requires std::same_as<T, float> {
     return detail::narrow_backward(
         "FeedForward::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
         [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(std::pmr::memory_resource* memory =
-                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     return Gradients(options_, memory);
   }
 

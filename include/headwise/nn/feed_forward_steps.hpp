@@ -94,8 +94,8 @@ void require_feed_forward_cache(std::string_view function, const FeedForwardOpti
 }
 
 /// Throws ShapeError unless every gradient has the shape of its parameter.
-template <class T>
-void require_feed_forward_gradients(std::string_view function, const FeedForwardParameters<T>& p,
+template <class T, class W>
+void require_feed_forward_gradients(std::string_view function, const FeedForwardParameters<T, W>& p,
                                     const FeedForwardParameters<T>& gradients) {
   const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
     require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
@@ -107,12 +107,13 @@ void require_feed_forward_gradients(std::string_view function, const FeedForward
 }
 
 /// Steps 5 to 1 up to dx and, when nothing can fail any more, the gradients of the parameters.
-template <class T>
+template <class T, class W>
 class FeedForwardBackward {
  public:
   /// dy [N, D] and the cache have to stay. Writes dx [N, D]. Throws std::bad_alloc.
-  FeedForwardBackward(const FeedForwardOptions& o, const FeedForwardParameters<T>& p, In<T, 2> dy,
-                      const FeedForwardCache<T>& cache, Out<T, 2> dx, const Context& context)
+  FeedForwardBackward(const FeedForwardOptions& o, const FeedForwardParameters<T, W>& p,
+                      In<T, 2> dy, const FeedForwardCache<T>& cache, Out<T, 2> dx,
+                      const Context& context)
       : x_(viewed_numbers(cache.x, widened_x_, context)), d_y_(dy) {
     const Index N = cache.x.extent(0);
     // 5 dropout
@@ -123,7 +124,7 @@ class FeedForwardBackward {
     }
     // 4 linear
     auto d_activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
-    linear_backward(d_y_, cache.activated, p.w_out, d_activated, {}, {}, context);
+    linear_backward(d_y_, cache.activated, In<W, 2>(p.w_out), d_activated, {}, {}, context);
     // 3 dropout
     if (cache.call.hidden_dropout.active()) {
       dropout_backward(In<T, 2>(d_activated), cache.call.hidden_dropout, d_activated, context);
@@ -137,7 +138,7 @@ class FeedForwardBackward {
     }
     if (!o.gated) d_hidden_ = std::move(d_activated);
     // 1 linear
-    linear_backward(In<T, 2>(d_hidden_), x_, p.w_in, dx, {}, {}, context);
+    linear_backward(In<T, 2>(d_hidden_), x_, In<W, 2>(p.w_in), dx, {}, {}, context);
     // The gradients of the parameters of 4 linear and 1 linear
     of_w_out_.emplace(d_y_, cache.activated, context);
     of_w_in_.emplace(d_hidden_, x_, context);

@@ -39,7 +39,8 @@ struct LinearParameters {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// y = x W + b. Const calls may run at the same time. Where W is kept in 16 bits, inference alone.
+/// y = x W + b. Const calls may run at the same time. Where W is kept in 16 bits, its gradient is
+/// floats.
 template <Scalar T, KeptAs<T> W = T>
 class Linear {
  public:
@@ -70,8 +71,7 @@ class Linear {
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
-  Tensor<T, 2> forward(In<T, 2> x, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+  Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
     Tensor<T, 2> y = forward(x, context);
     cache = {x, true};
     return y;
@@ -90,7 +90,7 @@ class Linear {
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, float> {
+                       const Context& context = {}) const requires std::same_as<T, float> {
     Tensor<U, 2> y = forward(x, context);
     cache = {detail::viewed(x), true};
     return y;
@@ -104,7 +104,7 @@ class Linear {
   ///
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
-                        const Context& context = {}) const requires std::same_as<W, T> {
+                        const Context& context = {}) const {
     const Index N = cache.x.extent(0), K = parameters_.w.extent(0), O = parameters_.w.extent(1);
     detail::require_filled("Linear::backward", cache);
     Tensor<T, 2> storage;
@@ -116,13 +116,13 @@ class Linear {
     require_shape("Linear::backward", "gradients.b", gradients.b, parameters_.b.shape(),
                   "zero_gradients()");
     auto dx = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
-    linear_backward(dy, x, parameters_.w, dx, gradients.w, gradients.b, context);
+    linear_backward(dy, x, In<W, 2>(parameters_.w), dx, gradients.w, gradients.b, context);
     return dx;
   }
   /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
   template <NarrowFloat U>
   Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
-                        const Context& context = {}) const requires std::same_as<W, float> {
+                        const Context& context = {}) const requires std::same_as<T, float> {
     const Shape<2> of_y{cache.x.extent(0), parameters_.w.extent(1)};
     return detail::narrow_backward(
         "Linear::backward", dy, of_y, cache, cache.x.shape(), context,
@@ -130,7 +130,7 @@ class Linear {
   }
 
   /// Gradients of the right shapes, all 0.
-  LinearParameters<T> zero_gradients() const requires std::same_as<W, T> {
+  LinearParameters<T> zero_gradients() const {
     LinearParameters<T> gradients;
     gradients.w = Tensor<T, 2>(parameters_.w.shape());
     if (parameters_.b.size() != 0) gradients.b = Tensor<T, 1>(parameters_.b.shape());

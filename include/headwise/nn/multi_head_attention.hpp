@@ -19,7 +19,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745; norms of queries and keys:
 /// Dehghani et al., 2023, arXiv 2302.05442; rotary positions: Su et al., 2021, arXiv 2104.09864.
 ///
-/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
 template <Scalar T, KeptAs<T> W = T>
 class MultiHeadAttention {
  public:
@@ -62,7 +62,7 @@ class MultiHeadAttention {
   }
   /// Self-attention: fills the cache. x must outlive the backward call.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+                       const Context& context = {}) const {
     return train({x, x, x, true}, call, cache, context);
   }
 
@@ -77,7 +77,7 @@ class MultiHeadAttention {
   }
   /// Cross-attention: fills the cache. The inputs must outlive the backward call.
   Tensor<T, 3> forward(In<T, 3> query, In<T, 3> key, In<T, 3> value, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+                       const Context& context = {}) const {
     return train({query, key, value, false}, call, cache, context);
   }
 
@@ -97,7 +97,7 @@ class MultiHeadAttention {
   }
   template <NarrowFloat U>
   Tensor<U, 3> forward(In<U, 3> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, float> {
+                       const Context& context = {}) const requires std::same_as<T, float> {
     return narrow_train<U>({x, x, x, true}, call, cache, context);
   }
   template <NarrowFloat U>
@@ -107,7 +107,7 @@ class MultiHeadAttention {
   }
   template <NarrowFloat U>
   Tensor<U, 3> forward(In<U, 3> query, In<U, 3> key, In<U, 3> value, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, float> {
+                       const Context& context = {}) const requires std::same_as<T, float> {
     return narrow_train<U>({query, key, value, false}, call, cache, context);
   }
   template <NarrowFloat U>
@@ -120,7 +120,7 @@ class MultiHeadAttention {
   /// dy [B, L, D]. Throws ArgumentError for a cache that is empty, of cross-attention, or of a
   /// module of another shape; ShapeError; std::bad_alloc. Work: count_backward_flops.
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const requires std::same_as<W, T> {
+                        const Context& context = {}) const {
     constexpr std::string_view function = "MultiHeadAttention::backward";
     require_cache(function, cache, true);
     return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
@@ -129,9 +129,8 @@ class MultiHeadAttention {
   }
   /// The gradients of all three inputs of a cross-attention: dy [B, L, D] gives [B, L, D],
   /// [B, S, kdim] and [B, S, vdim]. Adds and throws as backward does, of self-attention.
-  CrossAttentionGradients<T> backward_cross(
-      In<T, 3> dy, const Cache& cache, Gradients& gradients,
-      const Context& context = {}) const requires std::same_as<W, T> {
+  CrossAttentionGradients<T> backward_cross(In<T, 3> dy, const Cache& cache, Gradients& gradients,
+                                            const Context& context = {}) const {
     constexpr std::string_view function = "MultiHeadAttention::backward_cross";
     require_cache(function, cache, false);
     return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
@@ -143,7 +142,7 @@ class MultiHeadAttention {
   ///@{
   template <NarrowFloat U>
   Tensor<U, 3> backward(In<U, 3> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const requires std::same_as<W, float> {
+                        const Context& context = {}) const requires std::same_as<T, float> {
     constexpr std::string_view function = "MultiHeadAttention::backward";
     require_cache(function, cache, true);
     return detail::narrow_backward(
@@ -153,7 +152,7 @@ class MultiHeadAttention {
   template <NarrowFloat U>
   CrossAttentionGradients<U> backward_cross(
       In<U, 3> dy, const Cache& cache, Gradients& gradients,
-      const Context& context = {}) const requires std::same_as<W, float> {
+      const Context& context = {}) const requires std::same_as<T, float> {
     constexpr std::string_view function = "MultiHeadAttention::backward_cross";
     require_cache(function, cache, false);
     CrossAttentionGradients<U> d{{},
@@ -171,8 +170,8 @@ class MultiHeadAttention {
   ///@}
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(std::pmr::memory_resource* memory =
-                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     return Gradients(options_, memory);
   }
 

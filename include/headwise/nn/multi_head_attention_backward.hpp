@@ -69,9 +69,9 @@ ProjectionGradients<T> projection_gradients(const MultiHeadAttentionCache<T>& ca
 }
 
 /// Steps 5 to 3: from the gradient of the context to those of the projections.
-template <class T>
+template <class T, class W>
 GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
-                                const MultiHeadAttentionParameters<T>& p,
+                                const MultiHeadAttentionParameters<T, W>& p,
                                 const MultiHeadAttentionCache<T>& cache, In<T, 3> dy,
                                 const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
                                 const ScoreGradients<T>& score, const Context& context) {
@@ -103,11 +103,11 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
 }
 
 /// Step 2: through the projections, to what they were of.
-template <class T>
-void backward_projections(const MultiHeadAttentionParameters<T>& p, const CachedInputs<T>& of,
+template <class T, class W>
+void backward_projections(const MultiHeadAttentionParameters<T, W>& p, const CachedInputs<T>& of,
                           bool self, const ProjectionGradients<T>& d,
                           CrossAttentionGradients<T>& to, const Context& context) {
-  const auto through = [&](const Tensor<T, 3>& dy, In<T, 3> x, In<T, 2> w, Tensor<T, 3>& dx) {
+  const auto through = [&](const Tensor<T, 3>& dy, In<T, 3> x, In<W, 2> w, Tensor<T, 3>& dx) {
     linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(x), w, merge_rows(dx), {}, {}, context);
   };
   // One product sums the three branches: dx = [dq | dk | dv] [W_Q | W_K | W_V]^T.
@@ -171,30 +171,28 @@ class WeightGradients {
   std::optional<Workspace<T>> workspace_;
 };
 
-template <class T>
+template <class T, class W>
 [[gnu::cold]] void trace_backward_inputs(const MultiHeadAttentionOptions& o,
-                                         const MultiHeadAttentionParameters<T>& p,
+                                         const MultiHeadAttentionParameters<T, W>& p,
                                          const ProjectionGradients<T>& d, bool self,
                                          In<T, 3> dx_norm, Trace& trace) {
   const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
   const In<T, 3> dq = self ? In<T, 3>(slice(d.qkv, 2, 0, qw)) : In<T, 3>(d.q);
   const In<T, 3> dk = self ? In<T, 3>(slice(d.qkv, 2, qw, kw)) : In<T, 3>(d.k);
   const In<T, 3> dv = self ? In<T, 3>(slice(d.qkv, 2, qw + kw, vw)) : In<T, 3>(d.v);
-  trace_branch("dX_norm,Q", dq, p.W_Q(), trace);
-  trace_branch("dX_norm,K", dk, p.W_K(), trace);
-  trace_branch("dX_norm,V", dv, p.W_V(), trace);
+  trace_branch("dX_norm,Q", dq, In<W, 2>(p.W_Q()), trace);
+  trace_branch("dX_norm,K", dk, In<W, 2>(p.W_K()), trace);
+  trace_branch("dX_norm,V", dv, In<W, 2>(p.W_V()), trace);
   trace.record("dX_norm", dx_norm);
 }
 
 /// With self-attention the gradient of query alone, the sum over its three uses.
-template <class T>
-CrossAttentionGradients<T> multi_head_attention_backward(std::string_view function,
-                                                         const MultiHeadAttentionOptions& o,
-                                                         const MultiHeadAttentionParameters<T>& p,
-                                                         In<T, 3> dy_in,
-                                                         const MultiHeadAttentionCache<T>& cache,
-                                                         MultiHeadAttentionGradients<T>& gradients,
-                                                         const Context& context) {
+template <class T, class W>
+CrossAttentionGradients<T> multi_head_attention_backward(
+    std::string_view function, const MultiHeadAttentionOptions& o,
+    const MultiHeadAttentionParameters<T, W>& p, In<T, 3> dy_in,
+    const MultiHeadAttentionCache<T>& cache, MultiHeadAttentionGradients<T>& gradients,
+    const Context& context) {
   if constexpr (std::same_as<T, float>) {
     if (!cache.saved.exact()) {
       return multi_head_attention_backward(
@@ -226,8 +224,8 @@ CrossAttentionGradients<T> multi_head_attention_backward(std::string_view functi
   }
   // 6 linear
   Tensor<T, 3> d_context = like(cache.context);
-  linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(cache.context), p.w_o, merge_rows(d_context),
-                  {}, {}, context);
+  linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(cache.context), In<W, 2>(p.w_o),
+                  merge_rows(d_context), {}, {}, context);
   // 5 merge_heads, 4 attention, 3 split_heads
   ProjectionGradients<T> d = projection_gradients(cache, context);
   ScoreGradientTensors<T> of_scores(gradients.score, context.memory);

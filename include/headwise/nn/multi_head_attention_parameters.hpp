@@ -148,7 +148,8 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
   }
   /// Throws ShapeError unless every gradient has the shape of its parameter in `expected`.
-  void require_shapes_of(const MultiHeadAttentionParameters<T>& expected,
+  template <class W>
+  void require_shapes_of(const MultiHeadAttentionParameters<T, W>& expected,
                          std::string_view function) const {
     const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
       require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
@@ -169,8 +170,8 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   }
 
  private:
-  template <class Self, class F>
-  static void for_each_storage(Self& self, const MultiHeadAttentionParameters<T>& other, F&& f) {
+  template <class Self, class Other, class F>
+  static void for_each_storage(Self& self, const Other& other, F&& f) {
     f("gradients.w_qkv", self.w_qkv, other.w_qkv);
     f("gradients.w_q", self.w_q, other.w_q);
     f("gradients.w_k", self.w_k, other.w_k);

@@ -89,9 +89,9 @@ struct GainGradients {
 };
 
 /// Steps 3b and 3a, backward: dq [B, H, L, d] and dk [B, G, S, d] in place.
-template <class T>
+template <class T, class W>
 GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
-                                      const MultiHeadAttentionParameters<T>& p,
+                                      const MultiHeadAttentionParameters<T, W>& p,
                                       const MultiHeadAttentionCache<T>& cache, const Out<T, 4>& dq,
                                       const Out<T, 4>& dk, const Context& context) {
   const auto note = [&](const char* q_name, const char* k_name) {

@@ -86,8 +86,8 @@ template <class T, class W>
 }
 
 /// What one projection brings to the gradient of its input: dq W^T.
-template <class T>
-[[gnu::cold]] void trace_branch(std::string_view name, In<T, 3> d_projection, In<T, 2> w,
+template <class T, class W>
+[[gnu::cold]] void trace_branch(std::string_view name, In<T, 3> d_projection, In<W, 2> w,
                                 Trace& trace) {
   Tensor<T, 3> branch({d_projection.extent(0), d_projection.extent(1), w.extent(0)});
   const Tensor<T, 2> x({branch.extent(0) * branch.extent(1), w.extent(0)});

@@ -17,7 +17,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.1; pre-LN: Xiong et al., 2020, arXiv
 /// 2002.04745.
 ///
-/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
 template <Scalar T, KeptAs<T> W = T>
 class TransformerBlock {
  public:
@@ -58,7 +58,7 @@ class TransformerBlock {
   /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
   /// backward call.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+                       const Context& context = {}) const {
     Cache fresh;
     Tensor<T, 3> y = run(x, call, fresh, true, context);
     cache = std::move(fresh);
@@ -78,7 +78,7 @@ class TransformerBlock {
   }
   template <NarrowFloat U>
   Tensor<U, 3> forward(In<U, 3> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, float> {
+                       const Context& context = {}) const requires std::same_as<T, float> {
     require_call(x, call);
     const Tensor<T, 3> wide = detail::widened_tensor(x, context);
     Cache filled;
@@ -97,7 +97,7 @@ class TransformerBlock {
   /// Throws ArgumentError for a cache that is empty or of a block of another shape, ShapeError,
   /// std::bad_alloc; nothing is changed then.
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const requires std::same_as<W, T> {
+                        const Context& context = {}) const {
     constexpr std::string_view function = "TransformerBlock::backward";
     detail::require_filled(function, cache);
     require(cache.module.same_shape(options_), function,
@@ -112,15 +112,15 @@ class TransformerBlock {
   /// The same of dy in 16 bits, of which dx has the type; the parameters' gradients stay floats.
   template <NarrowFloat U>
   Tensor<U, 3> backward(In<U, 3> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const requires std::same_as<W, float> {
+                        const Context& context = {}) const requires std::same_as<T, float> {
     return detail::narrow_backward(
         "TransformerBlock::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
         [&](In<T, 3> wide) { return backward(wide, cache, gradients, context); });
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(std::pmr::memory_resource* memory =
-                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     return Gradients(options_, memory);
   }
 

@@ -221,8 +221,8 @@ Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
 }
 
 /// Throws ShapeError unless every gradient has the shape of its parameter.
-template <class T>
-void require_block_gradients(const TransformerBlockParameters<T>& p,
+template <class T, class W>
+void require_block_gradients(const TransformerBlockParameters<T, W>& p,
                              const TransformerBlockGradients<T>& gradients) {
   constexpr std::string_view function = "TransformerBlock::backward";
   const auto check = [&](const char* name, const Tensor<T, 1>& mine, const Tensor<T, 1>& theirs) {
@@ -236,9 +236,9 @@ void require_block_gradients(const TransformerBlockParameters<T>& p,
   require_feed_forward_gradients("FeedForward::backward", p.feed_forward, gradients.feed_forward);
 }
 
-template <class T>
+template <class T, class W>
 Tensor<T, 3> transformer_block_backward(const TransformerBlockOptions& o,
-                                        const TransformerBlockParameters<T>& p, In<T, 3> dy_in,
+                                        const TransformerBlockParameters<T, W>& p, In<T, 3> dy_in,
                                         const TransformerBlockCache<T>& cache,
                                         TransformerBlockGradients<T>& gradients,
                                         const Context& context) {
@@ -253,9 +253,9 @@ Tensor<T, 3> transformer_block_backward(const TransformerBlockOptions& o,
   // The second half
   HalfBackward<T> second({o, p.norm2}, cache.second, dy, context);
   Tensor<T, 3> d_read = like(cache.x, context);
-  FeedForwardBackward<T> feed_forward(o.feed_forward(), p.feed_forward,
-                                      merge_rows(second.d_branch()), cache.feed_forward,
-                                      merge_rows(d_read), context);
+  FeedForwardBackward<T, W> feed_forward(o.feed_forward(), p.feed_forward,
+                                         merge_rows(second.d_branch()), cache.feed_forward,
+                                         merge_rows(d_read), context);
   second.finish(std::move(d_read), dh, context);
   // The first half. Attention writes its gradients last; nothing that follows can fail.
   HalfBackward<T> first({o, p.norm1}, cache.first, dh, context);

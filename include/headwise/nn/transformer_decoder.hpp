@@ -74,7 +74,7 @@ class TransformerDecoderState {
 /// Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019; post-LN:
 /// Radford et al., "Improving Language Understanding by Generative Pre-Training", 2018.
 ///
-/// Matrices may be kept as BFloat16 or Float16 (store_weights_as): inference alone, then.
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
 template <Scalar T, KeptAs<T> W>
 class TransformerDecoder {
  public:
@@ -121,7 +121,7 @@ class TransformerDecoder {
   /// copy of the tokens.
   template <TokenId Id>
   Tensor<T, 2> forward(In<Id, 2> tokens, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<W, T> {
+                       const Context& context = {}) const {
     Cache fresh;
     Tensor<T, 2> logits = run(tokens, call, fresh, true, context);
     cache = std::move(fresh);
@@ -134,7 +134,7 @@ class TransformerDecoder {
   /// Throws ArgumentError for a cache that is empty or of a decoder of another shape, ShapeError,
   /// std::bad_alloc; nothing is changed then.
   void backward(In<T, 2> d_logits, const Cache& cache, Gradients& gradients,
-                const Context& context = {}) const requires std::same_as<W, T> {
+                const Context& context = {}) const {
     constexpr std::string_view function = "TransformerDecoder::backward";
     require(cache.filled, function, "the cache is empty: pass it to forward first");
     require(cache.module.same_shape(options_), function,
@@ -217,8 +217,8 @@ class TransformerDecoder {
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(std::pmr::memory_resource* memory =
-                               std::pmr::get_default_resource()) const requires std::same_as<W, T> {
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     return Gradients(options_, memory);
   }
 

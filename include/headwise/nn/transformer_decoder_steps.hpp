@@ -199,15 +199,16 @@ void add_position_gradients(In<T, 2> dh, const WholeSequences& sequences,
 }
 
 /// d_logits [B L, V]. The shapes are its caller's to check.
-template <class T>
-void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecoderParameters<T>& p,
-                      In<T, 2> d_logits, const TransformerDecoderCache<T>& cache,
+template <class T, class W>
+void decoder_backward(const TransformerDecoderOptions& o,
+                      const TransformerDecoderParameters<T, W>& p, In<T, 2> d_logits,
+                      const TransformerDecoderCache<T>& cache,
                       TransformerDecoderGradients<T>& gradients, const Context& context) {
   const BlockNorm<T> norm{o.block, p.norm};
   const In<T, 2> head_input = merge_rows(cache.head_input());
   // 4 tied head
   Tensor<T, 3> d_normed = like<T>(cache.h, context), dh_storage;
-  tied_head_backward(d_logits, head_input, p.token, merge_rows(d_normed), {}, context);
+  tied_head_backward(d_logits, head_input, In<W, 2>(p.token), merge_rows(d_normed), {}, context);
   In<T, 3> dh = d_normed;
   // 3 norm
   if (o.block.norm_first) {
@@ -225,7 +226,7 @@ void decoder_backward(const TransformerDecoderOptions& o, const TransformerDecod
     dh = dh_storage;
   }
   // The gradients of the parameters of 4 tied head, which is the last that can fail, of 3 norm and
-  tied_head_backward(d_logits, head_input, p.token, {}, gradients.token, context);
+  tied_head_backward(d_logits, head_input, In<W, 2>(p.token), {}, gradients.token, context);
   if (o.block.norm_first) {
     norm.backward(d_normed, cache.norm.norm_input, cache.norm, {}, &gradients.norm, context);
   }

@@ -1,5 +1,5 @@
-// Products with a factor of 16 bits. It becomes floats on the way, a part that the second cache
-// holds at a time; nowhere is all of it floats.
+// Products with weights as they are kept. Those of 16 bits become floats on the way, a part that
+// the second cache holds at a time; nowhere is all of them floats.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,35 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// c = a w + bias, w of 16 bits: a chain of its rows after the other, some columns at a time. The
-/// bits are those of the product with the same w as floats, which sums up in the same chains.
-template <NarrowFloat W>  // (a template, so that who doesn't use it compiles no kernel)
-class StoredGemm {
+/// c = a w + bias, w of numbers of T.
+template <class T, class W>
+class WeightGemm {
  public:
   /// w [K, N] is all of the factor.
-  StoredGemm(const kernels::Matrix<const W>& w, const kernels::Extents& size,
+  WeightGemm(const kernels::Matrix<const T>& w, const kernels::Extents& size,
+             const Context& context)
+      : w_(w), run_(kernels::kernels_for<T>(context)), scratch_(run_.gemm_scratch(size)) {}
+
+  /// Elements that each worker needs.
+  Index scratch() const { return scratch_; }
+  /// c [M, N] = a w + bias, of N columns of w from `first` on.
+  void run(kernels::Matrix<const T> a, Index first, kernels::Matrix<T> c,
+           const kernels::Extents& size, const T* bias, Scratch<T> memory) const {
+    run_.gemm(a, w_.from(0, first), c, size, {.bias = bias}, memory.take(scratch_));
+  }
+
+ private:
+  kernels::Matrix<const T> w_;
+  const kernels::Kernels<T>& run_;
+  Index scratch_;
+};
+
+/// The same, w of 16 bits: a chain of its rows after the other, some columns at a time. The bits
+/// are those of the product with the same w as floats, which sums up in the same chains.
+template <NarrowFloat W>  // (a template, so that who doesn't use it compiles no kernel)
+class WeightGemm<float, W> {
+ public:
+  WeightGemm(const kernels::Matrix<const W>& w, const kernels::Extents& size,
              const Context& context)
       : w_(w),
         few_(context.products.exact() && size.M <= kernels::Thin::rows &&
@@ -25,12 +47,10 @@ class StoredGemm {
         stored_(kernels::model_kernels_here<float>()),
         most_{size.M, std::min<Index>(size.N, part_columns), std::min<Index>(size.K, run_.inner)} {}
 
-  /// Floats that each worker needs.
   Index scratch() const {
     if (few_) return kernels::Thin::sums;
     return padded<float>(most_.N * most_.K) + run_.gemm_scratch(most_);
   }
-  /// c [M, N] = a w + bias, of N columns of w from `first` on.
   void run(kernels::Matrix<const float> a, Index first, kernels::Matrix<float> c,
            const kernels::Extents& size, const float* bias, Scratch<float> memory) const {
     if (few_) {

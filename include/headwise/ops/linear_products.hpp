@@ -1,0 +1,151 @@
+// The products of linear layers, cut into tasks.
+#pragma once
+
+#include <algorithm>
+
+#include "headwise/kernels/kernels.hpp"
+#include "headwise/ops/weight_gemm.hpp"
+#include "headwise/runtime/workspace.hpp"
+#include "headwise/tensor/view_ops.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// How a product is cut into tasks: columns first, for each task packs the columns that it needs.
+/// What an element is computed from does not depend on it.
+struct GemmTasks {
+  Index rows, columns;  // of a task
+  Index across;         // tasks side by side
+  Index count;
+
+  GemmTasks(const kernels::Extents& size, Index workers, Index panel) {
+    constexpr Index tasks_a_worker = 2, fewest_columns = 192, fewest_rows = 48;
+    const auto pieces = [](Index n, Index piece) { return (n + piece - 1) / piece; };
+    const Index wanted = workers == 1 ? 1 : tasks_a_worker * workers;
+    const Index most_across = std::max<Index>(1, size.N / fewest_columns);
+    const Index most_down = std::max<Index>(1, size.M / fewest_rows);
+    across = std::min<Index>(wanted, most_across);
+    columns = kernels::round_up(pieces(size.N, across), panel);
+    across = pieces(size.N, columns);
+    rows = pieces(size.M, std::min<Index>(pieces(wanted, across), most_down));
+    count = across * pieces(size.M, rows);
+  }
+};
+
+/// A part of a product, from element (m, n) on.
+struct GemmTask {
+  Index m, n;
+  kernels::Extents size;
+  Index worker;
+};
+
+/// run(task) for the parts of a product, in any order.
+template <class F>
+void for_gemm_tasks(const kernels::Extents& size, Index panel, const Context& context,
+                    const F& run) {
+  const GemmTasks tasks(size, context.executor.concurrency(), panel);
+  const auto task = [&](Index t, Index worker) {
+    const Index m = t / tasks.across * tasks.rows, n = t % tasks.across * tasks.columns;
+    run(GemmTask{m,
+                 n,
+                 {std::min<Index>(tasks.rows, size.M - m),
+                  std::min<Index>(tasks.columns, size.N - n), size.K},
+                 worker});
+  };
+  context.executor.run(tasks.count, task);
+}
+
+/// A product of no weights.
+template <class T>
+void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<T>& workspace,
+              kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,
+              const kernels::Extents& size, const kernels::Epilogue<T>& epilogue) {
+  for_gemm_tasks(size, run.columns, context, [&](const GemmTask& task) {
+    run.gemm(a.from(task.m, 0), b.from(0, task.n), c.from(task.m, task.n), task.size, epilogue,
+             workspace.of(task.worker).take(run.gemm_scratch(size)));
+  });
+}
+
+/// c = a w + bias in tasks, w as it is kept.
+template <class T, class W>
+class LinearProduct {
+ public:
+  /// w [K, N] has to stay.
+  LinearProduct(const In<W, 2>& w, const kernels::Extents& size, const Context& context)
+      : gemm_(kernels::matrix(w), size, context),
+        run_(kernels::kernels_for<T>(context)),
+        size_(size) {}
+
+  /// Elements that each worker needs.
+  Index scratch() const { return gemm_.scratch(); }
+  /// a [M, K], c [M, N], bias [N] or null.
+  void run(const In<T, 2>& a, const Out<T, 2>& c, const T* bias, Workspace<T>& workspace,
+           const Context& context) const {
+    const auto from = kernels::matrix(a);
+    const auto to = kernels::matrix(c);
+    for_gemm_tasks(size_, run_.columns, context, [&](const GemmTask& task) {
+      gemm_.run(from.from(task.m, 0), task.n, to.from(task.m, task.n), task.size,
+                bias == nullptr ? nullptr : bias + task.n, workspace.of(task.worker));
+    });
+    const std::int64_t of_bias = bias == nullptr ? 0 : std::int64_t{size_.M} * size_.N;
+    context.count_flops(std::int64_t{2} * size_.M * size_.K * size_.N + of_bias,
+                        run_.executed_gemm_flops(size_) + of_bias);
+  }
+
+ private:
+  const WeightGemm<T, W> gemm_;
+  const kernels::Kernels<T>& run_;
+  const kernels::Extents size_;
+};
+
+/// x with 0 in the rows whose dy is 0 throughout, in `storage`; or x itself where it is finite.
+/// What had no part in the result has none in the gradient: 0 times NaN is not let in.
+template <class T>
+In<T, 2> without_idle_rows(const kernels::Kernels<T>& run, const In<T, 2>& x, const In<T, 2>& dy,
+                           Tensor<T, 2>& storage, const Context& context) {
+  if (run.all_finite(kernels::matrix(x), x.extent(0), x.extent(1))) return x;
+  storage = contiguous(x, context.memory);
+  for (Index n = 0; n < x.extent(0); ++n) {
+    bool idle = true;
+    for (Index o = 0; o < dy.extent(1); ++o) idle = idle && dy(n, o) == T(0);
+    for (Index i = 0; idle && i < x.extent(1); ++i) storage(n, i) = T(0);
+  }
+  return storage;
+}
+
+/// dw += x^T dy in two steps: what may fail, then what writes.
+template <class T>
+class LinearWeightGradient {
+ public:
+  /// dy [N, O], x [N, K]; both have to stay. Throws std::bad_alloc.
+  LinearWeightGradient(const In<T, 2>& dy, const In<T, 2>& x, const Context& context)
+      : dy_(dy),
+        run_(kernels::kernels_for<T>(context)),
+        x_(without_idle_rows<T>(run_, x, dy, storage_, context)),
+        size_{x.extent(1), dy.extent(1), x.extent(0)} {}
+  LinearWeightGradient(const LinearWeightGradient&) = delete;
+  LinearWeightGradient& operator=(const LinearWeightGradient&) = delete;
+
+  /// Elements that each worker needs.
+  Index scratch() const { return size_.M == 0 ? 0 : run_.gemm_scratch(size_); }
+  /// dw [K, O].
+  void add_to(const InOut<T, 2>& dw, Workspace<T>& workspace, const Context& context) const {
+    if (size_.M == 0 || size_.N == 0 || size_.K == 0) return;
+    run_gemm<T>(run_, context, workspace, kernels::matrix(x_).transposed(), kernels::matrix(dy_),
+                kernels::matrix(dw), size_, {.accumulate = true});
+    context.count_flops(std::int64_t{2} * size_.M * size_.N * size_.K,
+                        run_.executed_gemm_flops(size_));
+  }
+
+ private:
+  Tensor<T, 2> storage_;
+  const In<T, 2> dy_;
+  const kernels::Kernels<T>& run_;
+  const In<T, 2> x_;
+  const kernels::Extents size_;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
