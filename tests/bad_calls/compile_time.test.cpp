@@ -50,6 +50,10 @@ concept PackedBy = requires(X&& starts) {
   MultiHeadAttentionCall<float>{.query_starts = static_cast<X&&>(starts)};
 };
 template <class X>
+concept TurnedBy = requires(X&& x) {
+  RotaryOptions{.frequencies = static_cast<X&&>(x)};
+};
+template <class X>
 concept SunkInto = requires(X&& x) {
   ScoreOptions<float>{.sinks = static_cast<X&&>(x)};
 };
@@ -118,6 +122,9 @@ TEST_CASE("what would be gone before it is read is not viewed", "[bad_calls]") {
   STATIC_REQUIRE_FALSE(MaskedBy<Tensor2<bool>>);
   STATIC_REQUIRE(BiasedBy<Tensor2<float>&>);
   STATIC_REQUIRE_FALSE(BiasedBy<Tensor2<float>>);
+  STATIC_REQUIRE((TurnedBy<Tensor1<double>&> && TurnedBy<In<double, 1>>));
+  STATIC_REQUIRE((TurnedBy<std::vector<double>> && TurnedBy<const std::vector<double>&>));
+  STATIC_REQUIRE_FALSE((TurnedBy<Tensor1<double>> || TurnedBy<const Tensor1<double>>));
   STATIC_REQUIRE((SunkInto<Tensor1<float>&> && SunkInto<const Tensor1<float>&>));
   STATIC_REQUIRE((SunkInto<In<float, 1>> && SunkInto<View1<const float>>));
   STATIC_REQUIRE_FALSE((SunkInto<Tensor1<float>> || SunkInto<const Tensor1<float>>));

@@ -140,18 +140,31 @@ class KeyValueCache {
   Index length() const {
     return lengths_.size() == 0 ? 0 : *std::max_element(lengths_.begin(), lengths_.end());
   }
-  /// The same of sequence b.
-  Index length(Index b) const { return lengths_(b); }
+  /// The same of sequence b. Throws ArgumentError unless there is one, as do all that name one.
+  Index length(Index b) const {
+    require_sequence("KeyValueCache::length", b);
+    return lengths_(b);
+  }
   /// Tokens of each sequence that still fit.
   Index room() const {
     Index least = slots_.capacity;
-    for (Index b = 0; b < lengths_.size(); ++b) least = std::min<Index>(least, room(b));
+    for (Index b = 0; b < lengths_.size(); ++b) least = std::min<Index>(least, at(b).room(slots_));
     return least;
   }
   /// The same of sequence b.
-  Index room(Index b) const { return at(b).room(slots_); }
-  /// The position in its sequence of key `slot` of k(b): without a window, the slot.
-  Index position(Index b, Index slot) const { return at(b).position(slots_, slot); }
+  Index room(Index b) const {
+    require_sequence("KeyValueCache::room", b);
+    return at(b).room(slots_);
+  }
+  /// The position in its sequence of key `slot` of k(b): without a window, the slot. Throws
+  /// ArgumentError unless that key is held.
+  Index position(Index b, Index slot) const {
+    constexpr std::string_view function = "KeyValueCache::position";
+    require_sequence(function, b);
+    require(slot >= 0 && slot < at(b).held(), function, "slot is ", slot, ", expected one of the ",
+            at(b).held(), " keys that are held");
+    return at(b).position(slots_, slot);
+  }
   /// The options, d_value filled in, and the capacity that there is.
   const KeyValueCacheOptions& options() const { return options_; }
 
@@ -171,11 +184,13 @@ class KeyValueCache {
   /// Keys of sequence b [1, G, held, d].
   template <class U = T>
   TransposedKeys<U> k(Index b) const {
+    require_sequence("KeyValueCache::k", b);
     return view<U>("KeyValueCache::k", k_, b, 1, at(b).held());
   }
   /// Values of sequence b [1, G, held, dv].
   template <class U = T>
   In<U, 4> v(Index b) const {
+    require_sequence("KeyValueCache::v", b);
     return view<U>("KeyValueCache::v", v_, b, 1, at(b).held());
   }
 

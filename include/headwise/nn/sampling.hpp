@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "headwise/runtime/context.hpp"
@@ -146,10 +148,12 @@ Index sample_token(In<T, 1> logits, const SamplingOptions& options, const Contex
   detail::require_sampling(function, options);
   const Index V = logits.extent(0), greatest = detail::first_greatest(function, logits);
   if (options.temperature == 0) return greatest;
-  const double most = static_cast<double>(logits(greatest));
+  using Wide = std::conditional_t<std::same_as<T, long double>, T, double>;  // holds every logit
+  const Wide most = static_cast<Wide>(logits(greatest)), temperature = options.temperature;
   auto weights = Tensor<double, 1>::uninitialized({V}, context.memory);
   for (Index v = 0; v < V; ++v) {
-    weights(v) = std::exp((static_cast<double>(logits(v)) - most) / options.temperature);
+    const Wide below = static_cast<Wide>(logits(v)) - most;
+    weights(v) = static_cast<double>(std::exp(below / temperature));
   }
   if ((options.top_k != 0 && options.top_k < V) || options.top_p != 1) {
     Tensor<double, 1> kept(Shape{V}, context.memory);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <concepts>
 #include <limits>
 #include <memory>
 #include <type_traits>
@@ -28,9 +29,12 @@ class RotaryFrequencies {
  public:
   /// None: theta tells them.
   RotaryFrequencies() = default;
-  /// Viewed: what it sees must outlive the call.
+  /// Viewed: what it sees must outlive the call. A tensor without a name does not compile.
   ///@{
   RotaryFrequencies(In<double, 1> view) : view_(view) {}
+  template <OwnsItsElements U>
+  requires std::derived_from<U, In<double, 1>> RotaryFrequencies(const U&& tensor)
+  = delete;  // it would be gone before it is read
   RotaryFrequencies(const double* data, const Shape<1>& shape) : view_(data, shape) {}
   ///@}
   /// Of its own.
