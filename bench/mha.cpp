@@ -41,12 +41,12 @@ Case mha(const std::vector<Index>& values) {
   const auto module = std::make_shared<Module<T, E>>(values);
   Case one = case_of(module, with_backward);
   one.run = [module](const Context& context) { module->run(with_backward, context); };
-  constexpr double allowed = std::same_as<T, E> ? tolerance<T> : 0.01;  // bf16 has 8 digits
+  constexpr double allowed = std::same_as<T, E> ? tolerance<T> : 0.01;  // bf16 has 8 binary digits
   one.right = [module] { return right(*module, with_backward, allowed); };
   return one;
 }
 
-/// The same module by another context. Numbers of bf16 have 8 digits.
+/// The same module by another context. Numbers of bf16 have 8 binary digits.
 template <bool with_backward>
 Case mha_bf16(const std::vector<Index>& values, void (*change)(Context&)) {
   constexpr double allowed = 0.05;  // of the largest

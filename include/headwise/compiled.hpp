@@ -66,9 +66,8 @@
       const ModuleInputs<T>&, const MultiHeadAttentionCall<T>&, MultiHeadAttentionCache<T>&, bool, \
       const Context&);                                                                             \
   HEADWISE_INSTANCE CrossAttentionGradients<T> multi_head_attention_backward<T>(                   \
-      std::string_view, const MultiHeadAttentionOptions&, const MultiHeadAttentionParameters<T>&,  \
-      In<T, 3>, const MultiHeadAttentionCache<T>&, MultiHeadAttentionGradients<T>&,                \
-      const Context&);                                                                             \
+      const MultiHeadAttentionOptions&, const MultiHeadAttentionParameters<T>&, In<T, 3>,          \
+      const MultiHeadAttentionCache<T>&, MultiHeadAttentionGradients<T>&, const Context&);         \
   HEADWISE_INSTANCE Tensor<T, 3> transformer_block_forward<T>(                                     \
       const TransformerBlockOptions&, const TransformerBlockParameters<T>&, In<T, 3>,              \
       const TransformerBlockCall<T>&, TransformerBlockCache<T>&, bool, const Context&);            \

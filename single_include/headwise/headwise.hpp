@@ -1145,6 +1145,22 @@ constexpr To convert_float(From from) {
   }
 }
 
+namespace detail {
+
+/// x in another type: to and from 16 bits the nearest number, else as static_cast rounds it.
+template <class To, class From>
+constexpr To number_as(const From& x) {
+  if constexpr (std::same_as<To, From>) {
+    return x;
+  } else if constexpr (NarrowFloat<To> || NarrowFloat<From>) {
+    return convert_float<To>(x);
+  } else {
+    return static_cast<To>(x);
+  }
+}
+
+}  // namespace detail
+
 }  // namespace headwise::inline v0_1
 
 // headwise/tensor/scalar.hpp
@@ -2675,18 +2691,16 @@ void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
   for_each_index(tensor.shape(), [&](const Shape<R>& index) { tensor(index) = value; });
 }
 
-/// The same values in another type, as static_cast rounds them; to and from those of 16 bits as
-/// convert_float does, to the nearest. Throws std::bad_alloc.
+/// The same values in another type, as static_cast rounds them; to 16 bits the nearest ones. Those
+/// of 16 bits go to and from float and double. Throws std::bad_alloc.
 template <class To, class From, int R>
-Tensor<To, R> convert(In<From, R> from) {
+requires(!(NarrowFloat<To> || NarrowFloat<From>) || (StoredFloat<To> && StoredFloat<From>))
+    Tensor<To, R> convert(In<From, R> from,
+                          std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
   require_countable("convert", "from", from);
-  Tensor<To, R> result(from.shape());
+  Tensor<To, R> result(from.shape(), memory);
   for_each_index(from.shape(), [&](const Shape<R>& index) {
-    if constexpr (NarrowFloat<To> || NarrowFloat<From>) {
-      result(index) = convert_float<To>(from(index));
-    } else {
-      result(index) = static_cast<To>(from(index));
-    }
+    result(index) = detail::number_as<To>(from(index));
   });
   return result;
 }
@@ -26903,6 +26917,13 @@ struct AttentionSizes {
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
+/// Throws ShapeError unless H query heads share G of keys evenly.
+inline void require_groups(std::string_view function, Index H, Index G) {
+  if (G == 0 ? H == 0 : H % G == 0) return;
+  raise<ShapeError>(function, ": q has ", H, " heads, k has ", G,
+                    ", expected a divisor of the former");
+}
+
 /// Checks queries, keys, values and options, and names their sizes.
 template <class T, class Q, class U>
 AttentionSizes require_attention(std::string_view function, const In<Q, 4>& q, const In<U, 4>& k,
@@ -26915,10 +26936,7 @@ AttentionSizes require_attention(std::string_view function, const In<Q, 4>& q, c
   require_countable(function, "v", v);
   require_shape(function, "k", k, Shape{B, G, S, d}, "batch and head width of q ", q.shape());
   require_shape(function, "v", v, Shape{B, G, S, dv}, "batch, heads and length of k ", k.shape());
-  if (G == 0 ? H != 0 : H % G != 0) {
-    raise<ShapeError>(function, ": q has ", H, " heads, k has ", G,
-                      ", expected a divisor of the former");
-  }
+  require_groups(function, H, G);
   options.mask.require_fits(function, B, H, L, S);
   options.require_in_range(function);
   options.score.require_heads(function, H);
@@ -27752,7 +27770,8 @@ class OrderedTurns {
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/ops/stored_rows.hpp
-// Rows that are computed as numbers of T and stored as U, which may have 16 bits.
+// Rows that are computed as numbers of T and stored as U, which may have 16 bits: written, and
+// read.
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -27797,13 +27816,19 @@ Index row_offset(const In<U, R>& x, Index row) {
   return offset;
 }
 
-/// The same numbers as floats, dense. Throws std::bad_alloc.
+/// x as floats, dense. Throws std::bad_alloc.
 template <NarrowFloat U, int R>
 Tensor<float, R> widened_tensor(const In<U, R>& x, const Context& context) {
   auto wide = Tensor<float, R>::uninitialized(x.shape(), context.memory);
   if (wide.size() == 0) return wide;
   const Index N = x.extent(R - 1);
   const auto widen = kernels::model_kernels_here<float>().widen_rows;
+  if (x.dense()) {
+    for_rows(context, wide.size(), 1, [&](Index begin, Index end) {
+      widen(stored_as<U>, {x.data() + begin, 0, 1}, 1, end - begin, wide.data() + begin);
+    });
+    return wide;
+  }
   for_rows(context, wide.size() / N, N, [&](Index begin, Index end) {
     for (Index row = begin; row < end; ++row) {
       const U* const from = x.data() + row_offset(x, row);
@@ -29939,6 +29964,184 @@ void init_weights(Out<W, 2> w, Init init, std::uint64_t seed, std::uint32_t para
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/runtime/viewed_input.hpp
+// Inputs that a cache views until backward: numbers of T, or of 16 bits, whose type the cache does
+// not name.
+
+namespace headwise::inline v0_1 {
+
+/// A view of floats, or of numbers of 16 bits, which floats() has as floats.
+template <int R>
+class ViewedFloats {
+ public:
+  /// The numbers of a narrow view as floats. Throws std::bad_alloc.
+  using Widen = Tensor<float, R> (*)(const ViewedFloats& x, const Context& context);
+
+  /// Absent.
+  constexpr ViewedFloats() noexcept {}
+  /// Of floats.
+  constexpr ViewedFloats(const In<float, R>& x)
+      : data_(x.data()), shape_(x.shape()), strides_(x.strides()) {}
+  /// Of numbers of 16 bits, which `widens` makes floats of.
+  template <NarrowFloat U>
+  constexpr ViewedFloats(const In<U, R>& x, Widen widens)
+      : data_(x.data()),
+        shape_(x.shape()),
+        strides_(x.strides()),
+        stored_(detail::stored_as<U>),
+        widen_(widens) {}
+
+  /// The extents of all axes.
+  constexpr const Shape<R>& shape() const { return shape_; }
+  /// The extent of one axis.
+  constexpr Index extent(int axis) const { return shape_[axis]; }
+  /// Whether these are numbers of 16 bits.
+  constexpr bool is_narrow() const { return stored_ != StoredAs::same; }
+
+  /// These numbers. Throws ArgumentError unless they are of U: float, BFloat16 or Float16.
+  template <class U>
+  requires(std::same_as<U, float> || NarrowFloat<U>) In<U, R> as()
+  const {
+    constexpr StoredAs wanted = detail::stored_as<U>;
+    require(stored_ == wanted, "ViewedFloats::as", "the input is of ", name_of(stored_),
+            ", expected ", name_of(wanted));
+    return {static_cast<const U*>(data_), shape_, strides_};
+  }
+  /// These floats. Throws ArgumentError where they are of 16 bits.
+  operator In<float, R>() const { return as<float>(); }
+  /// The view itself, or a tensor of the same numbers that is kept in `storage`. Throws
+  /// std::bad_alloc.
+  In<float, R> floats(Tensor<float, R>& storage, const Context& context) const {
+    if (!is_narrow()) return as<float>();
+    storage = widen_(*this, context);
+    return storage;
+  }
+
+ private:
+  static constexpr std::string_view name_of(StoredAs stored) {
+    if (stored == StoredAs::same) return "floats";
+    return stored == StoredAs::bf16 ? "BFloat16" : "Float16";
+  }
+
+  const void* data_ = nullptr;
+  Shape<R> shape_, strides_;
+  StoredAs stored_ = StoredAs::same;
+  Widen widen_ = nullptr;
+};
+
+/// An input of a module of T, as its cache views it.
+template <Scalar T, int R>
+using ViewedInput = std::conditional_t<std::same_as<T, float>, ViewedFloats<R>, In<T, R>>;
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The numbers of a view, to be read as T; in `storage` where the view is of 16 bits. Throws
+/// std::bad_alloc.
+///@{
+template <class T, int R>
+In<T, R> viewed_numbers(const In<T, R>& x, Tensor<T, R>&, const Context&) {
+  return x;
+}
+template <int R>
+In<float, R> viewed_numbers(const ViewedFloats<R>& x, Tensor<float, R>& storage,
+                            const Context& context) {
+  return x.floats(storage, context);
+}
+///@}
+
+/// Throws ShapeError unless what a cache views has this shape.
+template <class View, int R, class... Whence>
+void require_viewed_shape(std::string_view function, std::string_view argument, const View& x,
+                          const Shape<R>& expected, const Whence&... whence) {
+  if (x.shape() == expected) return;
+  raise_shape(function, argument, x.shape().extents, expected.extents, {whence...});
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/narrow_ends.hpp
+// Modules of floats with inputs and outputs of 16 bits: each number of an input becomes a float,
+// each of an output the nearest number of the input's type, and a cache views what was given.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Throws ArgumentError for a cache that forward has not been called with.
+template <class Cache>
+void require_filled(std::string_view function, const Cache& cache) {
+  require(cache.filled, function, "the cache is empty: pass it to forward first");
+}
+
+/// narrow = y, each number as the nearest one of U; y becomes these numbers. Of one shape, dense.
+template <NarrowFloat U, int R>
+void round_to(Tensor<float, R>& y, Tensor<U, R>& narrow, const Context& context) {
+  const auto round = kernels::model_kernels_here<float>().round_elements;
+  for_rows(context, y.size(), 1, [&](Index begin, Index end) {
+    round(stored_as<U>, y.data() + begin, end - begin, narrow.data() + begin);
+  });
+}
+
+/// y in U, of its shape. Throws std::bad_alloc.
+template <NarrowFloat U, int R>
+Tensor<U, R> narrowed(Tensor<float, R> y, const Context& context) {
+  auto narrow = Tensor<U, R>::uninitialized(y.shape(), context.memory);
+  round_to(y, narrow, context);
+  return narrow;
+}
+
+/// What a cache views of an input.
+template <NarrowFloat U, int R>
+ViewedFloats<R> viewed(const In<U, R>& x) {
+  return {x, [](const ViewedFloats<R>& of, const Context& context) {
+            return widened_tensor(of.template as<U>(), context);
+          }};
+}
+
+// The calls of a module with ends in U, by those that it has for floats. What they may be given has
+// been checked: an error of theirs is that there is no memory.
+
+/// y for x, where forward(x) is that of floats.
+template <NarrowFloat U, int R, class Forward>
+Tensor<U, R> narrow_forward(const In<U, R>& x, const Context& context, const Forward& forward) {
+  return narrowed<U>(forward(In<float, R>(widened_tensor(x, context))), context);
+}
+/// The same where forward(x, cache) fills a cache, in which view(cache, x) then puts what it views.
+template <NarrowFloat U, int R, class Cache, class Forward, class View>
+Tensor<U, R> narrow_forward(const In<U, R>& x, Cache& cache, const Context& context,
+                            const Forward& forward, const View& view) {
+  Cache filled;
+  Tensor<U, R> y =
+      narrow_forward(x, context, [&](const In<float, R>& wide) { return forward(wide, filled); });
+  view(filled, viewed(x));
+  cache = std::move(filled);
+  return y;
+}
+
+/// y for x of its shape, where step(x) is that of floats and changes a cache: y is made before.
+template <NarrowFloat U, class Step>
+Tensor<U, 3> narrow_step(const In<U, 3>& x, const Context& context, const Step& step) {
+  const Tensor<float, 3> wide = widened_tensor(x, context);
+  auto y = Tensor<U, 3>::uninitialized(x.shape(), context.memory);
+  Tensor<float, 3> of_floats = step(In<float, 3>(wide));
+  round_to(of_floats, y, context);
+  return y;
+}
+
+/// dx of this shape for dy, where backward(dy) is that of floats and adds to gradients: dx is made
+/// before.
+template <NarrowFloat U, int R, class Backward>
+Tensor<U, R> narrow_backward(const In<U, R>& dy, const Shape<R>& of_x, const Context& context,
+                             const Backward& backward) {
+  const Tensor<float, R> wide = widened_tensor(dy, context);
+  auto dx = Tensor<U, R>::uninitialized(of_x, context.memory);
+  Tensor<float, R> of_floats = backward(In<float, R>(wide));
+  round_to(of_floats, dx, context);
+  return dx;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/ops/tokens.hpp
 // Tokens: rows of a table, or columns of logits, by number. What may be one, and the rule that all
 // of a call's lie in range.
@@ -30266,7 +30469,7 @@ class Embedding {
   void backward(In<T, 2> dy, const Cache& cache, EmbeddingParameters<T>& gradients,
                 const Context& context = {}) const {
     constexpr std::string_view function = "Embedding::backward";
-    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    detail::require_filled(function, cache);
     require_shape(function, "dy", dy, Shape{cache.tokens.extent(0), parameters_.table.extent(1)},
                   "the output");
     require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
@@ -30642,9 +30845,12 @@ class RotaryFrequencies {
  public:
   /// None: theta tells them.
   RotaryFrequencies() = default;
-  /// Viewed: what it sees must outlive the call.
+  /// Viewed: what it sees must outlive the call. A tensor without a name does not compile.
   ///@{
   RotaryFrequencies(In<double, 1> view) : view_(view) {}
+  template <OwnsItsElements U>
+  requires std::derived_from<U, In<double, 1>> RotaryFrequencies(const U&& tensor)
+  = delete;  // it would be gone before it is read
   RotaryFrequencies(const double* data, const Shape<1>& shape) : view_(data, shape) {}
   ///@}
   /// Of its own.
@@ -31616,10 +31822,7 @@ FlashSequences require_packed(std::string_view function, const PackedSequences<U
   require_countable(function, "q", x.q);
   require_shape(function, "k", x.k, Shape{M, G, d}, "head width of q ", x.q.shape());
   require_shape(function, "v", x.v, Shape{M, G, dv}, "rows and heads of k ", x.k.shape());
-  if (G == 0 ? H != 0 : H % G != 0) {
-    raise<ShapeError>(function, ": q has ", H, " heads, k has ", G,
-                      ", expected a divisor of the former");
-  }
+  require_groups(function, H, G);
   require_packed_starts(function, x.query_starts, N, "the rows of q", x.key_starts, M,
                         "the rows of k");
   const Index B = static_cast<Index>(x.query_starts.size()) - 1;
@@ -32504,73 +32707,6 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/runtime/viewed_input.hpp
-// Inputs that a cache views until backward: numbers of T, or of 16 bits, whose type the cache does
-// not name.
-
-namespace headwise::inline v0_1 {
-
-/// A view of floats. Of numbers of 16 bits it has extents and strides, but no address; floats() has
-/// them as floats.
-template <int R>
-class ViewedFloats : public In<float, R> {
- public:
-  /// The numbers of a narrow view as floats. Throws std::bad_alloc.
-  using Widen = Tensor<float, R> (*)(const ViewedFloats& x, const Context& context);
-
-  /// Absent.
-  constexpr ViewedFloats() noexcept {}
-  /// Of floats.
-  constexpr ViewedFloats(const In<float, R>& x) : In<float, R>(x) {}
-  /// Of numbers of 16 bits, which `widens` knows the type of.
-  constexpr ViewedFloats(const void* data, const Shape<R>& shape, const Shape<R>& strides,
-                         Widen widens)
-      : In<float, R>(nullptr, shape, strides), narrow_data_(data), widen_(widens) {}
-
-  /// Whether these are numbers of 16 bits.
-  constexpr bool narrow() const { return widen_ != nullptr; }
-  /// These numbers, of their type.
-  template <NarrowFloat U>
-  In<U, R> as() const {
-    return {static_cast<const U*>(narrow_data_), this->shape(), this->strides()};
-  }
-  /// The view itself, or a tensor of the same numbers that is kept in `storage`. Throws
-  /// std::bad_alloc.
-  In<float, R> floats(Tensor<float, R>& storage, const Context& context) const {
-    if (!narrow()) return *this;
-    storage = widen_(*this, context);
-    return storage;
-  }
-
- private:
-  const void* narrow_data_ = nullptr;
-  Widen widen_ = nullptr;
-};
-
-/// An input of a module of T, as its cache views it.
-template <Scalar T, int R>
-using ViewedInput = std::conditional_t<std::same_as<T, float>, ViewedFloats<R>, In<T, R>>;
-
-}  // namespace headwise::inline v0_1
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// The numbers of a view, to be read as T; in `storage` where the view is of 16 bits. Throws
-/// std::bad_alloc.
-///@{
-template <class T, int R>
-In<T, R> viewed_numbers(const In<T, R>& x, Tensor<T, R>&, const Context&) {
-  return x;
-}
-template <int R>
-In<float, R> viewed_numbers(const ViewedFloats<R>& x, Tensor<float, R>& storage,
-                            const Context& context) {
-  return x.floats(storage, context);
-}
-///@}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
 // headwise/nn/feed_forward_parameters.hpp
 // What a FeedForward is, what one call of it is asked for, what it learns and what forward leaves.
 
@@ -32680,71 +32816,6 @@ struct FeedForwardCache {
 
 }  // namespace headwise::inline v0_1
 
-// headwise/nn/narrow_ends.hpp
-// Modules of floats with inputs and outputs of 16 bits: each number of an input becomes a float,
-// each of an output the nearest number of the input's type, and a cache views what was given.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// Throws ArgumentError for a cache that forward has not been called with.
-template <class Cache>
-void require_filled(std::string_view function, const Cache& cache) {
-  require(cache.filled, function, "the cache is empty: pass it to forward first");
-}
-
-/// The nearest numbers of U to those of y, which become these.
-template <NarrowFloat U, int R>
-void round_to(Tensor<float, R>& y, Tensor<U, R>& narrow, const Context& context) {
-  const auto round = kernels::model_kernels_here<float>().round_elements;
-  for_rows(context, y.size(), 1, [&](Index begin, Index end) {
-    round(stored_as<U>, y.data() + begin, end - begin, narrow.data() + begin);
-  });
-}
-
-/// An output in U. Throws std::bad_alloc.
-template <NarrowFloat U, int R>
-Tensor<U, R> narrowed(Tensor<float, R> y, const Context& context) {
-  auto narrow = Tensor<U, R>::uninitialized(y.shape(), context.memory);
-  round_to(y, narrow, context);
-  return narrow;
-}
-
-/// What a cache views of an input.
-template <NarrowFloat U, int R>
-ViewedFloats<R> viewed(const In<U, R>& x) {
-  return {x.data(), x.shape(), x.strides(), [](const ViewedFloats<R>& of, const Context& context) {
-            return widened_tensor(of.template as<U>(), context);
-          }};
-}
-
-/// step(x as floats) in U, of x's shape. The output is made before the step, which changes what it
-/// is called over. Throws as the step does, std::bad_alloc.
-template <NarrowFloat U, class Step>
-Tensor<U, 3> narrow_step(const In<U, 3>& x, const Context& context, const Step& step) {
-  const Tensor<float, 3> wide = widened_tensor(x, context);
-  auto y = Tensor<U, 3>::uninitialized(x.shape(), context.memory);
-  Tensor<float, 3> of_floats = step(wide);
-  round_to(of_floats, y, context);
-  return y;
-}
-
-/// dx in U for a dy [of_y] in U, where backward(dy as floats) is dx as floats. What it returns is
-/// made before anything is added to. Throws as backward does, ShapeError, std::bad_alloc.
-template <NarrowFloat U, int R, class Cache, class Backward>
-Tensor<U, R> narrow_backward(std::string_view function, const In<U, R>& dy, const Shape<R>& of_y,
-                             const Cache& cache, const Shape<R>& of_x, const Context& context,
-                             const Backward& backward) {
-  require_filled(function, cache);
-  require_shape(function, "dy", dy, of_y, "the output");
-  const Tensor<float, R> wide = widened_tensor(dy, context);
-  auto dx = Tensor<U, R>::uninitialized(of_x, context.memory);
-  Tensor<float, R> of_floats = backward(wide);
-  round_to(of_floats, dx, context);
-  return dx;
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
 // headwise/ops/saved_in.hpp
 // Tensors that are kept in 16 bits from forward to backward. They are rounded while forward runs,
 // before anything reads them: backward follows what forward computed.
@@ -32790,7 +32861,7 @@ void require_saved_shape(std::string_view function, std::string_view argument, c
 
 /// What is kept in 16 bits is no longer there as it was computed.
 template <class X>
-void narrow_saved(X& x, const Saved& saved) {
+void drop_saved_floats(X& x, const Saved& saved) {
   with_kept(x, saved, [&](const auto&) { Tensor<typename X::value_type, X::rank>().swap(x); });
 }
 
@@ -32885,8 +32956,8 @@ void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParamete
   if (cache.call.output_dropout.active()) {
     dropout_forward(In<T, 2>(y), cache.call.output_dropout, y, context);
   }
-  narrow_saved(cache.hidden, cache.saved);
-  narrow_saved(cache.activated, cache.saved);
+  drop_saved_floats(cache.hidden, cache.saved);
+  drop_saved_floats(cache.activated, cache.saved);
   cache.filled = true;
 }
 
@@ -33062,18 +33133,17 @@ class FeedForward {
   Tensor<U, 2> forward(In<U, 2> x, const Call& call = {},
                        const Context& context = {}) const requires std::same_as<T, float> {
     require_call(x, call);
-    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), call, context), context);
+    return detail::narrow_forward(x, context,
+                                  [&](In<T, 2> wide) { return forward(wide, call, context); });
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x, const Call& call, Cache& cache,
                        const Context& context = {}) const requires std::same_as<T, float> {
     require_call(x, call);
-    const Tensor<T, 2> wide = detail::widened_tensor(x, context);
-    Cache filled;
-    Tensor<U, 2> y = detail::narrowed<U>(forward(wide, call, filled, context), context);
-    filled.x = detail::viewed(x);
-    cache = std::move(filled);
-    return y;
+    return detail::narrow_forward(
+        x, cache, context,
+        [&](In<T, 2> wide, Cache& filled) { return forward(wide, call, filled, context); },
+        [](Cache& filled, const auto& view) { filled.x = view; });
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, const Call& call, Cache& cache,
@@ -33086,10 +33156,7 @@ class FeedForward {
   /// std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const {
-    constexpr std::string_view function = "FeedForward::backward";
-    detail::require_feed_forward_cache(function, options_, cache);
-    require_shape(function, "dy", dy, cache.x.shape(), "the output");
-    detail::require_feed_forward_gradients(function, parameters_, gradients);
+    require_backward(dy, cache, gradients);
     auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
     const auto through = [&](const Cache& kept) {
       detail::FeedForwardBackward<T, W>(options_, parameters_, dy, kept, dx, context)
@@ -33108,9 +33175,10 @@ class FeedForward {
   template <NarrowFloat U>
   Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const requires std::same_as<T, float> {
-    return detail::narrow_backward(
-        "FeedForward::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
-        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
+    require_backward(dy, cache, gradients);
+    return detail::narrow_backward(dy, cache.x.shape(), context, [&](In<T, 2> wide) {
+      return backward(wide, cache, gradients, context);
+    });
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
@@ -33137,6 +33205,13 @@ class FeedForward {
                   "the options: a module that was moved from has none");
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
+  }
+  template <class U>
+  void require_backward(const In<U, 2>& dy, const Cache& cache, const Gradients& gradients) const {
+    constexpr std::string_view function = "FeedForward::backward";
+    detail::require_feed_forward_cache(function, options_, cache);
+    require_shape(function, "dy", dy, cache.x.shape(), "the output");
+    detail::require_feed_forward_gradients(function, parameters_, gradients);
   }
   Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
     require_call(x, call);
@@ -33748,7 +33823,7 @@ template <class T, class W>
                                      const MultiHeadAttentionParameters<T, W>& p,
                                      const MultiHeadAttentionCache<T>& cache, Trace& trace) {
   const Heads<T> heads = projected_heads(o, cache);
-  trace.record("X", cache.query);
+  trace.record("X", In<T, 3>(cache.query));
   trace.record("X_norm", cache.projected_query());
   trace.record("W_Q", p.W_Q());
   trace.record("W_K", p.W_K());
@@ -34063,22 +34138,18 @@ template <class T, class W>
 /// With self-attention the gradient of query alone, the sum over its three uses.
 template <class T, class W>
 CrossAttentionGradients<T> multi_head_attention_backward(
-    std::string_view function, const MultiHeadAttentionOptions& o,
-    const MultiHeadAttentionParameters<T, W>& p, In<T, 3> dy_in,
+    const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p, In<T, 3> dy_in,
     const MultiHeadAttentionCache<T>& cache, MultiHeadAttentionGradients<T>& gradients,
     const Context& context) {
   if constexpr (std::same_as<T, float>) {
     if (!cache.saved.exact()) {
-      return multi_head_attention_backward(
-          function, o, p, dy_in, wide_attention_cache(cache, context), gradients, context);
+      return multi_head_attention_backward(o, p, dy_in, wide_attention_cache(cache, context),
+                                           gradients, context);
     }
   }
-  require_shape(function, "dy", dy_in,
-                Shape{cache.query.extent(0), cache.query.extent(1), o.d_model}, "the output");
   const auto like = [&](In<T, 3> x) {
     return Tensor<T, 3>::uninitialized(x.shape(), context.memory);
   };
-  gradients.require_shapes_of(p, function);
   const CachedInputs<T> inputs(cache, context);
   CrossAttentionGradients<T> of_inputs{like(inputs.query), {}, {}};
   if (!cache.self_attention) {
@@ -34241,7 +34312,7 @@ void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamet
     cache.x_norm = tensor(L, o.d_model);
     cache.mean = Tensor<T, 1>::uninitialized({B * L}, context.memory);
     cache.rstd = Tensor<T, 1>::uninitialized({B * L}, context.memory);
-    layer_norm_forward(In<T, 2>(merge_rows(cache.query)), {p.gamma, p.beta},
+    layer_norm_forward(merge_rows(In<T, 3>(cache.query)), {p.gamma, p.beta},
                        T(o.layer_norm_epsilon), merge_rows(cache.x_norm), {cache.mean, cache.rstd},
                        context);
     round_saved(cache.x_norm, cache.saved, context);
@@ -34257,8 +34328,8 @@ void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamet
   cache.k = tensor(S, p.k_width);
   cache.v = tensor(S, p.v_width);
   linear_forward(x, p.W_Q(), p.b_q, merge_rows(cache.q), context);
-  linear_forward(In<T, 2>(merge_rows(cache.key)), p.W_K(), p.b_k, merge_rows(cache.k), context);
-  linear_forward(In<T, 2>(merge_rows(cache.value)), p.W_V(), p.b_v, merge_rows(cache.v), context);
+  linear_forward(merge_rows(In<T, 3>(cache.key)), p.W_K(), p.b_k, merge_rows(cache.k), context);
+  linear_forward(merge_rows(In<T, 3>(cache.value)), p.W_V(), p.b_v, merge_rows(cache.v), context);
 }
 
 /// Steps 3 to 5: heads are views of the projections and of the context.
@@ -34336,7 +34407,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
     dropout_forward(In<T, 2>(merge_rows(y)), call.output_dropout, merge_rows(y), context);
   }
   if (context.trace != nullptr) context.trace->record("A_out", y);
-  for_each_saved<T>([&](auto member) { narrow_saved(cache.*member, cache.saved); });
+  for_each_saved<T>([&](auto member) { drop_saved_floats(cache.*member, cache.saved); });
   cache.filled = true;
   return y;
 }
@@ -34427,8 +34498,9 @@ class MultiHeadAttention {
       void forward(Q&& query, K&& key, V&& value, const Call& call, Cache& cache,
                    const Context& context = {}) const = delete;
 
-  /// All four of inputs in 16 bits, for modules of float: y has their type, and the bits of the
-  /// module's floats, each rounded to the nearest. The cache views the inputs.
+  /// The four above for inputs in 16 bits (U), of modules of float: y [B, L, D] in U, each number
+  /// the nearest one to that of the same inputs as floats. The cache views the inputs. Throws as
+  /// they do.
   ///@{
   template <NarrowFloat U>
   Tensor<U, 3> forward(In<U, 3> x, const Call& call = {},
@@ -34461,50 +34533,45 @@ class MultiHeadAttention {
   /// module of another shape; ShapeError; std::bad_alloc. Work: count_backward_flops.
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const {
-    constexpr std::string_view function = "MultiHeadAttention::backward";
-    require_cache(function, cache, true);
-    return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
-                                                 gradients, context)
+    require_backward("MultiHeadAttention::backward", dy, cache, gradients, true);
+    return detail::multi_head_attention_backward(options_, parameters_, dy, cache, gradients,
+                                                 context)
         .query;
   }
   /// The gradients of all three inputs of a cross-attention: dy [B, L, D] gives [B, L, D],
   /// [B, S, kdim] and [B, S, vdim]. Adds and throws as backward does, of self-attention.
   CrossAttentionGradients<T> backward_cross(In<T, 3> dy, const Cache& cache, Gradients& gradients,
                                             const Context& context = {}) const {
-    constexpr std::string_view function = "MultiHeadAttention::backward_cross";
-    require_cache(function, cache, false);
-    return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
-                                                 gradients, context);
+    require_backward("MultiHeadAttention::backward_cross", dy, cache, gradients, false);
+    return detail::multi_head_attention_backward(options_, parameters_, dy, cache, gradients,
+                                                 context);
   }
 
-  /// Both of dy in 16 bits, of which the inputs' gradients have the type; the parameters' stay
-  /// floats.
+  /// Both for dy [B, L, D] in 16 bits (U): the gradients of the inputs are in U, too, and those of
+  /// the parameters stay floats.
   ///@{
   template <NarrowFloat U>
   Tensor<U, 3> backward(In<U, 3> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const requires std::same_as<T, float> {
-    constexpr std::string_view function = "MultiHeadAttention::backward";
-    require_cache(function, cache, true);
-    return detail::narrow_backward(
-        function, dy, output_of(cache), cache, cache.query.shape(), context,
-        [&](In<T, 3> wide) { return backward(wide, cache, gradients, context); });
+    require_backward("MultiHeadAttention::backward", dy, cache, gradients, true);
+    return detail::narrow_backward(dy, cache.query.shape(), context, [&](In<T, 3> wide) {
+      return backward(wide, cache, gradients, context);
+    });
   }
   template <NarrowFloat U>
   CrossAttentionGradients<U> backward_cross(
       In<U, 3> dy, const Cache& cache, Gradients& gradients,
       const Context& context = {}) const requires std::same_as<T, float> {
-    constexpr std::string_view function = "MultiHeadAttention::backward_cross";
-    require_cache(function, cache, false);
+    require_backward("MultiHeadAttention::backward_cross", dy, cache, gradients, false);
     CrossAttentionGradients<U> d{{},
                                  Tensor<U, 3>::uninitialized(cache.key.shape(), context.memory),
                                  Tensor<U, 3>::uninitialized(cache.value.shape(), context.memory)};
-    d.query = detail::narrow_backward(
-        function, dy, output_of(cache), cache, cache.query.shape(), context, [&](In<T, 3> wide) {
-          CrossAttentionGradients<T> of_floats = backward_cross(wide, cache, gradients, context);
-          detail::round_to(of_floats.key, d.key, context);
-          detail::round_to(of_floats.value, d.value, context);
-          return std::move(of_floats.query);
-        });
+    d.query = detail::narrow_backward(dy, cache.query.shape(), context, [&](In<T, 3> wide) {
+      CrossAttentionGradients<T> of_floats = backward_cross(wide, cache, gradients, context);
+      detail::round_to(of_floats.key, d.key, context);
+      detail::round_to(of_floats.value, d.value, context);
+      return std::move(of_floats.query);
+    });
     return d;
   }
   ///@}
@@ -34544,12 +34611,14 @@ class MultiHeadAttention {
   template <class U>
   Tensor<U, 3> narrow_infer(const detail::ModuleInputs<U>& inputs, const Call& call,
                             const Context& context) const {
+    require_parameters();
     const detail::WidenedInputs wide(options_, inputs, call, context);
     return detail::narrowed<U>(infer(wide.views(), call, context), context);
   }
   template <class U>
   Tensor<U, 3> narrow_train(const detail::ModuleInputs<U>& inputs, const Call& call, Cache& cache,
                             const Context& context) const {
+    require_parameters();
     const detail::WidenedInputs wide(options_, inputs, call, context);
     Cache filled;
     Tensor<U, 3> y = detail::narrowed<U>(train(wide.views(), call, filled, context), context);
@@ -34559,17 +34628,20 @@ class MultiHeadAttention {
     cache = std::move(filled);
     return y;
   }
-  /// [B, L, D]
-  Shape<3> output_of(const Cache& cache) const {
-    return {cache.query.extent(0), cache.query.extent(1), options_.d_model};
-  }
-
   void require_parameters() const {
     require_shape("MultiHeadAttention::forward", "W_O", In<W, 2>(parameters_.w_o),
                   Shape{options_.context_width(), options_.d_model},
                   "the options: a module that was moved from has none");
   }
 
+  template <class U>
+  void require_backward(std::string_view function, const In<U, 3>& dy, const Cache& cache,
+                        const Gradients& gradients, bool self) const {
+    require_cache(function, cache, self);
+    const Index B = cache.query.extent(0), L = cache.query.extent(1);
+    require_shape(function, "dy", dy, Shape{B, L, options_.d_model}, "the output");
+    gradients.require_shapes_of(parameters_, function);
+  }
   void require_cache(std::string_view function, const Cache& cache, bool self) const {
     detail::require_filled(function, cache);
     require(cache.self_attention == self, function,
@@ -34805,16 +34877,6 @@ class CachedTensor {
   Tensor<Float16, R> fp16_;
 };
 
-/// A number as U stores it.
-template <class U, class T>
-U stored(const T& x) {
-  if constexpr (std::same_as<U, T>) {
-    return x;
-  } else {
-    return convert_float<U>(x);
-  }
-}
-
 /// The values of a cache: rows [B, G, capacity, dv].
 template <Scalar T>
 class CachedValues : public CachedTensor<T, 4> {
@@ -34837,7 +34899,7 @@ class CachedValues : public CachedTensor<T, 4> {
       const Index width = from.extent(3);
       if (width == 0) return;
       const auto copy = [&](const T* in, auto step, U* out) {
-        for (Index t = 0; t < width; ++t) out[t] = stored<U>(in[t * step]);
+        for (Index t = 0; t < width; ++t) out[t] = number_as<U>(in[t * step]);
       };
       for (Index g = 0; g < from.extent(1); ++g) {
         for (Index i = 0; i < n; ++i) {
@@ -34889,7 +34951,7 @@ class CachedKeys : public CachedTensor<T, 5> {
           const T* in = &from(b, g, i, Index{0});
           U* out = &to(b, g, (slot + i) / block, Index{0}, column);
           for (Index c = 0; c < from.extent(3); ++c, in += step, out += block) {
-            for (Index j = 0; j < some; ++j) out[j] = stored<U>(in[j * row]);
+            for (Index j = 0; j < some; ++j) out[j] = number_as<U>(in[j * row]);
           }
         }
       }
@@ -35123,18 +35185,31 @@ class KeyValueCache {
   Index length() const {
     return lengths_.size() == 0 ? 0 : *std::max_element(lengths_.begin(), lengths_.end());
   }
-  /// The same of sequence b.
-  Index length(Index b) const { return lengths_(b); }
+  /// The same of sequence b. Throws ArgumentError unless there is one, as do all that name one.
+  Index length(Index b) const {
+    require_sequence("KeyValueCache::length", b);
+    return lengths_(b);
+  }
   /// Tokens of each sequence that still fit.
   Index room() const {
     Index least = slots_.capacity;
-    for (Index b = 0; b < lengths_.size(); ++b) least = std::min<Index>(least, room(b));
+    for (Index b = 0; b < lengths_.size(); ++b) least = std::min<Index>(least, at(b).room(slots_));
     return least;
   }
   /// The same of sequence b.
-  Index room(Index b) const { return at(b).room(slots_); }
-  /// The position in its sequence of key `slot` of k(b): without a window, the slot.
-  Index position(Index b, Index slot) const { return at(b).position(slots_, slot); }
+  Index room(Index b) const {
+    require_sequence("KeyValueCache::room", b);
+    return at(b).room(slots_);
+  }
+  /// The position in its sequence of key `slot` of k(b): without a window, the slot. Throws
+  /// ArgumentError unless that key is held.
+  Index position(Index b, Index slot) const {
+    constexpr std::string_view function = "KeyValueCache::position";
+    require_sequence(function, b);
+    require(slot >= 0 && slot < at(b).held(), function, "slot is ", slot, ", expected one of the ",
+            at(b).held(), " keys that are held");
+    return at(b).position(slots_, slot);
+  }
   /// The options, d_value filled in, and the capacity that there is.
   const KeyValueCacheOptions& options() const { return options_; }
 
@@ -35154,11 +35229,13 @@ class KeyValueCache {
   /// Keys of sequence b [1, G, held, d].
   template <class U = T>
   TransposedKeys<U> k(Index b) const {
+    require_sequence("KeyValueCache::k", b);
     return view<U>("KeyValueCache::k", k_, b, 1, at(b).held());
   }
   /// Values of sequence b [1, G, held, dv].
   template <class U = T>
   In<U, 4> v(Index b) const {
+    require_sequence("KeyValueCache::v", b);
     return view<U>("KeyValueCache::v", v_, b, 1, at(b).held());
   }
 
@@ -35287,14 +35364,14 @@ class LayerNorm {
 
   /// y [N, D] for x [N, D]: inference. Throws and works as layer_norm_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
-    require_width("LayerNorm::forward", "x", x);
+    require_width(x);
     auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
     layer_norm_forward(x, {parameters_.gamma, parameters_.beta}, T(epsilon_), y, {{}, {}}, context);
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
-    require_width("LayerNorm::forward", "x", x);
+    require_width(x);
     auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
     Cache filled{x, Tensor<T, 1>::uninitialized({x.extent(0)}, context.memory),
                  Tensor<T, 1>::uninitialized({x.extent(0)}, context.memory), true};
@@ -35312,19 +35389,18 @@ class LayerNorm {
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x,
                        const Context& context = {}) const requires std::same_as<T, float> {
-    require_width("LayerNorm::forward", "x", x);
-    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), context), context);
+    require_width(x);
+    return detail::narrow_forward(x, context,
+                                  [&](In<T, 2> wide) { return forward(wide, context); });
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x, Cache& cache,
                        const Context& context = {}) const requires std::same_as<T, float> {
-    require_width("LayerNorm::forward", "x", x);
-    const Tensor<T, 2> wide = detail::widened_tensor(x, context);
-    Cache filled;
-    Tensor<U, 2> y = detail::narrowed<U>(forward(wide, filled, context), context);
-    filled.x = detail::viewed(x);
-    cache = std::move(filled);
-    return y;
+    require_width(x);
+    return detail::narrow_forward(
+        x, cache, context,
+        [&](In<T, 2> wide, Cache& filled) { return forward(wide, filled, context); },
+        [](Cache& filled, const auto& view) { filled.x = view; });
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, Cache& cache,
@@ -35336,15 +35412,9 @@ class LayerNorm {
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LayerNormParameters<T>& gradients,
                         const Context& context = {}) const {
-    detail::require_filled("LayerNorm::backward", cache);
+    require_backward(dy, cache, gradients);
     Tensor<T, 2> storage;
     const In<T, 2> x = detail::viewed_numbers(cache.x, storage, context);
-    require_width("LayerNorm::backward", "cache.x", x);
-    require_shape("LayerNorm::backward", "dy", dy, x.shape(), "the output");
-    require_shape("LayerNorm::backward", "gradients.gamma", gradients.gamma,
-                  parameters_.gamma.shape(), "zero_gradients()");
-    require_shape("LayerNorm::backward", "gradients.beta", gradients.beta, parameters_.beta.shape(),
-                  "zero_gradients()");
     auto dx = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
     layer_norm_backward(dy, x, parameters_.gamma, {cache.mean, cache.rstd}, dx,
                         {gradients.gamma, gradients.beta}, context);
@@ -35354,9 +35424,10 @@ class LayerNorm {
   template <NarrowFloat U>
   Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, LayerNormParameters<T>& gradients,
                         const Context& context = {}) const requires std::same_as<T, float> {
-    return detail::narrow_backward(
-        "LayerNorm::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
-        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
+    require_backward(dy, cache, gradients);
+    return detail::narrow_backward(dy, cache.x.shape(), context, [&](In<T, 2> wide) {
+      return backward(wide, cache, gradients, context);
+    });
   }
 
   /// Gradients of the right shapes, all 0.
@@ -35377,9 +35448,22 @@ class LayerNorm {
 
  private:
   template <class U>
-  void require_width(std::string_view function, std::string_view argument,
-                     const In<U, 2>& x) const {
-    require_shape(function, argument, x, Shape{x.extent(0), width_}, "the width of the module");
+  void require_width(const In<U, 2>& x) const {
+    require_shape("LayerNorm::forward", "x", x, Shape{x.extent(0), width_},
+                  "the width of the module");
+  }
+  template <class U>
+  void require_backward(const In<U, 2>& dy, const Cache& cache,
+                        const LayerNormParameters<T>& gradients) const {
+    constexpr std::string_view function = "LayerNorm::backward";
+    const Shape<2> of_x{cache.x.extent(0), width_};
+    detail::require_filled(function, cache);
+    detail::require_viewed_shape(function, "cache.x", cache.x, of_x, "the width of the module");
+    require_shape(function, "dy", dy, of_x, "the output");
+    require_shape(function, "gradients.gamma", gradients.gamma, parameters_.gamma.shape(),
+                  "zero_gradients()");
+    require_shape(function, "gradients.beta", gradients.beta, parameters_.beta.shape(),
+                  "zero_gradients()");
   }
 
   Index width_;
@@ -35471,7 +35555,8 @@ class Linear {
   Tensor<U, 2> forward(In<U, 2> x,
                        const Context& context = {}) const requires std::same_as<T, float> {
     require_input(x);
-    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), context), context);
+    return detail::narrow_forward(x, context,
+                                  [&](In<T, 2> wide) { return forward(wide, context); });
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x, Cache& cache,
@@ -35490,16 +35575,9 @@ class Linear {
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
                         const Context& context = {}) const {
-    const Index N = cache.x.extent(0), K = parameters_.w.extent(0), O = parameters_.w.extent(1);
-    detail::require_filled("Linear::backward", cache);
+    require_backward(dy, cache, gradients);
     Tensor<T, 2> storage;
     const In<T, 2> x = detail::viewed_numbers(cache.x, storage, context);
-    require_shape("Linear::backward", "cache.x", x, Shape{N, K}, "the rows of W");
-    require_shape("Linear::backward", "dy", dy, Shape{N, O}, "the output");
-    require_shape("Linear::backward", "gradients.w", gradients.w, parameters_.w.shape(),
-                  "zero_gradients()");
-    require_shape("Linear::backward", "gradients.b", gradients.b, parameters_.b.shape(),
-                  "zero_gradients()");
     auto dx = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
     linear_backward(dy, x, In<W, 2>(parameters_.w), dx, gradients.w, gradients.b, context);
     return dx;
@@ -35508,10 +35586,10 @@ class Linear {
   template <NarrowFloat U>
   Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
                         const Context& context = {}) const requires std::same_as<T, float> {
-    const Shape<2> of_y{cache.x.extent(0), parameters_.w.extent(1)};
-    return detail::narrow_backward(
-        "Linear::backward", dy, of_y, cache, cache.x.shape(), context,
-        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
+    require_backward(dy, cache, gradients);
+    return detail::narrow_backward(dy, cache.x.shape(), context, [&](In<T, 2> wide) {
+      return backward(wide, cache, gradients, context);
+    });
   }
 
   /// Gradients of the right shapes, all 0.
@@ -35532,6 +35610,17 @@ class Linear {
   void require_input(const In<U, 2>& x) const {
     require_shape("Linear::forward", "x", x, Shape{x.extent(0), parameters_.w.extent(0)},
                   "the rows of W");
+  }
+  template <class U>
+  void require_backward(const In<U, 2>& dy, const Cache& cache,
+                        const LinearParameters<T>& gradients) const {
+    constexpr std::string_view function = "Linear::backward";
+    const Index N = cache.x.extent(0), K = parameters_.w.extent(0), O = parameters_.w.extent(1);
+    detail::require_filled(function, cache);
+    detail::require_viewed_shape(function, "cache.x", cache.x, Shape{N, K}, "the rows of W");
+    require_shape(function, "dy", dy, Shape{N, O}, "the output");
+    require_shape(function, "gradients.w", gradients.w, parameters_.w.shape(), "zero_gradients()");
+    require_shape(function, "gradients.b", gradients.b, parameters_.b.shape(), "zero_gradients()");
   }
 
   LinearParameters<T, W> parameters_;
@@ -35664,6 +35753,18 @@ void require_scores(std::string_view function, const MultiHeadAttentionStepCall<
       !score.by_place() || cache.window == 0 || cache.first_keys == 0, function,
       "score asks where keys stand, expected a cache without first keys: once some are dropped, "
       "its slots do not tell");
+}
+
+/// All rules of multi_head_attention_step.
+template <class T, class W, class U>
+void require_step(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
+                  const In<U, 3>& x, const MultiHeadAttentionStepCall<T>& call,
+                  const KeyValueCache<T>& cache) {
+  constexpr std::string_view function = "multi_head_attention_step";
+  require(o.fused(), function,
+          "kdim or vdim differ from d_model, expected a module of self-attention");
+  require_new_tokens<T>(function, o, p, x, call.counts, cache);
+  require_scores<T>(function, call, o.num_heads, cache.options());
 }
 
 /// Step 3b of new tokens, each at the position that it has in its sequence.
@@ -35819,12 +35920,8 @@ Tensor<T, 3> multi_head_attention_step(
     const MultiHeadAttention<T, W>& attention, In<std::type_identity_t<T>, 3> x,
     const MultiHeadAttentionStepCall<std::type_identity_t<T>>& call, KeyValueCache<T>& cache,
     const Context& context = {}) {
-  constexpr std::string_view function = "multi_head_attention_step";
   const MultiHeadAttentionOptions& o = attention.options();
-  require(o.fused(), function,
-          "kdim or vdim differ from d_model, expected a module of self-attention");
-  detail::require_new_tokens<T>(function, o, attention.parameters(), x, call.counts, cache);
-  detail::require_scores<T>(function, call, o.num_heads, cache.options());
+  detail::require_step<T>(o, attention.parameters(), x, call, cache);
   auto y = detail::attend_to_new_tokens<T>(o, attention.parameters(), x, call, cache, context);
   detail::NewTokens<T>::keep(cache, x.extent(1), call.counts);
   return y;
@@ -35851,11 +35948,18 @@ template <NarrowFloat U, KeptAs<float> W>
 Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
                                        const MultiHeadAttentionStepCall<float>& call,
                                        KeyValueCache<float>& cache, const Context& context = {}) {
-  detail::require_new_tokens<float>("multi_head_attention_step", attention.options(),
-                                    attention.parameters(), x, call.counts, cache);
+  detail::require_step<float>(attention.options(), attention.parameters(), x, call, cache);
   return detail::narrow_step(x, context, [&](In<float, 3> wide) {
     return multi_head_attention_step(attention, wide, call, cache, context);
   });
+}
+/// The same of counts[b] new tokens of each sequence.
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
+                                       std::span<const Index> counts, KeyValueCache<float>& cache,
+                                       const Context& context = {}) {
+  return multi_head_attention_step(
+      attention, x, MultiHeadAttentionStepCall<float>{.counts = counts}, cache, context);
 }
 /// The same of n new tokens of each sequence.
 template <NarrowFloat U, KeptAs<float> W>
@@ -35918,14 +36022,14 @@ class RMSNorm {
 
   /// y [N, D] for x [N, D]: inference. Throws and works as rms_norm_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
-    require_width("RMSNorm::forward", "x", x);
+    require_width(x);
     auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
     rms_norm_forward(x, parameters_.gamma, T(epsilon_), y, {}, context);
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
-    require_width("RMSNorm::forward", "x", x);
+    require_width(x);
     auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
     Cache filled{x, Tensor<T, 1>::uninitialized({x.extent(0)}, context.memory), true};
     rms_norm_forward(x, parameters_.gamma, T(epsilon_), y, filled.rstd, context);
@@ -35941,19 +36045,18 @@ class RMSNorm {
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x,
                        const Context& context = {}) const requires std::same_as<T, float> {
-    require_width("RMSNorm::forward", "x", x);
-    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), context), context);
+    require_width(x);
+    return detail::narrow_forward(x, context,
+                                  [&](In<T, 2> wide) { return forward(wide, context); });
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x, Cache& cache,
                        const Context& context = {}) const requires std::same_as<T, float> {
-    require_width("RMSNorm::forward", "x", x);
-    const Tensor<T, 2> wide = detail::widened_tensor(x, context);
-    Cache filled;
-    Tensor<U, 2> y = detail::narrowed<U>(forward(wide, filled, context), context);
-    filled.x = detail::viewed(x);
-    cache = std::move(filled);
-    return y;
+    require_width(x);
+    return detail::narrow_forward(
+        x, cache, context,
+        [&](In<T, 2> wide, Cache& filled) { return forward(wide, filled, context); },
+        [](Cache& filled, const auto& view) { filled.x = view; });
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, Cache& cache,
@@ -35965,13 +36068,9 @@ class RMSNorm {
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, RMSNormParameters<T>& gradients,
                         const Context& context = {}) const {
-    detail::require_filled("RMSNorm::backward", cache);
+    require_backward(dy, cache, gradients);
     Tensor<T, 2> storage;
     const In<T, 2> x = detail::viewed_numbers(cache.x, storage, context);
-    require_width("RMSNorm::backward", "cache.x", x);
-    require_shape("RMSNorm::backward", "dy", dy, x.shape(), "the output");
-    require_shape("RMSNorm::backward", "gradients.gamma", gradients.gamma,
-                  parameters_.gamma.shape(), "zero_gradients()");
     auto dx = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
     rms_norm_backward(dy, x, parameters_.gamma, cache.rstd, dx, gradients.gamma, context);
     return dx;
@@ -35980,9 +36079,10 @@ class RMSNorm {
   template <NarrowFloat U>
   Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, RMSNormParameters<T>& gradients,
                         const Context& context = {}) const requires std::same_as<T, float> {
-    return detail::narrow_backward(
-        "RMSNorm::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
-        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
+    require_backward(dy, cache, gradients);
+    return detail::narrow_backward(dy, cache.x.shape(), context, [&](In<T, 2> wide) {
+      return backward(wide, cache, gradients, context);
+    });
   }
 
   /// Gradients of the right shapes, all 0.
@@ -36001,9 +36101,20 @@ class RMSNorm {
 
  private:
   template <class U>
-  void require_width(std::string_view function, std::string_view argument,
-                     const In<U, 2>& x) const {
-    require_shape(function, argument, x, Shape{x.extent(0), width_}, "the width of the module");
+  void require_width(const In<U, 2>& x) const {
+    require_shape("RMSNorm::forward", "x", x, Shape{x.extent(0), width_},
+                  "the width of the module");
+  }
+  template <class U>
+  void require_backward(const In<U, 2>& dy, const Cache& cache,
+                        const RMSNormParameters<T>& gradients) const {
+    constexpr std::string_view function = "RMSNorm::backward";
+    const Shape<2> of_x{cache.x.extent(0), width_};
+    detail::require_filled(function, cache);
+    detail::require_viewed_shape(function, "cache.x", cache.x, of_x, "the width of the module");
+    require_shape(function, "dy", dy, of_x, "the output");
+    require_shape(function, "gradients.gamma", gradients.gamma, parameters_.gamma.shape(),
+                  "zero_gradients()");
   }
 
   Index width_;
@@ -36149,10 +36260,12 @@ Index sample_token(In<T, 1> logits, const SamplingOptions& options, const Contex
   detail::require_sampling(function, options);
   const Index V = logits.extent(0), greatest = detail::first_greatest(function, logits);
   if (options.temperature == 0) return greatest;
-  const double most = static_cast<double>(logits(greatest));
+  using Wide = std::conditional_t<std::same_as<T, long double>, T, double>;  // holds every logit
+  const Wide most = static_cast<Wide>(logits(greatest)), temperature = options.temperature;
   auto weights = Tensor<double, 1>::uninitialized({V}, context.memory);
   for (Index v = 0; v < V; ++v) {
-    weights(v) = std::exp((static_cast<double>(logits(v)) - most) / options.temperature);
+    const Wide below = static_cast<Wide>(logits(v)) - most;
+    weights(v) = static_cast<double>(std::exp(below / temperature));
   }
   if ((options.top_k != 0 && options.top_k < V) || options.top_p != 1) {
     Tensor<double, 1> kept(Shape{V}, context.memory);
@@ -36387,8 +36500,9 @@ struct TransformerBlockCache {
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-template <class T>
-Tensor<T, 3> like(const In<T, 3>& x, const Context& context) {
+/// A tensor of x's shape, not initialised. Throws std::bad_alloc.
+template <class T, class View>
+Tensor<T, 3> like(const View& x, const Context& context) {
   return Tensor<T, 3>::uninitialized(x.shape(), context.memory);
 }
 
@@ -36407,7 +36521,7 @@ struct BlockNorm {
   /// Step 1: y = norm(x).
   Tensor<T, 3> forward(In<T, 3> x, TransformerHalfCache<T>& cache, const Context& context) const {
     const Index N = x.extent(0) * x.extent(1);
-    Tensor<T, 3> y = like(x, context);
+    Tensor<T, 3> y = like<T>(x, context);
     const T epsilon = T(options.norm_epsilon);
     cache.norm_input = x;
     cache.rstd = Tensor<T, 1>::uninitialized({N}, context.memory);
@@ -36421,7 +36535,8 @@ struct BlockNorm {
                        {cache.mean, cache.rstd}, context);
     return y;
   }
-  /// dx, overwritten, and the gradients, added to; {} and null for none. Of what it was given.
+  /// dx [B L, D], overwritten, and the gradients, added to, for dy [B, L, D] and the input
+  /// [B, L, D] that forward read, as numbers of T; {} and null for none.
   void backward(In<T, 3> dy, In<T, 3> input, const TransformerHalfCache<T>& cache, Out<T, 2> dx,
                 LayerNormParameters<T>* gradients, const Context& context) const {
     const In<T, 2> x = merge_rows(input), dy_rows = merge_rows(dy);
@@ -36445,7 +36560,7 @@ Tensor<T, 3> half_forward(const BlockNorm<T>& norm, In<T, 3> x, TransformerHalfC
     round_saved(cache.normed, saved, context);
     Tensor<T, 3> y = branch(In<T, 3>(cache.normed));
     add_to_branch(x, y, context);
-    narrow_saved(cache.normed, saved);
+    drop_saved_floats(cache.normed, saved);
     return y;
   }
   cache.sum = branch(x);
@@ -36466,7 +36581,7 @@ class HalfBackward {
         dy_(dy),
         d_sum_(dy) {
     if (norm_.options.norm_first) return;
-    d_sum_storage_ = like(dy, context);
+    d_sum_storage_ = like<T>(dy, context);
     norm_.backward(dy_, norm_input_, cache_, merge_rows(d_sum_storage_), nullptr, context);
     d_sum_ = d_sum_storage_;
   }
@@ -36512,7 +36627,7 @@ Tensor<T, 3> block_halves(const TransformerBlockOptions& o,
   cache.module = o;
   cache.x = uniform_rows(x_in, cache.x_copy, context.memory);
   const auto feed_forward = [&](In<T, 3> x) {
-    Tensor<T, 3> y = like(x, context);
+    Tensor<T, 3> y = like<T>(x, context);
     cache.feed_forward.call = call;
     cache.feed_forward.saved = cache.saved;
     feed_forward_forward<T>(o.feed_forward(), p.feed_forward, merge_rows(x), cache.feed_forward,
@@ -36616,24 +36731,23 @@ Tensor<T, 3> transformer_block_backward(const TransformerBlockOptions& o,
                                         context);
     }
   }
-  Tensor<T, 3> dy_storage, dh = like(cache.x, context), dx = like(cache.x, context);
+  Tensor<T, 3> dy_storage, dh = like<T>(cache.x, context), dx = like<T>(cache.x, context);
   const In<T, 3> dy = uniform_rows(dy_in, dy_storage, context.memory);
   // The second half
   HalfBackward<T> second({o, p.norm2}, cache.second, dy, context);
-  Tensor<T, 3> d_read = like(cache.x, context);
+  Tensor<T, 3> d_read = like<T>(cache.x, context);
   FeedForwardBackward<T, W> feed_forward(o.feed_forward(), p.feed_forward,
                                          merge_rows(second.d_branch()), cache.feed_forward,
                                          merge_rows(d_read), context);
   second.finish(std::move(d_read), dh, context);
   // The first half. Attention writes its gradients last; nothing that follows can fail.
   HalfBackward<T> first({o, p.norm1}, cache.first, dh, context);
-  auto d_attended = multi_head_attention_backward<T>("MultiHeadAttention::backward", o.attention(),
-                                                     p.attention, first.d_branch(), cache.attention,
-                                                     gradients.attention, context);
+  auto d_attended = multi_head_attention_backward<T>(o.attention(), p.attention, first.d_branch(),
+                                                     cache.attention, gradients.attention, context);
   first.finish(std::move(d_attended.query), dx, context);
-  first.add_to(gradients.norm1, context);
-  second.add_to(gradients.norm2, context);
   feed_forward.add_to(gradients.feed_forward, context);
+  second.add_to(gradients.norm2, context);
+  first.add_to(gradients.norm1, context);
   return dx;
 }
 
@@ -36711,18 +36825,17 @@ class TransformerBlock {
   Tensor<U, 3> forward(In<U, 3> x, const Call& call = {},
                        const Context& context = {}) const requires std::same_as<T, float> {
     require_call(x, call);
-    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), call, context), context);
+    return detail::narrow_forward(x, context,
+                                  [&](In<T, 3> wide) { return forward(wide, call, context); });
   }
   template <NarrowFloat U>
   Tensor<U, 3> forward(In<U, 3> x, const Call& call, Cache& cache,
                        const Context& context = {}) const requires std::same_as<T, float> {
     require_call(x, call);
-    const Tensor<T, 3> wide = detail::widened_tensor(x, context);
-    Cache filled;
-    Tensor<U, 3> y = detail::narrowed<U>(forward(wide, call, filled, context), context);
-    detail::view_block_input<T>(filled, detail::viewed(x));
-    cache = std::move(filled);
-    return y;
+    return detail::narrow_forward(
+        x, cache, context,
+        [&](In<T, 3> wide, Cache& filled) { return forward(wide, call, filled, context); },
+        [](Cache& filled, const auto& view) { detail::view_block_input<T>(filled, view); });
   }
   template <NarrowFloat U>
   Tensor<U, 3> forward(const Tensor<U, 3>&& temporary, const Call& call, Cache& cache,
@@ -36735,14 +36848,7 @@ class TransformerBlock {
   /// std::bad_alloc; nothing is changed then.
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const {
-    constexpr std::string_view function = "TransformerBlock::backward";
-    detail::require_filled(function, cache);
-    require(cache.module.same_shape(options_), function,
-            "the cache is of a block of another shape, expected one that this block filled");
-    require_shape(function, "cache.h", cache.h, cache.x.shape(),
-                  "what forward left: a cache that was moved from is empty");
-    require_shape(function, "dy", dy, cache.x.shape(), "the output");
-    detail::require_block_gradients<T>(parameters_, gradients);
+    require_backward(dy, cache, gradients);
     return detail::transformer_block_backward<T>(options_, parameters_, dy, cache, gradients,
                                                  context);
   }
@@ -36750,9 +36856,10 @@ class TransformerBlock {
   template <NarrowFloat U>
   Tensor<U, 3> backward(In<U, 3> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const requires std::same_as<T, float> {
-    return detail::narrow_backward(
-        "TransformerBlock::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
-        [&](In<T, 3> wide) { return backward(wide, cache, gradients, context); });
+    require_backward(dy, cache, gradients);
+    return detail::narrow_backward(dy, cache.x.shape(), context, [&](In<T, 3> wide) {
+      return backward(wide, cache, gradients, context);
+    });
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
@@ -36779,6 +36886,17 @@ class TransformerBlock {
     detail::require_call<T, U>(options_.attention(), {x, x, x, true}, call.attention());
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
+  }
+  template <class U>
+  void require_backward(const In<U, 3>& dy, const Cache& cache, const Gradients& gradients) const {
+    constexpr std::string_view function = "TransformerBlock::backward";
+    detail::require_filled(function, cache);
+    require(cache.module.same_shape(options_), function,
+            "the cache is of a block of another shape, expected one that this block filled");
+    require_shape(function, "cache.h", cache.h, cache.x.shape(),
+                  "what forward left: a cache that was moved from is empty");
+    require_shape(function, "dy", dy, cache.x.shape(), "the output");
+    detail::require_block_gradients<T>(parameters_, gradients);
   }
   Tensor<T, 3> run(In<T, 3> x, const Call& call, Cache& cache, bool training,
                    const Context& context) const {
@@ -36820,9 +36938,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// block
 /// x       [B, n, D]   in; the tokens behind those of the cache
-/// counts  [B]         how many of the n are tokens of sequence b, its first; x of the rest may
-/// hold
-///                     anything, and y of it means nothing. {}: all
+/// counts  [B]         how many of the n are tokens of sequence b, its first; {}: all. x of the
+///                     rest may hold anything, and y of it means nothing
 /// cache               keys and values of the tokens before; those of x are appended. An empty one
 ///                     is key_value_cache<T>(block.options().attention(), B, capacity)
 ///
@@ -37405,7 +37522,7 @@ class TransformerDecoder {
   void backward(In<T, 2> d_logits, const Cache& cache, Gradients& gradients,
                 const Context& context = {}) const {
     constexpr std::string_view function = "TransformerDecoder::backward";
-    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    detail::require_filled(function, cache);
     require(cache.module.same_shape(options_), function,
             "the cache is of a decoder of another shape, expected one that this decoder filled");
     require(cache.blocks.size() == parameters_.blocks.size(), function,
@@ -37446,7 +37563,7 @@ class TransformerDecoder {
   /// The bits are those of forward of each whole sequence alone, for any cut into steps. Of the
   /// tokens before the last no logits are computed.
   /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the state is as it
-  /// was then.
+  /// was then, but that keys which no later query sees may be dropped.
   template <TokenId Id>
   Tensor<T, 2> step(In<Id, 2> tokens, std::span<const Index> counts, State& state,
                     const Context& context = {}) const {
@@ -37499,7 +37616,7 @@ class TransformerDecoder {
   const TransformerDecoderParameters<T, W>& parameters() const { return parameters_; }
 
  private:
-  void require_filled(std::string_view function) const {
+  void require_parameters(std::string_view function) const {
     require_shape(function, "token", In<W, 2>(parameters_.token),
                   Shape{options_.vocabulary, options_.block.d_model},
                   "the options: a decoder that was moved from has none");
@@ -37508,7 +37625,7 @@ class TransformerDecoder {
   void require_step(const In<Id, 2>& tokens, std::span<const Index> counts,
                     const State& state) const {
     constexpr std::string_view function = "TransformerDecoder::step";
-    require_filled(function);
+    require_parameters(function);
     const bool fits =
         state.caches_.size() == parameters_.blocks.size() && state.module_.same_shape(options_);
     require(fits, function,
@@ -37540,7 +37657,7 @@ class TransformerDecoder {
   Tensor<T, 2> run(const In<Id, 2>& tokens, const Call& call, Cache& cache, bool training,
                    const Context& context) const {
     constexpr std::string_view function = "TransformerDecoder::forward";
-    require_filled(function);
+    require_parameters(function);
     require_countable(function, "tokens", tokens);
     detail::require_lengths(function, options_, tokens.shape(), call);
     call.weight_dropout.require_valid(function);
@@ -37573,11 +37690,7 @@ void copy_rounded(const In<From, R>& from, const Out<To, R>& to, const Context& 
     for (Index row = begin; row < end; ++row) {
       const kernels::Row<const From> x{from.data() + row_offset(from, row), width};
       const kernels::Row<To> y{to.data() + row_offset(In<To, R>(to), row), step};
-      if constexpr (std::same_as<To, From>) {
-        for (Index n = 0; n < N; ++n) y[n] = x[n];
-      } else {
-        for (Index n = 0; n < N; ++n) y[n] = convert_float<To>(x[n]);
-      }
+      for (Index n = 0; n < N; ++n) y[n] = number_as<To>(x[n]);
     }
   });
 }
@@ -55990,9 +56103,8 @@ template <class T, int R>
       const ModuleInputs<T>&, const MultiHeadAttentionCall<T>&, MultiHeadAttentionCache<T>&, bool, \
       const Context&);                                                                             \
   HEADWISE_INSTANCE CrossAttentionGradients<T> multi_head_attention_backward<T>(                   \
-      std::string_view, const MultiHeadAttentionOptions&, const MultiHeadAttentionParameters<T>&,  \
-      In<T, 3>, const MultiHeadAttentionCache<T>&, MultiHeadAttentionGradients<T>&,                \
-      const Context&);                                                                             \
+      const MultiHeadAttentionOptions&, const MultiHeadAttentionParameters<T>&, In<T, 3>,          \
+      const MultiHeadAttentionCache<T>&, MultiHeadAttentionGradients<T>&, const Context&);         \
   HEADWISE_INSTANCE Tensor<T, 3> transformer_block_forward<T>(                                     \
       const TransformerBlockOptions&, const TransformerBlockParameters<T>&, In<T, 3>,              \
       const TransformerBlockCall<T>&, TransformerBlockCache<T>&, bool, const Context&);            \

@@ -238,6 +238,13 @@ const Refusals beside(all_of({
               gone.parameters().blocks.clear();
               (void)store_weights_as<BFloat16>(gone);
             }),
+        shape_error("store_weights: W_Q is [4, 4], expected [6, 6] (the module's options)",
+                    [](Witness&) {
+                      MultiHeadAttention<float, Float16> kept(6, 2);
+                      store_weights(MultiHeadAttention<float>(4, 2), kept);
+                    }),
+        argument_error("ViewedFloats::as: the input is of floats, expected Float16",
+                       [](Witness&) { (void)ViewedFloats<2>().as<Float16>(); }),
     },
     countable("init_weights: w", &Start::w, {2, 3}),
     countable("average_heads: weights", &Mean::weights, {1, 2, 3, 4}),

@@ -1,5 +1,7 @@
 // Modules that are given inputs of 16 bits refuse what they refuse of floats, in the same words,
 // before any number is read.
+#include <cmath>
+
 #include "support/refusal.hpp"
 
 namespace bad_calls_narrow_ends {
@@ -63,6 +65,28 @@ void check_refused(const Module& module, const std::string& name, const Shape<R>
         name + "::backward: dy is " + shape.format() + " at a null address, expected its elements");
 }
 
+/// backward says the same of dy in 16 bits, which nobody may read, as of floats: where the cache is
+/// of `other`, of twice the width, and where the gradients are.
+template <class Module, int R, class... Call>
+void check_refused_of_other(const Module& module, const Module& other, const Shape<R>& shape,
+                            const Call&... call) {
+  Shape<R> wide = shape;
+  wide[R - 1] = 2 * shape[R - 1];
+  const Tensor<BFloat16, R> x(shape), x_of_other(wide);
+  const Tensor<float, R> dy(shape);
+  typename Module::Cache cache, of_other;
+  (void)module.forward(x, call..., cache);
+  (void)other.forward(x_of_other, call..., of_other);
+  auto gradients = module.zero_gradients(), gradients_of_other = other.zero_gradients();
+  const auto check = [&](const typename Module::Cache& given, auto& to) {
+    const std::string said = refusal([&] { module.backward(unread(shape), given, to); });
+    CHECK(said != "none");
+    CHECK(said == refusal([&] { module.backward(dy, given, to); }));
+  };
+  check(of_other, gradients);
+  check(cache, gradients_of_other);
+}
+
 }  // namespace
 
 TEST_CASE("modules refuse inputs of 16 bits in the words that they have for floats",
@@ -78,6 +102,41 @@ TEST_CASE("modules refuse inputs of 16 bits in the words that they have for floa
                 MultiHeadAttentionCall<float>());
   check_refused(TransformerBlock<float>({.d_model = 6, .num_heads = 2}), "TransformerBlock",
                 sequences, "d_model 6", TransformerBlockCall<float>());
+}
+
+TEST_CASE(
+    "backward of 16 bits refuses caches and gradients of another module as that of floats does",
+    "[bad_calls]") {
+  const Shape<2> rows{2, 6};
+  const Shape<3> sequences{2, 3, 6};
+  check_refused_of_other(Linear<float>(6, 6), Linear<float>(12, 12), rows);
+  check_refused_of_other(LayerNorm<float>(6), LayerNorm<float>(12), rows);
+  check_refused_of_other(RMSNorm<float>(6), RMSNorm<float>(12), rows);
+  check_refused_of_other(FeedForward<float>({.d_model = 6, .d_hidden = 5}),
+                         FeedForward<float>({.d_model = 12, .d_hidden = 5}), rows,
+                         FeedForwardCall());
+  check_refused_of_other(MultiHeadAttention<float>(6, 2), MultiHeadAttention<float>(12, 2),
+                         sequences, MultiHeadAttentionCall<float>());
+  check_refused_of_other(TransformerBlock<float>({.d_model = 6, .num_heads = 2}),
+                         TransformerBlock<float>({.d_model = 12, .num_heads = 2}), sequences,
+                         TransformerBlockCall<float>());
+}
+
+TEST_CASE("what a cache views is given as the type that it has alone", "[bad_calls]") {
+  const Linear<float> linear(6, 4);
+  Linear<float>::Cache cache;
+  const Tensor<BFloat16, 2> x({2, 6});
+  (void)linear.forward(x, cache);
+  CHECK(cache.x.as<BFloat16>().data() == x.data());
+  CHECK(refusal([&] { (void)cache.x.as<Float16>(); }) ==
+        "ViewedFloats::as: the input is of BFloat16, expected Float16");
+  CHECK(refusal([&] { (void)In<float, 2>(cache.x); }) ==
+        "ViewedFloats::as: the input is of BFloat16, expected floats");
+  const Tensor<float, 2> wide({2, 6});
+  (void)linear.forward(wide, cache);
+  CHECK(In<float, 2>(cache.x).data() == wide.data());
+  CHECK(refusal([&] { (void)cache.x.as<BFloat16>(); }) ==
+        "ViewedFloats::as: the input is of floats, expected BFloat16");
 }
 
 TEST_CASE("cross-attention and steps refuse inputs of 16 bits in the words that they have",
@@ -109,7 +168,38 @@ TEST_CASE("cross-attention and steps refuse inputs of 16 bits in the words that 
         "multi_head_attention_step" + expected);
   CHECK(refusal([&] { transformer_block_step(block, wrong, steps); }) ==
         "transformer_block_step" + expected);
+  CHECK(
+      refusal([&] {
+        multi_head_attention_step(self, unread(Shape{2, far, 6}), std::span<const Index>(), steps);
+      }) ==
+      "multi_head_attention_step: " + std::to_string(far) +
+          " tokens behind 0 are more than the capacity 4 of the cache: roll it back, clear it or "
+          "make a larger one");
+  CHECK(refusal([&] {
+          multi_head_attention_step(attention, unread(Shape{2, 1, 6}), steps);
+        }) ==
+        "multi_head_attention_step: kdim or vdim differ from d_model, expected a module of "
+        "self-attention");
+  CHECK(refusal([&] {
+          multi_head_attention_step(self, unread(Shape{2, 1, 6}),
+                                    MultiHeadAttentionStepCall<float>{.scale = HUGE_VAL}, steps);
+        }) ==
+        "multi_head_attention_step: scale is not finite, expected a number, or none for 1 / "
+        "sqrt(d)");
   CHECK(steps.length() == 0);
+}
+
+TEST_CASE("attention that was moved from refuses inputs of 16 bits before it reads them",
+          "[bad_calls]") {
+  MultiHeadAttention<float> attention(6, 2);
+  const MultiHeadAttention<float> taken = std::move(attention);
+  MultiHeadAttentionCache<float> cache;
+  const std::string expected =
+      "MultiHeadAttention::forward: W_O is [0, 0], expected [6, 6] (the options: a module that was "
+      "moved from has none)";
+  const auto x = unread(Shape{2, 3, 6});
+  CHECK(refusal([&] { attention.forward(x); }) == expected);
+  CHECK(refusal([&] { attention.forward(x, {}, cache); }) == expected);
 }
 
 }  // namespace bad_calls_narrow_ends

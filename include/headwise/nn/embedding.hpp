@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "headwise/nn/init.hpp"
+#include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/embedding.hpp"
 #include "headwise/ops/linear.hpp"
 #include "headwise/tensor/view_ops.hpp"
@@ -184,7 +185,7 @@ class Embedding {
   void backward(In<T, 2> dy, const Cache& cache, EmbeddingParameters<T>& gradients,
                 const Context& context = {}) const {
     constexpr std::string_view function = "Embedding::backward";
-    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    detail::require_filled(function, cache);
     require_shape(function, "dy", dy, Shape{cache.tokens.extent(0), parameters_.table.extent(1)},
                   "the output");
     require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),

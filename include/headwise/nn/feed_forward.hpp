@@ -2,6 +2,7 @@
 #pragma once
 
 #include "headwise/nn/feed_forward_steps.hpp"
+#include "headwise/nn/narrow_ends.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -68,18 +69,17 @@ class FeedForward {
   Tensor<U, 2> forward(In<U, 2> x, const Call& call = {},
                        const Context& context = {}) const requires std::same_as<T, float> {
     require_call(x, call);
-    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), call, context), context);
+    return detail::narrow_forward(x, context,
+                                  [&](In<T, 2> wide) { return forward(wide, call, context); });
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x, const Call& call, Cache& cache,
                        const Context& context = {}) const requires std::same_as<T, float> {
     require_call(x, call);
-    const Tensor<T, 2> wide = detail::widened_tensor(x, context);
-    Cache filled;
-    Tensor<U, 2> y = detail::narrowed<U>(forward(wide, call, filled, context), context);
-    filled.x = detail::viewed(x);
-    cache = std::move(filled);
-    return y;
+    return detail::narrow_forward(
+        x, cache, context,
+        [&](In<T, 2> wide, Cache& filled) { return forward(wide, call, filled, context); },
+        [](Cache& filled, const auto& view) { filled.x = view; });
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, const Call& call, Cache& cache,
@@ -92,10 +92,7 @@ class FeedForward {
   /// std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const {
-    constexpr std::string_view function = "FeedForward::backward";
-    detail::require_feed_forward_cache(function, options_, cache);
-    require_shape(function, "dy", dy, cache.x.shape(), "the output");
-    detail::require_feed_forward_gradients(function, parameters_, gradients);
+    require_backward(dy, cache, gradients);
     auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
     const auto through = [&](const Cache& kept) {
       detail::FeedForwardBackward<T, W>(options_, parameters_, dy, kept, dx, context)
@@ -114,9 +111,10 @@ class FeedForward {
   template <NarrowFloat U>
   Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const requires std::same_as<T, float> {
-    return detail::narrow_backward(
-        "FeedForward::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
-        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
+    require_backward(dy, cache, gradients);
+    return detail::narrow_backward(dy, cache.x.shape(), context, [&](In<T, 2> wide) {
+      return backward(wide, cache, gradients, context);
+    });
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
@@ -143,6 +141,13 @@ class FeedForward {
                   "the options: a module that was moved from has none");
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
+  }
+  template <class U>
+  void require_backward(const In<U, 2>& dy, const Cache& cache, const Gradients& gradients) const {
+    constexpr std::string_view function = "FeedForward::backward";
+    detail::require_feed_forward_cache(function, options_, cache);
+    require_shape(function, "dy", dy, cache.x.shape(), "the output");
+    detail::require_feed_forward_gradients(function, parameters_, gradients);
   }
   Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
     require_call(x, call);

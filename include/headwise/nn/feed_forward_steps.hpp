@@ -9,7 +9,9 @@
 // Backward walks the same list up.
 #pragma once
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "headwise/nn/feed_forward_parameters.hpp"
 #include "headwise/nn/narrow_ends.hpp"
@@ -58,8 +60,8 @@ void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParamete
   if (cache.call.output_dropout.active()) {
     dropout_forward(In<T, 2>(y), cache.call.output_dropout, y, context);
   }
-  narrow_saved(cache.hidden, cache.saved);
-  narrow_saved(cache.activated, cache.saved);
+  drop_saved_floats(cache.hidden, cache.saved);
+  drop_saved_floats(cache.activated, cache.saved);
   cache.filled = true;
 }
 

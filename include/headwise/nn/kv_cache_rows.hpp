@@ -111,16 +111,6 @@ class CachedTensor {
   Tensor<Float16, R> fp16_;
 };
 
-/// A number as U stores it.
-template <class U, class T>
-U stored(const T& x) {
-  if constexpr (std::same_as<U, T>) {
-    return x;
-  } else {
-    return convert_float<U>(x);
-  }
-}
-
 /// The values of a cache: rows [B, G, capacity, dv].
 template <Scalar T>
 class CachedValues : public CachedTensor<T, 4> {
@@ -143,7 +133,7 @@ class CachedValues : public CachedTensor<T, 4> {
       const Index width = from.extent(3);
       if (width == 0) return;
       const auto copy = [&](const T* in, auto step, U* out) {
-        for (Index t = 0; t < width; ++t) out[t] = stored<U>(in[t * step]);
+        for (Index t = 0; t < width; ++t) out[t] = number_as<U>(in[t * step]);
       };
       for (Index g = 0; g < from.extent(1); ++g) {
         for (Index i = 0; i < n; ++i) {
@@ -195,7 +185,7 @@ class CachedKeys : public CachedTensor<T, 5> {
           const T* in = &from(b, g, i, Index{0});
           U* out = &to(b, g, (slot + i) / block, Index{0}, column);
           for (Index c = 0; c < from.extent(3); ++c, in += step, out += block) {
-            for (Index j = 0; j < some; ++j) out[j] = stored<U>(in[j * row]);
+            for (Index j = 0; j < some; ++j) out[j] = number_as<U>(in[j * row]);
           }
         }
       }

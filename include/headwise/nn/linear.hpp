@@ -86,7 +86,8 @@ class Linear {
   Tensor<U, 2> forward(In<U, 2> x,
                        const Context& context = {}) const requires std::same_as<T, float> {
     require_input(x);
-    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), context), context);
+    return detail::narrow_forward(x, context,
+                                  [&](In<T, 2> wide) { return forward(wide, context); });
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x, Cache& cache,
@@ -105,16 +106,9 @@ class Linear {
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
                         const Context& context = {}) const {
-    const Index N = cache.x.extent(0), K = parameters_.w.extent(0), O = parameters_.w.extent(1);
-    detail::require_filled("Linear::backward", cache);
+    require_backward(dy, cache, gradients);
     Tensor<T, 2> storage;
     const In<T, 2> x = detail::viewed_numbers(cache.x, storage, context);
-    require_shape("Linear::backward", "cache.x", x, Shape{N, K}, "the rows of W");
-    require_shape("Linear::backward", "dy", dy, Shape{N, O}, "the output");
-    require_shape("Linear::backward", "gradients.w", gradients.w, parameters_.w.shape(),
-                  "zero_gradients()");
-    require_shape("Linear::backward", "gradients.b", gradients.b, parameters_.b.shape(),
-                  "zero_gradients()");
     auto dx = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
     linear_backward(dy, x, In<W, 2>(parameters_.w), dx, gradients.w, gradients.b, context);
     return dx;
@@ -123,10 +117,10 @@ class Linear {
   template <NarrowFloat U>
   Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, LinearParameters<T>& gradients,
                         const Context& context = {}) const requires std::same_as<T, float> {
-    const Shape<2> of_y{cache.x.extent(0), parameters_.w.extent(1)};
-    return detail::narrow_backward(
-        "Linear::backward", dy, of_y, cache, cache.x.shape(), context,
-        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
+    require_backward(dy, cache, gradients);
+    return detail::narrow_backward(dy, cache.x.shape(), context, [&](In<T, 2> wide) {
+      return backward(wide, cache, gradients, context);
+    });
   }
 
   /// Gradients of the right shapes, all 0.
@@ -147,6 +141,17 @@ class Linear {
   void require_input(const In<U, 2>& x) const {
     require_shape("Linear::forward", "x", x, Shape{x.extent(0), parameters_.w.extent(0)},
                   "the rows of W");
+  }
+  template <class U>
+  void require_backward(const In<U, 2>& dy, const Cache& cache,
+                        const LinearParameters<T>& gradients) const {
+    constexpr std::string_view function = "Linear::backward";
+    const Index N = cache.x.extent(0), K = parameters_.w.extent(0), O = parameters_.w.extent(1);
+    detail::require_filled(function, cache);
+    detail::require_viewed_shape(function, "cache.x", cache.x, Shape{N, K}, "the rows of W");
+    require_shape(function, "dy", dy, Shape{N, O}, "the output");
+    require_shape(function, "gradients.w", gradients.w, parameters_.w.shape(), "zero_gradients()");
+    require_shape(function, "gradients.b", gradients.b, parameters_.b.shape(), "zero_gradients()");
   }
 
   LinearParameters<T, W> parameters_;

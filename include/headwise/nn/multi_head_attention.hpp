@@ -87,8 +87,9 @@ class MultiHeadAttention {
       void forward(Q&& query, K&& key, V&& value, const Call& call, Cache& cache,
                    const Context& context = {}) const = delete;
 
-  /// All four of inputs in 16 bits, for modules of float: y has their type, and the bits of the
-  /// module's floats, each rounded to the nearest. The cache views the inputs.
+  /// The four above for inputs in 16 bits (U), of modules of float: y [B, L, D] in U, each number
+  /// the nearest one to that of the same inputs as floats. The cache views the inputs. Throws as
+  /// they do.
   ///@{
   template <NarrowFloat U>
   Tensor<U, 3> forward(In<U, 3> x, const Call& call = {},
@@ -121,50 +122,45 @@ class MultiHeadAttention {
   /// module of another shape; ShapeError; std::bad_alloc. Work: count_backward_flops.
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const {
-    constexpr std::string_view function = "MultiHeadAttention::backward";
-    require_cache(function, cache, true);
-    return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
-                                                 gradients, context)
+    require_backward("MultiHeadAttention::backward", dy, cache, gradients, true);
+    return detail::multi_head_attention_backward(options_, parameters_, dy, cache, gradients,
+                                                 context)
         .query;
   }
   /// The gradients of all three inputs of a cross-attention: dy [B, L, D] gives [B, L, D],
   /// [B, S, kdim] and [B, S, vdim]. Adds and throws as backward does, of self-attention.
   CrossAttentionGradients<T> backward_cross(In<T, 3> dy, const Cache& cache, Gradients& gradients,
                                             const Context& context = {}) const {
-    constexpr std::string_view function = "MultiHeadAttention::backward_cross";
-    require_cache(function, cache, false);
-    return detail::multi_head_attention_backward(function, options_, parameters_, dy, cache,
-                                                 gradients, context);
+    require_backward("MultiHeadAttention::backward_cross", dy, cache, gradients, false);
+    return detail::multi_head_attention_backward(options_, parameters_, dy, cache, gradients,
+                                                 context);
   }
 
-  /// Both of dy in 16 bits, of which the inputs' gradients have the type; the parameters' stay
-  /// floats.
+  /// Both for dy [B, L, D] in 16 bits (U): the gradients of the inputs are in U, too, and those of
+  /// the parameters stay floats.
   ///@{
   template <NarrowFloat U>
   Tensor<U, 3> backward(In<U, 3> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const requires std::same_as<T, float> {
-    constexpr std::string_view function = "MultiHeadAttention::backward";
-    require_cache(function, cache, true);
-    return detail::narrow_backward(
-        function, dy, output_of(cache), cache, cache.query.shape(), context,
-        [&](In<T, 3> wide) { return backward(wide, cache, gradients, context); });
+    require_backward("MultiHeadAttention::backward", dy, cache, gradients, true);
+    return detail::narrow_backward(dy, cache.query.shape(), context, [&](In<T, 3> wide) {
+      return backward(wide, cache, gradients, context);
+    });
   }
   template <NarrowFloat U>
   CrossAttentionGradients<U> backward_cross(
       In<U, 3> dy, const Cache& cache, Gradients& gradients,
       const Context& context = {}) const requires std::same_as<T, float> {
-    constexpr std::string_view function = "MultiHeadAttention::backward_cross";
-    require_cache(function, cache, false);
+    require_backward("MultiHeadAttention::backward_cross", dy, cache, gradients, false);
     CrossAttentionGradients<U> d{{},
                                  Tensor<U, 3>::uninitialized(cache.key.shape(), context.memory),
                                  Tensor<U, 3>::uninitialized(cache.value.shape(), context.memory)};
-    d.query = detail::narrow_backward(
-        function, dy, output_of(cache), cache, cache.query.shape(), context, [&](In<T, 3> wide) {
-          CrossAttentionGradients<T> of_floats = backward_cross(wide, cache, gradients, context);
-          detail::round_to(of_floats.key, d.key, context);
-          detail::round_to(of_floats.value, d.value, context);
-          return std::move(of_floats.query);
-        });
+    d.query = detail::narrow_backward(dy, cache.query.shape(), context, [&](In<T, 3> wide) {
+      CrossAttentionGradients<T> of_floats = backward_cross(wide, cache, gradients, context);
+      detail::round_to(of_floats.key, d.key, context);
+      detail::round_to(of_floats.value, d.value, context);
+      return std::move(of_floats.query);
+    });
     return d;
   }
   ///@}
@@ -204,12 +200,14 @@ class MultiHeadAttention {
   template <class U>
   Tensor<U, 3> narrow_infer(const detail::ModuleInputs<U>& inputs, const Call& call,
                             const Context& context) const {
+    require_parameters();
     const detail::WidenedInputs wide(options_, inputs, call, context);
     return detail::narrowed<U>(infer(wide.views(), call, context), context);
   }
   template <class U>
   Tensor<U, 3> narrow_train(const detail::ModuleInputs<U>& inputs, const Call& call, Cache& cache,
                             const Context& context) const {
+    require_parameters();
     const detail::WidenedInputs wide(options_, inputs, call, context);
     Cache filled;
     Tensor<U, 3> y = detail::narrowed<U>(train(wide.views(), call, filled, context), context);
@@ -219,17 +217,20 @@ class MultiHeadAttention {
     cache = std::move(filled);
     return y;
   }
-  /// [B, L, D]
-  Shape<3> output_of(const Cache& cache) const {
-    return {cache.query.extent(0), cache.query.extent(1), options_.d_model};
-  }
-
   void require_parameters() const {
     require_shape("MultiHeadAttention::forward", "W_O", In<W, 2>(parameters_.w_o),
                   Shape{options_.context_width(), options_.d_model},
                   "the options: a module that was moved from has none");
   }
 
+  template <class U>
+  void require_backward(std::string_view function, const In<U, 3>& dy, const Cache& cache,
+                        const Gradients& gradients, bool self) const {
+    require_cache(function, cache, self);
+    const Index B = cache.query.extent(0), L = cache.query.extent(1);
+    require_shape(function, "dy", dy, Shape{B, L, options_.d_model}, "the output");
+    gradients.require_shapes_of(parameters_, function);
+  }
   void require_cache(std::string_view function, const Cache& cache, bool self) const {
     detail::require_filled(function, cache);
     require(cache.self_attention == self, function,

@@ -1,6 +1,9 @@
 // The backward pass of MultiHeadAttention: the forward's steps, walked down.
 #pragma once
 
+#include <algorithm>
+#include <optional>
+
 #include "headwise/nn/multi_head_attention_packed.hpp"
 #include "headwise/nn/multi_head_attention_positions.hpp"
 #include "headwise/nn/multi_head_attention_trace.hpp"
@@ -189,22 +192,18 @@ template <class T, class W>
 /// With self-attention the gradient of query alone, the sum over its three uses.
 template <class T, class W>
 CrossAttentionGradients<T> multi_head_attention_backward(
-    std::string_view function, const MultiHeadAttentionOptions& o,
-    const MultiHeadAttentionParameters<T, W>& p, In<T, 3> dy_in,
+    const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p, In<T, 3> dy_in,
     const MultiHeadAttentionCache<T>& cache, MultiHeadAttentionGradients<T>& gradients,
     const Context& context) {
   if constexpr (std::same_as<T, float>) {
     if (!cache.saved.exact()) {
-      return multi_head_attention_backward(
-          function, o, p, dy_in, wide_attention_cache(cache, context), gradients, context);
+      return multi_head_attention_backward(o, p, dy_in, wide_attention_cache(cache, context),
+                                           gradients, context);
     }
   }
-  require_shape(function, "dy", dy_in,
-                Shape{cache.query.extent(0), cache.query.extent(1), o.d_model}, "the output");
   const auto like = [&](In<T, 3> x) {
     return Tensor<T, 3>::uninitialized(x.shape(), context.memory);
   };
-  gradients.require_shapes_of(p, function);
   const CachedInputs<T> inputs(cache, context);
   CrossAttentionGradients<T> of_inputs{like(inputs.query), {}, {}};
   if (!cache.self_attention) {

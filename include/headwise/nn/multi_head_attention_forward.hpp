@@ -9,6 +9,7 @@
 #include "headwise/ops/flash_attention.hpp"
 #include "headwise/ops/layer_norm.hpp"
 #include "headwise/ops/linear.hpp"
+#include "headwise/ops/stored_rows.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -110,7 +111,7 @@ void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamet
     cache.x_norm = tensor(L, o.d_model);
     cache.mean = Tensor<T, 1>::uninitialized({B * L}, context.memory);
     cache.rstd = Tensor<T, 1>::uninitialized({B * L}, context.memory);
-    layer_norm_forward(In<T, 2>(merge_rows(cache.query)), {p.gamma, p.beta},
+    layer_norm_forward(merge_rows(In<T, 3>(cache.query)), {p.gamma, p.beta},
                        T(o.layer_norm_epsilon), merge_rows(cache.x_norm), {cache.mean, cache.rstd},
                        context);
     round_saved(cache.x_norm, cache.saved, context);
@@ -126,8 +127,8 @@ void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamet
   cache.k = tensor(S, p.k_width);
   cache.v = tensor(S, p.v_width);
   linear_forward(x, p.W_Q(), p.b_q, merge_rows(cache.q), context);
-  linear_forward(In<T, 2>(merge_rows(cache.key)), p.W_K(), p.b_k, merge_rows(cache.k), context);
-  linear_forward(In<T, 2>(merge_rows(cache.value)), p.W_V(), p.b_v, merge_rows(cache.v), context);
+  linear_forward(merge_rows(In<T, 3>(cache.key)), p.W_K(), p.b_k, merge_rows(cache.k), context);
+  linear_forward(merge_rows(In<T, 3>(cache.value)), p.W_V(), p.b_v, merge_rows(cache.v), context);
 }
 
 /// Steps 3 to 5: heads are views of the projections and of the context.
@@ -205,7 +206,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
     dropout_forward(In<T, 2>(merge_rows(y)), call.output_dropout, merge_rows(y), context);
   }
   if (context.trace != nullptr) context.trace->record("A_out", y);
-  for_each_saved<T>([&](auto member) { narrow_saved(cache.*member, cache.saved); });
+  for_each_saved<T>([&](auto member) { drop_saved_floats(cache.*member, cache.saved); });
   cache.filled = true;
   return y;
 }

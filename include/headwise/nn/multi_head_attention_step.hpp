@@ -3,6 +3,7 @@
 #pragma once
 
 #include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/nn/narrow_ends.hpp"
 #include "headwise/nn/new_tokens.hpp"
 
 namespace headwise::inline v0_1 {
@@ -51,6 +52,18 @@ void require_scores(std::string_view function, const MultiHeadAttentionStepCall<
       !score.by_place() || cache.window == 0 || cache.first_keys == 0, function,
       "score asks where keys stand, expected a cache without first keys: once some are dropped, "
       "its slots do not tell");
+}
+
+/// All rules of multi_head_attention_step.
+template <class T, class W, class U>
+void require_step(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
+                  const In<U, 3>& x, const MultiHeadAttentionStepCall<T>& call,
+                  const KeyValueCache<T>& cache) {
+  constexpr std::string_view function = "multi_head_attention_step";
+  require(o.fused(), function,
+          "kdim or vdim differ from d_model, expected a module of self-attention");
+  require_new_tokens<T>(function, o, p, x, call.counts, cache);
+  require_scores<T>(function, call, o.num_heads, cache.options());
 }
 
 /// Step 3b of new tokens, each at the position that it has in its sequence.
@@ -206,12 +219,8 @@ Tensor<T, 3> multi_head_attention_step(
     const MultiHeadAttention<T, W>& attention, In<std::type_identity_t<T>, 3> x,
     const MultiHeadAttentionStepCall<std::type_identity_t<T>>& call, KeyValueCache<T>& cache,
     const Context& context = {}) {
-  constexpr std::string_view function = "multi_head_attention_step";
   const MultiHeadAttentionOptions& o = attention.options();
-  require(o.fused(), function,
-          "kdim or vdim differ from d_model, expected a module of self-attention");
-  detail::require_new_tokens<T>(function, o, attention.parameters(), x, call.counts, cache);
-  detail::require_scores<T>(function, call, o.num_heads, cache.options());
+  detail::require_step<T>(o, attention.parameters(), x, call, cache);
   auto y = detail::attend_to_new_tokens<T>(o, attention.parameters(), x, call, cache, context);
   detail::NewTokens<T>::keep(cache, x.extent(1), call.counts);
   return y;
@@ -238,11 +247,18 @@ template <NarrowFloat U, KeptAs<float> W>
 Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
                                        const MultiHeadAttentionStepCall<float>& call,
                                        KeyValueCache<float>& cache, const Context& context = {}) {
-  detail::require_new_tokens<float>("multi_head_attention_step", attention.options(),
-                                    attention.parameters(), x, call.counts, cache);
+  detail::require_step<float>(attention.options(), attention.parameters(), x, call, cache);
   return detail::narrow_step(x, context, [&](In<float, 3> wide) {
     return multi_head_attention_step(attention, wide, call, cache, context);
   });
+}
+/// The same of counts[b] new tokens of each sequence.
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
+                                       std::span<const Index> counts, KeyValueCache<float>& cache,
+                                       const Context& context = {}) {
+  return multi_head_attention_step(
+      attention, x, MultiHeadAttentionStepCall<float>{.counts = counts}, cache, context);
 }
 /// The same of n new tokens of each sequence.
 template <NarrowFloat U, KeptAs<float> W>

@@ -39,7 +39,7 @@ template <class T, class W>
                                      const MultiHeadAttentionParameters<T, W>& p,
                                      const MultiHeadAttentionCache<T>& cache, Trace& trace) {
   const Heads<T> heads = projected_heads(o, cache);
-  trace.record("X", cache.query);
+  trace.record("X", In<T, 3>(cache.query));
   trace.record("X_norm", cache.projected_query());
   trace.record("W_Q", p.W_Q());
   trace.record("W_K", p.W_K());

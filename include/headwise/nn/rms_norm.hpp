@@ -55,14 +55,14 @@ class RMSNorm {
 
   /// y [N, D] for x [N, D]: inference. Throws and works as rms_norm_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
-    require_width("RMSNorm::forward", "x", x);
+    require_width(x);
     auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
     rms_norm_forward(x, parameters_.gamma, T(epsilon_), y, {}, context);
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.
   Tensor<T, 2> forward(In<T, 2> x, Cache& cache, const Context& context = {}) const {
-    require_width("RMSNorm::forward", "x", x);
+    require_width(x);
     auto y = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
     Cache filled{x, Tensor<T, 1>::uninitialized({x.extent(0)}, context.memory), true};
     rms_norm_forward(x, parameters_.gamma, T(epsilon_), y, filled.rstd, context);
@@ -78,19 +78,18 @@ class RMSNorm {
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x,
                        const Context& context = {}) const requires std::same_as<T, float> {
-    require_width("RMSNorm::forward", "x", x);
-    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), context), context);
+    require_width(x);
+    return detail::narrow_forward(x, context,
+                                  [&](In<T, 2> wide) { return forward(wide, context); });
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(In<U, 2> x, Cache& cache,
                        const Context& context = {}) const requires std::same_as<T, float> {
-    require_width("RMSNorm::forward", "x", x);
-    const Tensor<T, 2> wide = detail::widened_tensor(x, context);
-    Cache filled;
-    Tensor<U, 2> y = detail::narrowed<U>(forward(wide, filled, context), context);
-    filled.x = detail::viewed(x);
-    cache = std::move(filled);
-    return y;
+    require_width(x);
+    return detail::narrow_forward(
+        x, cache, context,
+        [&](In<T, 2> wide, Cache& filled) { return forward(wide, filled, context); },
+        [](Cache& filled, const auto& view) { filled.x = view; });
   }
   template <NarrowFloat U>
   Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, Cache& cache,
@@ -102,13 +101,9 @@ class RMSNorm {
   /// Throws ArgumentError for an empty cache, ShapeError, std::bad_alloc; nothing is changed then.
   Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, RMSNormParameters<T>& gradients,
                         const Context& context = {}) const {
-    detail::require_filled("RMSNorm::backward", cache);
+    require_backward(dy, cache, gradients);
     Tensor<T, 2> storage;
     const In<T, 2> x = detail::viewed_numbers(cache.x, storage, context);
-    require_width("RMSNorm::backward", "cache.x", x);
-    require_shape("RMSNorm::backward", "dy", dy, x.shape(), "the output");
-    require_shape("RMSNorm::backward", "gradients.gamma", gradients.gamma,
-                  parameters_.gamma.shape(), "zero_gradients()");
     auto dx = Tensor<T, 2>::uninitialized(x.shape(), context.memory);
     rms_norm_backward(dy, x, parameters_.gamma, cache.rstd, dx, gradients.gamma, context);
     return dx;
@@ -117,9 +112,10 @@ class RMSNorm {
   template <NarrowFloat U>
   Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, RMSNormParameters<T>& gradients,
                         const Context& context = {}) const requires std::same_as<T, float> {
-    return detail::narrow_backward(
-        "RMSNorm::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
-        [&](In<T, 2> wide) { return backward(wide, cache, gradients, context); });
+    require_backward(dy, cache, gradients);
+    return detail::narrow_backward(dy, cache.x.shape(), context, [&](In<T, 2> wide) {
+      return backward(wide, cache, gradients, context);
+    });
   }
 
   /// Gradients of the right shapes, all 0.
@@ -138,9 +134,20 @@ class RMSNorm {
 
  private:
   template <class U>
-  void require_width(std::string_view function, std::string_view argument,
-                     const In<U, 2>& x) const {
-    require_shape(function, argument, x, Shape{x.extent(0), width_}, "the width of the module");
+  void require_width(const In<U, 2>& x) const {
+    require_shape("RMSNorm::forward", "x", x, Shape{x.extent(0), width_},
+                  "the width of the module");
+  }
+  template <class U>
+  void require_backward(const In<U, 2>& dy, const Cache& cache,
+                        const RMSNormParameters<T>& gradients) const {
+    constexpr std::string_view function = "RMSNorm::backward";
+    const Shape<2> of_x{cache.x.extent(0), width_};
+    detail::require_filled(function, cache);
+    detail::require_viewed_shape(function, "cache.x", cache.x, of_x, "the width of the module");
+    require_shape(function, "dy", dy, of_x, "the output");
+    require_shape(function, "gradients.gamma", gradients.gamma, parameters_.gamma.shape(),
+                  "zero_gradients()");
   }
 
   Index width_;

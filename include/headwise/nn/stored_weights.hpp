@@ -19,11 +19,7 @@ void copy_rounded(const In<From, R>& from, const Out<To, R>& to, const Context& 
     for (Index row = begin; row < end; ++row) {
       const kernels::Row<const From> x{from.data() + row_offset(from, row), width};
       const kernels::Row<To> y{to.data() + row_offset(In<To, R>(to), row), step};
-      if constexpr (std::same_as<To, From>) {
-        for (Index n = 0; n < N; ++n) y[n] = x[n];
-      } else {
-        for (Index n = 0; n < N; ++n) y[n] = convert_float<To>(x[n]);
-      }
+      for (Index n = 0; n < N; ++n) y[n] = number_as<To>(x[n]);
     }
   });
 }

@@ -3,6 +3,7 @@
 
 #include "headwise/nn/feed_forward.hpp"
 #include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/nn/narrow_ends.hpp"
 #include "headwise/nn/transformer_block_steps.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -74,18 +75,17 @@ class TransformerBlock {
   Tensor<U, 3> forward(In<U, 3> x, const Call& call = {},
                        const Context& context = {}) const requires std::same_as<T, float> {
     require_call(x, call);
-    return detail::narrowed<U>(forward(detail::widened_tensor(x, context), call, context), context);
+    return detail::narrow_forward(x, context,
+                                  [&](In<T, 3> wide) { return forward(wide, call, context); });
   }
   template <NarrowFloat U>
   Tensor<U, 3> forward(In<U, 3> x, const Call& call, Cache& cache,
                        const Context& context = {}) const requires std::same_as<T, float> {
     require_call(x, call);
-    const Tensor<T, 3> wide = detail::widened_tensor(x, context);
-    Cache filled;
-    Tensor<U, 3> y = detail::narrowed<U>(forward(wide, call, filled, context), context);
-    detail::view_block_input<T>(filled, detail::viewed(x));
-    cache = std::move(filled);
-    return y;
+    return detail::narrow_forward(
+        x, cache, context,
+        [&](In<T, 3> wide, Cache& filled) { return forward(wide, call, filled, context); },
+        [](Cache& filled, const auto& view) { detail::view_block_input<T>(filled, view); });
   }
   template <NarrowFloat U>
   Tensor<U, 3> forward(const Tensor<U, 3>&& temporary, const Call& call, Cache& cache,
@@ -98,14 +98,7 @@ class TransformerBlock {
   /// std::bad_alloc; nothing is changed then.
   Tensor<T, 3> backward(In<T, 3> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const {
-    constexpr std::string_view function = "TransformerBlock::backward";
-    detail::require_filled(function, cache);
-    require(cache.module.same_shape(options_), function,
-            "the cache is of a block of another shape, expected one that this block filled");
-    require_shape(function, "cache.h", cache.h, cache.x.shape(),
-                  "what forward left: a cache that was moved from is empty");
-    require_shape(function, "dy", dy, cache.x.shape(), "the output");
-    detail::require_block_gradients<T>(parameters_, gradients);
+    require_backward(dy, cache, gradients);
     return detail::transformer_block_backward<T>(options_, parameters_, dy, cache, gradients,
                                                  context);
   }
@@ -113,9 +106,10 @@ class TransformerBlock {
   template <NarrowFloat U>
   Tensor<U, 3> backward(In<U, 3> dy, const Cache& cache, Gradients& gradients,
                         const Context& context = {}) const requires std::same_as<T, float> {
-    return detail::narrow_backward(
-        "TransformerBlock::backward", dy, cache.x.shape(), cache, cache.x.shape(), context,
-        [&](In<T, 3> wide) { return backward(wide, cache, gradients, context); });
+    require_backward(dy, cache, gradients);
+    return detail::narrow_backward(dy, cache.x.shape(), context, [&](In<T, 3> wide) {
+      return backward(wide, cache, gradients, context);
+    });
   }
 
   /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
@@ -142,6 +136,17 @@ class TransformerBlock {
     detail::require_call<T, U>(options_.attention(), {x, x, x, true}, call.attention());
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
+  }
+  template <class U>
+  void require_backward(const In<U, 3>& dy, const Cache& cache, const Gradients& gradients) const {
+    constexpr std::string_view function = "TransformerBlock::backward";
+    detail::require_filled(function, cache);
+    require(cache.module.same_shape(options_), function,
+            "the cache is of a block of another shape, expected one that this block filled");
+    require_shape(function, "cache.h", cache.h, cache.x.shape(),
+                  "what forward left: a cache that was moved from is empty");
+    require_shape(function, "dy", dy, cache.x.shape(), "the output");
+    detail::require_block_gradients<T>(parameters_, gradients);
   }
   Tensor<T, 3> run(In<T, 3> x, const Call& call, Cache& cache, bool training,
                    const Context& context) const {

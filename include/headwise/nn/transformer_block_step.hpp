@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "headwise/nn/multi_head_attention_step.hpp"
+#include "headwise/nn/narrow_ends.hpp"
 #include "headwise/nn/transformer_block.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
@@ -30,9 +31,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// block
 /// x       [B, n, D]   in; the tokens behind those of the cache
-/// counts  [B]         how many of the n are tokens of sequence b, its first; x of the rest may
-/// hold
-///                     anything, and y of it means nothing. {}: all
+/// counts  [B]         how many of the n are tokens of sequence b, its first; {}: all. x of the
+///                     rest may hold anything, and y of it means nothing
 /// cache               keys and values of the tokens before; those of x are appended. An empty one
 ///                     is key_value_cache<T>(block.options().attention(), B, capacity)
 ///

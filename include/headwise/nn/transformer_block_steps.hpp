@@ -19,8 +19,9 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-template <class T>
-Tensor<T, 3> like(const In<T, 3>& x, const Context& context) {
+/// A tensor of x's shape, not initialised. Throws std::bad_alloc.
+template <class T, class View>
+Tensor<T, 3> like(const View& x, const Context& context) {
   return Tensor<T, 3>::uninitialized(x.shape(), context.memory);
 }
 
@@ -39,7 +40,7 @@ struct BlockNorm {
   /// Step 1: y = norm(x).
   Tensor<T, 3> forward(In<T, 3> x, TransformerHalfCache<T>& cache, const Context& context) const {
     const Index N = x.extent(0) * x.extent(1);
-    Tensor<T, 3> y = like(x, context);
+    Tensor<T, 3> y = like<T>(x, context);
     const T epsilon = T(options.norm_epsilon);
     cache.norm_input = x;
     cache.rstd = Tensor<T, 1>::uninitialized({N}, context.memory);
@@ -53,7 +54,8 @@ struct BlockNorm {
                        {cache.mean, cache.rstd}, context);
     return y;
   }
-  /// dx, overwritten, and the gradients, added to; {} and null for none. Of what it was given.
+  /// dx [B L, D], overwritten, and the gradients, added to, for dy [B, L, D] and the input
+  /// [B, L, D] that forward read, as numbers of T; {} and null for none.
   void backward(In<T, 3> dy, In<T, 3> input, const TransformerHalfCache<T>& cache, Out<T, 2> dx,
                 LayerNormParameters<T>* gradients, const Context& context) const {
     const In<T, 2> x = merge_rows(input), dy_rows = merge_rows(dy);
@@ -77,7 +79,7 @@ Tensor<T, 3> half_forward(const BlockNorm<T>& norm, In<T, 3> x, TransformerHalfC
     round_saved(cache.normed, saved, context);
     Tensor<T, 3> y = branch(In<T, 3>(cache.normed));
     add_to_branch(x, y, context);
-    narrow_saved(cache.normed, saved);
+    drop_saved_floats(cache.normed, saved);
     return y;
   }
   cache.sum = branch(x);
@@ -98,7 +100,7 @@ class HalfBackward {
         dy_(dy),
         d_sum_(dy) {
     if (norm_.options.norm_first) return;
-    d_sum_storage_ = like(dy, context);
+    d_sum_storage_ = like<T>(dy, context);
     norm_.backward(dy_, norm_input_, cache_, merge_rows(d_sum_storage_), nullptr, context);
     d_sum_ = d_sum_storage_;
   }
@@ -144,7 +146,7 @@ Tensor<T, 3> block_halves(const TransformerBlockOptions& o,
   cache.module = o;
   cache.x = uniform_rows(x_in, cache.x_copy, context.memory);
   const auto feed_forward = [&](In<T, 3> x) {
-    Tensor<T, 3> y = like(x, context);
+    Tensor<T, 3> y = like<T>(x, context);
     cache.feed_forward.call = call;
     cache.feed_forward.saved = cache.saved;
     feed_forward_forward<T>(o.feed_forward(), p.feed_forward, merge_rows(x), cache.feed_forward,
@@ -248,24 +250,23 @@ Tensor<T, 3> transformer_block_backward(const TransformerBlockOptions& o,
                                         context);
     }
   }
-  Tensor<T, 3> dy_storage, dh = like(cache.x, context), dx = like(cache.x, context);
+  Tensor<T, 3> dy_storage, dh = like<T>(cache.x, context), dx = like<T>(cache.x, context);
   const In<T, 3> dy = uniform_rows(dy_in, dy_storage, context.memory);
   // The second half
   HalfBackward<T> second({o, p.norm2}, cache.second, dy, context);
-  Tensor<T, 3> d_read = like(cache.x, context);
+  Tensor<T, 3> d_read = like<T>(cache.x, context);
   FeedForwardBackward<T, W> feed_forward(o.feed_forward(), p.feed_forward,
                                          merge_rows(second.d_branch()), cache.feed_forward,
                                          merge_rows(d_read), context);
   second.finish(std::move(d_read), dh, context);
   // The first half. Attention writes its gradients last; nothing that follows can fail.
   HalfBackward<T> first({o, p.norm1}, cache.first, dh, context);
-  auto d_attended = multi_head_attention_backward<T>("MultiHeadAttention::backward", o.attention(),
-                                                     p.attention, first.d_branch(), cache.attention,
-                                                     gradients.attention, context);
+  auto d_attended = multi_head_attention_backward<T>(o.attention(), p.attention, first.d_branch(),
+                                                     cache.attention, gradients.attention, context);
   first.finish(std::move(d_attended.query), dx, context);
-  first.add_to(gradients.norm1, context);
-  second.add_to(gradients.norm2, context);
   feed_forward.add_to(gradients.feed_forward, context);
+  second.add_to(gradients.norm2, context);
+  first.add_to(gradients.norm1, context);
   return dx;
 }
 

@@ -2,8 +2,12 @@
 // table of tokens once more as head; and decoding from the keys and values of the tokens so far.
 #pragma once
 
+#include <algorithm>
 #include <span>
+#include <utility>
+#include <vector>
 
+#include "headwise/nn/narrow_ends.hpp"
 #include "headwise/nn/transformer_block_step.hpp"
 #include "headwise/nn/transformer_decoder_steps.hpp"
 
@@ -136,7 +140,7 @@ class TransformerDecoder {
   void backward(In<T, 2> d_logits, const Cache& cache, Gradients& gradients,
                 const Context& context = {}) const {
     constexpr std::string_view function = "TransformerDecoder::backward";
-    require(cache.filled, function, "the cache is empty: pass it to forward first");
+    detail::require_filled(function, cache);
     require(cache.module.same_shape(options_), function,
             "the cache is of a decoder of another shape, expected one that this decoder filled");
     require(cache.blocks.size() == parameters_.blocks.size(), function,
@@ -177,7 +181,7 @@ class TransformerDecoder {
   /// The bits are those of forward of each whole sequence alone, for any cut into steps. Of the
   /// tokens before the last no logits are computed.
   /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the state is as it
-  /// was then.
+  /// was then, but that keys which no later query sees may be dropped.
   template <TokenId Id>
   Tensor<T, 2> step(In<Id, 2> tokens, std::span<const Index> counts, State& state,
                     const Context& context = {}) const {
@@ -230,7 +234,7 @@ class TransformerDecoder {
   const TransformerDecoderParameters<T, W>& parameters() const { return parameters_; }
 
  private:
-  void require_filled(std::string_view function) const {
+  void require_parameters(std::string_view function) const {
     require_shape(function, "token", In<W, 2>(parameters_.token),
                   Shape{options_.vocabulary, options_.block.d_model},
                   "the options: a decoder that was moved from has none");
@@ -239,7 +243,7 @@ class TransformerDecoder {
   void require_step(const In<Id, 2>& tokens, std::span<const Index> counts,
                     const State& state) const {
     constexpr std::string_view function = "TransformerDecoder::step";
-    require_filled(function);
+    require_parameters(function);
     const bool fits =
         state.caches_.size() == parameters_.blocks.size() && state.module_.same_shape(options_);
     require(fits, function,
@@ -271,7 +275,7 @@ class TransformerDecoder {
   Tensor<T, 2> run(const In<Id, 2>& tokens, const Call& call, Cache& cache, bool training,
                    const Context& context) const {
     constexpr std::string_view function = "TransformerDecoder::forward";
-    require_filled(function);
+    require_parameters(function);
     require_countable(function, "tokens", tokens);
     detail::require_lengths(function, options_, tokens.shape(), call);
     call.weight_dropout.require_valid(function);

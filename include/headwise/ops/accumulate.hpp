@@ -1,6 +1,7 @@
 // A tensor added to another, and its elements summed up, whatever the strides.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "headwise/ops/elementwise_rows.hpp"

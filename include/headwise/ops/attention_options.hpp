@@ -1,8 +1,11 @@
 // What both attentions take, and the rules that their arguments keep.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
+#include <span>
 
 #include "headwise/kernels/kernels.hpp"
 #include "headwise/runtime/context.hpp"
@@ -135,6 +138,13 @@ struct AttentionSizes {
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
+/// Throws ShapeError unless H query heads share G of keys evenly.
+inline void require_groups(std::string_view function, Index H, Index G) {
+  if (G == 0 ? H == 0 : H % G == 0) return;
+  raise<ShapeError>(function, ": q has ", H, " heads, k has ", G,
+                    ", expected a divisor of the former");
+}
+
 /// Checks queries, keys, values and options, and names their sizes.
 template <class T, class Q, class U>
 AttentionSizes require_attention(std::string_view function, const In<Q, 4>& q, const In<U, 4>& k,
@@ -147,10 +157,7 @@ AttentionSizes require_attention(std::string_view function, const In<Q, 4>& q, c
   require_countable(function, "v", v);
   require_shape(function, "k", k, Shape{B, G, S, d}, "batch and head width of q ", q.shape());
   require_shape(function, "v", v, Shape{B, G, S, dv}, "batch, heads and length of k ", k.shape());
-  if (G == 0 ? H != 0 : H % G != 0) {
-    raise<ShapeError>(function, ": q has ", H, " heads, k has ", G,
-                      ", expected a divisor of the former");
-  }
+  require_groups(function, H, G);
   options.mask.require_fits(function, B, H, L, S);
   options.require_in_range(function);
   options.score.require_heads(function, H);

@@ -72,10 +72,7 @@ FlashSequences require_packed(std::string_view function, const PackedSequences<U
   require_countable(function, "q", x.q);
   require_shape(function, "k", x.k, Shape{M, G, d}, "head width of q ", x.q.shape());
   require_shape(function, "v", x.v, Shape{M, G, dv}, "rows and heads of k ", x.k.shape());
-  if (G == 0 ? H != 0 : H % G != 0) {
-    raise<ShapeError>(function, ": q has ", H, " heads, k has ", G,
-                      ", expected a divisor of the former");
-  }
+  require_groups(function, H, G);
   require_packed_starts(function, x.query_starts, N, "the rows of q", x.key_starts, M,
                         "the rows of k");
   const Index B = static_cast<Index>(x.query_starts.size()) - 1;

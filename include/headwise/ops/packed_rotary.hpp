@@ -2,6 +2,7 @@
 // begins.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <type_traits>
 

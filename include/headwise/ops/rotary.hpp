@@ -3,6 +3,7 @@
 // where they stand. A rotation is its own gradient, turned back.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "headwise/kernels/kernels.hpp"

@@ -49,7 +49,7 @@ void require_saved_shape(std::string_view function, std::string_view argument, c
 
 /// What is kept in 16 bits is no longer there as it was computed.
 template <class X>
-void narrow_saved(X& x, const Saved& saved) {
+void drop_saved_floats(X& x, const Saved& saved) {
   with_kept(x, saved, [&](const auto&) { Tensor<typename X::value_type, X::rank>().swap(x); });
 }
 

@@ -2,6 +2,9 @@
 // many tasks add to and whose bits do not depend on who comes first.
 #pragma once
 
+#include <algorithm>
+#include <limits>
+
 #include "headwise/ops/sequence_rows.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {

@@ -1,4 +1,5 @@
-// Rows that are computed as numbers of T and stored as U, which may have 16 bits.
+// Rows that are computed as numbers of T and stored as U, which may have 16 bits: written, and
+// read.
 #pragma once
 
 #include "headwise/kernels/kernels.hpp"
@@ -47,13 +48,19 @@ Index row_offset(const In<U, R>& x, Index row) {
   return offset;
 }
 
-/// The same numbers as floats, dense. Throws std::bad_alloc.
+/// x as floats, dense. Throws std::bad_alloc.
 template <NarrowFloat U, int R>
 Tensor<float, R> widened_tensor(const In<U, R>& x, const Context& context) {
   auto wide = Tensor<float, R>::uninitialized(x.shape(), context.memory);
   if (wide.size() == 0) return wide;
   const Index N = x.extent(R - 1);
   const auto widen = kernels::model_kernels_here<float>().widen_rows;
+  if (x.dense()) {
+    for_rows(context, wide.size(), 1, [&](Index begin, Index end) {
+      widen(stored_as<U>, {x.data() + begin, 0, 1}, 1, end - begin, wide.data() + begin);
+    });
+    return wide;
+  }
   for_rows(context, wide.size() / N, N, [&](Index begin, Index end) {
     for (Index row = begin; row < end; ++row) {
       const U* const from = x.data() + row_offset(x, row);

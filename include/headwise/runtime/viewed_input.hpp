@@ -3,20 +3,22 @@
 #pragma once
 
 #include <concepts>
+#include <string_view>
 #include <type_traits>
 
 #include "headwise/runtime/context.hpp"
+#include "headwise/tensor/error.hpp"
 #include "headwise/tensor/float16.hpp"
+#include "headwise/tensor/require.hpp"
 #include "headwise/tensor/scalar.hpp"
 #include "headwise/tensor/tensor.hpp"
 #include "headwise/tensor/view.hpp"
 
 namespace headwise::inline v0_1 {
 
-/// A view of floats. Of numbers of 16 bits it has extents and strides, but no address; floats() has
-/// them as floats.
+/// A view of floats, or of numbers of 16 bits, which floats() has as floats.
 template <int R>
-class ViewedFloats : public In<float, R> {
+class ViewedFloats {
  public:
   /// The numbers of a narrow view as floats. Throws std::bad_alloc.
   using Widen = Tensor<float, R> (*)(const ViewedFloats& x, const Context& context);
@@ -24,29 +26,52 @@ class ViewedFloats : public In<float, R> {
   /// Absent.
   constexpr ViewedFloats() noexcept {}
   /// Of floats.
-  constexpr ViewedFloats(const In<float, R>& x) : In<float, R>(x) {}
-  /// Of numbers of 16 bits, which `widens` knows the type of.
-  constexpr ViewedFloats(const void* data, const Shape<R>& shape, const Shape<R>& strides,
-                         Widen widens)
-      : In<float, R>(nullptr, shape, strides), narrow_data_(data), widen_(widens) {}
-
-  /// Whether these are numbers of 16 bits.
-  constexpr bool narrow() const { return widen_ != nullptr; }
-  /// These numbers, of their type.
+  constexpr ViewedFloats(const In<float, R>& x)
+      : data_(x.data()), shape_(x.shape()), strides_(x.strides()) {}
+  /// Of numbers of 16 bits, which `widens` makes floats of.
   template <NarrowFloat U>
-  In<U, R> as() const {
-    return {static_cast<const U*>(narrow_data_), this->shape(), this->strides()};
+  constexpr ViewedFloats(const In<U, R>& x, Widen widens)
+      : data_(x.data()),
+        shape_(x.shape()),
+        strides_(x.strides()),
+        stored_(detail::stored_as<U>),
+        widen_(widens) {}
+
+  /// The extents of all axes.
+  constexpr const Shape<R>& shape() const { return shape_; }
+  /// The extent of one axis.
+  constexpr Index extent(int axis) const { return shape_[axis]; }
+  /// Whether these are numbers of 16 bits.
+  constexpr bool is_narrow() const { return stored_ != StoredAs::same; }
+
+  /// These numbers. Throws ArgumentError unless they are of U: float, BFloat16 or Float16.
+  template <class U>
+  requires(std::same_as<U, float> || NarrowFloat<U>) In<U, R> as()
+  const {
+    constexpr StoredAs wanted = detail::stored_as<U>;
+    require(stored_ == wanted, "ViewedFloats::as", "the input is of ", name_of(stored_),
+            ", expected ", name_of(wanted));
+    return {static_cast<const U*>(data_), shape_, strides_};
   }
+  /// These floats. Throws ArgumentError where they are of 16 bits.
+  operator In<float, R>() const { return as<float>(); }
   /// The view itself, or a tensor of the same numbers that is kept in `storage`. Throws
   /// std::bad_alloc.
   In<float, R> floats(Tensor<float, R>& storage, const Context& context) const {
-    if (!narrow()) return *this;
+    if (!is_narrow()) return as<float>();
     storage = widen_(*this, context);
     return storage;
   }
 
  private:
-  const void* narrow_data_ = nullptr;
+  static constexpr std::string_view name_of(StoredAs stored) {
+    if (stored == StoredAs::same) return "floats";
+    return stored == StoredAs::bf16 ? "BFloat16" : "Float16";
+  }
+
+  const void* data_ = nullptr;
+  Shape<R> shape_, strides_;
+  StoredAs stored_ = StoredAs::same;
   Widen widen_ = nullptr;
 };
 
@@ -71,5 +96,13 @@ In<float, R> viewed_numbers(const ViewedFloats<R>& x, Tensor<float, R>& storage,
   return x.floats(storage, context);
 }
 ///@}
+
+/// Throws ShapeError unless what a cache views has this shape.
+template <class View, int R, class... Whence>
+void require_viewed_shape(std::string_view function, std::string_view argument, const View& x,
+                          const Shape<R>& expected, const Whence&... whence) {
+  if (x.shape() == expected) return;
+  raise_shape(function, argument, x.shape().extents, expected.extents, {whence...});
+}
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

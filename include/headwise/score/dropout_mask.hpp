@@ -2,6 +2,7 @@
 // count, path or recomputation draws the same mask and nothing is stored.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 

@@ -2,6 +2,9 @@
 // Kernels run them over their tiles; the readable attention calls them pair by pair.
 #pragma once
 
+#include <algorithm>
+#include <limits>
+
 #include "headwise/score/score_function.hpp"
 #include "headwise/score/visibility.hpp"
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "headwise/score/key_range.hpp"
 #include "headwise/score/mask.hpp"

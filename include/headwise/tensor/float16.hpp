@@ -154,4 +154,20 @@ constexpr To convert_float(From from) {
   }
 }
 
+namespace detail {
+
+/// x in another type: to and from 16 bits the nearest number, else as static_cast rounds it.
+template <class To, class From>
+constexpr To number_as(const From& x) {
+  if constexpr (std::same_as<To, From>) {
+    return x;
+  } else if constexpr (NarrowFloat<To> || NarrowFloat<From>) {
+    return convert_float<To>(x);
+  } else {
+    return static_cast<To>(x);
+  }
+}
+
+}  // namespace detail
+
 }  // namespace headwise::inline v0_1

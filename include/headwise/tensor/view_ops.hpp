@@ -180,18 +180,16 @@ void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
   for_each_index(tensor.shape(), [&](const Shape<R>& index) { tensor(index) = value; });
 }
 
-/// The same values in another type, as static_cast rounds them; to and from those of 16 bits as
-/// convert_float does, to the nearest. Throws std::bad_alloc.
+/// The same values in another type, as static_cast rounds them; to 16 bits the nearest ones. Those
+/// of 16 bits go to and from float and double. Throws std::bad_alloc.
 template <class To, class From, int R>
-Tensor<To, R> convert(In<From, R> from) {
+requires(!(NarrowFloat<To> || NarrowFloat<From>) || (StoredFloat<To> && StoredFloat<From>))
+    Tensor<To, R> convert(In<From, R> from,
+                          std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
   require_countable("convert", "from", from);
-  Tensor<To, R> result(from.shape());
+  Tensor<To, R> result(from.shape(), memory);
   for_each_index(from.shape(), [&](const Shape<R>& index) {
-    if constexpr (NarrowFloat<To> || NarrowFloat<From>) {
-      result(index) = convert_float<To>(from(index));
-    } else {
-      result(index) = static_cast<To>(from(index));
-    }
+    result(index) = detail::number_as<To>(from(index));
   });
   return result;
 }
