@@ -162,7 +162,8 @@ TEST_CASE("what would be gone before it is read is not viewed", "[bad_calls]") {
   STATIC_REQUIRE(LayerTrainedOn<LayerNorm<float>, Tensor2<float>&>);
   STATIC_REQUIRE_FALSE(LayerTrainedOn<LayerNorm<float>, Tensor2<float>>);
   STATIC_REQUIRE(LengthsIn<std::vector<Index>&>);
-  STATIC_REQUIRE_FALSE(LengthsIn<std::vector<Index>>);
+  STATIC_REQUIRE((LengthsIn<std::array<Index, 2>&> && LengthsIn<std::span<const Index>>));
+  STATIC_REQUIRE_FALSE((LengthsIn<std::vector<Index>> || LengthsIn<std::array<Index, 2>>));
   STATIC_REQUIRE((PackedBy<std::vector<Index>&> && PackedBy<const std::array<Index, 3>&>));
   STATIC_REQUIRE((PackedBy<std::span<const Index>> && PackedBy<std::span<Index>>));
   STATIC_REQUIRE_FALSE((PackedBy<std::vector<Index>> || PackedBy<const std::array<Index, 3>>));

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <span>
 #include <type_traits>
-#include <vector>
 
 #include "headwise/score/documents.hpp"
 #include "headwise/score/mask_function.hpp"
@@ -91,9 +90,9 @@ struct Mask {
   /// The same, ids of 32 bits.
   static Documents documents(In<std::int32_t, 2> ids) { return {{}, ids}; }
 
-  /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed.
-  static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
-  static void key_lengths(const std::vector<Index>&& temporary) = delete;
+  /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed. Numbers without a name do
+  /// not compile.
+  static KeyLengths key_lengths(LastingSpan<Index> lengths) { return {lengths}; }
   /// Query i sees key j only where |i + (S - L) - j| < size; size >= 1. With .keeping_first(n) it
   /// sees keys 0 ... n - 1 besides, as attention sinks.
   /// Source  Beltagy et al., 2020, arXiv 2004.05150; the sinks: Xiao et al., "Efficient Streaming

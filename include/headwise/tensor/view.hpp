@@ -94,6 +94,9 @@ class In {
 };
 
 /// A tensor that is overwritten. What it held before is never read.
+///
+/// Taken by value, as all operations do: a const Tensor does not become one then, but it would bind
+/// to a parameter `const Out&`, since Tensors are views.
 template <class T, int R>
 class Out : public In<T, R> {
  public:
