@@ -1338,6 +1338,9 @@ class In {
 };
 
 /// A tensor that is overwritten. What it held before is never read.
+///
+/// Taken by value, as all operations do: a const Tensor does not become one then, but it would bind
+/// to a parameter `const Out&`, since Tensors are views.
 template <class T, int R>
 class Out : public In<T, R> {
  public:
@@ -2790,9 +2793,9 @@ struct Mask {
   /// The same, ids of 32 bits.
   static Documents documents(In<std::int32_t, 2> ids) { return {{}, ids}; }
 
-  /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed.
-  static KeyLengths key_lengths(std::span<const Index> lengths) { return {lengths}; }
-  static void key_lengths(const std::vector<Index>&& temporary) = delete;
+  /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed. Numbers without a name do
+  /// not compile.
+  static KeyLengths key_lengths(LastingSpan<Index> lengths) { return {lengths}; }
   /// Query i sees key j only where |i + (S - L) - j| < size; size >= 1. With .keeping_first(n) it
   /// sees keys 0 ... n - 1 besides, as attention sinks.
   /// Source  Beltagy et al., 2020, arXiv 2004.05150; the sinks: Xiao et al., "Efficient Streaming
@@ -26788,6 +26791,123 @@ typename Module::Gradients hessian_vector_product(F&& gradient, const Module& mo
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/ops/idle_queries.hpp
+// Queries that have no part in the loss and whose results are no numbers: padding, say, that holds
+// NaN and hides its keys alone. Backward of attention multiplies what they weigh by 0, and 0 times
+// NaN is NaN; so it reads 0 in their place. What others see is not looked at.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The first element of each row along the last axis.
+template <int R>
+Shape<R> row_begins(Shape<R> shape) {
+  shape[R - 1] = 1;
+  return shape;
+}
+
+/// Whether the row of d_o that begins at `at` is 0 throughout.
+template <class T, class U, int R>
+bool is_idle(const In<U, R>& d_o, const Shape<R>& at) {
+  if (d_o.extent(R - 1) == 0) return true;
+  const U* const x = d_o.data() + d_o.offset(at);
+  const Index step = d_o.stride(R - 1);
+  for (Index n = 0; n < d_o.extent(R - 1); ++n) {
+    if (!(number_as<T>(x[n * step]) == T(0))) return false;
+  }
+  return true;
+}
+
+/// The row of x that begins at `at` = value.
+template <class T, int R>
+void fill_row(Tensor<T, R>& x, const Shape<R>& at, const std::type_identity_t<T>& value) {
+  if (x.extent(R - 1) != 0) std::fill_n(x.data() + x.offset(at), x.extent(R - 1), value);
+}
+
+/// Whether all are numbers, or -infinity: of lse [.., 2], where they lie dense.
+template <class T, int R>
+bool all_below_infinity(const In<T, R>& lse) {
+  const T most = (std::numeric_limits<T>::max)();
+  bool below = lse.dense();
+  for (Index n = 0; below && n < lse.size(); ++n) below = lse.data()[n] < most;  // NaN is not
+  return below;
+}
+
+/// What flash backward reads of queries: q [.., d], o [.., dv] and lse [.., 2], or copies of them
+/// in which idle queries without numbers are 0 and weigh no key: their lse is the greatest number.
+template <class T, class U, int R>
+class FlashWithoutIdle {
+ public:
+  /// Of d_o [.., dv]. Throws std::bad_alloc.
+  FlashWithoutIdle(const In<U, R>& d_o, const In<U, R>& given_q, const In<U, R>& given_o,
+                   const In<T, R>& given_lse, const Context& context)
+      : q(given_q), o(given_o), lse(given_lse) {
+    if (all_below_infinity(given_lse)) return;
+    const T most = (std::numeric_limits<T>::max)();
+    for_each_index(row_begins(given_lse.shape()), [&](const Shape<R>& at) {
+      const T* const of_row = given_lse.data() + given_lse.offset(at);
+      if (of_row[0] < most && of_row[given_lse.stride(R - 1)] < most) return;
+      if (!is_idle<T>(d_o, at)) return;
+      if (lse_.absent()) {
+        q = q_ = contiguous(given_q, context.memory);
+        o = o_ = contiguous(given_o, context.memory);
+        lse = lse_ = contiguous(given_lse, context.memory);
+      }
+      fill_row(q_, at, U());
+      fill_row(o_, at, U());
+      fill_row(lse_, at, T(0));
+      lse_(at) = most;
+    });
+  }
+  FlashWithoutIdle(const FlashWithoutIdle&) = delete;
+  FlashWithoutIdle& operator=(const FlashWithoutIdle&) = delete;
+
+ private:
+  Tensor<U, R> q_, o_;
+  Tensor<T, R> lse_;
+
+ public:
+  In<U, R> q, o;
+  In<T, R> lse;
+};
+
+/// The same of what backward of kept weights reads: q [B, H, L, d] and weights [B, H, L, S].
+template <class T>
+class AttentionWithoutIdle {
+ public:
+  /// Of d_o [B, H, L, dv]. Throws std::bad_alloc.
+  AttentionWithoutIdle(const kernels::Kernels<T>& run, const In<T, 4>& d_o, const In<T, 4>& given_q,
+                       const In<T, 4>& given_weights, const Context& context)
+      : q(given_q), weights(given_weights) {
+    if (given_weights.size() == 0) return;
+    for_each_index(row_begins(d_o.shape()), [&](const Shape<4>& at) {
+      if (!is_idle<T>(d_o, at)) return;
+      const T* const of_row = given_weights.data() + given_weights.offset(at);
+      const kernels::Matrix<const T> row{of_row, 0, given_weights.stride(3)};
+      if (run.all_finite(row, 1, given_weights.extent(3))) return;
+      if (weights_.absent()) {
+        q = q_ = contiguous(given_q, context.memory);
+        weights = weights_ = contiguous(given_weights, context.memory);
+      }
+      fill_row(q_, at, T(0));
+      fill_row(weights_, at, T(0));
+    });
+  }
+  AttentionWithoutIdle(const AttentionWithoutIdle&) = delete;
+  AttentionWithoutIdle& operator=(const AttentionWithoutIdle&) = delete;
+
+ private:
+  Tensor<T, 4> q_, weights_;
+
+ public:
+  In<T, 4> q, weights;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/ops/attention_options.hpp
 // What both attentions take, and the rules that their arguments keep.
 
@@ -27508,11 +27628,11 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// dk       [B, G, S, d]    out; summed over the query heads of a group
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
-/// Nothing flows through a hidden pair, whatever it holds. Outputs must not overlap inputs or each
-/// other.
-/// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-/// Source  docs/derivations/attention_backward.md, steps 4e to 4a.
+/// Nothing flows through a hidden pair, whatever it holds, nor from a query whose d_o is 0: where
+/// its weights are no numbers, copies of q and weights are made. Outputs must not overlap inputs or
+/// each other. Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a
+/// thread. Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc. Source
+/// docs/derivations/attention_backward.md, steps 4e to 4a.
 template <Scalar T>
 void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
                         In<std::type_identity_t<T>, 4> weights,
@@ -27545,6 +27665,7 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
+  const detail::AttentionWithoutIdle<T> of(run, d_o, q, weights, context);
   Workspace<T> workspace(
       context.executor.concurrency(),
       run.attention_backward_scratch(
@@ -27559,9 +27680,10 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
     }
     for (Index n = 0; n < sizes.group(); ++n) {
       const Index h = g * sizes.group() + n;
-      const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
+      const auto head = detail::attention_head(sizes, of.q, k, v, options, b, h);
       const auto flows = detail::flows_into(gradients.score, b, h);
-      run.attention_head_backward(head, kernels::matrix(d_o, b, h), kernels::matrix(weights, b, h),
+      run.attention_head_backward(head, kernels::matrix(d_o, b, h),
+                                  kernels::matrix(of.weights, b, h),
                                   {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g),
                                    kernels::matrix(dv, b, g), n != 0, flows},
                                   workspace.of(worker));
@@ -28268,7 +28390,9 @@ void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
   require_flash_backward<T, 4, U>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv}, options,
                                   d_score);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-  flash_backward<T, U>(sequences_of(sizes), d_o, inputs, kept, options, gradients, context);
+  const FlashWithoutIdle<T, U, 4> of(d_o, q, kept.o, kept.lse, context);
+  flash_backward<T, U>(sequences_of(sizes), d_o, {of.q, k, v}, {of.o, of.lse}, options, gradients,
+                       context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -28366,9 +28490,10 @@ void flash_attention_forward(In<U, 4> q, const TransposedKeys<std::type_identity
 /// dk       [B, G, S, d]    out; summed over the query heads of a group
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
-/// Nothing flows through a hidden pair, whatever it holds. Outputs must not overlap inputs or each
-/// other.
-/// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
+/// Nothing flows through a hidden pair, whatever it holds, nor from a query whose d_o is 0: where
+/// its lse is no number, copies of q, o and lse are made. Outputs must not overlap inputs or each
+/// other. Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept
+/// weights), one
 ///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
@@ -29109,7 +29234,8 @@ HEADWISE_STRICT_MATH_BEGIN
 /// moments.mean      [N]      out; kept for backward, {} for inference
 /// moments.rstd      [N]      out; kept for backward, {} for inference
 ///
-/// Outputs must not overlap anything else.
+/// Outputs must not overlap anything else. Squares are numbers of T: a row that holds floats above
+/// 1e19 overflows, and gives 0.
 /// Work    6 D + 5 FLOPs a row, and D for each of gamma and beta.
 /// Throws  ShapeError or ArgumentError before anything is written.
 /// Source  Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv 1607.06450.
@@ -31292,7 +31418,8 @@ HEADWISE_STRICT_MATH_BEGIN
 /// y         [N, D]   out; may be x
 /// rstd      [N]      out; kept for backward, {} for inference
 ///
-/// Outputs must not overlap anything else.
+/// Outputs must not overlap anything else. Squares are numbers of T: a row that holds floats above
+/// 1e19 overflows, and gives 0.
 /// Work    3 D + 4 FLOPs a row, and D for gamma.
 /// Throws  ShapeError or ArgumentError before anything is written.
 /// Source  Zhang, Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv 1910.07467.
@@ -31888,8 +32015,9 @@ void packed_backward_call(const In<U, 3>& d_o, const PackedSequences<U>& inputs,
 
   const Index B = sequences.sizes.B;
   const auto of = [&](const auto& x) { return by_sequence(x, B); };
-  flash_backward<T, U>(sequences, of(d_o), {of(q), of(k), of(v)}, {of(o), of(lse)}, options,
-                       {of(dq), of(dk), of(dv), d_score}, context);
+  const FlashWithoutIdle<T, U, 3> kept(d_o, q, o, lse, context);
+  flash_backward<T, U>(sequences, of(d_o), {of(kept.q), of(k), of(v)}, {of(kept.o), of(kept.lse)},
+                       options, {of(dq), of(dk), of(dv), d_score}, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -31937,7 +32065,7 @@ void packed_attention_forward(const PackedSequences<U>& inputs,
 /// gradients               out; dq [N, H, d], dk [M, G, d], dv [M, G, dv]
 ///
 /// The bits of a sequence are those of a call for it alone; of gradients of what changes scores,
-/// those of such calls one after the other.
+/// those of such calls one after the other. Nothing flows from a query whose d_o is 0, either.
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair, one more a bias and two for dropout, 2 dv a query.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "headwise/ops/idle_queries.hpp"
 #include "headwise/ops/score_gradients.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -67,11 +68,11 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// dk       [B, G, S, d]    out; summed over the query heads of a group
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
-/// Nothing flows through a hidden pair, whatever it holds. Outputs must not overlap inputs or each
-/// other.
-/// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
-/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
-/// Source  docs/derivations/attention_backward.md, steps 4e to 4a.
+/// Nothing flows through a hidden pair, whatever it holds, nor from a query whose d_o is 0: where
+/// its weights are no numbers, copies of q and weights are made. Outputs must not overlap inputs or
+/// each other. Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a
+/// thread. Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc. Source
+/// docs/derivations/attention_backward.md, steps 4e to 4a.
 template <Scalar T>
 void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
                         In<std::type_identity_t<T>, 4> weights,
@@ -104,6 +105,7 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
+  const detail::AttentionWithoutIdle<T> of(run, d_o, q, weights, context);
   Workspace<T> workspace(
       context.executor.concurrency(),
       run.attention_backward_scratch(
@@ -118,9 +120,10 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
     }
     for (Index n = 0; n < sizes.group(); ++n) {
       const Index h = g * sizes.group() + n;
-      const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
+      const auto head = detail::attention_head(sizes, of.q, k, v, options, b, h);
       const auto flows = detail::flows_into(gradients.score, b, h);
-      run.attention_head_backward(head, kernels::matrix(d_o, b, h), kernels::matrix(weights, b, h),
+      run.attention_head_backward(head, kernels::matrix(d_o, b, h),
+                                  kernels::matrix(of.weights, b, h),
                                   {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g),
                                    kernels::matrix(dv, b, g), n != 0, flows},
                                   workspace.of(worker));

@@ -138,8 +138,9 @@ void packed_backward_call(const In<U, 3>& d_o, const PackedSequences<U>& inputs,
 
   const Index B = sequences.sizes.B;
   const auto of = [&](const auto& x) { return by_sequence(x, B); };
-  flash_backward<T, U>(sequences, of(d_o), {of(q), of(k), of(v)}, {of(o), of(lse)}, options,
-                       {of(dq), of(dk), of(dv), d_score}, context);
+  const FlashWithoutIdle<T, U, 3> kept(d_o, q, o, lse, context);
+  flash_backward<T, U>(sequences, of(d_o), {of(kept.q), of(k), of(v)}, {of(kept.o), of(kept.lse)},
+                       options, {of(dq), of(dk), of(dv), d_score}, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -187,7 +188,7 @@ void packed_attention_forward(const PackedSequences<U>& inputs,
 /// gradients               out; dq [N, H, d], dk [M, G, d], dv [M, G, dv]
 ///
 /// The bits of a sequence are those of a call for it alone; of gradients of what changes scores,
-/// those of such calls one after the other.
+/// those of such calls one after the other. Nothing flows from a query whose d_o is 0, either.
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair, one more a bias and two for dropout, 2 dv a query.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.

@@ -21,7 +21,8 @@ HEADWISE_STRICT_MATH_BEGIN
 /// y         [N, D]   out; may be x
 /// rstd      [N]      out; kept for backward, {} for inference
 ///
-/// Outputs must not overlap anything else.
+/// Outputs must not overlap anything else. Squares are numbers of T: a row that holds floats above
+/// 1e19 overflows, and gives 0.
 /// Work    3 D + 4 FLOPs a row, and D for gamma.
 /// Throws  ShapeError or ArgumentError before anything is written.
 /// Source  Zhang, Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv 1910.07467.

@@ -1,0 +1,126 @@
+// Queries that have no part in the loss and whose results are no numbers: padding, say, that holds
+// NaN and hides its keys alone. Backward of attention multiplies what they weigh by 0, and 0 times
+// NaN is NaN; so it reads 0 in their place. What others see is not looked at.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "headwise/kernels/kernels.hpp"
+#include "headwise/runtime/context.hpp"
+#include "headwise/tensor/float16.hpp"
+#include "headwise/tensor/tensor.hpp"
+#include "headwise/tensor/view_ops.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The first element of each row along the last axis.
+template <int R>
+Shape<R> row_begins(Shape<R> shape) {
+  shape[R - 1] = 1;
+  return shape;
+}
+
+/// Whether the row of d_o that begins at `at` is 0 throughout.
+template <class T, class U, int R>
+bool is_idle(const In<U, R>& d_o, const Shape<R>& at) {
+  if (d_o.extent(R - 1) == 0) return true;
+  const U* const x = d_o.data() + d_o.offset(at);
+  const Index step = d_o.stride(R - 1);
+  for (Index n = 0; n < d_o.extent(R - 1); ++n) {
+    if (!(number_as<T>(x[n * step]) == T(0))) return false;
+  }
+  return true;
+}
+
+/// The row of x that begins at `at` = value.
+template <class T, int R>
+void fill_row(Tensor<T, R>& x, const Shape<R>& at, const std::type_identity_t<T>& value) {
+  if (x.extent(R - 1) != 0) std::fill_n(x.data() + x.offset(at), x.extent(R - 1), value);
+}
+
+/// Whether all are numbers, or -infinity: of lse [.., 2], where they lie dense.
+template <class T, int R>
+bool all_below_infinity(const In<T, R>& lse) {
+  const T most = (std::numeric_limits<T>::max)();
+  bool below = lse.dense();
+  for (Index n = 0; below && n < lse.size(); ++n) below = lse.data()[n] < most;  // NaN is not
+  return below;
+}
+
+/// What flash backward reads of queries: q [.., d], o [.., dv] and lse [.., 2], or copies of them
+/// in which idle queries without numbers are 0 and weigh no key: their lse is the greatest number.
+template <class T, class U, int R>
+class FlashWithoutIdle {
+ public:
+  /// Of d_o [.., dv]. Throws std::bad_alloc.
+  FlashWithoutIdle(const In<U, R>& d_o, const In<U, R>& given_q, const In<U, R>& given_o,
+                   const In<T, R>& given_lse, const Context& context)
+      : q(given_q), o(given_o), lse(given_lse) {
+    if (all_below_infinity(given_lse)) return;
+    const T most = (std::numeric_limits<T>::max)();
+    for_each_index(row_begins(given_lse.shape()), [&](const Shape<R>& at) {
+      const T* const of_row = given_lse.data() + given_lse.offset(at);
+      if (of_row[0] < most && of_row[given_lse.stride(R - 1)] < most) return;
+      if (!is_idle<T>(d_o, at)) return;
+      if (lse_.absent()) {
+        q = q_ = contiguous(given_q, context.memory);
+        o = o_ = contiguous(given_o, context.memory);
+        lse = lse_ = contiguous(given_lse, context.memory);
+      }
+      fill_row(q_, at, U());
+      fill_row(o_, at, U());
+      fill_row(lse_, at, T(0));
+      lse_(at) = most;
+    });
+  }
+  FlashWithoutIdle(const FlashWithoutIdle&) = delete;
+  FlashWithoutIdle& operator=(const FlashWithoutIdle&) = delete;
+
+ private:
+  Tensor<U, R> q_, o_;
+  Tensor<T, R> lse_;
+
+ public:
+  In<U, R> q, o;
+  In<T, R> lse;
+};
+
+/// The same of what backward of kept weights reads: q [B, H, L, d] and weights [B, H, L, S].
+template <class T>
+class AttentionWithoutIdle {
+ public:
+  /// Of d_o [B, H, L, dv]. Throws std::bad_alloc.
+  AttentionWithoutIdle(const kernels::Kernels<T>& run, const In<T, 4>& d_o, const In<T, 4>& given_q,
+                       const In<T, 4>& given_weights, const Context& context)
+      : q(given_q), weights(given_weights) {
+    if (given_weights.size() == 0) return;
+    for_each_index(row_begins(d_o.shape()), [&](const Shape<4>& at) {
+      if (!is_idle<T>(d_o, at)) return;
+      const T* const of_row = given_weights.data() + given_weights.offset(at);
+      const kernels::Matrix<const T> row{of_row, 0, given_weights.stride(3)};
+      if (run.all_finite(row, 1, given_weights.extent(3))) return;
+      if (weights_.absent()) {
+        q = q_ = contiguous(given_q, context.memory);
+        weights = weights_ = contiguous(given_weights, context.memory);
+      }
+      fill_row(q_, at, T(0));
+      fill_row(weights_, at, T(0));
+    });
+  }
+  AttentionWithoutIdle(const AttentionWithoutIdle&) = delete;
+  AttentionWithoutIdle& operator=(const AttentionWithoutIdle&) = delete;
+
+ private:
+  Tensor<T, 4> q_, weights_;
+
+ public:
+  In<T, 4> q, weights;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
