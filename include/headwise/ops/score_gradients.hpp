@@ -139,6 +139,7 @@ class ScoreGradientSums {
 
   /// Where a block of keys of a head adds.
   kernels::ScoreFlows<T> flows(Index b, Index h, Index block) {
+    if (!any_) return {};
     kernels::ScoreFlows<T> into = flows_into(to_, b, h);
     T* next = sums(b, h, block);
     if (into.scale != nullptr) into.scale = next++;
@@ -164,6 +165,7 @@ class ScoreGradientSums {
 
   /// Adds all of them to the gradients.
   void finish() {
+    if (!any_) return;
     for (Index b = 0; b < sequences_.sizes.B; ++b) {
       for (Index h = 0; h < sequences_.sizes.H; ++h) {
         const kernels::ScoreFlows<T> into = flows_into(to_, b, h);
@@ -200,6 +202,7 @@ class ScoreGradientSums {
   }
 
   const ScoreGradients<T>& to_;
+  const bool any_ = to_.any();
   const FlashSequences& sequences_;
   const BlockSizes blocks_;
   const Index width_, count_;

@@ -140,19 +140,31 @@ inline bool overlap(const Footprint& a, const Footprint& b) {
   return meeting.has_solutions(1);
 }
 
+/// Whether the axes are nested, in any order: each stride leads beyond all that smaller ones reach.
+/// So lie rows, and heads within them.
+inline bool are_nested(const Footprint& a) {
+  std::uintptr_t reached = 0;  // bytes, by strides up to `last`
+  Index last = 0;
+  for (int done = 0; done < a.axes; ++done) {
+    std::size_t next = 0;
+    Index stride = 0;
+    for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
+      if (a.strides[r] > last && (stride == 0 || a.strides[r] < stride)) {
+        next = r;
+        stride = a.strides[r];
+      }
+    }
+    const auto bytes = static_cast<std::uintptr_t>(stride * a.element_bytes);
+    if (bytes <= reached) return false;  // none is left, where two are equal or below 1
+    reached += bytes * static_cast<std::uintptr_t>(a.extents[next] - 1);
+    last = stride;
+  }
+  return true;
+}
+
 /// Whether two indices of one view name the same element.
 inline bool repeats_elements(const Footprint& a) {
-  if (a.empty) return false;
-  const std::uintptr_t element = static_cast<std::uintptr_t>(a.element_bytes);
-  std::uintptr_t inner = 0;  // how far the axes behind reach: a longer stride leads beyond them
-  int nested = a.axes;
-  for (; nested > 0; --nested) {
-    const auto r = static_cast<std::size_t>(nested - 1);
-    if (a.strides[r] <= 0 || static_cast<std::uintptr_t>(a.strides[r]) * element <= inner) break;
-    inner += static_cast<std::uintptr_t>(a.strides[r]) *
-             static_cast<std::uintptr_t>(a.extents[r] - 1) * element;
-  }
-  if (nested == 0) return false;
+  if (a.empty || are_nested(a)) return false;
   for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
     if (a.strides[r] == 0) return true;
   }
