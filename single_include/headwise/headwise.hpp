@@ -2256,19 +2256,31 @@ inline bool overlap(const Footprint& a, const Footprint& b) {
   return meeting.has_solutions(1);
 }
 
+/// Whether the axes are nested, in any order: each stride leads beyond all that smaller ones reach.
+/// So lie rows, and heads within them.
+inline bool are_nested(const Footprint& a) {
+  std::uintptr_t reached = 0;  // bytes, by strides up to `last`
+  Index last = 0;
+  for (int done = 0; done < a.axes; ++done) {
+    std::size_t next = 0;
+    Index stride = 0;
+    for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
+      if (a.strides[r] > last && (stride == 0 || a.strides[r] < stride)) {
+        next = r;
+        stride = a.strides[r];
+      }
+    }
+    const auto bytes = static_cast<std::uintptr_t>(stride * a.element_bytes);
+    if (bytes <= reached) return false;  // none is left, where two are equal or below 1
+    reached += bytes * static_cast<std::uintptr_t>(a.extents[next] - 1);
+    last = stride;
+  }
+  return true;
+}
+
 /// Whether two indices of one view name the same element.
 inline bool repeats_elements(const Footprint& a) {
-  if (a.empty) return false;
-  const std::uintptr_t element = static_cast<std::uintptr_t>(a.element_bytes);
-  std::uintptr_t inner = 0;  // how far the axes behind reach: a longer stride leads beyond them
-  int nested = a.axes;
-  for (; nested > 0; --nested) {
-    const auto r = static_cast<std::size_t>(nested - 1);
-    if (a.strides[r] <= 0 || static_cast<std::uintptr_t>(a.strides[r]) * element <= inner) break;
-    inner += static_cast<std::uintptr_t>(a.strides[r]) *
-             static_cast<std::uintptr_t>(a.extents[r] - 1) * element;
-  }
-  if (nested == 0) return false;
+  if (a.empty || are_nested(a)) return false;
   for (std::size_t r = 0; r < static_cast<std::size_t>(a.axes); ++r) {
     if (a.strides[r] == 0) return true;
   }
@@ -8600,9 +8612,11 @@ class TileMask {
     pairs_ = 0;
     const Sides sides = sides_of_gaps(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
-    for (Index r = 0; r < queries; ++r) {
-      KeyRange range = r < block.rows ? rules.own_range(block.i0 + r) : KeyRange{0, 0};
-      if (sides != Sides::none && r < block.rows) {
+    std::fill(begin_ + block.rows, begin_ + queries, Int(0));
+    std::fill(end_ + block.rows, end_ + queries, Int(0));
+    for (Index r = 0; r < block.rows; ++r) {
+      KeyRange range = rules.own_range(block.i0 + r);
+      if (sides != Sides::none) {
         const KeyRange gap = rules.gap(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
@@ -14950,9 +14964,11 @@ class TileMask {
     pairs_ = 0;
     const Sides sides = sides_of_gaps(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
-    for (Index r = 0; r < queries; ++r) {
-      KeyRange range = r < block.rows ? rules.own_range(block.i0 + r) : KeyRange{0, 0};
-      if (sides != Sides::none && r < block.rows) {
+    std::fill(begin_ + block.rows, begin_ + queries, Int(0));
+    std::fill(end_ + block.rows, end_ + queries, Int(0));
+    for (Index r = 0; r < block.rows; ++r) {
+      KeyRange range = rules.own_range(block.i0 + r);
+      if (sides != Sides::none) {
         const KeyRange gap = rules.gap(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
@@ -20907,9 +20923,11 @@ class TileMask {
     pairs_ = 0;
     const Sides sides = sides_of_gaps(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
-    for (Index r = 0; r < queries; ++r) {
-      KeyRange range = r < block.rows ? rules.own_range(block.i0 + r) : KeyRange{0, 0};
-      if (sides != Sides::none && r < block.rows) {
+    std::fill(begin_ + block.rows, begin_ + queries, Int(0));
+    std::fill(end_ + block.rows, end_ + queries, Int(0));
+    for (Index r = 0; r < block.rows; ++r) {
+      KeyRange range = rules.own_range(block.i0 + r);
+      if (sides != Sides::none) {
         const KeyRange gap = rules.gap(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
@@ -26828,10 +26846,9 @@ void fill_row(Tensor<T, R>& x, const Shape<R>& at, const std::type_identity_t<T>
 /// Whether all are numbers, or -infinity: of lse [.., 2], where they lie dense.
 template <class T, int R>
 bool all_below_infinity(const In<T, R>& lse) {
+  if (!lse.dense()) return false;
   const T most = (std::numeric_limits<T>::max)();
-  bool below = lse.dense();
-  for (Index n = 0; below && n < lse.size(); ++n) below = lse.data()[n] < most;  // NaN is not
-  return below;
+  return std::all_of(lse.data(), lse.data() + lse.size(), [&](T x) { return x < most; });
 }
 
 /// What flash backward reads of queries: q [.., d], o [.., dv] and lse [.., 2], or copies of them
@@ -27492,6 +27509,7 @@ class ScoreGradientSums {
 
   /// Where a block of keys of a head adds.
   kernels::ScoreFlows<T> flows(Index b, Index h, Index block) {
+    if (!any_) return {};
     kernels::ScoreFlows<T> into = flows_into(to_, b, h);
     T* next = sums(b, h, block);
     if (into.scale != nullptr) into.scale = next++;
@@ -27517,6 +27535,7 @@ class ScoreGradientSums {
 
   /// Adds all of them to the gradients.
   void finish() {
+    if (!any_) return;
     for (Index b = 0; b < sequences_.sizes.B; ++b) {
       for (Index h = 0; h < sequences_.sizes.H; ++h) {
         const kernels::ScoreFlows<T> into = flows_into(to_, b, h);
@@ -27553,6 +27572,7 @@ class ScoreGradientSums {
   }
 
   const ScoreGradients<T>& to_;
+  const bool any_ = to_.any();
   const FlashSequences& sequences_;
   const BlockSizes blocks_;
   const Index width_, count_;
@@ -27566,6 +27586,43 @@ HEADWISE_STRICT_MATH_END
 // headwise/ops/attention.hpp
 // Scaled dot-product attention with its weights kept: the specification that the tiled form in
 // flash_attention.hpp is held against, and what gives weights to look at.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// All rules of attention_backward.
+template <class T>
+AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionInputs<T>& inputs,
+                                          const In<T, 4>& weights,
+                                          const AttentionOptions<T>& options,
+                                          const AttentionGradients<T>& gradients) {
+  constexpr std::string_view function = "attention_backward";
+  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
+  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
+  const auto sizes = require_attention<T>(function, q, k, v, options);
+  const auto [B, H, G, L, S, d, width_v] = sizes;
+  require_shape(function, "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
+  require_shape(function, "weights", weights, Shape{B, H, L, S}, "q by keys of k");
+  require_shape(function, "dq", dq, q.shape(), "the shape of q");
+  require_shape(function, "dk", dk, k.shape(), "the shape of k");
+  require_shape(function, "dv", dv, v.shape(), "the shape of v");
+  require_outputs_apart(function, {{"dq", dq}, {"dk", dk}, {"dv", dv}},
+                        {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
+  require_apart_from_options<T>(function, {"dq", dq}, options);
+  require_apart_from_options<T>(function, {"dk", dk}, options);
+  require_apart_from_options<T>(function, {"dv", dv}, options);
+  require_score_gradients<T>(function, gradients.score, options,
+                             {{"d_o", d_o},
+                              {"q", q},
+                              {"k", k},
+                              {"v", v},
+                              {"weights", weights},
+                              {"dq", dq},
+                              {"dk", dk},
+                              {"dv", dv}});
+  return sizes;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -27641,27 +27698,9 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
                         const Context& context = {}) {
   const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
   const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
-  const auto sizes = detail::require_attention<T>("attention_backward", q, k, v, options);
+  const auto sizes =
+      detail::require_attention_backward<T>(d_o, inputs, weights, options, gradients);
   const auto [B, H, G, L, S, d, width_v] = sizes;
-  require_shape("attention_backward", "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
-  require_shape("attention_backward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
-  require_shape("attention_backward", "dq", dq, q.shape(), "the shape of q");
-  require_shape("attention_backward", "dk", dk, k.shape(), "the shape of k");
-  require_shape("attention_backward", "dv", dv, v.shape(), "the shape of v");
-  require_outputs_apart("attention_backward", {{"dq", dq}, {"dk", dk}, {"dv", dv}},
-                        {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
-  detail::require_apart_from_options<T>("attention_backward", {"dq", dq}, options);
-  detail::require_apart_from_options<T>("attention_backward", {"dk", dk}, options);
-  detail::require_apart_from_options<T>("attention_backward", {"dv", dv}, options);
-  detail::require_score_gradients<T>("attention_backward", gradients.score, options,
-                                     {{"d_o", d_o},
-                                      {"q", q},
-                                      {"k", k},
-                                      {"v", v},
-                                      {"weights", weights},
-                                      {"dq", dq},
-                                      {"dk", dk},
-                                      {"dv", dv}});
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
@@ -34019,6 +34058,19 @@ template <class T>
   trace.record("dV", dv);
 }
 
+/// dX and the gradients of the parameters, of this call alone: finish(dx, gradients, context) makes
+/// the one of dX_norm and adds to the others.
+template <class T, class Finish>
+[[gnu::cold]] void trace_backward_ends(const MultiHeadAttentionOptions& o, Tensor<T, 3> dx,
+                                       const Finish& finish, const Context& context) {
+  MultiHeadAttentionGradients<T> alone(o, context.memory);
+  finish(dx, alone,
+         {.executor = context.executor, .memory = context.memory, .products = context.products});
+  context.trace->record("dX", dx);
+  alone.MultiHeadAttentionParameters<T>::for_each(
+      [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/nn/score_gradient_tensors.hpp
@@ -34321,15 +34373,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(
     of_weights.add_to(to, with);
     gains.add_to(to, with);
   };
-  if (context.trace != nullptr) {  // of this call alone, whatever `gradients` held
-    Tensor<T, 3> dx = of_inputs.query;
-    MultiHeadAttentionGradients<T> alone(o, context.memory);
-    finish(dx, alone,
-           {.executor = context.executor, .memory = context.memory, .products = context.products});
-    context.trace->record("dX", dx);
-    alone.MultiHeadAttentionParameters<T>::for_each(
-        [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
-  }
+  if (context.trace != nullptr) trace_backward_ends<T>(o, of_inputs.query, finish, context);
   finish(of_inputs.query, gradients, context);
   of_scores.add_to(gradients.score);
   return of_inputs;
@@ -40654,9 +40698,11 @@ class TileMask {
     pairs_ = 0;
     const Sides sides = sides_of_gaps(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
-    for (Index r = 0; r < queries; ++r) {
-      KeyRange range = r < block.rows ? rules.own_range(block.i0 + r) : KeyRange{0, 0};
-      if (sides != Sides::none && r < block.rows) {
+    std::fill(begin_ + block.rows, begin_ + queries, Int(0));
+    std::fill(end_ + block.rows, end_ + queries, Int(0));
+    for (Index r = 0; r < block.rows; ++r) {
+      KeyRange range = rules.own_range(block.i0 + r);
+      if (sides != Sides::none) {
         const KeyRange gap = rules.gap(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
@@ -44718,9 +44764,11 @@ class TileMask {
     pairs_ = 0;
     const Sides sides = sides_of_gaps(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
-    for (Index r = 0; r < queries; ++r) {
-      KeyRange range = r < block.rows ? rules.own_range(block.i0 + r) : KeyRange{0, 0};
-      if (sides != Sides::none && r < block.rows) {
+    std::fill(begin_ + block.rows, begin_ + queries, Int(0));
+    std::fill(end_ + block.rows, end_ + queries, Int(0));
+    for (Index r = 0; r < block.rows; ++r) {
+      KeyRange range = rules.own_range(block.i0 + r);
+      if (sides != Sides::none) {
         const KeyRange gap = rules.gap(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
@@ -48778,9 +48826,11 @@ class TileMask {
     pairs_ = 0;
     const Sides sides = sides_of_gaps(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
-    for (Index r = 0; r < queries; ++r) {
-      KeyRange range = r < block.rows ? rules.own_range(block.i0 + r) : KeyRange{0, 0};
-      if (sides != Sides::none && r < block.rows) {
+    std::fill(begin_ + block.rows, begin_ + queries, Int(0));
+    std::fill(end_ + block.rows, end_ + queries, Int(0));
+    for (Index r = 0; r < block.rows; ++r) {
+      KeyRange range = rules.own_range(block.i0 + r);
+      if (sides != Sides::none) {
         const KeyRange gap = rules.gap(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
@@ -52838,9 +52888,11 @@ class TileMask {
     pairs_ = 0;
     const Sides sides = sides_of_gaps(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
-    for (Index r = 0; r < queries; ++r) {
-      KeyRange range = r < block.rows ? rules.own_range(block.i0 + r) : KeyRange{0, 0};
-      if (sides != Sides::none && r < block.rows) {
+    std::fill(begin_ + block.rows, begin_ + queries, Int(0));
+    std::fill(end_ + block.rows, end_ + queries, Int(0));
+    for (Index r = 0; r < block.rows; ++r) {
+      KeyRange range = rules.own_range(block.i0 + r);
+      if (sides != Sides::none) {
         const KeyRange gap = rules.gap(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);

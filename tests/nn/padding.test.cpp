@@ -55,8 +55,8 @@ void check_padding(const Module& module, const typename Module::Call& call,
     CHECK(bitwise_equal(dx_padded, dx));
     CHECK(same_bits(gradients_padded, gradients));
     bool zero = true;
-    for_each_index(dx.shape(), [&](const Shape<3>& at) {
-      zero = zero && (!is_padding(at) || dx_padded(at) == T(0));
+    for_each_index(dx.shape(), [&, &of_padding = dx_padded](const Shape<3>& at) {
+      zero = zero && (!is_padding(at) || of_padding(at) == T(0));
     });
     CHECK(zero);
   }

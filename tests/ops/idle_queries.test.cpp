@@ -50,13 +50,7 @@ struct Learned {
   AttentionOptions<float> options;
 
   explicit Learned(Index H)
-      : slopes({H}),
-        sinks({H}),
-        d_slopes({H}),
-        d_sinks({H}),
-        d_scale(1),
-        table({H, 5}),
-        d_table({H, 5}) {
+      : slopes(H), sinks(H), d_slopes(H), d_sinks(H), d_scale(1), table({H, 5}), d_table({H, 5}) {
     for (Index h = 0; h < H; ++h) slopes(h) = 0.1f, sinks(h) = 0.2f, table(h, 1) = 0.3f;
     for (Tensor1<float>* d : {&d_slopes, &d_sinks, &d_scale}) fill(Out<float, 1>(*d), 1);
     fill(Out<float, 2>(d_table), 1);

@@ -247,15 +247,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(
     of_weights.add_to(to, with);
     gains.add_to(to, with);
   };
-  if (context.trace != nullptr) {  // of this call alone, whatever `gradients` held
-    Tensor<T, 3> dx = of_inputs.query;
-    MultiHeadAttentionGradients<T> alone(o, context.memory);
-    finish(dx, alone,
-           {.executor = context.executor, .memory = context.memory, .products = context.products});
-    context.trace->record("dX", dx);
-    alone.MultiHeadAttentionParameters<T>::for_each(
-        [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
-  }
+  if (context.trace != nullptr) trace_backward_ends<T>(o, of_inputs.query, finish, context);
   finish(of_inputs.query, gradients, context);
   of_scores.add_to(gradients.score);
   return of_inputs;

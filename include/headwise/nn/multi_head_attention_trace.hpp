@@ -107,4 +107,17 @@ template <class T>
   trace.record("dV", dv);
 }
 
+/// dX and the gradients of the parameters, of this call alone: finish(dx, gradients, context) makes
+/// the one of dX_norm and adds to the others.
+template <class T, class Finish>
+[[gnu::cold]] void trace_backward_ends(const MultiHeadAttentionOptions& o, Tensor<T, 3> dx,
+                                       const Finish& finish, const Context& context) {
+  MultiHeadAttentionGradients<T> alone(o, context.memory);
+  finish(dx, alone,
+         {.executor = context.executor, .memory = context.memory, .products = context.products});
+  context.trace->record("dX", dx);
+  alone.MultiHeadAttentionParameters<T>::for_each(
+      [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

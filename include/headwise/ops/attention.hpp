@@ -2,10 +2,48 @@
 // flash_attention.hpp is held against, and what gives weights to look at.
 #pragma once
 
+#include <string_view>
 #include <type_traits>
 
 #include "headwise/ops/idle_queries.hpp"
 #include "headwise/ops/score_gradients.hpp"
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// All rules of attention_backward.
+template <class T>
+AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionInputs<T>& inputs,
+                                          const In<T, 4>& weights,
+                                          const AttentionOptions<T>& options,
+                                          const AttentionGradients<T>& gradients) {
+  constexpr std::string_view function = "attention_backward";
+  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
+  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
+  const auto sizes = require_attention<T>(function, q, k, v, options);
+  const auto [B, H, G, L, S, d, width_v] = sizes;
+  require_shape(function, "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
+  require_shape(function, "weights", weights, Shape{B, H, L, S}, "q by keys of k");
+  require_shape(function, "dq", dq, q.shape(), "the shape of q");
+  require_shape(function, "dk", dk, k.shape(), "the shape of k");
+  require_shape(function, "dv", dv, v.shape(), "the shape of v");
+  require_outputs_apart(function, {{"dq", dq}, {"dk", dk}, {"dv", dv}},
+                        {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
+  require_apart_from_options<T>(function, {"dq", dq}, options);
+  require_apart_from_options<T>(function, {"dk", dk}, options);
+  require_apart_from_options<T>(function, {"dv", dv}, options);
+  require_score_gradients<T>(function, gradients.score, options,
+                             {{"d_o", d_o},
+                              {"q", q},
+                              {"k", k},
+                              {"v", v},
+                              {"weights", weights},
+                              {"dq", dq},
+                              {"dk", dk},
+                              {"dv", dv}});
+  return sizes;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -81,27 +119,9 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
                         const Context& context = {}) {
   const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
   const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
-  const auto sizes = detail::require_attention<T>("attention_backward", q, k, v, options);
+  const auto sizes =
+      detail::require_attention_backward<T>(d_o, inputs, weights, options, gradients);
   const auto [B, H, G, L, S, d, width_v] = sizes;
-  require_shape("attention_backward", "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
-  require_shape("attention_backward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
-  require_shape("attention_backward", "dq", dq, q.shape(), "the shape of q");
-  require_shape("attention_backward", "dk", dk, k.shape(), "the shape of k");
-  require_shape("attention_backward", "dv", dv, v.shape(), "the shape of v");
-  require_outputs_apart("attention_backward", {{"dq", dq}, {"dk", dk}, {"dv", dv}},
-                        {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
-  detail::require_apart_from_options<T>("attention_backward", {"dq", dq}, options);
-  detail::require_apart_from_options<T>("attention_backward", {"dk", dk}, options);
-  detail::require_apart_from_options<T>("attention_backward", {"dv", dv}, options);
-  detail::require_score_gradients<T>("attention_backward", gradients.score, options,
-                                     {{"d_o", d_o},
-                                      {"q", q},
-                                      {"k", k},
-                                      {"v", v},
-                                      {"weights", weights},
-                                      {"dq", dq},
-                                      {"dk", dk},
-                                      {"dv", dv}});
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);

@@ -45,10 +45,9 @@ void fill_row(Tensor<T, R>& x, const Shape<R>& at, const std::type_identity_t<T>
 /// Whether all are numbers, or -infinity: of lse [.., 2], where they lie dense.
 template <class T, int R>
 bool all_below_infinity(const In<T, R>& lse) {
+  if (!lse.dense()) return false;
   const T most = (std::numeric_limits<T>::max)();
-  bool below = lse.dense();
-  for (Index n = 0; below && n < lse.size(); ++n) below = lse.data()[n] < most;  // NaN is not
-  return below;
+  return std::all_of(lse.data(), lse.data() + lse.size(), [&](T x) { return x < most; });
 }
 
 /// What flash backward reads of queries: q [.., d], o [.., dv] and lse [.., 2], or copies of them
