@@ -35929,9 +35929,9 @@ void require_scores(std::string_view function, const MultiHeadAttentionStepCall<
 
 /// All rules of multi_head_attention_step.
 template <class T, class W, class U>
-void require_step(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
-                  const In<U, 3>& x, const MultiHeadAttentionStepCall<T>& call,
-                  const KeyValueCache<T>& cache) {
+void require_step_call(const MultiHeadAttentionOptions& o,
+                       const MultiHeadAttentionParameters<T, W>& p, const In<U, 3>& x,
+                       const MultiHeadAttentionStepCall<T>& call, const KeyValueCache<T>& cache) {
   constexpr std::string_view function = "multi_head_attention_step";
   require(o.fused(), function,
           "kdim or vdim differ from d_model, expected a module of self-attention");
@@ -36093,7 +36093,7 @@ Tensor<T, 3> multi_head_attention_step(
     const MultiHeadAttentionStepCall<std::type_identity_t<T>>& call, KeyValueCache<T>& cache,
     const Context& context = {}) {
   const MultiHeadAttentionOptions& o = attention.options();
-  detail::require_step<T>(o, attention.parameters(), x, call, cache);
+  detail::require_step_call<T>(o, attention.parameters(), x, call, cache);
   auto y = detail::attend_to_new_tokens<T>(o, attention.parameters(), x, call, cache, context);
   detail::NewTokens<T>::keep(cache, x.extent(1), call.counts);
   return y;
@@ -36120,7 +36120,7 @@ template <NarrowFloat U, KeptAs<float> W>
 Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
                                        const MultiHeadAttentionStepCall<float>& call,
                                        KeyValueCache<float>& cache, const Context& context = {}) {
-  detail::require_step<float>(attention.options(), attention.parameters(), x, call, cache);
+  detail::require_step_call<float>(attention.options(), attention.parameters(), x, call, cache);
   return detail::narrow_step(x, context, [&](In<float, 3> wide) {
     return multi_head_attention_step(attention, wide, call, cache, context);
   });
