@@ -26860,16 +26860,23 @@ class FlashWithoutIdle {
   FlashWithoutIdle(const In<U, R>& d_o, const In<U, R>& given_q, const In<U, R>& given_o,
                    const In<T, R>& given_lse, const Context& context)
       : q(given_q), o(given_o), lse(given_lse) {
-    if (all_below_infinity(given_lse)) return;
+    if (!all_below_infinity(given_lse)) look(d_o, context.memory);
+  }
+  FlashWithoutIdle(const FlashWithoutIdle&) = delete;
+  FlashWithoutIdle& operator=(const FlashWithoutIdle&) = delete;
+
+ private:
+  [[gnu::cold, gnu::noinline]] void look(const In<U, R>& d_o, std::pmr::memory_resource* memory) {
     const T most = (std::numeric_limits<T>::max)();
-    for_each_index(row_begins(given_lse.shape()), [&](const Shape<R>& at) {
-      const T* const of_row = given_lse.data() + given_lse.offset(at);
-      if (of_row[0] < most && of_row[given_lse.stride(R - 1)] < most) return;
+    const In<T, R> given = lse;
+    for_each_index(row_begins(given.shape()), [&](const Shape<R>& at) {
+      const T* const of_row = given.data() + given.offset(at);
+      if (of_row[0] < most && of_row[given.stride(R - 1)] < most) return;
       if (!is_idle<T>(d_o, at)) return;
       if (lse_.absent()) {
-        q = q_ = contiguous(given_q, context.memory);
-        o = o_ = contiguous(given_o, context.memory);
-        lse = lse_ = contiguous(given_lse, context.memory);
+        q = q_ = contiguous(q, memory);
+        o = o_ = contiguous(o, memory);
+        lse = lse_ = contiguous(lse, memory);
       }
       fill_row(q_, at, U());
       fill_row(o_, at, U());
@@ -26877,10 +26884,7 @@ class FlashWithoutIdle {
       lse_(at) = most;
     });
   }
-  FlashWithoutIdle(const FlashWithoutIdle&) = delete;
-  FlashWithoutIdle& operator=(const FlashWithoutIdle&) = delete;
 
- private:
   Tensor<U, R> q_, o_;
   Tensor<T, R> lse_;
 
@@ -26902,19 +26906,22 @@ class AttentionWithoutIdle {
       if (!is_idle<T>(d_o, at)) return;
       const T* const of_row = given_weights.data() + given_weights.offset(at);
       const kernels::Matrix<const T> row{of_row, 0, given_weights.stride(3)};
-      if (run.all_finite(row, 1, given_weights.extent(3))) return;
-      if (weights_.absent()) {
-        q = q_ = contiguous(given_q, context.memory);
-        weights = weights_ = contiguous(given_weights, context.memory);
-      }
-      fill_row(q_, at, T(0));
-      fill_row(weights_, at, T(0));
+      if (!run.all_finite(row, 1, given_weights.extent(3))) clear(at, context.memory);
     });
   }
   AttentionWithoutIdle(const AttentionWithoutIdle&) = delete;
   AttentionWithoutIdle& operator=(const AttentionWithoutIdle&) = delete;
 
  private:
+  [[gnu::cold, gnu::noinline]] void clear(const Shape<4>& at, std::pmr::memory_resource* memory) {
+    if (weights_.absent()) {
+      q = q_ = contiguous(q, memory);
+      weights = weights_ = contiguous(weights, memory);
+    }
+    fill_row(q_, at, T(0));
+    fill_row(weights_, at, T(0));
+  }
+
   Tensor<T, 4> q_, weights_;
 
  public:
