@@ -26848,7 +26848,9 @@ template <class T, int R>
 bool all_below_infinity(const In<T, R>& lse) {
   if (!lse.dense()) return false;
   const T most = (std::numeric_limits<T>::max)();
-  return std::all_of(lse.data(), lse.data() + lse.size(), [&](T x) { return x < most; });
+  const T *x = lse.data(), *const end = x + lse.size();
+  while (x != end && *x < most) ++x;  // NaN is not below it
+  return x == end;
 }
 
 /// What flash backward reads of queries: q [.., d], o [.., dv] and lse [.., 2], or copies of them
