@@ -37,4 +37,4 @@ add_test(NAME "documents: every program of a page compiles by itself"
 set_tests_properties(
   "documents: every cmake block of a page configures a project that builds and runs"
   "documents: every program of a page compiles by itself"
-  PROPERTIES ENVIRONMENT "CXX=${CMAKE_CXX_COMPILER}" LABELS "documents;slow" TIMEOUT 600)
+  PROPERTIES ENVIRONMENT "CXX=${CMAKE_CXX_COMPILER}" LABELS "documents;slow" TIMEOUT 1200)
