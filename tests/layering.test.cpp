@@ -147,6 +147,12 @@ std::vector<std::string> form_faults(const std::string& path, const std::string&
     if (text.find(call) == std::string::npos) continue;
     faults.push_back(path + ": a macro would take " + call + ", expected std::max<Type>(");
   }
+  // A formatter that fills the lines of a comment joins these with what stands before.
+  for (const char* heading : {". Work  ", ". Throws  ", ". Source  "}) {
+    if (text.find(heading) == std::string::npos) continue;
+    faults.push_back(path + ": " + (heading + 2) +
+                     "stands within a line, expected a line of its own");
+  }
   return faults;
 }
 
@@ -189,8 +195,8 @@ TEST_CASE("every include points to a lower layer or into its own folder") {
 }
 
 TEST_CASE(
-    "every header has a comment first, a guard unless it is a fragment, no call of max as a macro, "
-    "and is short") {
+    "every header has a comment first, a guard unless it is a fragment, its headings on lines of "
+    "their own, no call of max as a macro, and is short") {
   std::vector<std::string> faults;
   for (const auto& file : all_headers()) {
     std::ranges::copy(form_faults(file.path, file.text), std::back_inserter(faults));
@@ -264,6 +270,8 @@ TEST_CASE("a planted header without comment, guard or measure is found") {
   const auto blank_lines = [](int n) { return std::string(static_cast<std::size_t>(n), '\n'); };
   CHECK(form_faults("ops/add.hpp", good + blank_lines(max_lines - 3)).empty());
   CHECK(form_faults("ops/add.hpp", good + blank_lines(max_lines - 2)).size() == 1);
+  CHECK(form_faults("ops/add.hpp", good + "/// Adds x. Throws  ShapeError.\n").size() == 1);
+  CHECK(form_faults("ops/add.hpp", good + "/// Adds x.\n/// Throws  ShapeError.\n").empty());
   CHECK(form_faults("ops/add.hpp", good + "int most = std::max(1, 2);\n").size() == 1);
   CHECK(form_faults("ops/add.hpp", good + "int most = std::max<int>(1, 2);\n").empty());
 }

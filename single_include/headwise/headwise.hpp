@@ -27696,9 +27696,10 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 ///
 /// Nothing flows through a hidden pair, whatever it holds, nor from a query whose d_o is 0: where
 /// its weights are no numbers, copies of q and weights are made. Outputs must not overlap inputs or
-/// each other. Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a
-/// thread. Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc. Source
-/// docs/derivations/attention_backward.md, steps 4e to 4a.
+/// each other.
+/// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  docs/derivations/attention_backward.md, steps 4e to 4a.
 template <Scalar T>
 void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
                         In<std::type_identity_t<T>, 4> weights,
@@ -28540,8 +28541,8 @@ void flash_attention_forward(In<U, 4> q, const TransposedKeys<std::type_identity
 ///
 /// Nothing flows through a hidden pair, whatever it holds, nor from a query whose d_o is 0: where
 /// its lse is no number, copies of q, o and lse are made. Outputs must not overlap inputs or each
-/// other. Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept
-/// weights), one
+/// other.
+/// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
 ///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
@@ -30138,184 +30139,6 @@ void init_weights(Out<W, 2> w, Init init, std::uint64_t seed, std::uint32_t para
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/runtime/viewed_input.hpp
-// Inputs that a cache views until backward: numbers of T, or of 16 bits, whose type the cache does
-// not name.
-
-namespace headwise::inline v0_1 {
-
-/// A view of floats, or of numbers of 16 bits, which floats() has as floats.
-template <int R>
-class ViewedFloats {
- public:
-  /// The numbers of a narrow view as floats. Throws std::bad_alloc.
-  using Widen = Tensor<float, R> (*)(const ViewedFloats& x, const Context& context);
-
-  /// Absent.
-  constexpr ViewedFloats() noexcept {}
-  /// Of floats.
-  constexpr ViewedFloats(const In<float, R>& x)
-      : data_(x.data()), shape_(x.shape()), strides_(x.strides()) {}
-  /// Of numbers of 16 bits, which `widens` makes floats of.
-  template <NarrowFloat U>
-  constexpr ViewedFloats(const In<U, R>& x, Widen widens)
-      : data_(x.data()),
-        shape_(x.shape()),
-        strides_(x.strides()),
-        stored_(detail::stored_as<U>),
-        widen_(widens) {}
-
-  /// The extents of all axes.
-  constexpr const Shape<R>& shape() const { return shape_; }
-  /// The extent of one axis.
-  constexpr Index extent(int axis) const { return shape_[axis]; }
-  /// Whether these are numbers of 16 bits.
-  constexpr bool is_narrow() const { return stored_ != StoredAs::same; }
-
-  /// These numbers. Throws ArgumentError unless they are of U: float, BFloat16 or Float16.
-  template <class U>
-  requires(std::same_as<U, float> || NarrowFloat<U>) In<U, R> as()
-  const {
-    constexpr StoredAs wanted = detail::stored_as<U>;
-    require(stored_ == wanted, "ViewedFloats::as", "the input is of ", name_of(stored_),
-            ", expected ", name_of(wanted));
-    return {static_cast<const U*>(data_), shape_, strides_};
-  }
-  /// These floats. Throws ArgumentError where they are of 16 bits.
-  operator In<float, R>() const { return as<float>(); }
-  /// The view itself, or a tensor of the same numbers that is kept in `storage`. Throws
-  /// std::bad_alloc.
-  In<float, R> floats(Tensor<float, R>& storage, const Context& context) const {
-    if (!is_narrow()) return as<float>();
-    storage = widen_(*this, context);
-    return storage;
-  }
-
- private:
-  static constexpr std::string_view name_of(StoredAs stored) {
-    if (stored == StoredAs::same) return "floats";
-    return stored == StoredAs::bf16 ? "BFloat16" : "Float16";
-  }
-
-  const void* data_ = nullptr;
-  Shape<R> shape_, strides_;
-  StoredAs stored_ = StoredAs::same;
-  Widen widen_ = nullptr;
-};
-
-/// An input of a module of T, as its cache views it.
-template <Scalar T, int R>
-using ViewedInput = std::conditional_t<std::same_as<T, float>, ViewedFloats<R>, In<T, R>>;
-
-}  // namespace headwise::inline v0_1
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// The numbers of a view, to be read as T; in `storage` where the view is of 16 bits. Throws
-/// std::bad_alloc.
-///@{
-template <class T, int R>
-In<T, R> viewed_numbers(const In<T, R>& x, Tensor<T, R>&, const Context&) {
-  return x;
-}
-template <int R>
-In<float, R> viewed_numbers(const ViewedFloats<R>& x, Tensor<float, R>& storage,
-                            const Context& context) {
-  return x.floats(storage, context);
-}
-///@}
-
-/// Throws ShapeError unless what a cache views has this shape.
-template <class View, int R, class... Whence>
-void require_viewed_shape(std::string_view function, std::string_view argument, const View& x,
-                          const Shape<R>& expected, const Whence&... whence) {
-  if (x.shape() == expected) return;
-  raise_shape(function, argument, x.shape().extents, expected.extents, {whence...});
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-// headwise/nn/narrow_ends.hpp
-// Modules of floats with inputs and outputs of 16 bits: each number of an input becomes a float,
-// each of an output the nearest number of the input's type, and a cache views what was given.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// Throws ArgumentError for a cache that forward has not been called with.
-template <class Cache>
-void require_filled(std::string_view function, const Cache& cache) {
-  require(cache.filled, function, "the cache is empty: pass it to forward first");
-}
-
-/// narrow = y, each number as the nearest one of U; y becomes these numbers. Of one shape, dense.
-template <NarrowFloat U, int R>
-void round_to(Tensor<float, R>& y, Tensor<U, R>& narrow, const Context& context) {
-  const auto round = kernels::model_kernels_here<float>().round_elements;
-  for_rows(context, y.size(), 1, [&](Index begin, Index end) {
-    round(stored_as<U>, y.data() + begin, end - begin, narrow.data() + begin);
-  });
-}
-
-/// y in U, of its shape. Throws std::bad_alloc.
-template <NarrowFloat U, int R>
-Tensor<U, R> narrowed(Tensor<float, R> y, const Context& context) {
-  auto narrow = Tensor<U, R>::uninitialized(y.shape(), context.memory);
-  round_to(y, narrow, context);
-  return narrow;
-}
-
-/// What a cache views of an input.
-template <NarrowFloat U, int R>
-ViewedFloats<R> viewed(const In<U, R>& x) {
-  return {x, [](const ViewedFloats<R>& of, const Context& context) {
-            return widened_tensor(of.template as<U>(), context);
-          }};
-}
-
-// The calls of a module with ends in U, by those that it has for floats. What they may be given has
-// been checked: an error of theirs is that there is no memory.
-
-/// y for x, where forward(x) is that of floats.
-template <NarrowFloat U, int R, class Forward>
-Tensor<U, R> narrow_forward(const In<U, R>& x, const Context& context, const Forward& forward) {
-  return narrowed<U>(forward(In<float, R>(widened_tensor(x, context))), context);
-}
-/// The same where forward(x, cache) fills a cache, in which view(cache, x) then puts what it views.
-template <NarrowFloat U, int R, class Cache, class Forward, class View>
-Tensor<U, R> narrow_forward(const In<U, R>& x, Cache& cache, const Context& context,
-                            const Forward& forward, const View& view) {
-  Cache filled;
-  Tensor<U, R> y =
-      narrow_forward(x, context, [&](const In<float, R>& wide) { return forward(wide, filled); });
-  view(filled, viewed(x));
-  cache = std::move(filled);
-  return y;
-}
-
-/// y for x of its shape, where step(x) is that of floats and changes a cache: y is made before.
-template <NarrowFloat U, class Step>
-Tensor<U, 3> narrow_step(const In<U, 3>& x, const Context& context, const Step& step) {
-  const Tensor<float, 3> wide = widened_tensor(x, context);
-  auto y = Tensor<U, 3>::uninitialized(x.shape(), context.memory);
-  Tensor<float, 3> of_floats = step(In<float, 3>(wide));
-  round_to(of_floats, y, context);
-  return y;
-}
-
-/// dx of this shape for dy, where backward(dy) is that of floats and adds to gradients: dx is made
-/// before.
-template <NarrowFloat U, int R, class Backward>
-Tensor<U, R> narrow_backward(const In<U, R>& dy, const Shape<R>& of_x, const Context& context,
-                             const Backward& backward) {
-  const Tensor<float, R> wide = widened_tensor(dy, context);
-  auto dx = Tensor<U, R>::uninitialized(of_x, context.memory);
-  Tensor<float, R> of_floats = backward(In<float, R>(wide));
-  round_to(of_floats, dx, context);
-  return dx;
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
 // headwise/ops/tokens.hpp
 // Tokens: rows of a table, or columns of logits, by number. What may be one, and the rule that all
 // of a call's lie in range.
@@ -30465,6 +30288,109 @@ void embedding_backward(In<T, 2> dy, In<Id, 1> tokens, InOut<std::type_identity_
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/runtime/viewed_input.hpp
+// Inputs that a cache views until backward (numbers of T, or of 16 bits, whose type the cache does
+// not name), and the rules of a cache that backward is given.
+
+namespace headwise::inline v0_1 {
+
+/// A view of floats, or of numbers of 16 bits, which floats() has as floats.
+template <int R>
+class ViewedFloats {
+ public:
+  /// The numbers of a narrow view as floats. Throws std::bad_alloc.
+  using Widen = Tensor<float, R> (*)(const ViewedFloats& x, const Context& context);
+
+  /// Absent.
+  constexpr ViewedFloats() noexcept {}
+  /// Of floats.
+  constexpr ViewedFloats(const In<float, R>& x)
+      : data_(x.data()), shape_(x.shape()), strides_(x.strides()) {}
+  /// Of numbers of 16 bits, which `widens` makes floats of.
+  template <NarrowFloat U>
+  constexpr ViewedFloats(const In<U, R>& x, Widen widens)
+      : data_(x.data()),
+        shape_(x.shape()),
+        strides_(x.strides()),
+        stored_(detail::stored_as<U>),
+        widen_(widens) {}
+
+  /// The extents of all axes.
+  constexpr const Shape<R>& shape() const { return shape_; }
+  /// The extent of one axis.
+  constexpr Index extent(int axis) const { return shape_[axis]; }
+  /// Whether these are numbers of 16 bits.
+  constexpr bool is_narrow() const { return stored_ != StoredAs::same; }
+
+  /// These numbers. Throws ArgumentError unless they are of U: float, BFloat16 or Float16.
+  template <class U>
+  requires(std::same_as<U, float> || NarrowFloat<U>) In<U, R> as()
+  const {
+    constexpr StoredAs wanted = detail::stored_as<U>;
+    require(stored_ == wanted, "ViewedFloats::as", "the input is of ", name_of(stored_),
+            ", expected ", name_of(wanted));
+    return {static_cast<const U*>(data_), shape_, strides_};
+  }
+  /// These floats. Throws ArgumentError where they are of 16 bits.
+  operator In<float, R>() const { return as<float>(); }
+  /// The view itself, or a tensor of the same numbers that is kept in `storage`. Throws
+  /// std::bad_alloc.
+  In<float, R> floats(Tensor<float, R>& storage, const Context& context) const {
+    if (!is_narrow()) return as<float>();
+    storage = widen_(*this, context);
+    return storage;
+  }
+
+ private:
+  static constexpr std::string_view name_of(StoredAs stored) {
+    if (stored == StoredAs::same) return "floats";
+    return stored == StoredAs::bf16 ? "BFloat16" : "Float16";
+  }
+
+  const void* data_ = nullptr;
+  Shape<R> shape_, strides_;
+  StoredAs stored_ = StoredAs::same;
+  Widen widen_ = nullptr;
+};
+
+/// An input of a module of T, as its cache views it.
+template <Scalar T, int R>
+using ViewedInput = std::conditional_t<std::same_as<T, float>, ViewedFloats<R>, In<T, R>>;
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The numbers of a view, to be read as T; in `storage` where the view is of 16 bits. Throws
+/// std::bad_alloc.
+///@{
+template <class T, int R>
+In<T, R> viewed_numbers(const In<T, R>& x, Tensor<T, R>&, const Context&) {
+  return x;
+}
+template <int R>
+In<float, R> viewed_numbers(const ViewedFloats<R>& x, Tensor<float, R>& storage,
+                            const Context& context) {
+  return x.floats(storage, context);
+}
+///@}
+
+/// Throws ArgumentError for a cache that forward has not been called with.
+template <class Cache>
+void require_filled(std::string_view function, const Cache& cache) {
+  require(cache.filled, function, "the cache is empty: pass it to forward first");
+}
+
+/// Throws ShapeError unless what a cache views has this shape.
+template <class View, int R, class... Whence>
+void require_viewed_shape(std::string_view function, std::string_view argument, const View& x,
+                          const Shape<R>& expected, const Whence&... whence) {
+  if (x.shape() == expected) return;
+  raise_shape(function, argument, x.shape().extents, expected.extents, {whence...});
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/nn/embedding.hpp
 // A table of token vectors that owns its weights, and the head that shares them: logits = h
@@ -33238,6 +33164,81 @@ class FeedForwardBackward {
   std::optional<LinearWeightGradient<T>> of_w_out_, of_w_in_;
   std::optional<Workspace<T>> workspace_;
 };
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/narrow_ends.hpp
+// Modules of floats with inputs and outputs of 16 bits: each number of an input becomes a float,
+// each of an output the nearest number of the input's type, and a cache views what was given.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// narrow = y, each number as the nearest one of U; y becomes these numbers. Of one shape, dense.
+template <NarrowFloat U, int R>
+void round_to(Tensor<float, R>& y, Tensor<U, R>& narrow, const Context& context) {
+  const auto round = kernels::model_kernels_here<float>().round_elements;
+  for_rows(context, y.size(), 1, [&](Index begin, Index end) {
+    round(stored_as<U>, y.data() + begin, end - begin, narrow.data() + begin);
+  });
+}
+
+/// y in U, of its shape. Throws std::bad_alloc.
+template <NarrowFloat U, int R>
+Tensor<U, R> narrowed(Tensor<float, R> y, const Context& context) {
+  auto narrow = Tensor<U, R>::uninitialized(y.shape(), context.memory);
+  round_to(y, narrow, context);
+  return narrow;
+}
+
+/// What a cache views of an input.
+template <NarrowFloat U, int R>
+ViewedFloats<R> viewed(const In<U, R>& x) {
+  return {x, [](const ViewedFloats<R>& of, const Context& context) {
+            return widened_tensor(of.template as<U>(), context);
+          }};
+}
+
+// The calls of a module with ends in U, by those that it has for floats. What they may be given has
+// been checked: an error of theirs is that there is no memory.
+
+/// y for x, where forward(x) is that of floats.
+template <NarrowFloat U, int R, class Forward>
+Tensor<U, R> narrow_forward(const In<U, R>& x, const Context& context, const Forward& forward) {
+  return narrowed<U>(forward(In<float, R>(widened_tensor(x, context))), context);
+}
+/// The same where forward(x, cache) fills a cache, in which view(cache, x) then puts what it views.
+template <NarrowFloat U, int R, class Cache, class Forward, class View>
+Tensor<U, R> narrow_forward(const In<U, R>& x, Cache& cache, const Context& context,
+                            const Forward& forward, const View& view) {
+  Cache filled;
+  Tensor<U, R> y =
+      narrow_forward(x, context, [&](const In<float, R>& wide) { return forward(wide, filled); });
+  view(filled, viewed(x));
+  cache = std::move(filled);
+  return y;
+}
+
+/// y for x of its shape, where step(x) is that of floats and changes a cache: y is made before.
+template <NarrowFloat U, class Step>
+Tensor<U, 3> narrow_step(const In<U, 3>& x, const Context& context, const Step& step) {
+  const Tensor<float, 3> wide = widened_tensor(x, context);
+  auto y = Tensor<U, 3>::uninitialized(x.shape(), context.memory);
+  Tensor<float, 3> of_floats = step(In<float, 3>(wide));
+  round_to(of_floats, y, context);
+  return y;
+}
+
+/// dx of this shape for dy, where backward(dy) is that of floats and adds to gradients: dx is made
+/// before.
+template <NarrowFloat U, int R, class Backward>
+Tensor<U, R> narrow_backward(const In<U, R>& dy, const Shape<R>& of_x, const Context& context,
+                             const Backward& backward) {
+  const Tensor<float, R> wide = widened_tensor(dy, context);
+  auto dx = Tensor<U, R>::uninitialized(of_x, context.memory);
+  Tensor<float, R> of_floats = backward(In<float, R>(wide));
+  round_to(of_floats, dx, context);
+  return dx;
+}
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 

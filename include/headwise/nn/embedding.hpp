@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "headwise/nn/init.hpp"
-#include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/embedding.hpp"
 #include "headwise/ops/linear.hpp"
+#include "headwise/runtime/viewed_input.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
 namespace headwise::inline v0_1 {

@@ -14,11 +14,11 @@
 #include <utility>
 
 #include "headwise/nn/feed_forward_parameters.hpp"
-#include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/activation.hpp"
 #include "headwise/ops/dropout.hpp"
 #include "headwise/ops/linear.hpp"
 #include "headwise/ops/saved_in.hpp"
+#include "headwise/runtime/viewed_input.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 

@@ -6,6 +6,7 @@
 #include "headwise/nn/init.hpp"
 #include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/linear.hpp"
+#include "headwise/runtime/viewed_input.hpp"
 
 namespace headwise::inline v0_1 {
 

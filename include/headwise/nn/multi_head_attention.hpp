@@ -6,6 +6,7 @@
 #include "headwise/nn/multi_head_attention_forward.hpp"
 #include "headwise/nn/narrow_ends.hpp"
 #include "headwise/nn/same_parameters.hpp"
+#include "headwise/runtime/viewed_input.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 

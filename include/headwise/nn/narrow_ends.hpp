@@ -2,23 +2,15 @@
 // each of an output the nearest number of the input's type, and a cache views what was given.
 #pragma once
 
-#include <string_view>
 #include <utility>
 
 #include "headwise/ops/stored_rows.hpp"
 #include "headwise/runtime/context.hpp"
 #include "headwise/runtime/viewed_input.hpp"
 #include "headwise/tensor/float16.hpp"
-#include "headwise/tensor/require.hpp"
 #include "headwise/tensor/tensor.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// Throws ArgumentError for a cache that forward has not been called with.
-template <class Cache>
-void require_filled(std::string_view function, const Cache& cache) {
-  require(cache.filled, function, "the cache is empty: pass it to forward first");
-}
 
 /// narrow = y, each number as the nearest one of U; y becomes these numbers. Of one shape, dense.
 template <NarrowFloat U, int R>

@@ -5,6 +5,7 @@
 
 #include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/rms_norm.hpp"
+#include "headwise/runtime/viewed_input.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
 namespace headwise::inline v0_1 {

@@ -5,6 +5,7 @@
 #include "headwise/nn/multi_head_attention.hpp"
 #include "headwise/nn/narrow_ends.hpp"
 #include "headwise/nn/transformer_block_steps.hpp"
+#include "headwise/runtime/viewed_input.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 

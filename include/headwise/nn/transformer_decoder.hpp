@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "headwise/nn/narrow_ends.hpp"
 #include "headwise/nn/transformer_block_step.hpp"
 #include "headwise/nn/transformer_decoder_steps.hpp"
+#include "headwise/runtime/viewed_input.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 

@@ -108,9 +108,10 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 ///
 /// Nothing flows through a hidden pair, whatever it holds, nor from a query whose d_o is 0: where
 /// its weights are no numbers, copies of q and weights are made. Outputs must not overlap inputs or
-/// each other. Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a
-/// thread. Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc. Source
-/// docs/derivations/attention_backward.md, steps 4e to 4a.
+/// each other.
+/// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
+/// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
+/// Source  docs/derivations/attention_backward.md, steps 4e to 4a.
 template <Scalar T>
 void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t<T>>& inputs,
                         In<std::type_identity_t<T>, 4> weights,

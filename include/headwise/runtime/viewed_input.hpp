@@ -1,5 +1,5 @@
-// Inputs that a cache views until backward: numbers of T, or of 16 bits, whose type the cache does
-// not name.
+// Inputs that a cache views until backward (numbers of T, or of 16 bits, whose type the cache does
+// not name), and the rules of a cache that backward is given.
 #pragma once
 
 #include <concepts>
@@ -96,6 +96,12 @@ In<float, R> viewed_numbers(const ViewedFloats<R>& x, Tensor<float, R>& storage,
   return x.floats(storage, context);
 }
 ///@}
+
+/// Throws ArgumentError for a cache that forward has not been called with.
+template <class Cache>
+void require_filled(std::string_view function, const Cache& cache) {
+  require(cache.filled, function, "the cache is empty: pass it to forward first");
+}
 
 /// Throws ShapeError unless what a cache views has this shape.
 template <class View, int R, class... Whence>
