@@ -9687,7 +9687,8 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
 /// tile forms d_o v^T by, so that dp - delta is exactly 0 where o is one of the values. (Summed in
 /// another order the difference is rounding noise, which large keys blow up: 3,000 times the error
 /// of plain loops in dW_Q for scores in the thousands.) A lane is a query: squares are transposed.
-/// (Pairs are summed up in another order; what rounding them takes away is more.)
+/// (Pairs are summed up in another order; what rounding them takes away is more.) The next rows are
+/// asked for meanwhile: 16 side by side are no stream (1.2 % of backward for a window of 256 keys).
 template <class T, class U>
 void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
                    T* delta) {
@@ -9699,6 +9700,9 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
     const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
@@ -15924,6 +15928,9 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
     const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
@@ -21883,6 +21890,9 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
     const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
@@ -41668,6 +41678,9 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
     const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
@@ -45734,6 +45747,9 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
     const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
@@ -49796,6 +49812,9 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
     const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
@@ -53858,6 +53877,9 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
   for (Index r = 0; r < rows; r += width) {
     const Index count = std::min<Index>(width, rows - r);
     const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
     auto sums = S::zero();
     Index n = 0;
     for (; dense && count == width && n + width <= dv; n += width) {
