@@ -7,12 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "attention_case.hpp"
 #include "headwise/io/pytorch.hpp"
 #include "headwise/io/pytorch_block.hpp"
 #include "headwise/io/reference_case.hpp"
-#include "headwise/ops/attention.hpp"
-#include "headwise/ops/flash_attention.hpp"
-#include "headwise/ops/rotary.hpp"
 #include "headwise/score/alibi.hpp"
 #include "headwise/testing/close_to.hpp"
 
@@ -31,54 +29,6 @@ inline void require_supported(const ReferenceCase& c) {
   }
 }
 
-/// The masks of a case, and the tensors that they view.
-template <class T>
-class CaseMasks {
- public:
-  explicit CaseMasks(const ReferenceCase& c) {
-    if (c.causal) mask_.add(causal);
-    if (c.window > 0) mask_.add(Mask::window(c.window));
-    if (c.file.contains("key_padding_mask")) {
-      padding_ = c.file.get<bool, 2>("key_padding_mask");
-      mask_.add(Mask::drop_keys(padding_));
-    }
-    if (c.file.contains("attn_mask")) add_attn_mask(c);
-  }
-  CaseMasks(const CaseMasks&) = delete;
-  CaseMasks& operator=(const CaseMasks&) = delete;
-
-  const AttentionMask<T>& mask() const { return mask_; }
-
- private:
-  void add_attn_mask(const ReferenceCase& c) {
-    const std::size_t rank = c.file.shape("attn_mask").size();
-    const bool drops = c.file.dtype("attn_mask") == DType::boolean;
-    if (rank != 2 && rank != 4) {
-      detail::refuse_case(c.name, "attn_mask is " + format_extents(c.file.shape("attn_mask")) +
-                                      ", expected [L, S] or [B, H, L, S]");
-    }
-    if (drops && rank == 2) mask_.add(Mask::drop(drop2_ = c.file.get<bool, 2>("attn_mask")));
-    if (drops && rank == 4) mask_.add(Mask::drop(drop4_ = c.file.get<bool, 4>("attn_mask")));
-    if (!drops && rank == 2) mask_.add(Mask::bias(bias2_ = c.file.get<T, 2>("attn_mask")));
-    if (!drops && rank == 4) mask_.add(Mask::bias(bias4_ = c.file.get<T, 4>("attn_mask")));
-  }
-
-  Tensor<bool, 2> padding_, drop2_;
-  Tensor<bool, 4> drop4_;
-  Tensor<T, 2> bias2_;
-  Tensor<T, 4> bias4_;
-  AttentionMask<T> mask_;
-};
-
-/// What is done to a case's scores; it views the slopes.
-template <class T>
-ScoreOptions<T> case_scores(const ReferenceCase& c, const Tensor<T, 1>& slopes) {
-  ScoreOptions<T> score;
-  if (c.softcap != 0) score.softcap = T(c.softcap);
-  if (c.alibi) score.alibi_slopes = slopes;
-  return score;
-}
-
 template <class T>
 void run_mha(const ReferenceCase& c, Path path, const Context& context,
              SafetensorsWriter& results) {
@@ -90,8 +40,9 @@ void run_mha(const ReferenceCase& c, Path path, const Context& context,
   const auto dy = c.file.get<T, 3>("grad_output");  // [B, L, D]
   const CaseMasks<T> masks(c);
   const auto slopes = alibi_slopes<T>(c.num_heads);
-  MultiHeadAttentionCall<T> call{
-      .mask = masks.mask(), .path = path, .score = case_scores(c, slopes)};
+  MultiHeadAttentionCall<T> call{.mask = masks.mask(), .path = path};
+  if (c.softcap != 0) call.score.softcap = T(c.softcap);
+  if (c.alibi) call.score.alibi_slopes = slopes;
   if (c.scale) call.scale = T(*c.scale);
 
   MultiHeadAttentionCache<T> cache;
@@ -108,56 +59,6 @@ void run_mha(const ReferenceCase& c, Path path, const Context& context,
   }
   if (path == Path::materialized) results.add("weights", cache.weights);
   add_pytorch_gradients(results, attention, gradients);
-}
-
-template <class T>
-void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
-              SafetensorsWriter& results) {
-  auto q = c.file.get<T, 4>("query");                // [B, H, L, d]
-  auto k = c.file.get<T, 4>("key");                  // [B, G, S, d]
-  const auto v = c.file.get<T, 4>("value");          // [B, G, S, dv]
-  const auto d_o = c.file.get<T, 4>("grad_output");  // [B, H, L, dv]
-  if (q.extent(1) != c.num_heads || k.extent(1) != c.num_kv_heads) {
-    detail::refuse_case(c.name, "query is " + q.shape().format() + ", key is " +
-                                    k.shape().format() + ", expected num_heads " +
-                                    std::to_string(c.num_heads) + " and num_kv_heads " +
-                                    std::to_string(c.num_kv_heads) + " on axis 1");
-  }
-  const CaseMasks<T> masks(c);
-  const auto slopes = alibi_slopes<T>(c.num_heads);
-  AttentionOptions<T> options{.mask = masks.mask(), .score = case_scores(c, slopes)};
-  if (c.scale) options.scale = T(*c.scale);
-  const RotaryOptions rotary{.theta = c.rope_theta};
-  if (c.rope_theta != 0) {
-    rotary_forward(q, rotary, q, context);
-    rotary_forward(k, rotary, k, context);
-  }
-
-  Tensor<T, 4> o(Shape{q.extent(0), q.extent(1), q.extent(2), v.extent(3)});
-  Tensor<T, 4> lse(Shape{q.extent(0), q.extent(1), q.extent(2), Index{2}});
-  Tensor<T, 4> dq(q.shape()), dk(k.shape()), dv(v.shape());
-  flash_attention_forward(q, k, v, options, o, lse, context);
-  if (path == Path::materialized) {
-    // This path keeps weights and no logsumexp: that one stays the tiled path's.
-    Tensor<T, 4> weights(Shape{q.extent(0), q.extent(1), q.extent(2), k.extent(2)});
-    attention_forward(q, k, v, options, weights, o, context);
-    attention_backward(d_o, {q, k, v}, weights, options, {dq, dk, dv}, context);
-    results.add("weights", weights);
-  } else {
-    flash_attention_backward(d_o, {q, k, v}, o, lse, options, {dq, dk, dv}, context);
-  }
-  if (c.rope_theta != 0) {
-    rotary_backward(dq, rotary, dq, context);
-    rotary_backward(dk, rotary, dk, context);
-  }
-  results.add("output", o);
-  Tensor<T, 3> logsumexp(Shape{q.extent(0), q.extent(1), q.extent(2)});
-  for_each_index(logsumexp.shape(),
-                 [&](const Shape<3>& at) { logsumexp(at) = lse(at[0], at[1], at[2], 0); });
-  results.add("logsumexp", logsumexp);
-  results.add("grad.query", dq);
-  results.add("grad.key", dk);
-  results.add("grad.value", dv);
 }
 
 template <class T>

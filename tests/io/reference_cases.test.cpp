@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "../../examples/support/reference_case.hpp"
 #include "headwise/runtime/thread_pool.hpp"
+#include "io/check_case.hpp"
 #include "io/plain_loop.hpp"
 #include "support/catch.hpp"
 
@@ -21,18 +21,6 @@ using namespace headwise_tests;
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string data_path(const std::string& name) {
-  return std::string(HEADWISE_TEST_DATA "/") + name + ".safetensors";
-}
-
-ReferenceCase data_case(const std::string& name) {
-  return read_reference_case(fs::path(data_path(name)));
-}
-
-SafetensorsFile reread(const SafetensorsWriter& writer) {
-  return SafetensorsFile::parse(writer.bytes());
-}
 
 const std::vector<std::string> case_names = {"block_post_ln_causal",
                                              "block_pre_ln",
@@ -61,24 +49,6 @@ const std::vector<std::string> case_names = {"block_post_ln_causal",
                                              "sdpa_scale",
                                              "sdpa_softcap",
                                              "sdpa_window"};
-
-/// Every expected tensor is there and within the tolerance; weights are the materialized path's.
-template <class T>
-void check_case(const std::string& name, Path path, double tolerance) {
-  const ReferenceCase c = data_case(name);
-  const auto rows = compare_with_expected(c, reread(run_reference_case<T>(c, path)), tolerance);
-  std::size_t compared = 0;
-  for (const CaseComparison& row : rows) {
-    INFO("tensor " << row.name);
-    if (row.closeness) {
-      ++compared;
-      CHECK(*row.closeness);
-    } else {
-      CHECK((row.name == "weights" && path == Path::flash));
-    }
-  }
-  CHECK(compared >= 4);
-}
 
 /// A case in memory: B = H = L = S = d = 1, with one line of metadata more.
 ReferenceCase small_case(const std::string& key, const std::string& value) {

@@ -2,9 +2,11 @@
 // says what is computed. Reading alone: nothing is run here.
 //
 // Tensors of kind sdpa: query [B, H, L, d], key [B, G, S, d], value [B, G, S, dv], grad_output
-// [B, H, L, dv], perhaps attn_mask; under "expected." output, weights [B, H, L, S], logsumexp
-// [B, H, L] and grad.query, grad.key, grad.value. Of kind mha: a whole nn.MultiheadAttention. Of
-// kind encoder_layer: an nn.TransformerEncoderLayer.
+// [B, H, L, dv]; perhaps attn_mask, documents [B, S], what is learned of scores (alibi_slopes [H],
+// relative_bias [H or 1, 2 R + 1], sinks [H]), and q_norm and k_norm [d], the gains of a norm over
+// the rows of query and key. Under "expected." output, weights [B, H, L, S], logsumexp [B, H, L]
+// and grad.NAME of every input of numbers. Of kind mha: a whole nn.MultiheadAttention. Of kind
+// encoder_layer: an nn.TransformerEncoderLayer.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +19,7 @@
 #include <vector>
 
 #include "headwise/io/safetensors_reader.hpp"
+#include "headwise/ops/rotary_table.hpp"
 #include "headwise/runtime/activation.hpp"
 
 namespace headwise::inline v0_1 {
@@ -34,10 +37,14 @@ struct ReferenceCase {
   Index num_kv_heads = 0;                    // G
   bool causal = false;                       // bottom-right
   Index window = 0;                          // 0: none
+  Index window_keeps = 0;                    // first keys that a window leaves visible
   std::optional<double> scale = {};          // 1 / sqrt(d)
   double softcap = 0;                        // 0: none
   bool alibi = false;                        // biases that fall with the distance
+  bool learned_scale = false;                // grad.scale is expected
   double rope_theta = 0;                     // 0: no rotary positions
+  RotaryOptions rotary = {};                 // where there are some
+  double epsilon = 1e-6;                     // of q_norm and k_norm
   bool norm_first = false;                   // pre-LN                       encoder_layer
   Activation activation = Activation::relu;  // of its feed-forward  encoder_layer
   double layer_norm_eps = 1e-5;              //                      encoder_layer
@@ -81,6 +88,21 @@ inline Activation case_activation(const SafetensorsFile& file, const std::string
   refuse_case(name, "activation is " + quote(found->second) + ", expected relu or gelu");
 }
 
+/// Rotary positions of a case that has some.
+inline RotaryOptions case_rotary(const SafetensorsFile& file, const std::string& name,
+                                 double theta) {
+  RotaryOptions rotary{.theta = theta};
+  rotary.width = metadata_number<Index>(file, name, "rope_width").value_or(0);
+  rotary.offset = metadata_number<Index>(file, name, "rope_offset").value_or(0);
+  const auto found = file.metadata().find("rope_pairs");
+  if (found == file.metadata().end() || found->second == "halves") return rotary;
+  if (found->second != "neighbours") {
+    refuse_case(name, "rope_pairs is " + quote(found->second) + ", expected halves or neighbours");
+  }
+  rotary.pairing = RotaryPairing::interleaved;
+  return rotary;
+}
+
 }  // namespace detail
 
 /// Reads what a case computes. Throws FileError `name: what is wrong`.
@@ -100,11 +122,15 @@ inline ReferenceCase read_reference_case(SafetensorsFile file, std::string name)
   c.num_heads = integer("num_heads", 0, 1, any);
   c.num_kv_heads = integer("num_kv_heads", c.num_heads, 1, any);
   c.window = integer("window", 0, 0, any);
+  c.window_keeps = integer("window_keeps", 0, 0, any);
   c.causal = integer("causal", 0, 0, 1) == 1;
   c.alibi = integer("alibi", 0, 0, 1) == 1;
   c.scale = detail::metadata_number<double>(file, name, "scale");
   c.softcap = detail::metadata_number<double>(file, name, "softcap").value_or(0);
+  c.learned_scale = integer("learned_scale", 0, 0, 1) == 1;
   c.rope_theta = detail::metadata_number<double>(file, name, "rope_theta").value_or(0);
+  if (c.rope_theta != 0) c.rotary = detail::case_rotary(file, name, c.rope_theta);
+  c.epsilon = detail::metadata_number<double>(file, name, "epsilon").value_or(1e-6);
   c.norm_first = integer("norm_first", 0, 0, 1) == 1;
   c.activation = detail::case_activation(file, name);
   c.layer_norm_eps = detail::metadata_number<double>(file, name, "layer_norm_eps").value_or(1e-5);

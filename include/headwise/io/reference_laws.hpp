@@ -12,13 +12,18 @@
 namespace headwise::inline v0_1 {
 namespace detail::inline HEADWISE_CODE {
 
-/// Whether a kernel can be given a case: some it says that it does not take, and softcap and ALiBi
-/// are no part of the problem. (Rotary positions are turned before it is asked.)
+/// Whether a kernel can be given a case: some it says that it does not take, and what is done to
+/// scores, documents and norms are no part of the problem. (Rotary positions are turned before it
+/// is asked.)
 template <class T>
 bool takes_case(const AttentionKernel<T>& kernel, const ReferenceCase& c) {
-  if (c.kind != CaseKind::sdpa || c.softcap != 0 || c.alibi) return false;
+  if (c.kind != CaseKind::sdpa || c.softcap != 0 || c.alibi || c.window_keeps != 0) return false;
+  for (const char* name : {"alibi_slopes", "relative_bias", "sinks", "documents", "q_norm"}) {
+    if (c.file.contains(name)) return false;
+  }
+  const bool biased = c.file.contains("attn_mask") && c.file.dtype("attn_mask") != DType::boolean;
   const bool masked = c.window > 0 || c.file.contains("attn_mask");
-  return (kernel.takes_causal || !c.causal) && (kernel.takes_keep || !masked) &&
+  return !biased && (kernel.takes_causal || !c.causal) && (kernel.takes_keep || !masked) &&
          (kernel.takes_groups || c.num_heads == c.num_kv_heads);
 }
 
@@ -48,7 +53,7 @@ inline Tensor<bool, 4> keep_of(const ReferenceCase& c, const Shape<4>& pairs) {
 /// x by the rotary positions of a case, if it has any.
 template <class T>
 void turn(const ReferenceCase& c, Tensor<T, 4>& x) {
-  if (c.rope_theta != 0) rotary_forward(x, {.theta = c.rope_theta}, x);
+  if (c.rope_theta != 0) rotary_forward(x, c.rotary, x);
 }
 
 template <class T>
