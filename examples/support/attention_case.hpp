@@ -125,9 +125,9 @@ void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
   CaseNorm<T> norm_of_q(c, "q_norm"), norm_of_k(c, "k_norm");
   norm_of_q.forward(q, context);
   norm_of_k.forward(k, context);
-  if (c.rope_theta != 0) {
-    rotary_forward(q, c.rotary, q, context);
-    rotary_forward(k, c.rotary, k, context);
+  if (c.rotary) {
+    rotary_forward(q, *c.rotary, q, context);
+    rotary_forward(k, *c.rotary, k, context);
   }
 
   CaseScores<T> scores(c);
@@ -145,9 +145,9 @@ void run_sdpa(const ReferenceCase& c, Path path, const Context& context,
   } else {
     flash_attention_backward(d_o, {q, k, v}, o, lse, scores.options, gradients, context);
   }
-  if (c.rope_theta != 0) {
-    rotary_backward(dq, c.rotary, dq, context);
-    rotary_backward(dk, c.rotary, dk, context);
+  if (c.rotary) {
+    rotary_backward(dq, *c.rotary, dq, context);
+    rotary_backward(dk, *c.rotary, dk, context);
   }
   norm_of_q.backward(dq, context);
   norm_of_k.backward(dk, context);

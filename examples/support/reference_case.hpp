@@ -21,7 +21,7 @@ inline void require_supported(const ReferenceCase& c) {
   const auto refuse = [&](const char* what) {
     detail::refuse_case(c.name, std::string(what) + " is not supported yet");
   };
-  if (c.rope_theta != 0 && c.kind != CaseKind::sdpa) {
+  if (c.rotary && c.kind != CaseKind::sdpa) {
     refuse("rope_theta in kinds mha and encoder_layer");
   }
   if (c.kind != CaseKind::sdpa && c.num_kv_heads != c.num_heads) {

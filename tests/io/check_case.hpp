@@ -5,6 +5,7 @@
 #include <string>
 
 #include "../../examples/support/reference_case.hpp"
+#include "headwise/runtime/thread_pool.hpp"
 #include "io/pytorch_modules.hpp"
 #include "support/catch.hpp"
 
@@ -38,6 +39,14 @@ void check_case(const std::string& name, Path path, double tolerance) {
     }
   }
   CHECK(compared >= 4);
+}
+
+/// A run has the same bits for 1 and 3 threads.
+inline void check_threads(const std::string& name, Path path) {
+  const ReferenceCase c = data_case(name);
+  ThreadPool pool(3);
+  CHECK(run_reference_case<float>(c, path, Context{.executor = pool}).bytes() ==
+        run_reference_case<float>(c, path).bytes());
 }
 
 }  // namespace headwise_tests

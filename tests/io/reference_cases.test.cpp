@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "headwise/runtime/thread_pool.hpp"
 #include "io/check_case.hpp"
 #include "io/plain_loop.hpp"
 #include "support/catch.hpp"
@@ -144,10 +143,7 @@ TEST_CASE("a run gives the same bits for 1 and 3 threads", "[io]") {
       GENERATE("mha_self", "mha_cross_kdim_vdim", "mha_long", "sdpa_gqa", "block_pre_ln");
   const auto path = GENERATE(Path::flash, Path::materialized);
   CAPTURE(name);
-  const ReferenceCase c = data_case(name);
-  ThreadPool pool(3);
-  CHECK(run_reference_case<float>(c, path, Context{.executor = pool}).bytes() ==
-        run_reference_case<float>(c, path).bytes());
+  check_threads(name, path);
 }
 
 TEST_CASE("a run's file reads back with PyTorch's names and the run's type", "[io]") {
@@ -180,7 +176,7 @@ TEST_CASE("a run's file reads back with PyTorch's names and the run's type", "[i
 TEST_CASE("what is not supported yet is refused by name", "[io]") {
   ReferenceCase c = data_case("mha_self");
   CHECK_NOTHROW(run_reference_case<double>(c, Path::flash));
-  c.rope_theta = 100;
+  c.rotary = RotaryOptions{.theta = 100};
   CHECK_THROWS_WITH(
       run_reference_case<double>(c, Path::flash),
       ContainsSubstring("rope_theta in kinds mha and encoder_layer is not supported"));
@@ -201,7 +197,7 @@ TEST_CASE("softcap and ALiBi of a case are part of its scores and of its gradien
 TEST_CASE("rotary positions of a case are part of its scores and of its gradients", "[io]") {
   const auto name = GENERATE("output", "logsumexp", "grad.query", "grad.key");
   ReferenceCase c = data_case("sdpa_rope");
-  c.rope_theta = 0;  // the same case without: no result of it may be the case's by chance
+  c.rotary.reset();  // the same case without: no result of it may be the case's by chance
   const auto without = reread(run_reference_case<double>(c, Path::flash));
   for (const CaseComparison& row : compare_with_expected(c, without, 1e-2)) {
     if (row.name == name) CHECK_FALSE(*row.closeness);

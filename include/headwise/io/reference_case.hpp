@@ -42,8 +42,7 @@ struct ReferenceCase {
   double softcap = 0;                        // 0: none
   bool alibi = false;                        // biases that fall with the distance
   bool learned_scale = false;                // grad.scale is expected
-  double rope_theta = 0;                     // 0: no rotary positions
-  RotaryOptions rotary = {};                 // where there are some
+  std::optional<RotaryOptions> rotary = {};  // none: no rotary positions
   double epsilon = 1e-6;                     // of q_norm and k_norm
   bool norm_first = false;                   // pre-LN                       encoder_layer
   Activation activation = Activation::relu;  // of its feed-forward  encoder_layer
@@ -88,10 +87,11 @@ inline Activation case_activation(const SafetensorsFile& file, const std::string
   refuse_case(name, "activation is " + quote(found->second) + ", expected relu or gelu");
 }
 
-/// Rotary positions of a case that has some.
-inline RotaryOptions case_rotary(const SafetensorsFile& file, const std::string& name,
-                                 double theta) {
-  RotaryOptions rotary{.theta = theta};
+/// Rotary positions, where a case has some.
+inline std::optional<RotaryOptions> case_rotary(const SafetensorsFile& file,
+                                                const std::string& name) {
+  RotaryOptions rotary{.theta = metadata_number<double>(file, name, "rope_theta").value_or(0)};
+  if (rotary.theta == 0) return std::nullopt;
   rotary.width = metadata_number<Index>(file, name, "rope_width").value_or(0);
   rotary.offset = metadata_number<Index>(file, name, "rope_offset").value_or(0);
   const auto found = file.metadata().find("rope_pairs");
@@ -128,8 +128,7 @@ inline ReferenceCase read_reference_case(SafetensorsFile file, std::string name)
   c.scale = detail::metadata_number<double>(file, name, "scale");
   c.softcap = detail::metadata_number<double>(file, name, "softcap").value_or(0);
   c.learned_scale = integer("learned_scale", 0, 0, 1) == 1;
-  c.rope_theta = detail::metadata_number<double>(file, name, "rope_theta").value_or(0);
-  if (c.rope_theta != 0) c.rotary = detail::case_rotary(file, name, c.rope_theta);
+  c.rotary = detail::case_rotary(file, name);
   c.epsilon = detail::metadata_number<double>(file, name, "epsilon").value_or(1e-6);
   c.norm_first = integer("norm_first", 0, 0, 1) == 1;
   c.activation = detail::case_activation(file, name);

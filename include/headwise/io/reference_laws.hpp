@@ -18,7 +18,8 @@ namespace detail::inline HEADWISE_CODE {
 template <class T>
 bool takes_case(const AttentionKernel<T>& kernel, const ReferenceCase& c) {
   if (c.kind != CaseKind::sdpa || c.softcap != 0 || c.alibi || c.window_keeps != 0) return false;
-  for (const char* name : {"alibi_slopes", "relative_bias", "sinks", "documents", "q_norm"}) {
+  for (const char* name :
+       {"alibi_slopes", "relative_bias", "sinks", "documents", "q_norm", "k_norm"}) {
     if (c.file.contains(name)) return false;
   }
   const bool biased = c.file.contains("attn_mask") && c.file.dtype("attn_mask") != DType::boolean;
@@ -53,7 +54,7 @@ inline Tensor<bool, 4> keep_of(const ReferenceCase& c, const Shape<4>& pairs) {
 /// x by the rotary positions of a case, if it has any.
 template <class T>
 void turn(const ReferenceCase& c, Tensor<T, 4>& x) {
-  if (c.rope_theta != 0) rotary_forward(x, c.rotary, x);
+  if (c.rotary) rotary_forward(x, *c.rotary, x);
 }
 
 template <class T>
