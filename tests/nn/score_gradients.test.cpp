@@ -1,0 +1,69 @@
+// Gradients of what changes scores, as a module returns them.
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "headwise/kernels/score_function.hpp"
+#include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/testing/close_to.hpp"
+#include "support/catch.hpp"
+#include "support/draw.hpp"
+
+namespace nn_score_gradients {
+
+using namespace headwise_tests;
+
+namespace {
+
+/// A scale and ALiBi by parameters of one's own: w0 s - w1 |i - j|.
+constexpr auto scaled_and_sloped = [](auto s, const Position& at, const auto& w) {
+  const Index distance = at.key < at.query ? at.query - at.key : at.key - at.query;
+  return w[0] * s - w[1] * static_cast<float>(distance);
+};
+
+/// A call whose scores are w0 / 2 q k^T - w1 |i - j|, and the gradients of w, which begin with 1.
+template <class T>
+std::vector<T> gradients_of(MultiHeadAttentionCall<T> call, bool by_function) {
+  const T w0 = T(0.75), w1 = T(0.125);
+  const MultiHeadAttention<T> module({.d_model = 12, .num_heads = 4, .num_kv_heads = 2, .seed = 1});
+  const auto x = random_tensor<T>(Shape{1, 29, 12}, 2), dy = random_tensor<T>(x.shape(), 3);
+  const auto function = score_function(std::array<T, 2>{w0, w1}, scaled_and_sloped);
+  const Tensor1<T> slopes({4}, {w1, w1, w1, w1});
+  Tensor1<T> d_function({2}, {1, 1}), d_scale(1), d_slopes(4);
+  auto gradients = module.zero_gradients();
+  if (by_function) {
+    call.scale = T(0.5), call.score.function = function;
+    gradients.score.d_function = d_function;
+  } else {
+    call.scale = T(0.5) * w0, call.score.alibi_slopes = slopes;
+    gradients.score.d_scale = d_scale, gradients.score.d_alibi_slopes = d_slopes;
+  }
+  MultiHeadAttentionCache<T> cache;
+  (void)module.forward(x, call, cache);
+  (void)module.backward(dy, cache, gradients);
+  if (by_function) return {d_function(0), d_function(1)};
+  return {1 + T(0.5) * d_scale(0), 1 + d_slopes(0) + d_slopes(1) + d_slopes(2) + d_slopes(3)};
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE(
+    "parameters of a score function in a module have the gradients of the options that it writes "
+    "out",
+    "[nn]", float, double) {
+  using T = TestType;
+  const std::vector<Index> starts = {0, 11, 12, 29};
+  const bool packed = GENERATE(false, true);
+  const Path path = packed ? Path::flash : GENERATE(Path::flash, Path::materialized);
+  MultiHeadAttentionCall<T> call{.mask = causal, .path = path};
+  if (packed) call.query_starts = starts;
+  const std::vector<T> got = gradients_of<T>(call, true), expected = gradients_of<T>(call, false);
+  CAPTURE(packed, path == Path::flash);
+  const double tolerance = std::is_same_v<T, float> ? 1e-5 : 1e-13;
+  for (const std::size_t n : {0u, 1u}) {
+    CHECK(std::abs(got[n] - expected[n]) <= tolerance * std::abs(expected[n]));
+    CHECK(std::abs(expected[n] - 1) > 0.01);
+  }
+}
+
+}  // namespace nn_score_gradients
