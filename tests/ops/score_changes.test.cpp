@@ -59,6 +59,12 @@ std::vector<Recipe<T>> score_recipes() {
        [](C c) {
          c.bias(Shape{1, c.sizes.H, 1, 1}), c.bias(Shape{c.sizes.B, c.sizes.H, 1, 1});
        }},
+      {"four learned biases, each of a shape of its own, causal",
+       [](C c) {
+         c.causal(), c.bias(Shape{c.sizes.B, c.sizes.H, c.sizes.L, c.sizes.S});
+         c.bias(Shape{1, c.sizes.H, c.sizes.L, 1}), c.bias(Shape{c.sizes.B, 1, 1, c.sizes.S});
+         c.bias(Shape{1, c.sizes.H, c.sizes.L, c.sizes.S});
+       }},
       {"all at once",
        [=](C c) {
          c.causal(), c.window(61), c.key_lengths(), c.square(true), c.scale(-0.3), c.softcap(3);
