@@ -4,10 +4,8 @@
 #include <limits>
 
 #include "headwise/runtime/thread_pool.hpp"
-#include "support/attention_case.hpp"
-#include "support/attention_outputs.hpp"
 #include "support/catch.hpp"
-#include "support/score_tensors.hpp"
+#include "support/learned_scores.hpp"
 
 namespace ops_score_changes {
 
@@ -74,102 +72,6 @@ std::vector<Recipe<T>> score_recipes() {
   };
 }
 
-/// The gradients of all that a case has, each beginning with 1: they are added to.
-template <class T>
-struct Learned : ScoreTensors<T> {
-  explicit Learned(const AttentionOptions<T>& options) {
-    const ScoreOptions<T>& score = options.score;
-    this->scale = Tensor<T, 1>(Shape{1});
-    if (!score.alibi_slopes.absent()) this->slopes = Tensor<T, 1>(score.alibi_slopes.shape());
-    if (!score.sinks.absent()) this->sinks = Tensor<T, 1>(score.sinks.shape());
-    const auto& values = score.relative_bias;
-    if (!values.absent()) this->table = Tensor<T, 2>(values.shape());
-    for (const auto& bias : options.mask.biases()) this->biases.emplace_back(bias.values.shape());
-    this->for_each([](const char*, auto& x) { std::fill(x.begin(), x.end(), T(1)); });
-  }
-};
-
-/// What the definitions give for them, less the 1 that they begin with: sums over the flows of the
-/// oracle.
-struct ExpectedLearned {
-  Field scale{1}, slopes, sinks, table;
-  std::vector<Field> biases;
-
-  template <class T>
-  ExpectedLearned(const Case<T>& x, const OracleResult& y) : slopes(x.sizes.H), sinks(x.sizes.H) {
-    const Index B = x.sizes.B, H = x.sizes.H, L = x.sizes.L, S = x.sizes.S;
-    const auto& values = x.options.score.relative_bias;
-    const Index width = values.extent(1), reach = (width - 1) / 2;
-    table = Field(values.size());
-    for (const auto& bias : x.options.mask.biases()) biases.emplace_back(bias.values.size());
-    for_each_index(Shape{B, H, L, S}, [&](const Shape<4>& at) {
-      const Index h = at[1], n = ((at[0] * H + h) * L + at[2]) * S + at[3];
-      const auto add = [&](Field& to, Index m, Real factor) {
-        to.add(m, y.flow[n] * factor, std::abs(factor) * y.flow.sums[static_cast<std::size_t>(n)]);
-      };
-      const auto u = static_cast<std::size_t>(n);
-      scale.add(0, y.scaled_flow[n] * y.products[n], y.scaled_flow.sums[u] * y.products.sums[u]);
-      const Index distance = at[3] - at[2] - (S - L);
-      add(slopes, h, -static_cast<Real>(std::abs(distance)));
-      if (width > 0) {
-        const Index entry = std::max(-reach, std::min(reach, distance)) + reach;
-        add(table, (values.extent(0) == 1 ? 0 : h) * width + entry, 1);
-      }
-      std::size_t number = 0;
-      for (const auto& bias : x.options.mask.biases()) {
-        const Shape<4>& shape = bias.values.shape();
-        Index m = 0;
-        for (int r = 0; r < 4; ++r) m = m * shape[r] + std::min(at[r], shape[r] - 1);
-        add(biases[number++], m, 1);
-      }
-    });
-    for (Index row = 0; row < B * H * L; ++row) {
-      sinks.add(row / L % H, y.sink_flow[row], y.sink_flow.sums[static_cast<std::size_t>(row)]);
-    }
-  }
-};
-
-/// Forward and backward with every gradient asked for.
-template <class T>
-Outputs<T> run_learned(Path path, const Case<T>& x, Learned<T>& learned,
-                       const Context& context = {}) {
-  Outputs<T> y = run(path, x, context);
-  const AttentionGradients<T> to{y.dq, y.dk, y.dv, learned.gradients()};
-  if (path == Path::materialized) {
-    attention_backward<T>(x.d_o, {x.q, x.k, x.v}, y.weights, x.options, to, context);
-  } else {
-    flash_attention_backward<T>(x.d_o, {x.q, x.k, x.v}, y.o, y.lse, x.options, to, context);
-  }
-  return y;
-}
-
-/// What of the learned gradients is not the oracle's. The tolerance is that of `disagreement`, with
-/// the number of pairs as the longest sum.
-template <class T>
-std::string disagreement(Learned<T>& got, const ExpectedLearned& expected,
-                         const OracleResult& oracle, const Sizes& sizes) {
-  const Index n = sizes.B * sizes.H * sizes.L * sizes.S;
-  const Real tolerance = 4 * Real{std::numeric_limits<T>::epsilon()} *
-                         (std::sqrt(static_cast<Real>(n)) + oracle.condition);
-  std::ostringstream text;
-  const auto compare = [&](const char* name, auto& x, const Field& y) {
-    if (x.absent()) return;
-    for (T& value : x) value -= T(1);
-    const Real error = relative_error(In<T, std::decay_t<decltype(x)>::rank>(x), y);
-    // 1 was added to what is compared: its rounding is that of a term of size 1.
-    const Real most = tolerance + std::numeric_limits<T>::epsilon() * 2 / y.size();
-    if (!(error <= most)) text << name << " is off by " << error << " > " << most << "; ";
-  };
-  compare("d_scale", got.scale, expected.scale);
-  compare("d_alibi_slopes", got.slopes, expected.slopes);
-  compare("d_sinks", got.sinks, expected.sinks);
-  compare("d_relative_bias", got.table, expected.table);
-  for (std::size_t m = 0; m < got.biases.size(); ++m) {
-    compare("d_bias", got.biases[m], expected.biases[m]);
-  }
-  return text.str();
-}
-
 }  // namespace
 
 TEMPLATE_TEST_CASE("both attentions equal the oracle for all that changes scores", "[ops]", float,
@@ -181,10 +83,10 @@ TEMPLATE_TEST_CASE("both attentions equal the oracle for all that changes scores
       recipe.apply(x);
       CAPTURE(recipe.name, sizes.format(), seed);
       const OracleResult expected = oracle_attention(x.problem());
-      const ExpectedLearned expected_learned(x, expected);
+      const ExpectedScores expected_learned(x, expected);
       for (const Path path : {Path::materialized, Path::flash}) {
         CAPTURE(path == Path::flash);
-        Learned<TestType> learned(x.options);
+        LearnedGradients<TestType> learned(x.options);
         CHECK(disagreement(run_learned(path, x, learned), expected, x.sizes) == "");
         CHECK(disagreement(learned, expected_learned, expected, x.sizes) == "");
       }
@@ -227,12 +129,12 @@ TEMPLATE_TEST_CASE("gradients of what changes scores have the same bits on any n
       Case<TestType> x(sizes, 800);
       recipe.apply(x);
       CAPTURE(recipe.name, sizes.format());
-      Learned<TestType> alone(x.options);
+      LearnedGradients<TestType> alone(x.options);
       ThreadPool one(1);
       const auto y = run_learned(Path::flash, x, alone, Context{one});
       for (const Index threads : {2, 3, 5}) {
         ThreadPool pool(threads);
-        Learned<TestType> together(x.options);
+        LearnedGradients<TestType> together(x.options);
         CHECK(bit_difference(run_learned(Path::flash, x, together, Context{pool}), y) == "");
         CHECK(same_bits<TestType, 1>(together.scale, alone.scale));
         CHECK(same_bits<TestType, 1>(together.slopes, alone.slopes));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "headwise/ops/attention.hpp"
+#include "support/bent_score.hpp"
 #include "support/mask_patterns.hpp"
 #include "support/oracle.hpp"
 #include "support/tile_sizes.hpp"
@@ -58,6 +59,7 @@ struct Case {
   std::vector<PairValue> biases = {};
   std::vector<Real> caps = {};  // one or none
   std::shared_ptr<Tensor<T, 1>> logits = {};
+  std::shared_ptr<BentFunction<T>> bent = {};
 
   explicit Case(const Sizes& s, std::uint64_t seed = 1)
       : sizes(s),
@@ -194,6 +196,10 @@ struct Case {
     logits = std::make_shared<Tensor<T, 1>>(numbers.tensor<T>(Shape{sizes.H}));
     options.score.sinks = *logits;
   }
+  void bend() {
+    bent = std::make_shared<BentFunction<T>>(BentScore{}, std::array{T(0.75), T(-0.5)});
+    options.score.function = *bent;
+  }
   void scale(double factor) { options.scale = static_cast<T>(factor); }
   void dropout(double rate) { options.dropout = {.rate = rate, .seed = 11, .step = 3}; }
 
@@ -223,6 +229,14 @@ struct Case {
       };
     }
     if (logits) x.sink = [logits = logits](Index h) { return Real{(*logits)(h)}; };
+    if (bent) {
+      x.last = [w = bent->parameters](Index b, Index h, Index i, Index j, Real s) {
+        const Position at{b, h, i, j};
+        const Real factor = Real{w[0]} + Real{BentScore::share(at)};
+        return ChangedScore{factor * s + Real{w[1]} * std::cos(s) + Real{BentScore::bias(at)},
+                            factor - Real{w[1]} * std::sin(s)};
+      };
+    }
     const Real rate = options.dropout.rate;
     const DropoutMask mask(options.dropout, DropoutStream::weights);
     if (rate > 0) {

@@ -53,14 +53,17 @@ struct OracleProblem {
   PairRule visible = [](Index, Index, Index, Index) { return true; };
   PairValue bias = [](Index, Index, Index, Index) { return Real{0}; };
   PairChange change = [](Index, Index, Index, Index, Real s) { return ChangedScore{s, 1}; };
+  PairChange last = change;                // of what stands behind the biases
   std::function<Real(Index h)> sink = {};  // a logit without a value; {} for none
   PairValue factor = [](Index, Index, Index, Index) { return Real{1}; };  // dropout's 0 or 1/(1-r)
 };
 
 struct OracleResult {
   Field weights, o, lse, dq, dk, dv;
-  Field flow, scaled_flow, products;  // [B, H, L, S]: into scores, into scale q k^T; and q k^T
-  Field sink_flow;                    // [B, H, L]: into the sinks
+  // [B, H, L, S]: into scores before `last` and behind it, into scale q k^T; q k^T, and the scores
+  // before `last`.
+  Field flow, last_flow, scaled_flow, products, biased;
+  Field sink_flow;     // [B, H, L]: into the sinks
   Real condition = 0;  // the greatest |terms| of a score that has weight: errors of exp's argument
 };
 
@@ -69,15 +72,15 @@ inline OracleResult oracle_attention(const OracleProblem& x) {
   OracleResult y{Field(B * H * L * S), Field(B * H * L * dv), Field(B * H * L),
                  Field(B * H * L * d), Field(B * G * S * d),  Field(B * G * S * dv),
                  Field(B * H * L * S), Field(B * H * L * S),  Field(B * H * L * S),
-                 Field(B * H * L)};
+                 Field(B * H * L * S), Field(B * H * L * S),  Field(B * H * L)};
   std::vector<Index> keys;
-  std::vector<Real> s, slopes, terms, p, dp, dp_terms;
+  std::vector<Real> s, slopes, last_slopes, terms, p, dp, dp_terms;
   for (Index b = 0; b < B; ++b) {
     for (Index h = 0; h < H; ++h) {
       for (Index i = 0; i < L; ++i) {
         const Index row = (b * H + h) * L + i, first = (b * G + h / (H / G)) * S;
-        keys.clear(), s.clear(), slopes.clear(), terms.clear(), p.clear(), dp.clear(),
-            dp_terms.clear();
+        keys.clear();
+        for (auto* x_of : {&s, &slopes, &last_slopes, &terms, &p, &dp, &dp_terms}) x_of->clear();
         for (Index j = 0; j < S; ++j) {
           if (!x.visible(b, h, i, j)) continue;
           const Real bias = x.bias(b, h, i, j);
@@ -89,8 +92,11 @@ inline OracleResult oracle_attention(const OracleProblem& x) {
           keys.push_back(j);
           const ChangedScore changed = x.change(b, h, i, j, x.scale * dot);
           y.products.add(row * S + j, dot, absolute);
-          s.push_back(changed.value + bias);
+          const ChangedScore last = x.last(b, h, i, j, changed.value + bias);
+          y.biased.add(row * S + j, changed.value + bias, std::abs(changed.value + bias));
+          s.push_back(last.value);
           slopes.push_back(changed.slope);
+          last_slopes.push_back(last.slope);
           terms.push_back(std::abs(x.scale) * absolute + std::abs(bias));
         }
         if (keys.empty()) {
@@ -126,7 +132,9 @@ inline OracleResult oracle_attention(const OracleProblem& x) {
           y.sink_flow.add(row, -weight * delta, weight * delta_terms);
         }
         for (std::size_t n = 0; n < keys.size(); ++n) {
-          const Real flow = p[n] * (dp[n] - delta), flow_terms = p[n] * (dp_terms[n] + delta_terms);
+          const Real out = p[n] * (dp[n] - delta), out_terms = p[n] * (dp_terms[n] + delta_terms);
+          const Real flow = last_slopes[n] * out, flow_terms = std::abs(last_slopes[n]) * out_terms;
+          y.last_flow.add(row * S + keys[n], out, out_terms);
           y.flow.add(row * S + keys[n], flow, flow_terms);
           y.scaled_flow.add(row * S + keys[n], slopes[n] * flow, std::abs(slopes[n]) * flow_terms);
           const Real ds = x.scale * slopes[n] * flow;

@@ -16,6 +16,7 @@ struct ScoreTensors {
   Tensor<T, 1> scale, slopes, sinks;  // [1], [H], [H]
   Tensor<T, 2> table;                 // [H or 1, 2 R + 1]
   std::vector<Tensor<T, 4>> biases;   // of the mask
+  Tensor<T, 1> function;              // [P], the parameters of a function of one's own
 
   /// f(name, tensor, the others' tensors ...) for each that is there; the others have the same.
   template <class F, class... Others>
@@ -27,6 +28,7 @@ struct ScoreTensors {
     there("alibi_slopes", slopes, others.slopes...);
     there("sinks", sinks, others.sinks...);
     there("relative_bias", table, others.table...);
+    there("function", function, others.function...);
     for (std::size_t n = 0; n < biases.size(); ++n) there("bias", biases[n], others.biases[n]...);
   }
 
@@ -40,7 +42,7 @@ struct ScoreTensors {
       for_each_index(from.shape(), [&](const auto& at) { to(at) = U(from(at)); });
     };
     convert_to(y.scale, scale), convert_to(y.slopes, slopes), convert_to(y.sinks, sinks);
-    convert_to(y.table, table);
+    convert_to(y.table, table), convert_to(y.function, function);
     y.biases.resize(biases.size());
     for (std::size_t n = 0; n < biases.size(); ++n) convert_to(y.biases[n], biases[n]);
     return y;
@@ -51,7 +53,7 @@ struct ScoreTensors {
     return y;
   }
 
-  /// As what is read; the scale and the mask's biases are put in by the caller.
+  /// As what is read; the scale, the mask's biases and a function are put in by the caller.
   ScoreOptions<T> options(std::optional<T> softcap) const {
     ScoreOptions<T> o{.softcap = softcap};
     if (!slopes.absent()) o.alibi_slopes = slopes;
@@ -66,6 +68,7 @@ struct ScoreTensors {
     if (!slopes.absent()) to.d_alibi_slopes = slopes;
     if (!table.absent()) to.d_relative_bias = table;
     if (!sinks.absent()) to.d_sinks = sinks;
+    if (!function.absent()) to.d_function = function;
     for (std::size_t n = 0; n < biases.size(); ++n) {
       if (!biases[n].absent()) to.d_biases[n] = biases[n];
     }
