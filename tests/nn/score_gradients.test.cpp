@@ -1,6 +1,8 @@
 // Gradients of what changes scores, as a module returns them.
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "headwise/kernels/score_function.hpp"
@@ -63,6 +65,37 @@ TEMPLATE_TEST_CASE(
   for (const std::size_t n : {0u, 1u}) {
     CHECK(std::abs(got[n] - expected[n]) <= tolerance * std::abs(expected[n]));
     CHECK(std::abs(expected[n] - 1) > 0.01);
+  }
+}
+
+TEST_CASE("each of four biases of a module has the gradient of their sum", "[nn]") {
+  const Path path = GENERATE(Path::flash, Path::materialized);
+  const MultiHeadAttention<double> module(12, 4);
+  const auto x = random_tensor<double>(Shape{2, 7, 12}, 1),
+             dy = random_tensor<double>(x.shape(), 2);
+  const Shape<4> shape{2, 4, 7, 7};
+  const auto gradients_of = [&](const std::vector<Tensor4<double>>& biases) {
+    std::vector<Tensor4<double>> to(biases.size(), Tensor4<double>(shape));
+    MultiHeadAttentionCall<double> call{.path = path};
+    auto gradients = module.zero_gradients();
+    for (std::size_t n = 0; n < biases.size(); ++n) {
+      call.mask.add(Mask::bias(biases[n]));
+      gradients.score.d_biases[n] = to[n];
+    }
+    MultiHeadAttentionCache<double> cache;
+    (void)module.forward(x, call, cache);
+    (void)module.backward(dy, cache, gradients);
+    return to;
+  };
+  std::vector<Tensor4<double>> biases, sum(1, Tensor4<double>(shape));
+  for (std::uint64_t n = 0; n < 4; ++n) {
+    biases.push_back(random_tensor<double>(shape, 3 + n));
+    std::transform(sum[0].begin(), sum[0].end(), biases[n].begin(), sum[0].begin(), std::plus<>());
+  }
+  const auto expected = gradients_of(sum);
+  CHECK(expected[0](1, 3, 4, 5) != 0);
+  for (const Tensor4<double>& d_bias : gradients_of(biases)) {
+    CHECK(close_to(d_bias, expected[0], 1e-13));
   }
 }
 
