@@ -74,8 +74,10 @@ GradientCheckOptions check_options(const RandomConfiguration& c, Stencil stencil
   // Truncation and rounding meet here: with five points and 2^-13 two of 100,000 were off by up to
   // 1.8e-9, along directions in W_Q that turn every score at once. layer_norm bends at the scale of
   // its row's deviation: with one step for all, a row of 3 that deviates by 4e-3 was off by 2e-6,
-  // once in 100,000.
-  options.step = (stencil == Stencil::five_point ? 0x1.0p-14 : 0x1.0p-22) * spread;
+  // once in 100,000. Slopes of ALiBi move keys 260 apart by 260 steps: where a function bends such
+  // scores, two of 6,000 were off by up to 6e-9 with 2^-14.
+  const double wide = c.score.tensors.function.absent() ? 0x1.0p-14 : 0x1.0p-16;
+  options.step = (stencil == Stencil::five_point ? wide : 0x1.0p-22) * spread;
   options.seed = c.seed;
   options.full_below = c.seed % 20 == 0 ? 120 : 12;
   options.directions = c.L > 44 ? 2 : 4;
@@ -110,16 +112,6 @@ ModuleGradients module_gradients(const MultiHeadAttention<double>& module,
     d.inputs = module.backward_cross(dy, cache, d.parameters);
   }
   return d;
-}
-
-/// The readable call in long double, of other values for what changes scores.
-MultiHeadAttentionCall<long double> wide_call(const RandomConfiguration& c,
-                                              const ScoreTensors<long double>& scores) {
-  auto call = c.call<long double>(Path::materialized);
-  call.score = scores.options(call.score.softcap);
-  if (call.scale) call.scale = scores.scale(0);
-  if (c.score.learned_biases) call.mask = c.mask.view<long double>(&scores.biases);
-  return call;
 }
 
 Verdict check_module(const RandomConfiguration& c, Stencil stencil) {
@@ -184,9 +176,10 @@ Verdict check_module(const RandomConfiguration& c, Stencil stencil) {
       },
       flash.scores, kept.scores);
   const auto loss = [&] {
-    const auto call = wide_call(c, scores);
-    return weighted_sum(dy, c.self ? reference.forward(wide_query, call)
-                                   : reference.forward(wide_query, wide_key, wide_value, call));
+    const MovedCall moved(c, scores, Path::materialized);
+    return weighted_sum(dy, c.self
+                                ? reference.forward(wide_query, moved.call)
+                                : reference.forward(wide_query, wide_key, wide_value, moved.call));
   };
   verdict.report = check.run(loss);
   if (o.layer_norm) verdict.report.inputs.push_back(check_normed.run(loss).inputs.front());
@@ -247,8 +240,9 @@ Verdict check_attention(const RandomConfiguration& c, Stencil stencil) {
       flash_scores, kept_scores);
   Tensor4<long double> wide_weights(Shape{c.B, H, c.L, c.S}), wide_y(dy.shape());
   verdict.report = check.run([&] {
-    const auto wide_options = wide_call(c, scores).attention();
-    attention_forward<long double>(wide_q, wide_k, wide_v, wide_options, wide_weights, wide_y);
+    const MovedCall moved(c, scores, Path::materialized);
+    attention_forward<long double>(wide_q, wide_k, wide_v, moved.call.attention(), wide_weights,
+                                   wide_y);
     return weighted_sum(dy, wide_y);
   });
   return verdict;

@@ -67,13 +67,15 @@ inline std::vector<std::string> features(const RandomConfiguration& c) {
     note(s[3] == 1, "bias for all keys"), note(holds(-1e9), "bias -1e9");
     note(holds(-std::numeric_limits<double>::infinity()), "bias -inf");
   }
-  note(m.biases.size() == 2, "two biases");
+  note(m.biases.size() == 2, "two biases"), note(m.biases.size() > 2, "three or four biases");
+  note(m.first != 0, "window and first keys"), note(m.documents.has_value(), "documents");
   note(m.function && m.bounded, "mask function between bounds");
   note(m.function && !m.bounded, "mask function");
   const RandomScores& s = c.score;
   note(s.softcap.has_value(), "softcap"), note(s.learned_biases, "learned biases");
   note(!s.tensors.slopes.absent(), "alibi"), note(!s.tensors.sinks.absent(), "sinks");
   note(!s.tensors.table.absent(), "relative bias");
+  note(!s.tensors.function.absent(), "score function");
   note(s.softcap && !s.tensors.sinks.absent(), "softcap and sinks");
   note(c.dead_rows > 0, "dead rows"), note(c.scale.has_value(), "given scale");
   note(c.weight_dropout.active(), "weight dropout");

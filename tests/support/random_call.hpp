@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -36,7 +37,8 @@ struct RandomMask {
   };
 
   bool causal = false;
-  Index window = 0;
+  Index window = 0, first = 0;                     // the first keys that it keeps
+  std::optional<Tensor<Index, 2>> documents = {};  // [B or 1, S]
   std::optional<std::vector<Index>> lengths = {};
   std::vector<Pairs> pairs = {};
   std::vector<Bias> biases = {};
@@ -44,8 +46,8 @@ struct RandomMask {
   bool bounded = false;  // whether the function has bounds
 
   int terms() const {
-    return int{causal} + int{window != 0} + int{lengths.has_value()} + int{function.has_value()} +
-           static_cast<int>(pairs.size() + biases.size());
+    return int{causal} + int{window != 0} + int{lengths.has_value()} + int{documents.has_value()} +
+           int{function.has_value()} + static_cast<int>(pairs.size() + biases.size());
   }
 
   /// Of its own biases, or of others of the same shapes.
@@ -53,7 +55,8 @@ struct RandomMask {
   AttentionMask<T> view(const std::vector<Tensor<T, 4>>* others = nullptr) const {
     AttentionMask<T> mask;
     if (causal) mask.add(headwise::causal);
-    if (window != 0) mask.add(Mask::window(window));
+    if (window != 0) mask.add(Mask::window(window).keeping_first(first));
+    if (documents) mask.add(Mask::documents(In<Index, 2>(*documents)));
     if (lengths) mask.add(Mask::key_lengths(*lengths));
     for (const Pairs& p : pairs) {
       const Shape<4>& s = p.values.shape();
@@ -92,15 +95,37 @@ struct RandomScores {
   ScoreTensors<double> tensors = {};
   std::tuple<ScoreTensors<long double>, ScoreTensors<Dual<double>>, ScoreTensors<Dual<long double>>>
       others = {};
+  std::tuple<std::shared_ptr<BentFunction<double>>, std::shared_ptr<BentFunction<long double>>,
+             std::shared_ptr<BentFunction<Dual<double>>>,
+             std::shared_ptr<BentFunction<Dual<long double>>>>
+      functions = {};
 
+  /// The values once more in every type.
+  void convert_all() {
+    others = {tensors.converted<long double>(), tensors.converted<Dual<double>>(),
+              tensors.converted<Dual<long double>>()};
+    functions = {tensors.bent(), std::get<0>(others).bent(), std::get<1>(others).bent(),
+                 std::get<2>(others).bent()};
+  }
   template <class T>
   ScoreOptions<T> view() const {
-    std::optional<T> cap;
-    if (softcap) cap = T(*softcap);
+    ScoreOptions<T> options = tensors_of<T>().options(cap<T>());
+    const auto& function = std::get<std::shared_ptr<BentFunction<T>>>(functions);
+    if (function) options.function = *function;
+    return options;
+  }
+  template <class T>
+  std::optional<T> cap() const {
+    return softcap ? std::optional<T>(T(*softcap)) : std::nullopt;
+  }
+
+ private:
+  template <class T>
+  const ScoreTensors<T>& tensors_of() const {
     if constexpr (std::is_same_v<T, double>) {
-      return tensors.options(cap);
+      return tensors;
     } else {
-      return std::get<ScoreTensors<T>>(others).options(cap);
+      return std::get<ScoreTensors<T>>(others);
     }
   }
 };
@@ -137,6 +162,22 @@ struct RandomConfiguration {
     if (bare) return core;
     return core + B * L * o.d_model * (o.q_width() + o.context_width()) +
            B * S * (o.kdim * o.k_width() + o.vdim * o.v_width());
+  }
+};
+
+/// A call of a configuration whose scores are changed by other values of the same shapes, which
+/// must outlive it.
+template <class T>
+struct MovedCall {
+  std::shared_ptr<BentFunction<T>> function;
+  MultiHeadAttentionCall<T> call;
+
+  MovedCall(const RandomConfiguration& c, const ScoreTensors<T>& scores, Path path)
+      : function(scores.bent()), call(c.call<T>(path)) {
+    call.score = scores.options(c.score.cap<T>());
+    if (function) call.score.function = *function;
+    if (call.scale) call.scale = scores.scale(0);
+    if (c.score.learned_biases) call.mask = c.mask.view<T>(&scores.biases);
   }
 };
 

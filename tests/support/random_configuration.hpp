@@ -125,6 +125,26 @@ inline void draw_mask_function(RandomConfiguration& c) {
   c.mask.function.emplace(CoinPattern{c.seed, draw.coin() ? 2u : 6u}, ScatteredBounds{c.S});
 }
 
+/// What leaves gaps between a query's keys, and more biases than two, likewise.
+inline void draw_gaps(RandomConfiguration& c) {
+  Draw draw(c.seed + 6000000);
+  RandomMask& m = c.mask;
+  if (m.window != 0 && draw.coin()) m.first = draw.between(1, 3);
+  if (draw.coin(0.12)) {
+    m.documents.emplace(Shape{draw.coin() ? c.B : 1, c.S});
+    for_each_index(m.documents->shape(), [&](const Shape<2>& at) {
+      const Index before = at[1] == 0 ? 0 : (*m.documents)(at[0], at[1] - 1);
+      (*m.documents)(at) = before + (draw.coin(0.2) ? 1 : 0);
+    });
+  }
+  if (!draw.coin(0.1)) return;
+  for (std::size_t wanted = draw.coin() ? 3 : 4; m.biases.size() < wanted;) {
+    const Shape<4> shape{draw.coin() ? c.B : 1, draw.coin() ? c.options.num_heads : 1,
+                         draw.coin() ? c.L : 1, draw.coin() ? c.S : 1};
+    m.biases.push_back({false, draw.tensor<double>(shape), {}});
+  }
+}
+
 /// Norms and positions of queries and keys, behind everything else, so that the rest of a number
 /// stays what it is. The norm's epsilon is large: of rows of one element it is all that bends.
 inline void draw_positions(RandomConfiguration& c) {
@@ -161,6 +181,9 @@ inline void draw_scores(RandomConfiguration& c) {
     const Index reach = draw.between(0, draw.coin(0.8) ? 5 : 100);
     s.tensors.table = draw.tensor<double>(Shape{draw.coin(0.7) ? H : 1, 2 * reach + 1});
   }
+  if (draw.coin(0.1)) {
+    s.tensors.function = Tensor<double, 1>({2}, {0.3 + draw.unit(), draw.unit() - 0.5});
+  }
   if (c.scale) s.tensors.scale = Tensor<double, 1>(Shape{1}), s.tensors.scale(0) = *c.scale;
   s.learned_biases = !c.mask.biases.empty();
   for (const auto& bias : c.mask.biases) {
@@ -169,8 +192,7 @@ inline void draw_scores(RandomConfiguration& c) {
   for (const auto& bias : c.mask.biases) {
     if (s.learned_biases) s.tensors.biases.push_back(bias.values);
   }
-  s.others = {s.tensors.converted<long double>(), s.tensors.converted<Dual<double>>(),
-              s.tensors.converted<Dual<long double>>()};
+  s.convert_all();
 }
 
 /// The configuration of this number.
@@ -188,6 +210,7 @@ inline RandomConfiguration random_configuration(std::uint64_t seed) {
   if (!c.bare && draw.coin(0.3)) c.output_dropout = dropout();
   for (Layout& layout : c.layouts) layout = static_cast<Layout>(draw.between(0, 4));
   draw_mask_function(c);
+  draw_gaps(c);
   c.dead_rows = count_dead_rows(c, -1e9);
   draw_positions(c);
   draw_scores(c);

@@ -2,10 +2,12 @@
 // shapes.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "headwise/ops/attention_options.hpp"
+#include "support/bent_score.hpp"
 
 namespace headwise_tests {
 
@@ -16,7 +18,7 @@ struct ScoreTensors {
   Tensor<T, 1> scale, slopes, sinks;  // [1], [H], [H]
   Tensor<T, 2> table;                 // [H or 1, 2 R + 1]
   std::vector<Tensor<T, 4>> biases;   // of the mask
-  Tensor<T, 1> function;              // [P], the parameters of a function of one's own
+  Tensor<T, 1> function;              // [2], the parameters of a BentScore
 
   /// f(name, tensor, the others' tensors ...) for each that is there; the others have the same.
   template <class F, class... Others>
@@ -60,6 +62,11 @@ struct ScoreTensors {
     if (!table.absent()) o.relative_bias = table;
     if (!sinks.absent()) o.sinks = sinks;
     return o;
+  }
+  /// The function, null for none.
+  std::shared_ptr<BentFunction<T>> bent() const {
+    if (function.absent()) return nullptr;
+    return std::make_shared<BentFunction<T>>(BentScore{}, std::array{function(0), function(1)});
   }
   /// As what is added to.
   ScoreGradients<T> gradients() {
