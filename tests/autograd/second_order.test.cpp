@@ -1,5 +1,5 @@
-// Multi-head attention to second order, over random configurations: every mask, grouped heads,
-// dropout, queries that see no key, on both paths.
+// Multi-head attention to second order, over random configurations: every mask, all that changes
+// scores and is learned, grouped heads, dropout, queries that see no key, on both paths.
 #include <map>
 
 #include "support/catch.hpp"
@@ -33,7 +33,8 @@ long double least_spread(const RandomConfiguration& c, const Tensor1<double>& x)
 
 DualErrors errors_of(const RandomConfiguration& c, Path path) {
   const auto errors = [&](const auto& pair) {
-    const auto x = normal_vector(pair.inputs(), c.seed + 1000000);
+    auto x = normal_vector(pair.inputs(), c.seed + 1000000);
+    put_scores(c, x);
     const long double spread = c.bare ? 1 : least_spread(c, x);
     return dual_errors(pair, x, c.seed, 0x1p-16L * spread);
   };
@@ -52,7 +53,10 @@ TEST_CASE("attention on dual numbers has the derivatives of its backward, to sec
     const RandomConfiguration c = random_configuration(seed);
     if (c.work() > most_work) continue;
     ++count;
-    for (const std::string& feature : features(c)) ++met[feature];
+    for (const std::string& feature : features(c)) {
+      ++met[feature];
+      if (c.bare) ++met["alone: " + feature];
+    }
     const Path path = count % 2 == 0 ? Path::materialized : Path::flash;
     const DualErrors errors = errors_of(c, path);
     CAPTURE(seed, path == Path::flash, errors);
@@ -82,12 +86,23 @@ TEST_CASE("attention on dual numbers has the derivatives of its backward, to sec
                               "two biases",
                               "dead rows",
                               "given scale",
+                              "window and first keys",
+                              "documents",
+                              "mask function",
+                              "softcap",
                               "weight dropout",
                               "output dropout",
                               "L 0",
                               "S 0"}) {
     CAPTURE(feature);
     CHECK(met[feature] >= 3);
+  }
+  // These move, in attention alone and in modules.
+  for (const std::string feature : {"given scale", "alibi", "relative bias", "sinks",
+                                    "learned biases", "three or four biases", "score function"}) {
+    CAPTURE(feature);
+    CHECK(met["alone: " + feature] >= 3);
+    CHECK(met[feature] - met["alone: " + feature] >= 3);
   }
 }
 
