@@ -108,7 +108,7 @@ std::vector<Rule> options() {
                         "origin moves queries or keys, expected 0 with dropout of the weights: its "
                         "masks count those of the call";
   const std::string no_softcap =
-      "softcap is not a finite number above 0, expected one, or none for no cap";
+      "softcap is not a finite, normal number above 0, expected one, or none for no cap";
   const double infinity = std::numeric_limits<double>::infinity();
   const std::string no_scale = "scale is not finite, expected a number, or none for 1 / sqrt(d)";
   return {
@@ -130,6 +130,7 @@ std::vector<Rule> options() {
       {counted, moved({.key = 1}), false},
       {no_softcap, softcap(0), false},
       {no_softcap, softcap(-2), false},
+      {no_softcap, softcap(1e-310), false},
       {no_softcap, softcap(infinity), false},
       {no_softcap, softcap(std::numeric_limits<double>::quiet_NaN()), false},
       {no_scale, scale(infinity), false},

@@ -132,7 +132,6 @@ TEST_CASE("what would be gone before it is read is not viewed", "[bad_calls]") {
   STATIC_REQUIRE(AskedOf<Function&>);
   STATIC_REQUIRE(AskedOf<const Function&>);
   STATIC_REQUIRE_FALSE(AskedOf<Function>);
-  STATIC_REQUIRE_FALSE(AskedOf<bool (*)(const Position&)>);
   STATIC_REQUIRE(Sliced<Tensor2<float>&>);
   STATIC_REQUIRE_FALSE(Sliced<Tensor2<float>>);
   STATIC_REQUIRE(TrainedOn<Tensor3<float>&>);

@@ -165,7 +165,8 @@ const Refusals bad_options(of_forward({
      "origin moves queries or keys, expected 0 with dropout of the weights: its masks count those "
      "of the call",
      [](Attention& a) { a.call.origin.key = 1, a.call.weight_dropout.rate = 0.5; }},
-    {true, argument_of, "softcap is not a finite number above 0, expected one, or none for no cap",
+    {true, argument_of,
+     "softcap is not a finite, normal number above 0, expected one, or none for no cap",
      [](Attention& a) { a.call.score.softcap = 0; }},
     {true, shape_of, "alibi_slopes is [3], expected [4] (the number of heads)",
      [](Attention& a) { a.call.score.alibi_slopes = a.m.tensor(3); }},

@@ -130,7 +130,7 @@ std::vector<Rule> options() {
   add("origin moves queries or keys, expected 0 with dropout of the weights: its masks count those "
       "of the call",
       [](Call& c) { c.options.origin.query = 1, c.options.dropout.rate = 0.5; });
-  add("softcap is not a finite number above 0, expected one, or none for no cap",
+  add("softcap is not a finite, normal number above 0, expected one, or none for no cap",
       [](Call& c) { c.options.score.softcap = -1; });
   rules.push_back({"alibi_slopes is [3], expected [4] (the number of heads)",
                    [](Call& c) { c.options.score.alibi_slopes = c.memory.tensor(3); }});

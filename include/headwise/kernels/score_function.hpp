@@ -36,6 +36,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T, std::size_t P, ScoreCallable<T, P> F>
 class ScoreFunction {
  public:
+  /// Of the calls that it is for.
+  using Score = T;
+  /// How many parameters it has.
   static constexpr std::size_t parameter_count = P;
   /// What the callable is called with. [P]
   std::array<T, P> parameters;
@@ -46,15 +49,16 @@ class ScoreFunction {
 
   /// f of a score.
   HEADWISE_INLINE T value(const T& s, const Position& at) const { return call(s, at, parameters); }
-  /// The same, and its derivative by the score.
-  HEADWISE_INLINE Dual<T> by_score(const T& s, const Position& at) const {
-    return call(Dual<T>(s, T(1)), at, constants());
+  /// The parameters as numbers that have derivatives, all 0.
+  HEADWISE_INLINE std::array<Dual<T>, P> constants() const {
+    std::array<Dual<T>, P> values;
+    for (std::size_t p = 0; p < P; ++p) values[p] = Dual<T>(parameters[p], T(0));
+    return values;
   }
-  /// And by parameter p.
-  HEADWISE_INLINE Dual<T> by_parameter(const T& s, const Position& at, std::size_t p) const {
-    std::array<Dual<T>, P> moved = constants();
-    if constexpr (P > 0) moved[p].derivative = T(1);
-    return call(Dual<T>(s, T(0)), at, moved);
+  /// f of a score that moves by `slope`, and of such parameters: the value and its derivative.
+  HEADWISE_INLINE Dual<T> derivative(const T& s, T slope, const Position& at,
+                                     const std::array<Dual<T>, P>& w) const {
+    return call(Dual<T>(s, slope), at, w);
   }
 
   /// A view for a call's options: this must outlive the call, and its backward too.
@@ -90,11 +94,6 @@ class ScoreFunction {
       return static_cast<S>(callable_(s, at, w));
     }
   }
-  HEADWISE_INLINE std::array<Dual<T>, P> constants() const {
-    std::array<Dual<T>, P> values;
-    for (std::size_t p = 0; p < P; ++p) values[p] = Dual<T>(parameters[p], T(0));
-    return values;
-  }
 
   F callable_;
 };
@@ -112,7 +111,8 @@ template <Scalar T, class F>
 auto score_function(F callable) {
   static_assert(ScoreCallable<F, T, 0>,
                 "a score function takes (auto score, const Position& at) and returns what the "
-                "score is: a T, and a Dual<T> where its derivative is asked for");
+                "score is: a T, and a Dual<T> where its derivative is asked for; it calls exp, not "
+                "std::exp, and is not mutable");
   return ScoreFunction<T, 0, F>(std::move(callable), {});
 }
 /// The same with parameters [P], which the callable gets as std::array in the type of the score:
@@ -123,8 +123,23 @@ auto score_function(const std::array<T, P>& parameters, F callable) {
   static_assert(ScoreCallable<F, T, P>,
                 "a score function with parameters takes (auto score, const Position& at, const "
                 "auto& parameters) and returns what the score is: a T, and a Dual<T> where a "
-                "derivative is asked for");
+                "derivative is asked for; it calls exp, not std::exp, and is not mutable");
   return ScoreFunction<T, P, F>(std::move(callable), parameters);
 }
+/// Without the type of the call, or with parameters of another kind: none.
+///@{
+template <class F>
+void score_function(F) {
+  static_assert(sizeof(F) == 0,
+                "a score function without parameters is made for the type of the call: "
+                "score_function<float>(callable)");
+}
+template <class Parameters, class F>
+requires(!std::floating_point<Parameters>) void score_function(const Parameters&, F) {
+  static_assert(sizeof(F) == 0,
+                "the parameters of a score function are a std::array in the type of the call: "
+                "score_function(std::array{0.5f}, callable)");
+}
+///@}
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -28,11 +28,15 @@ T sum_visible(Index n, Visible visible, Term term) {
   return total;
 }
 
+/// What becomes of a row whose visible elements are all -infinity.
+enum class NoWeight { nan, zeros };
+
 /// In place over the elements j of a row with visible(j): x_j becomes e^(x_j - max) / sum, the
 /// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout. A sink, if
 /// not null, takes part as one more element that is not written.
 template <class T, class Visible>
-void softmax_row(Row<T> x, Index n, Visible visible, const T* sink = nullptr) {
+void softmax_row(Row<T> x, Index n, Visible visible, const T* sink = nullptr,
+                 NoWeight none = NoWeight::nan) {
   using std::exp;
   T greatest = sink != nullptr ? *sink : std::numeric_limits<T>::lowest();
   for (Index j = 0; j < n; ++j) {
@@ -43,6 +47,7 @@ void softmax_row(Row<T> x, Index n, Visible visible, const T* sink = nullptr) {
   T sum = sum_visible<T>(
       n, [](Index) { return true; }, [&](Index j) { return x[j]; });
   if (sink != nullptr) sum = sum + T(exp(*sink - greatest));
+  if (none == NoWeight::zeros && sum == T(0)) sum = T(1);
   for (Index j = 0; j < n; ++j) {
     if (visible(j)) x[j] = x[j] / sum;
   }

@@ -106,9 +106,9 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// dk       [B, G, S, d]    out; summed over the query heads of a group
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
-/// Nothing flows through a hidden pair, whatever it holds, nor from a query whose d_o is 0: where
-/// its weights are no numbers, copies of q and weights are made. Outputs must not overlap inputs or
-/// each other.
+/// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
+/// from a query whose d_o is 0, whatever it holds: where its weights are no numbers, copies of q
+/// and weights are made. Outputs must not overlap inputs or each other.
 /// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  docs/derivations/attention_backward.md, steps 4e to 4a.

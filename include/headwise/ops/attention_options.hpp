@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <span>
 
@@ -18,7 +19,7 @@ namespace headwise::inline v0_1 {
 /// not copied: what it views must outlive the call, and for training the backward call too.
 template <Scalar T>
 struct ScoreOptions {
-  std::optional<T> softcap = {};      // c > 0: a score becomes c tanh(score / c)
+  std::optional<T> softcap = {};      // c > 0, normal: a score becomes c tanh(score / c)
   LastingIn<T, 1> alibi_slopes = {};  // [H]: less slope |j - i - (S - L)|
   /// [H or 1, 2 R + 1]: plus the number at clamp(j - i - (S - L), -R, R) + R. Source: Shaw,
   /// Uszkoreit and Vaswani, 2018, arXiv 1803.02155; Raffel et al., 2020, arXiv 1910.10683,
@@ -37,8 +38,9 @@ struct ScoreOptions {
   }
   /// Throws ArgumentError unless the softcap is in range.
   void require_softcap(std::string_view caller) const {
-    require(!softcap || (is_finite_option(*softcap) && T(0) < *softcap), caller,
-            "softcap is not a finite number above 0, expected one, or none for no cap");
+    const T least = (std::numeric_limits<T>::min)();  // 1 / softcap is a number, too
+    require(!softcap || (is_finite_option(*softcap) && !(*softcap < least)), caller,
+            "softcap is not a finite, normal number above 0, expected one, or none for no cap");
   }
   /// Throws ShapeError unless what a head has of its own is given for each of H heads.
   void require_heads(std::string_view caller, Index H) const {

@@ -188,7 +188,8 @@ void packed_attention_forward(const PackedSequences<U>& inputs,
 /// gradients               out; dq [N, H, d], dk [M, G, d], dv [M, G, dv]
 ///
 /// The bits of a sequence are those of a call for it alone; of gradients of what changes scores,
-/// those of such calls one after the other. Nothing flows from a query whose d_o is 0, either.
+/// those of such calls one after the other. Nothing flows from a query whose d_o is 0, either, to
+/// keys and values that are finite.
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair, one more a bias and two for dropout, 2 dv a query.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.

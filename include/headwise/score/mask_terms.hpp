@@ -2,6 +2,7 @@
 // taken for its opposite.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <span>
 #include <type_traits>
@@ -101,6 +102,13 @@ struct Mask {
   /// A query sees a key only where a callable of one's own returns true: a view of what
   /// mask_function made of it (kernels/mask_function.hpp).
   static MaskFunctionRef function(const MaskFunctionRef& function) { return function; }
+  /// Of nothing else.
+  template <class F>
+  requires(!std::convertible_to<const F&, MaskFunctionRef>) static void function(const F&) {
+    static_assert(sizeof(F) == 0,
+                  "Mask::function takes what mask_function makes of a callable, under a name: "
+                  "const auto f = mask_function(callable), then Mask::function(f)");
+  }
 
  private:
   template <class T>

@@ -2,6 +2,8 @@
 // time.
 #pragma once
 
+#include <concepts>
+
 #include "headwise/tensor/scalar.hpp"
 #include "headwise/tensor/shape.hpp"
 
@@ -31,10 +33,15 @@ struct PairRun {
   }
 };
 
+/// What a call in T can view as its score function.
+template <class F, class T>
+concept MadeForScoresOf = std::same_as<typename F::Score, T>;
+
 /// A view of a score function: kernels/score_function.hpp makes them. What it views must outlive
 /// the call, and for training the backward call too.
 template <Scalar T>
 struct ScoreFunctionRef {
+  using Score = T;                 ///< of the calls that it is for
   const void* function = nullptr;  // null for none
   Index parameters = 0;            // P, of which it has gradients
   /// scores[n] becomes f(scores[n]).
@@ -45,6 +52,24 @@ struct ScoreFunctionRef {
   /// sums[p step] += flow[n] df / d parameter p at scores[n], where flow[n] is not 0.
   void (*add_flows)(const void* function, const PairRun& run, const T* scores, const T* flow,
                     T* sums, Index step) = nullptr;
+
+  /// Of none.
+  constexpr ScoreFunctionRef() noexcept {}
+  /// Of a ScoreFunction, which converts itself.
+  constexpr ScoreFunctionRef(const void* of, Index count, decltype(change) change_scores,
+                             decltype(change_with_slopes) and_slopes, decltype(add_flows) flows)
+      : function(of),
+        parameters(count),
+        change(change_scores),
+        change_with_slopes(and_slopes),
+        add_flows(flows) {}
+  /// Of nothing else.
+  template <class F>
+  requires(!MadeForScoresOf<F, T>) ScoreFunctionRef(const F&) {
+    static_assert(MadeForScoresOf<F, T>,
+                  "the score function of a call in T is what score_function makes for T, under a "
+                  "name: const auto f = score_function<T>(callable), then .function = f");
+  }
 
   /// Whether there is none.
   bool absent() const { return function == nullptr; }

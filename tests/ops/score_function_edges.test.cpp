@@ -1,0 +1,112 @@
+// What a user's score function may do that arithmetic by itself would not bear: -infinity for every
+// key, slopes that are infinite, callables that own memory.
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "headwise/kernels/score_function.hpp"
+#include "support/attention_case.hpp"
+#include "support/attention_outputs.hpp"
+#include "support/catch.hpp"
+
+namespace ops_score_function_edges {
+
+using namespace headwise_tests;
+
+namespace {
+
+const std::vector<Sizes> shapes = {
+    {1, 1, 1, 3, 3, 1, 1}, {2, 4, 2, 47, 65, 8, 17}, {1, 2, 1, 131, 67, 5, 3}, beyond_tiles};
+
+/// Every third query is left nothing, and every fifth key is for nobody.
+bool left(Index i, Index j) { return i % 3 != 1 && j % 5 != 2; }
+
+constexpr auto nothing_left = [](auto s, const Position& at) {
+  using S = decltype(s);
+  return left(at.query, at.key) ? s : S(-std::numeric_limits<float>::infinity());
+};
+
+/// Copies are counted; a vector makes it no plain data.
+struct Counted {
+  std::vector<float> factors{0.5f};
+  static inline int copies = 0;
+
+  Counted() = default;
+  Counted(const Counted& other) : factors(other.factors) { ++copies; }
+  template <class S>
+  S operator()(S s, const Position&) const {
+    return factors[0] * s;
+  }
+};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("a query whose scores a function makes all -infinity is one that sees no key",
+                   "[ops]", float, double) {
+  const auto f = score_function<TestType>(nothing_left);
+  std::uint64_t seed = 990;
+  for (const Sizes& sizes : shapes) {
+    for (const bool sinks : {false, true}) {
+      CAPTURE(sizes.format(), sinks);
+      Case<TestType> x(sizes, ++seed);
+      if (sinks) x.sinks();
+      OracleProblem problem = x.problem();
+      problem.visible = [](Index, Index, Index i, Index j) { return left(i, j); };
+      OracleResult expected = oracle_attention(problem);
+      x.options.score.function = f;
+      if (sinks) {  // which takes all weight of what was seen, where the oracle has seen nothing
+        const auto [B, H, G, L, S, d, dv] = sizes;
+        for (Index row = 0; row < B * H * L; ++row) {
+          const Real sink = (*x.logits)(row / L % H);
+          if (row % L % 3 == 1) expected.lse[row] = sink;
+        }
+      }
+      for (const Path path : {Path::materialized, Path::flash}) {
+        CAPTURE(path == Path::flash);
+        CHECK(disagreement(run(path, x), expected, sizes) == "");
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("where nothing flows the slope of a score function may be infinite", "[ops]",
+                   float, double) {
+  const auto root = score_function<TestType>([](auto s, const Position&) {
+    using std::abs;
+    using std::sqrt;
+    return sqrt(abs(s));
+  });
+  Case<TestType> x(Sizes{1, 2, 1, 47, 65, 3, 4}, 995);
+  x.options.score.function = root;
+  for (Index h = 0; h < 2; ++h) {  // all scores of query 1 are 0, where the root is steepest
+    for (Index c = 0; c < 3; ++c) x.q(0, h, 1, c) = 0;
+    for (Index c = 0; c < 4; ++c) x.d_o(0, h, 1, c) = 0;
+  }
+  OracleProblem problem = x.problem();
+  problem.change = [](Index, Index, Index i, Index, Real s) {
+    const Real root_of_s = std::sqrt(std::abs(s));
+    return ChangedScore{root_of_s, i == 1 ? 0 : std::copysign(Real{0.5}, s) / root_of_s};
+  };
+  const OracleResult expected = oracle_attention(problem);
+  for (const Path path : {Path::materialized, Path::flash}) {
+    CAPTURE(path == Path::flash);
+    CHECK(disagreement(run(path, x), expected, x.sizes) == "");
+  }
+}
+
+TEST_CASE("a score function that owns memory is not copied by a call", "[ops]") {
+  const auto halved = score_function<float>(Counted());
+  const Sizes sizes{1, 2, 1, 131, 67, 5, 3};
+  Case<float> x(sizes, 997);
+  OracleProblem problem = x.problem();
+  problem.change = [](Index, Index, Index, Index, Real s) { return ChangedScore{s / 2, 0.5L}; };
+  const OracleResult expected = oracle_attention(problem);
+  x.options.score.function = halved;
+  Counted::copies = 0;
+  for (const Path path : {Path::materialized, Path::flash}) {
+    CHECK(disagreement(run(path, x), expected, sizes) == "");
+  }
+  CHECK(Counted::copies == 0);
+}
+
+}  // namespace ops_score_function_edges
