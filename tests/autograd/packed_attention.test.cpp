@@ -2,7 +2,10 @@
 // and the bits of its pair and of the module.
 #include "headwise/autograd/packed_attention.hpp"
 
+#include <optional>
+
 #include "headwise/autograd/functions.hpp"
+#include "headwise/kernels/score_function.hpp"
 #include "headwise/nn/multi_head_attention.hpp"
 #include "support/taped.hpp"
 
@@ -39,6 +42,33 @@ TEST_CASE("taped packed attention has the slopes of its values, of what is learn
   CHECK(check_taped(of, q, k, v, scale, slopes, sinks, table, bias));
   auto x = normal<Real>(Shape{9, 2, 3}, 9);
   CHECK(check_taped([&](const V<3>& a) { return packed_attention(a, a, a, starts, starts); }, x));
+}
+
+TEST_CASE("taped attention has the slopes of the parameters of a score function", "[autograd]") {
+  auto q = normal<Real>(Shape{2, 2, 3, 2}, 1), k = normal<Real>(Shape{2, 1, 4, 2}, 2),
+       v = normal<Real>(Shape{2, 1, 4, 3}, 3);
+  auto packed_q = normal<Real>(Shape{9, 2, 2}, 4), packed_k = normal<Real>(Shape{9, 1, 2}, 5);
+  auto parameters = normal<Real>(Shape{2}, 6);
+  const auto bent = [](auto s, const Position& at, const auto& w) {
+    return s * (w[0] + w[1] * s) / decltype(s)(static_cast<Real>(1 + at.key));
+  };
+  std::optional<decltype(score_function(std::array<Real, 2>{}, bent))> function;
+  const auto options = [&](const V<1>& w) {
+    function.emplace(bent, std::array<Real, 2>{w.value()(0), w.value()(1)});
+    AttentionOptions<Real> of{.mask = {causal}};
+    of.score.function = *function;
+    return of;
+  };
+  const auto path = GENERATE(Path::materialized, Path::flash);
+  const auto of_batch = [&](const V<4>& a, const V<4>& b, const V<4>& c, const V<1>& w) {
+    return attention(a, b, c, options(w), {.function = w}, path);
+  };
+  CHECK(check_taped(of_batch, q, k, v, parameters));
+  const Starts starts = {0, 3, 3, 9};
+  const auto of_packed = [&](const V<3>& a, const V<3>& b, const V<1>& w) {
+    return packed_attention(a, b, b, starts, starts, options(w), {.function = w});
+  };
+  CHECK(check_taped(of_packed, packed_q, packed_k, parameters));
 }
 
 TEST_CASE("taped rotary positions of packed sequences have the slopes of their values",

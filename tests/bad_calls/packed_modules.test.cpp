@@ -132,6 +132,8 @@ Refusal taped(const std::string& message, bool of_shape, Learn give) {
           }};
 }
 const std::string twice = " is in the options and learned, expected one of them";
+const auto of_two = score_function(
+    std::array{1.0, 2.0}, [](auto s, const Position&, const auto& w) { return w[0] + w[1] * s; });
 const Refusals on_tape({
     taped("scale" + twice, false,
           [](auto& m, auto& tape, auto& options, auto& learned) {
@@ -152,6 +154,17 @@ const Refusals on_tape({
           [](auto& m, auto& tape, auto& options, auto& learned) {
             options.score.relative_bias = m.tensor(4, 3);
             learned.relative_bias = tape.input(m.tensor(4, 3));
+          }),
+    taped("function is learned, expected the score function that has its numbers as parameters in "
+          "the options",
+          false,
+          [](auto& m, auto& tape, auto&, auto& learned) {
+            learned.function = tape.input(m.tensor(1));
+          }),
+    taped("function is [3], expected [2] (the parameters of the score function)", true,
+          [](auto& m, auto& tape, auto& options, auto& learned) {
+            options.score.function = of_two;
+            learned.function = tape.input(m.tensor(3));
           }),
     taped("scale is [2], expected [1] (one for all heads)", true,
           [](auto& m, auto& tape, auto&, auto& learned) {

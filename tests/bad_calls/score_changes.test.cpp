@@ -72,6 +72,9 @@ std::vector<Rule> of_gradients() {
   return rules;
 }
 
+const auto of_two = score_function(
+    std::array{1.0, 2.0}, [](auto s, const Position&, const auto& w) { return w[0] + w[1] * s; });
+
 /// On the tape: what is in the options and learned, or no scale; and slopes of no head.
 std::vector<Refusal> of_tape() {
   using Learn = std::function<void(Witness&, Tape<double>&, Options&, std::optional<double> & scale,
@@ -109,6 +112,17 @@ std::vector<Refusal> of_tape() {
                   [](auto& m, auto& tape, auto&, auto& scale, auto& learned) {
                     scale = 0.5;
                     learned.scale = tape.input(m.tensor(1));
+                  }),
+          refusal("function is learned, expected the score function that has its numbers as "
+                  "parameters in the options",
+                  false,
+                  [](auto& m, auto& tape, auto&, auto&, auto& learned) {
+                    learned.function = tape.input(m.tensor(1));
+                  }),
+          refusal("function is [3], expected [2] (the parameters of the score function)", true,
+                  [](auto& m, auto& tape, auto& options, auto&, auto& learned) {
+                    options.function = of_two;
+                    learned.function = tape.input(m.tensor(3));
                   }),
           refusal("scale is [2], expected [1] (one for all heads)", true,
                   [](auto& m, auto& tape, auto&, auto&, auto& learned) {

@@ -41,6 +41,8 @@ struct LearnedScores {
   Variable<T, 2> relative_bias = {};  // [H or 1, 2 R + 1]
   Variable<T, 1> sinks = {};          // [H]
   Variable<T, 4> bias = {};           // [B or 1, H or 1, L or 1, S or 1]
+  /// [P], the parameters of the options' score function, which was made of their values.
+  Variable<T, 1> function = {};
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -60,6 +62,13 @@ AttentionOptions<T> with_learned(std::string_view function, AttentionOptions<T> 
   take("alibi_slopes", score.alibi_slopes, !score.alibi_slopes.absent(), learned.alibi_slopes);
   take("sinks", score.sinks, !score.sinks.absent(), learned.sinks);
   take("relative_bias", score.relative_bias, !score.relative_bias.absent(), learned.relative_bias);
+  if (!learned.function.absent()) {
+    require(!score.function.absent(), function,
+            "function is learned, expected the score function that has its numbers as parameters "
+            "in the options");
+    require_shape(function, "function", learned.function.value(), Shape{score.function.parameters},
+                  "the parameters of the score function");
+  }
   if (!learned.bias.absent()) options.mask.add(BiasMask<T>{call.save(learned.bias)});
   if (learned.scale.absent()) return options;
   require(!options.scale, function, "scale is in the options and learned, expected one of them");
@@ -77,18 +86,20 @@ Variable<T, R> finish_attention(Recording<T>& call, const Variable<T, R>& q,
   const auto to_q = call.target(q), to_k = call.target(k), to_v = call.target(v);
   const auto to_scale = call.added_target(learned.scale),
              to_slopes = call.added_target(learned.alibi_slopes),
-             to_sinks = call.added_target(learned.sinks);
+             to_sinks = call.added_target(learned.sinks),
+             to_function = call.added_target(learned.function);
   const auto to_table = call.added_target(learned.relative_bias);
   const auto to_bias = call.added_target(learned.bias);
   const auto backward = [=](BackwardPass<T>& pass, In<T, R> d_o) {
     const auto into = [&](Out<T, R> dq, Out<T, R> dk, Out<T, R> dv, InOut<T, 1> d_scale,
-                          InOut<T, 1> d_slopes, InOut<T, 1> d_sinks, InOut<T, 2> d_table,
-                          InOut<T, 4> d_bias) {
-      ScoreGradients<T> score{d_scale, d_slopes, d_table, d_sinks, {}, {}};
+                          InOut<T, 1> d_slopes, InOut<T, 1> d_sinks, InOut<T, 1> d_function,
+                          InOut<T, 2> d_table, InOut<T, 4> d_bias) {
+      ScoreGradients<T> score{d_scale, d_slopes, d_table, d_sinks, d_function, {}};
       if (!d_bias.absent()) score.d_biases[node.options.mask.biases().size() - 1] = d_bias;
       node.backward(d_o, dq, dk, dv, score, pass.context());
     };
-    pass.assign(into, to_q, to_k, to_v, to_scale, to_slopes, to_sinks, to_table, to_bias);
+    pass.assign(into, to_q, to_k, to_v, to_scale, to_slopes, to_sinks, to_function, to_table,
+                to_bias);
   };
   return call.finish(o, backward);
 }
@@ -117,7 +128,7 @@ Variable<T, 4> attention(const Variable<T, 4>& q, const Variable<T, 4>& k, const
                          const LearnedScores<std::type_identity_t<T>>& learned,
                          Path path = Path::flash) {
   Recording<T> call({"attention"}, q, k, v, learned.scale, learned.alibi_slopes,
-                    learned.relative_bias, learned.sinks, learned.bias);
+                    learned.relative_bias, learned.sinks, learned.bias, learned.function);
   const Index B = q.extent(0), H = q.extent(1), L = q.extent(2);
   const AttentionOptions<T> all = detail::with_learned("attention", options, learned, call);
   const Out<T, 4> heads = call.output(Shape{B, L, H, v.extent(3)});

@@ -44,7 +44,7 @@ Variable<T, 3> packed_attention(const Variable<T, 3>& q, const Variable<T, 3>& k
                                 const LearnedScores<std::type_identity_t<T>>& learned = {}) {
   constexpr std::string_view function = "packed_attention";
   Recording<T> call({"packed_attention"}, q, k, v, learned.scale, learned.alibi_slopes,
-                    learned.relative_bias, learned.sinks, learned.bias);
+                    learned.relative_bias, learned.sinks, learned.bias, learned.function);
   const Index N = q.extent(0), H = q.extent(1);
   const AttentionOptions<T> all = detail::with_learned(function, options, learned, call);
   const Out<T, 3> o = call.output(Shape{N, H, v.extent(2)});
