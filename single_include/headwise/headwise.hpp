@@ -1770,10 +1770,15 @@ struct PairRun {
   }
 };
 
+/// What a call in T can view as its score function.
+template <class F, class T>
+concept MadeForScoresOf = std::same_as<typename F::Score, T>;
+
 /// A view of a score function: kernels/score_function.hpp makes them. What it views must outlive
 /// the call, and for training the backward call too.
 template <Scalar T>
 struct ScoreFunctionRef {
+  using Score = T;                 ///< of the calls that it is for
   const void* function = nullptr;  // null for none
   Index parameters = 0;            // P, of which it has gradients
   /// scores[n] becomes f(scores[n]).
@@ -1784,6 +1789,24 @@ struct ScoreFunctionRef {
   /// sums[p step] += flow[n] df / d parameter p at scores[n], where flow[n] is not 0.
   void (*add_flows)(const void* function, const PairRun& run, const T* scores, const T* flow,
                     T* sums, Index step) = nullptr;
+
+  /// Of none.
+  constexpr ScoreFunctionRef() noexcept {}
+  /// Of a ScoreFunction, which converts itself.
+  constexpr ScoreFunctionRef(const void* of, Index count, decltype(change) change_scores,
+                             decltype(change_with_slopes) and_slopes, decltype(add_flows) flows)
+      : function(of),
+        parameters(count),
+        change(change_scores),
+        change_with_slopes(and_slopes),
+        add_flows(flows) {}
+  /// Of nothing else.
+  template <class F>
+  requires(!MadeForScoresOf<F, T>) ScoreFunctionRef(const F&) {
+    static_assert(MadeForScoresOf<F, T>,
+                  "the score function of a call in T is what score_function makes for T, under a "
+                  "name: const auto f = score_function<T>(callable), then .function = f");
+  }
 
   /// Whether there is none.
   bool absent() const { return function == nullptr; }
@@ -2816,6 +2839,13 @@ struct Mask {
   /// A query sees a key only where a callable of one's own returns true: a view of what
   /// mask_function made of it (kernels/mask_function.hpp).
   static MaskFunctionRef function(const MaskFunctionRef& function) { return function; }
+  /// Of nothing else.
+  template <class F>
+  requires(!std::convertible_to<const F&, MaskFunctionRef>) static void function(const F&) {
+    static_assert(sizeof(F) == 0,
+                  "Mask::function takes what mask_function makes of a callable, under a name: "
+                  "const auto f = mask_function(callable), then Mask::function(f)");
+  }
 
  private:
   template <class T>
@@ -4140,11 +4170,15 @@ T sum_visible(Index n, Visible visible, Term term) {
   return total;
 }
 
+/// What becomes of a row whose visible elements are all -infinity.
+enum class NoWeight { nan, zeros };
+
 /// In place over the elements j of a row with visible(j): x_j becomes e^(x_j - max) / sum, the
 /// others 0, whatever they held; a row in which nothing is visible becomes 0 throughout. A sink, if
 /// not null, takes part as one more element that is not written.
 template <class T, class Visible>
-void softmax_row(Row<T> x, Index n, Visible visible, const T* sink = nullptr) {
+void softmax_row(Row<T> x, Index n, Visible visible, const T* sink = nullptr,
+                 NoWeight none = NoWeight::nan) {
   using std::exp;
   T greatest = sink != nullptr ? *sink : std::numeric_limits<T>::lowest();
   for (Index j = 0; j < n; ++j) {
@@ -4155,6 +4189,7 @@ void softmax_row(Row<T> x, Index n, Visible visible, const T* sink = nullptr) {
   T sum = sum_visible<T>(
       n, [](Index) { return true; }, [&](Index j) { return x[j]; });
   if (sink != nullptr) sum = sum + T(exp(*sink - greatest));
+  if (none == NoWeight::zeros && sum == T(0)) sum = T(1);
   for (Index j = 0; j < n; ++j) {
     if (visible(j)) x[j] = x[j] / sum;
   }
@@ -7935,8 +7970,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 /// p_j = e^(x_j - max) / sum where visible, 0 elsewhere, whatever stood there. p may be x. A sink,
 /// if not null, takes part as one more element that is not written.
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
-                const T* sink = nullptr) {
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
+                NoWeight none = NoWeight::nan) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
@@ -7962,6 +7997,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
     total = total + weight[0];
   }
+  if (none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -8374,13 +8410,15 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
   }
 }
 
-/// Step 4c of query i: p = softmax of the visible x, in place.
+/// Step 4c of query i: p = softmax of the visible x, in place. Where the user's function makes all
+/// of them -infinity it is a row of zeros.
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
-    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
 }
 
@@ -8427,7 +8465,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       const auto [sums, step] = to.function;
       if (sums != nullptr) f.add_flows(f.function, pair, &x, flow + j, sums, step);
       f.change_with_slopes(f.function, pair, &x, &slope);
-      flow[j] = flow[j] * slope;
+      if (!(flow[j] == T(0))) flow[j] = flow[j] * slope;  // the slope may be infinite there
     }
     const Index distance = score.distance(i, j);
     for (const Matrix<T>& bias : to.biases) {
@@ -9034,6 +9072,14 @@ struct BackwardTile {
 template <class T>
 using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
 
+/// What the logsumexp of query i takes from its scores. Where no key has a weight both are
+/// -infinity, and the lowest number makes weights of 0 of them.
+template <class T>
+T negated_lse(const FlashHead<T>& head, Index i) {
+  const T lse = head.lse(i, 0), lowest = std::numeric_limits<T>::lowest();
+  return lse < lowest ? lowest : T(0) - lse;
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -9600,9 +9646,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
                                                 (block.end - block.begin);
     }
   }
-  // The sums become a softmax; a query that has seen no key has 0 and -infinity.
+  // The sums become a softmax; a query of which no key has a weight has 0 and -infinity.
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0;
+    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);
@@ -9769,7 +9815,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(T(0) - head.lse(i, 0));
+  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
@@ -14367,8 +14413,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
-                const T* sink = nullptr) {
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
+                NoWeight none = NoWeight::nan) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
@@ -14394,6 +14440,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
     total = total + weight[0];
   }
+  if (none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -14762,10 +14809,11 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
-    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
 }
 
@@ -14805,7 +14853,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       const auto [sums, step] = to.function;
       if (sums != nullptr) f.add_flows(f.function, pair, &x, flow + j, sums, step);
       f.change_with_slopes(f.function, pair, &x, &slope);
-      flow[j] = flow[j] * slope;
+      if (!(flow[j] == T(0))) flow[j] = flow[j] * slope;  // the slope may be infinite there
     }
     const Index distance = score.distance(i, j);
     for (const Matrix<T>& bias : to.biases) {
@@ -15338,6 +15386,12 @@ struct BackwardTile {
 template <class T>
 using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
 
+template <class T>
+T negated_lse(const FlashHead<T>& head, Index i) {
+  const T lse = head.lse(i, 0), lowest = std::numeric_limits<T>::lowest();
+  return lse < lowest ? lowest : T(0) - lse;
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -15841,7 +15895,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     }
   }
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0;
+    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);
@@ -15991,7 +16045,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(T(0) - head.lse(i, 0));
+  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
@@ -20329,8 +20383,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
-                const T* sink = nullptr) {
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
+                NoWeight none = NoWeight::nan) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
@@ -20356,6 +20410,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
     total = total + weight[0];
   }
+  if (none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -20724,10 +20779,11 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
-    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
 }
 
@@ -20767,7 +20823,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       const auto [sums, step] = to.function;
       if (sums != nullptr) f.add_flows(f.function, pair, &x, flow + j, sums, step);
       f.change_with_slopes(f.function, pair, &x, &slope);
-      flow[j] = flow[j] * slope;
+      if (!(flow[j] == T(0))) flow[j] = flow[j] * slope;  // the slope may be infinite there
     }
     const Index distance = score.distance(i, j);
     for (const Matrix<T>& bias : to.biases) {
@@ -21300,6 +21356,12 @@ struct BackwardTile {
 template <class T>
 using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
 
+template <class T>
+T negated_lse(const FlashHead<T>& head, Index i) {
+  const T lse = head.lse(i, 0), lowest = std::numeric_limits<T>::lowest();
+  return lse < lowest ? lowest : T(0) - lse;
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -21803,7 +21865,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     }
   }
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0;
+    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);
@@ -21953,7 +22015,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(T(0) - head.lse(i, 0));
+  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
@@ -26953,7 +27015,7 @@ namespace headwise::inline v0_1 {
 /// not copied: what it views must outlive the call, and for training the backward call too.
 template <Scalar T>
 struct ScoreOptions {
-  std::optional<T> softcap = {};      // c > 0: a score becomes c tanh(score / c)
+  std::optional<T> softcap = {};      // c > 0, normal: a score becomes c tanh(score / c)
   LastingIn<T, 1> alibi_slopes = {};  // [H]: less slope |j - i - (S - L)|
   /// [H or 1, 2 R + 1]: plus the number at clamp(j - i - (S - L), -R, R) + R. Source: Shaw,
   /// Uszkoreit and Vaswani, 2018, arXiv 1803.02155; Raffel et al., 2020, arXiv 1910.10683,
@@ -26972,8 +27034,9 @@ struct ScoreOptions {
   }
   /// Throws ArgumentError unless the softcap is in range.
   void require_softcap(std::string_view caller) const {
-    require(!softcap || (is_finite_option(*softcap) && T(0) < *softcap), caller,
-            "softcap is not a finite number above 0, expected one, or none for no cap");
+    const T least = (std::numeric_limits<T>::min)();  // 1 / softcap is a number, too
+    require(!softcap || (is_finite_option(*softcap) && !(*softcap < least)), caller,
+            "softcap is not a finite, normal number above 0, expected one, or none for no cap");
   }
   /// Throws ShapeError unless what a head has of its own is given for each of H heads.
   void require_heads(std::string_view caller, Index H) const {
@@ -27704,9 +27767,9 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// dk       [B, G, S, d]    out; summed over the query heads of a group
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
-/// Nothing flows through a hidden pair, whatever it holds, nor from a query whose d_o is 0: where
-/// its weights are no numbers, copies of q and weights are made. Outputs must not overlap inputs or
-/// each other.
+/// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
+/// from a query whose d_o is 0, whatever it holds: where its weights are no numbers, copies of q
+/// and weights are made. Outputs must not overlap inputs or each other.
 /// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  docs/derivations/attention_backward.md, steps 4e to 4a.
@@ -28549,9 +28612,9 @@ void flash_attention_forward(In<U, 4> q, const TransposedKeys<std::type_identity
 /// dk       [B, G, S, d]    out; summed over the query heads of a group
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
-/// Nothing flows through a hidden pair, whatever it holds, nor from a query whose d_o is 0: where
-/// its lse is no number, copies of q, o and lse are made. Outputs must not overlap inputs or each
-/// other.
+/// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
+/// from a query whose d_o is 0, whatever it holds: where its lse is no number, copies of q, o and
+/// lse are made. Outputs must not overlap inputs or each other.
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
 ///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
@@ -28616,6 +28679,8 @@ struct LearnedScores {
   Variable<T, 2> relative_bias = {};  // [H or 1, 2 R + 1]
   Variable<T, 1> sinks = {};          // [H]
   Variable<T, 4> bias = {};           // [B or 1, H or 1, L or 1, S or 1]
+  /// [P], the parameters of the options' score function, which was made of their values.
+  Variable<T, 1> function = {};
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -28635,6 +28700,13 @@ AttentionOptions<T> with_learned(std::string_view function, AttentionOptions<T> 
   take("alibi_slopes", score.alibi_slopes, !score.alibi_slopes.absent(), learned.alibi_slopes);
   take("sinks", score.sinks, !score.sinks.absent(), learned.sinks);
   take("relative_bias", score.relative_bias, !score.relative_bias.absent(), learned.relative_bias);
+  if (!learned.function.absent()) {
+    require(!score.function.absent(), function,
+            "function is learned, expected the score function that has its numbers as parameters "
+            "in the options");
+    require_shape(function, "function", learned.function.value(), Shape{score.function.parameters},
+                  "the parameters of the score function");
+  }
   if (!learned.bias.absent()) options.mask.add(BiasMask<T>{call.save(learned.bias)});
   if (learned.scale.absent()) return options;
   require(!options.scale, function, "scale is in the options and learned, expected one of them");
@@ -28652,18 +28724,20 @@ Variable<T, R> finish_attention(Recording<T>& call, const Variable<T, R>& q,
   const auto to_q = call.target(q), to_k = call.target(k), to_v = call.target(v);
   const auto to_scale = call.added_target(learned.scale),
              to_slopes = call.added_target(learned.alibi_slopes),
-             to_sinks = call.added_target(learned.sinks);
+             to_sinks = call.added_target(learned.sinks),
+             to_function = call.added_target(learned.function);
   const auto to_table = call.added_target(learned.relative_bias);
   const auto to_bias = call.added_target(learned.bias);
   const auto backward = [=](BackwardPass<T>& pass, In<T, R> d_o) {
     const auto into = [&](Out<T, R> dq, Out<T, R> dk, Out<T, R> dv, InOut<T, 1> d_scale,
-                          InOut<T, 1> d_slopes, InOut<T, 1> d_sinks, InOut<T, 2> d_table,
-                          InOut<T, 4> d_bias) {
-      ScoreGradients<T> score{d_scale, d_slopes, d_table, d_sinks, {}, {}};
+                          InOut<T, 1> d_slopes, InOut<T, 1> d_sinks, InOut<T, 1> d_function,
+                          InOut<T, 2> d_table, InOut<T, 4> d_bias) {
+      ScoreGradients<T> score{d_scale, d_slopes, d_table, d_sinks, d_function, {}};
       if (!d_bias.absent()) score.d_biases[node.options.mask.biases().size() - 1] = d_bias;
       node.backward(d_o, dq, dk, dv, score, pass.context());
     };
-    pass.assign(into, to_q, to_k, to_v, to_scale, to_slopes, to_sinks, to_table, to_bias);
+    pass.assign(into, to_q, to_k, to_v, to_scale, to_slopes, to_sinks, to_function, to_table,
+                to_bias);
   };
   return call.finish(o, backward);
 }
@@ -28692,7 +28766,7 @@ Variable<T, 4> attention(const Variable<T, 4>& q, const Variable<T, 4>& k, const
                          const LearnedScores<std::type_identity_t<T>>& learned,
                          Path path = Path::flash) {
   Recording<T> call({"attention"}, q, k, v, learned.scale, learned.alibi_slopes,
-                    learned.relative_bias, learned.sinks, learned.bias);
+                    learned.relative_bias, learned.sinks, learned.bias, learned.function);
   const Index B = q.extent(0), H = q.extent(1), L = q.extent(2);
   const AttentionOptions<T> all = detail::with_learned("attention", options, learned, call);
   const Out<T, 4> heads = call.output(Shape{B, L, H, v.extent(3)});
@@ -32049,7 +32123,8 @@ void packed_attention_forward(const PackedSequences<U>& inputs,
 /// gradients               out; dq [N, H, d], dk [M, G, d], dv [M, G, dv]
 ///
 /// The bits of a sequence are those of a call for it alone; of gradients of what changes scores,
-/// those of such calls one after the other. Nothing flows from a query whose d_o is 0, either.
+/// those of such calls one after the other. Nothing flows from a query whose d_o is 0, either, to
+/// keys and values that are finite.
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair, one more a bias and two for dropout, 2 dv a query.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
@@ -32116,7 +32191,7 @@ Variable<T, 3> packed_attention(const Variable<T, 3>& q, const Variable<T, 3>& k
                                 const LearnedScores<std::type_identity_t<T>>& learned = {}) {
   constexpr std::string_view function = "packed_attention";
   Recording<T> call({"packed_attention"}, q, k, v, learned.scale, learned.alibi_slopes,
-                    learned.relative_bias, learned.sinks, learned.bias);
+                    learned.relative_bias, learned.sinks, learned.bias, learned.function);
   const Index N = q.extent(0), H = q.extent(1);
   const AttentionOptions<T> all = detail::with_learned(function, options, learned, call);
   const Out<T, 3> o = call.output(Shape{N, H, v.extent(2)});
@@ -32192,9 +32267,15 @@ HEADWISE_INLINE void each_pair(Index count, F&& f) {
   for (; n < count; ++n) f(n);
 }
 
+/// A function as its loops hold it: a copy of plain data, where no number that is written can lie,
+/// and a view of what owns memory.
+template <class Function>
+using Held =
+    std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
+
 template <class T, class Function>
 void change(const void* function, const PairRun& run, T* scores) {
-  const Function f = *static_cast<const Function*>(function);
+  Held<Function> f = *static_cast<const Function*>(function);
   const PairRun at = run;
   each_pair(run.count,
             [&](Index n) HEADWISE_ALWAYS_INLINE { scores[n] = f.value(scores[n], at(n)); });
@@ -32202,30 +32283,35 @@ void change(const void* function, const PairRun& run, T* scores) {
 
 template <class T, class Function>
 void change_with_slopes(const void* function, const PairRun& run, T* scores, T* slopes) {
-  const Function f = *static_cast<const Function*>(function);
+  Held<Function> f = *static_cast<const Function*>(function);
   const PairRun at = run;
+  const auto w = f.constants();
   each_pair(run.count, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const Dual<T> y = f.by_score(scores[n], at(n));
+    const Dual<T> y = f.derivative(scores[n], T(1), at(n), w);
     scores[n] = y.value;
     slopes[n] = y.derivative;
   });
 }
 
+/// One parameter after the other, over all pairs of the run: P calls a pair, and no more.
 template <class T, class Function>
 void add_flows(const void* function, const PairRun& run, const T* scores, const T* flow, T* sums,
                Index step) {
-  const Function f = *static_cast<const Function*>(function);
+  Held<Function> f = *static_cast<const Function*>(function);
   const PairRun at = run;
+  auto w = f.constants();
   for (std::size_t p = 0; p < Function::parameter_count; ++p) {
+    w[p].derivative = T(1);
     T lanes[16] = {};
     each_pair(run.count, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      const T slope = f.by_parameter(scores[n], at(n), p).derivative;
+      const T slope = f.derivative(scores[n], T(0), at(n), w).derivative;
       lanes[n % 16] = lanes[n % 16] + (flow[n] == T(0) ? T(0) : flow[n] * slope);
     });
     T sum = T(0);
     for (const T& lane : lanes) sum = sum + lane;
     T& total = sums[static_cast<Index>(p) * step];
     total = total + sum;
+    w[p].derivative = T(0);
   }
 }
 
@@ -32244,10 +32330,7 @@ HEADWISE_STRICT_MATH_BEGIN
 /// bytes[n] becomes 0 where the query of `first` does not see key first.key + n.
 template <class Function>
 void hide(const void* function, const Position& first, Index count, std::uint8_t* bytes) {
-  // A copy of plain data lies where no byte that is written can.
-  using Held =
-      std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
-  Held f = *static_cast<const Function*>(function);
+  score_functions::HEADWISE_ISA::Held<Function> f = *static_cast<const Function*>(function);
   const PairRun at{first, 0, 1, count};
   score_functions::HEADWISE_ISA::each_pair(count, [&](Index n) HEADWISE_ALWAYS_INLINE {
     bytes[n] = static_cast<std::uint8_t>(bytes[n] & static_cast<std::uint8_t>(f.sees(at(n))));
@@ -32283,9 +32366,13 @@ HEADWISE_INLINE void each_pair(Index count, F&& f) {
   for (; n < count; ++n) f(n);
 }
 
+template <class Function>
+using Held =
+    std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
+
 template <class T, class Function>
 void change(const void* function, const PairRun& run, T* scores) {
-  const Function f = *static_cast<const Function*>(function);
+  Held<Function> f = *static_cast<const Function*>(function);
   const PairRun at = run;
   each_pair(run.count,
             [&](Index n) HEADWISE_ALWAYS_INLINE { scores[n] = f.value(scores[n], at(n)); });
@@ -32293,10 +32380,11 @@ void change(const void* function, const PairRun& run, T* scores) {
 
 template <class T, class Function>
 void change_with_slopes(const void* function, const PairRun& run, T* scores, T* slopes) {
-  const Function f = *static_cast<const Function*>(function);
+  Held<Function> f = *static_cast<const Function*>(function);
   const PairRun at = run;
+  const auto w = f.constants();
   each_pair(run.count, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const Dual<T> y = f.by_score(scores[n], at(n));
+    const Dual<T> y = f.derivative(scores[n], T(1), at(n), w);
     scores[n] = y.value;
     slopes[n] = y.derivative;
   });
@@ -32305,18 +32393,21 @@ void change_with_slopes(const void* function, const PairRun& run, T* scores, T* 
 template <class T, class Function>
 void add_flows(const void* function, const PairRun& run, const T* scores, const T* flow, T* sums,
                Index step) {
-  const Function f = *static_cast<const Function*>(function);
+  Held<Function> f = *static_cast<const Function*>(function);
   const PairRun at = run;
+  auto w = f.constants();
   for (std::size_t p = 0; p < Function::parameter_count; ++p) {
+    w[p].derivative = T(1);
     T lanes[16] = {};
     each_pair(run.count, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      const T slope = f.by_parameter(scores[n], at(n), p).derivative;
+      const T slope = f.derivative(scores[n], T(0), at(n), w).derivative;
       lanes[n % 16] = lanes[n % 16] + (flow[n] == T(0) ? T(0) : flow[n] * slope);
     });
     T sum = T(0);
     for (const T& lane : lanes) sum = sum + lane;
     T& total = sums[static_cast<Index>(p) * step];
     total = total + sum;
+    w[p].derivative = T(0);
   }
 }
 
@@ -32332,9 +32423,7 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class Function>
 void hide(const void* function, const Position& first, Index count, std::uint8_t* bytes) {
-  using Held =
-      std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
-  Held f = *static_cast<const Function*>(function);
+  score_functions::HEADWISE_ISA::Held<Function> f = *static_cast<const Function*>(function);
   const PairRun at{first, 0, 1, count};
   score_functions::HEADWISE_ISA::each_pair(count, [&](Index n) HEADWISE_ALWAYS_INLINE {
     bytes[n] = static_cast<std::uint8_t>(bytes[n] & static_cast<std::uint8_t>(f.sees(at(n))));
@@ -32368,9 +32457,13 @@ HEADWISE_INLINE void each_pair(Index count, F&& f) {
   for (; n < count; ++n) f(n);
 }
 
+template <class Function>
+using Held =
+    std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
+
 template <class T, class Function>
 void change(const void* function, const PairRun& run, T* scores) {
-  const Function f = *static_cast<const Function*>(function);
+  Held<Function> f = *static_cast<const Function*>(function);
   const PairRun at = run;
   each_pair(run.count,
             [&](Index n) HEADWISE_ALWAYS_INLINE { scores[n] = f.value(scores[n], at(n)); });
@@ -32378,10 +32471,11 @@ void change(const void* function, const PairRun& run, T* scores) {
 
 template <class T, class Function>
 void change_with_slopes(const void* function, const PairRun& run, T* scores, T* slopes) {
-  const Function f = *static_cast<const Function*>(function);
+  Held<Function> f = *static_cast<const Function*>(function);
   const PairRun at = run;
+  const auto w = f.constants();
   each_pair(run.count, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const Dual<T> y = f.by_score(scores[n], at(n));
+    const Dual<T> y = f.derivative(scores[n], T(1), at(n), w);
     scores[n] = y.value;
     slopes[n] = y.derivative;
   });
@@ -32390,18 +32484,21 @@ void change_with_slopes(const void* function, const PairRun& run, T* scores, T* 
 template <class T, class Function>
 void add_flows(const void* function, const PairRun& run, const T* scores, const T* flow, T* sums,
                Index step) {
-  const Function f = *static_cast<const Function*>(function);
+  Held<Function> f = *static_cast<const Function*>(function);
   const PairRun at = run;
+  auto w = f.constants();
   for (std::size_t p = 0; p < Function::parameter_count; ++p) {
+    w[p].derivative = T(1);
     T lanes[16] = {};
     each_pair(run.count, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      const T slope = f.by_parameter(scores[n], at(n), p).derivative;
+      const T slope = f.derivative(scores[n], T(0), at(n), w).derivative;
       lanes[n % 16] = lanes[n % 16] + (flow[n] == T(0) ? T(0) : flow[n] * slope);
     });
     T sum = T(0);
     for (const T& lane : lanes) sum = sum + lane;
     T& total = sums[static_cast<Index>(p) * step];
     total = total + sum;
+    w[p].derivative = T(0);
   }
 }
 
@@ -32417,9 +32514,7 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class Function>
 void hide(const void* function, const Position& first, Index count, std::uint8_t* bytes) {
-  using Held =
-      std::conditional_t<std::is_trivially_copyable_v<Function>, const Function, const Function&>;
-  Held f = *static_cast<const Function*>(function);
+  score_functions::HEADWISE_ISA::Held<Function> f = *static_cast<const Function*>(function);
   const PairRun at{first, 0, 1, count};
   score_functions::HEADWISE_ISA::each_pair(count, [&](Index n) HEADWISE_ALWAYS_INLINE {
     bytes[n] = static_cast<std::uint8_t>(bytes[n] & static_cast<std::uint8_t>(f.sees(at(n))));
@@ -32557,6 +32652,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T, std::size_t P, ScoreCallable<T, P> F>
 class ScoreFunction {
  public:
+  /// Of the calls that it is for.
+  using Score = T;
+  /// How many parameters it has.
   static constexpr std::size_t parameter_count = P;
   /// What the callable is called with. [P]
   std::array<T, P> parameters;
@@ -32567,15 +32665,16 @@ class ScoreFunction {
 
   /// f of a score.
   HEADWISE_INLINE T value(const T& s, const Position& at) const { return call(s, at, parameters); }
-  /// The same, and its derivative by the score.
-  HEADWISE_INLINE Dual<T> by_score(const T& s, const Position& at) const {
-    return call(Dual<T>(s, T(1)), at, constants());
+  /// The parameters as numbers that have derivatives, all 0.
+  HEADWISE_INLINE std::array<Dual<T>, P> constants() const {
+    std::array<Dual<T>, P> values;
+    for (std::size_t p = 0; p < P; ++p) values[p] = Dual<T>(parameters[p], T(0));
+    return values;
   }
-  /// And by parameter p.
-  HEADWISE_INLINE Dual<T> by_parameter(const T& s, const Position& at, std::size_t p) const {
-    std::array<Dual<T>, P> moved = constants();
-    if constexpr (P > 0) moved[p].derivative = T(1);
-    return call(Dual<T>(s, T(0)), at, moved);
+  /// f of a score that moves by `slope`, and of such parameters: the value and its derivative.
+  HEADWISE_INLINE Dual<T> derivative(const T& s, T slope, const Position& at,
+                                     const std::array<Dual<T>, P>& w) const {
+    return call(Dual<T>(s, slope), at, w);
   }
 
   /// A view for a call's options: this must outlive the call, and its backward too.
@@ -32611,11 +32710,6 @@ class ScoreFunction {
       return static_cast<S>(callable_(s, at, w));
     }
   }
-  HEADWISE_INLINE std::array<Dual<T>, P> constants() const {
-    std::array<Dual<T>, P> values;
-    for (std::size_t p = 0; p < P; ++p) values[p] = Dual<T>(parameters[p], T(0));
-    return values;
-  }
 
   F callable_;
 };
@@ -32633,7 +32727,8 @@ template <Scalar T, class F>
 auto score_function(F callable) {
   static_assert(ScoreCallable<F, T, 0>,
                 "a score function takes (auto score, const Position& at) and returns what the "
-                "score is: a T, and a Dual<T> where its derivative is asked for");
+                "score is: a T, and a Dual<T> where its derivative is asked for; it calls exp, not "
+                "std::exp, and is not mutable");
   return ScoreFunction<T, 0, F>(std::move(callable), {});
 }
 /// The same with parameters [P], which the callable gets as std::array in the type of the score:
@@ -32644,9 +32739,24 @@ auto score_function(const std::array<T, P>& parameters, F callable) {
   static_assert(ScoreCallable<F, T, P>,
                 "a score function with parameters takes (auto score, const Position& at, const "
                 "auto& parameters) and returns what the score is: a T, and a Dual<T> where a "
-                "derivative is asked for");
+                "derivative is asked for; it calls exp, not std::exp, and is not mutable");
   return ScoreFunction<T, P, F>(std::move(callable), parameters);
 }
+/// Without the type of the call, or with parameters of another kind: none.
+///@{
+template <class F>
+void score_function(F) {
+  static_assert(sizeof(F) == 0,
+                "a score function without parameters is made for the type of the call: "
+                "score_function<float>(callable)");
+}
+template <class Parameters, class F>
+requires(!std::floating_point<Parameters>) void score_function(const Parameters&, F) {
+  static_assert(sizeof(F) == 0,
+                "the parameters of a score function are a std::array in the type of the call: "
+                "score_function(std::array{0.5f}, callable)");
+}
+///@}
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
@@ -36566,12 +36676,14 @@ struct TransformerBlockOptions {
   }
 };
 
-/// One call. Mask and starts are viewed: they must outlive the call, and its backward too. Give
-/// each dropout a seed of its own.
+/// One call. Mask, score and starts are viewed: they must outlive the call, and its backward too.
+/// Give each dropout a seed of its own.
 template <Scalar T>
 struct TransformerBlockCall {
   AttentionMask<T> mask = {};      // none: every query sees every key
   Path path = Path::flash;         // both give the same function
+  std::optional<T> scale = {};     // 1 / sqrt(d_head)
+  ScoreOptions<T> score = {};      // softcap, biases by distance, sinks, a function of one's own
   Dropout weight_dropout = {};     // of the attention weights; none: inference
   Dropout attention_dropout = {};  // of what attention adds
   Dropout hidden_dropout = {};     // between the products of the feed-forward
@@ -36580,7 +36692,7 @@ struct TransformerBlockCall {
 
   /// Of the module within.
   MultiHeadAttentionCall<T> attention() const {
-    MultiHeadAttentionCall<T> call{mask, path, {}, weight_dropout, attention_dropout};
+    MultiHeadAttentionCall<T> call{mask, path, scale, weight_dropout, attention_dropout, score};
     call.query_starts = starts;
     return call;
   }
@@ -37113,13 +37225,23 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 template <class T, class W>
 Tensor<T, 3> block_of_new_tokens(const TransformerBlockOptions& o,
                                  const TransformerBlockParameters<T, W>& p, In<T, 3> x,
-                                 std::span<const Index> counts, KeyValueCache<T>& cache,
+                                 const MultiHeadAttentionStepCall<T>& call, KeyValueCache<T>& cache,
                                  const Context& context) {
   TransformerBlockCache<T> unused;
   return block_halves<T>(o, p, x, {}, unused, context, [&](In<T, 3> of) {
-    return attend_to_new_tokens<T>(o.attention(), p.attention, of, {.counts = counts}, cache,
-                                   context);
+    return attend_to_new_tokens<T>(o.attention(), p.attention, of, call, cache, context);
   });
+}
+
+/// All rules of transformer_block_step.
+template <class T, class W, class U>
+void require_block_step(const TransformerBlock<T, W>& block, const In<U, 3>& x,
+                        const MultiHeadAttentionStepCall<T>& call, const KeyValueCache<T>& cache) {
+  constexpr std::string_view function = "transformer_block_step";
+  const TransformerBlockOptions& o = block.options();
+  require_new_tokens<T>(function, o.attention(), block.parameters().attention, x, call.counts,
+                        cache);
+  require_scores<T>(function, call, o.num_heads, cache.options());
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -37130,50 +37252,65 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// block
 /// x       [B, n, D]   in; the tokens behind those of the cache
-/// counts  [B]         how many of the n are tokens of sequence b, its first; {}: all. x of the
-///                     rest may hold anything, and y of it means nothing
+/// call                counts of tokens, and what changes scores. x behind the counts may hold
+///                     anything, and y of it means nothing
 /// cache               keys and values of the tokens before; those of x are appended. An empty one
 ///                     is key_value_cache<T>(block.options().attention(), B, capacity)
 ///
-/// The bits are those of block.forward of each whole sequence alone with {.mask = causal}, for any
-/// cut into steps and any lengths beside it; with a window as multi_head_attention_step says.
+/// The bits are those of block.forward of each whole sequence alone with {.mask = causal} and the
+/// same scale and score, for any cut into steps and any lengths beside it; with a window as
+/// multi_head_attention_step says.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
 /// then, but that keys which no later query sees may be dropped.
 template <Scalar T, KeptAs<T> W>
 Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
+                                    In<std::type_identity_t<T>, 3> x,
+                                    const MultiHeadAttentionStepCall<std::type_identity_t<T>>& call,
+                                    KeyValueCache<T>& cache, const Context& context = {}) {
+  detail::require_block_step<T>(block, x, call, cache);
+  Tensor<T, 3> y =
+      detail::block_of_new_tokens<T>(block.options(), block.parameters(), x, call, cache, context);
+  detail::NewTokens<T>::keep(cache, x.extent(1), call.counts);
+  return y;
+}
+/// The same of counts[b] new tokens of each sequence.
+template <Scalar T, KeptAs<T> W>
+Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
                                     In<std::type_identity_t<T>, 3> x, std::span<const Index> counts,
                                     KeyValueCache<T>& cache, const Context& context = {}) {
-  const TransformerBlockOptions& o = block.options();
-  const TransformerBlockParameters<T, W>& p = block.parameters();
-  detail::require_new_tokens<T>("transformer_block_step", o.attention(), p.attention, x, counts,
-                                cache);
-  Tensor<T, 3> y = detail::block_of_new_tokens<T>(o, p, x, counts, cache, context);
-  detail::NewTokens<T>::keep(cache, x.extent(1), counts);
-  return y;
+  return transformer_block_step<T>(block, x, MultiHeadAttentionStepCall<T>{.counts = counts}, cache,
+                                   context);
 }
 /// The same of n new tokens of each sequence.
 template <Scalar T, KeptAs<T> W>
 Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
                                     In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
                                     const Context& context = {}) {
-  return transformer_block_step<T>(block, x, {}, cache, context);
+  return transformer_block_step<T>(block, x, MultiHeadAttentionStepCall<T>{}, cache, context);
 }
 /// The same of new tokens x [B, n, D] in 16 bits, of which y has the type.
 template <NarrowFloat U, KeptAs<float> W>
 Tensor<U, 3> transformer_block_step(const TransformerBlock<float, W>& block, In<U, 3> x,
+                                    const MultiHeadAttentionStepCall<float>& call,
+                                    KeyValueCache<float>& cache, const Context& context = {}) {
+  detail::require_block_step<float>(block, x, call, cache);
+  return detail::narrow_step(x, context, [&](In<float, 3> wide) {
+    return transformer_block_step(block, wide, call, cache, context);
+  });
+}
+/// The same of counts[b] new tokens of each sequence.
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> transformer_block_step(const TransformerBlock<float, W>& block, In<U, 3> x,
                                     std::span<const Index> counts, KeyValueCache<float>& cache,
                                     const Context& context = {}) {
-  detail::require_new_tokens<float>("transformer_block_step", block.options().attention(),
-                                    block.parameters().attention, x, counts, cache);
-  return detail::narrow_step(x, context, [&](In<float, 3> wide) {
-    return transformer_block_step(block, wide, counts, cache, context);
-  });
+  return transformer_block_step(block, x, MultiHeadAttentionStepCall<float>{.counts = counts},
+                                cache, context);
 }
 /// The same of n new tokens of each sequence.
 template <NarrowFloat U, KeptAs<float> W>
 Tensor<U, 3> transformer_block_step(const TransformerBlock<float, W>& block, In<U, 3> x,
                                     KeyValueCache<float>& cache, const Context& context = {}) {
-  return transformer_block_step(block, x, std::span<const Index>(), cache, context);
+  return transformer_block_step(block, x, MultiHeadAttentionStepCall<float>{}, cache, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -37203,6 +37340,10 @@ struct TransformerDecoderOptions {
   Index num_blocks = 1;               // one after the other
   TransformerBlockOptions block;      // each of them; its seed is the decoder's
   double embedding_deviation = 0.02;  // of the vectors of tokens and positions at the start
+  Index window = 0;      // tokens that a token sees, itself among them; 0: all before it
+  Index first_keys = 0;  // tokens that it sees beside the window, from the first on
+  std::optional<double> scale = {};    // of the scores; 1 / sqrt(d_head)
+  std::optional<double> softcap = {};  // c > 0: a score becomes c tanh(score / c)
 
   /// All of them with every default filled in. Throws ArgumentError for what makes no decoder, in
   /// the words of the module within where it is that one's rule.
@@ -37218,6 +37359,7 @@ struct TransformerDecoderOptions {
     require(is_finite_option(embedding_deviation) && embedding_deviation >= 0, function,
             "embedding_deviation is ", embedding_deviation,
             ", expected a finite number of 0 or more");
+    require_attention(function);
     TransformerDecoderOptions full = *this;
     full.block = block.resolved();
     return full;
@@ -37232,7 +37374,34 @@ struct TransformerDecoderOptions {
   bool same_shape(const TransformerDecoderOptions& other) const {
     return vocabulary == other.vocabulary && max_length == other.max_length &&
            position_vectors == other.position_vectors && num_blocks == other.num_blocks &&
-           block.same_shape(other.block);
+           window == other.window && first_keys == other.first_keys && scale == other.scale &&
+           softcap == other.softcap && block.same_shape(other.block);
+  }
+  /// The mask of every block.
+  template <Scalar T>
+  AttentionMask<T> mask() const {
+    AttentionMask<T> causal_and_window{causal};
+    if (window != 0) causal_and_window.add(Mask::window(window).keeping_first(first_keys));
+    return causal_and_window;
+  }
+  /// What is done to the scores of every block, for forward and for steps.
+  template <Scalar T, class Call>
+  void change_scores(Call& call) const {
+    if (scale) call.scale = static_cast<T>(*scale);
+    if (softcap) call.score.softcap = static_cast<T>(*softcap);
+  }
+
+ private:
+  void require_attention(std::string_view function) const {
+    require(window >= 0, function, "window is ", window, ", expected >= 0");
+    require(window == 0 || !position_vectors, function, "window is ", window,
+            " and each position has a vector, expected position_vectors = false: a sequence may "
+            "outgrow max_length");
+    require(first_keys >= 0, function, "first_keys is ", first_keys, ", expected >= 0");
+    require(window != 0 || first_keys == 0, function, "first_keys is ", first_keys,
+            " and window 0, expected a window beside which they are seen");
+    require_finite_scale(function, scale);
+    ScoreOptions<double>{.softcap = softcap}.require_softcap(function);
   }
 };
 
@@ -37248,15 +37417,16 @@ struct TransformerDecoderCall {
   /// of its own positions; none: a batch.
   LastingSpan<Index> starts = {};
 
-  /// Of block n: causal.
+  /// Of block n of such a decoder.
   template <Scalar T>
-  TransformerBlockCall<T> block(Index n) const {
+  TransformerBlockCall<T> block(const TransformerDecoderOptions& decoder, Index n) const {
     const auto of_block = [&](Dropout dropout) {
       dropout.seed = detail::seed_of_block(dropout.seed, n);
       return dropout;
     };
     TransformerBlockCall<T> call;
-    call.mask = {causal};
+    call.mask = decoder.mask<T>();
+    decoder.change_scores<T>(call);
     call.path = path;
     call.weight_dropout = of_block(weight_dropout);
     call.attention_dropout = of_block(attention_dropout);
@@ -37347,12 +37517,74 @@ struct TransformerDecoderCache {
 
 }  // namespace headwise::inline v0_1
 
+// headwise/nn/transformer_decoder_state.hpp
+// What a TransformerDecoder has seen of the sequences that it writes.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+template <Scalar T, KeptAs<T> W = T>
+class TransformerDecoder;
+
+/// What a decoder has seen: keys and values of each block. A copy goes a way of its own.
+template <Scalar T>
+class TransformerDecoderState {
+ public:
+  /// A deep copy.
+  TransformerDecoderState(const TransformerDecoderState&) = default;
+  /// Takes what is there; no step goes on from `other` then.
+  TransformerDecoderState(TransformerDecoderState&&) noexcept = default;
+  /// A copy or what was taken; where a copy throws, this is as it was.
+  TransformerDecoderState& operator=(TransformerDecoderState other) noexcept {
+    std::swap(module_, other.module_);
+    caches_.swap(other.caches_);
+    return *this;
+  }
+
+  /// Tokens that were taken, of the longest sequence.
+  Index length() const { return caches_.empty() ? 0 : caches_[0].length(); }
+  /// The same of sequence b.
+  Index length(Index b) const { return caches_.empty() ? 0 : caches_[0].length(b); }
+  /// Tokens of each sequence that still fit.
+  Index room() const { return caches_.empty() ? 0 : caches_[0].room(); }
+  /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many.
+  void rollback(Index n) {
+    for (KeyValueCache<T>& cache : caches_) cache.rollback(n);
+  }
+  /// Forgets the last n tokens of sequence b. Throws ArgumentError unless there are so many.
+  void rollback(Index b, Index n) {
+    for (KeyValueCache<T>& cache : caches_) cache.rollback(b, n);
+  }
+  /// Forgets all.
+  void clear() {
+    for (KeyValueCache<T>& cache : caches_) cache.clear();
+  }
+  /// Forgets all of sequence b: another may begin there. Throws ArgumentError unless there is one.
+  void clear(Index b) {
+    for (KeyValueCache<T>& cache : caches_) cache.clear(b);
+  }
+
+ private:
+  template <Scalar U, KeptAs<U> W>
+  friend class TransformerDecoder;
+  TransformerDecoderState(const TransformerDecoderOptions& o, const KeyValueCacheOptions& cache,
+                          std::pmr::memory_resource* memory)
+      : module_(o) {
+    for (Index n = 0; n < o.num_blocks; ++n) {
+      caches_.push_back(key_value_cache<T>(o.block.attention(), cache, memory));
+    }
+  }
+  TransformerDecoderOptions module_;
+  std::vector<KeyValueCache<T>> caches_;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/nn/transformer_decoder_steps.hpp
 // The steps of a TransformerDecoder, forward and backward.
 //
 //   1 embedding   h = token_t + position_l, for token t at position l    [B, L, D]
 //                 (h = token_t without position_vectors)
-//   2 blocks      h = block(h) for each, causal                          [B, L, D]
+//   2 blocks      h = block(h) for each, causal, within the window       [B, L, D]
 //   3 norm        n = norm(h); n = h with post-LN, whose blocks end in one
 //   4 tied head   logits = n token^T                                     [B L, V]
 //
@@ -37465,7 +37697,7 @@ Tensor<T, 2> decoder_forward(const TransformerDecoderOptions& o,
   // 2 blocks
   for (Index n = 0; n < o.num_blocks; ++n) {
     TransformerBlockCache<T> kept;
-    TransformerBlockCall<T> of_block = call.block<T>(n);
+    TransformerBlockCall<T> of_block = call.block<T>(o, n);
     of_block.starts = cache.starts;
     Tensor<T, 3> next = transformer_block_forward<T>(o.block, p.blocks[static_cast<std::size_t>(n)],
                                                      h, of_block, kept, training, context);
@@ -37587,62 +37819,8 @@ void decoder_backward(const TransformerDecoderOptions& o,
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-template <Scalar T, KeptAs<T> W = T>
-class TransformerDecoder;
-
-/// What a decoder has seen: keys and values of each block. A copy goes a way of its own.
-template <Scalar T>
-class TransformerDecoderState {
- public:
-  /// A deep copy.
-  TransformerDecoderState(const TransformerDecoderState&) = default;
-  /// Takes what is there; no step goes on from `other` then.
-  TransformerDecoderState(TransformerDecoderState&&) noexcept = default;
-  /// A copy or what was taken; where a copy throws, this is as it was.
-  TransformerDecoderState& operator=(TransformerDecoderState other) noexcept {
-    std::swap(module_, other.module_);
-    caches_.swap(other.caches_);
-    return *this;
-  }
-
-  /// Tokens that were taken, of the longest sequence.
-  Index length() const { return caches_.empty() ? 0 : caches_[0].length(); }
-  /// The same of sequence b.
-  Index length(Index b) const { return caches_.empty() ? 0 : caches_[0].length(b); }
-  /// Tokens of each sequence that still fit.
-  Index room() const { return caches_.empty() ? 0 : caches_[0].room(); }
-  /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many.
-  void rollback(Index n) {
-    for (KeyValueCache<T>& cache : caches_) cache.rollback(n);
-  }
-  /// Forgets the last n tokens of sequence b. Throws ArgumentError unless there are so many.
-  void rollback(Index b, Index n) {
-    for (KeyValueCache<T>& cache : caches_) cache.rollback(b, n);
-  }
-  /// Forgets all.
-  void clear() {
-    for (KeyValueCache<T>& cache : caches_) cache.clear();
-  }
-  /// Forgets all of sequence b: another may begin there. Throws ArgumentError unless there is one.
-  void clear(Index b) {
-    for (KeyValueCache<T>& cache : caches_) cache.clear(b);
-  }
-
- private:
-  template <Scalar U, KeptAs<U> W>
-  friend class TransformerDecoder;
-  TransformerDecoderState(const TransformerDecoderOptions& o, const KeyValueCacheOptions& cache,
-                          std::pmr::memory_resource* memory)
-      : module_(o) {
-    for (Index n = 0; n < o.num_blocks; ++n) {
-      caches_.push_back(key_value_cache<T>(o.block.attention(), cache, memory));
-    }
-  }
-  TransformerDecoderOptions module_;
-  std::vector<KeyValueCache<T>> caches_;
-};
-
-/// logits = norm(blocks(token_t + position_l)) token^T, causal. Where options.block.rotary turns
+/// logits = norm(blocks(token_t + position_l)) token^T, causal and within options.window, where
+/// there is one. Where options.block.rotary turns
 /// queries and keys by their positions, options.position_vectors = false leaves position_l out.
 ///
 /// Parameters are plain data; forward, backward and step are const and keep what they need in a
@@ -37732,11 +37910,19 @@ class TransformerDecoder {
     return state(KeyValueCacheOptions{.batch_size = batch_size, .capacity = capacity}, memory);
   }
   /// The same with all that caches can be given: numbers of 16 bits, or, of a decoder without
-  /// position vectors, a window, with which sequences may outgrow max_length.
+  /// position vectors and window, a window, with which steps see less than forward does. With a
+  /// window sequences may outgrow max_length. That of the decoder needs no mention.
   State state(KeyValueCacheOptions cache,
               std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     constexpr std::string_view function = "TransformerDecoder::state";
     const Index most = options_.max_length;
+    if (cache.window == 0 && cache.first_keys == 0) {
+      cache.window = options_.window, cache.first_keys = options_.first_keys;
+    }
+    const bool own = options_.window == 0 ||
+                     (cache.window == options_.window && cache.first_keys == options_.first_keys);
+    require(own, function, "window is ", cache.window, " with first_keys ", cache.first_keys,
+            ", expected ", options_.window, " with ", options_.first_keys, ", the decoder's, or 0");
     require(cache.window == 0 || !options_.position_vectors, function,
             "window is given to a decoder with position vectors, expected none: a sequence would "
             "outgrow max_length");
@@ -37771,7 +37957,9 @@ class TransformerDecoder {
     Tensor<T, 3> h = detail::embed<T>(parameters_, kept, B, rows_of, context);
     // 2 blocks
     for (std::size_t b = 0; b < parameters_.blocks.size(); ++b) {
-      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, counts,
+      MultiHeadAttentionStepCall<T> call{.counts = counts};
+      options_.change_scores<T>(call);
+      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, call,
                                          state.caches_[b], context);
     }
     // 3 norm, 4 tied head
@@ -40117,8 +40305,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
-                const T* sink = nullptr) {
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
+                NoWeight none = NoWeight::nan) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
@@ -40144,6 +40332,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
     total = total + weight[0];
   }
+  if (none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -40512,10 +40701,11 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
-    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
 }
 
@@ -40555,7 +40745,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       const auto [sums, step] = to.function;
       if (sums != nullptr) f.add_flows(f.function, pair, &x, flow + j, sums, step);
       f.change_with_slopes(f.function, pair, &x, &slope);
-      flow[j] = flow[j] * slope;
+      if (!(flow[j] == T(0))) flow[j] = flow[j] * slope;  // the slope may be infinite there
     }
     const Index distance = score.distance(i, j);
     for (const Matrix<T>& bias : to.biases) {
@@ -41088,6 +41278,12 @@ struct BackwardTile {
 template <class T>
 using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
 
+template <class T>
+T negated_lse(const FlashHead<T>& head, Index i) {
+  const T lse = head.lse(i, 0), lowest = std::numeric_limits<T>::lowest();
+  return lse < lowest ? lowest : T(0) - lse;
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -41591,7 +41787,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     }
   }
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0;
+    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);
@@ -41741,7 +41937,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(T(0) - head.lse(i, 0));
+  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
@@ -44186,8 +44382,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
-                const T* sink = nullptr) {
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
+                NoWeight none = NoWeight::nan) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
@@ -44213,6 +44409,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
     total = total + weight[0];
   }
+  if (none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -44581,10 +44778,11 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
-    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
 }
 
@@ -44624,7 +44822,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       const auto [sums, step] = to.function;
       if (sums != nullptr) f.add_flows(f.function, pair, &x, flow + j, sums, step);
       f.change_with_slopes(f.function, pair, &x, &slope);
-      flow[j] = flow[j] * slope;
+      if (!(flow[j] == T(0))) flow[j] = flow[j] * slope;  // the slope may be infinite there
     }
     const Index distance = score.distance(i, j);
     for (const Matrix<T>& bias : to.biases) {
@@ -45157,6 +45355,12 @@ struct BackwardTile {
 template <class T>
 using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
 
+template <class T>
+T negated_lse(const FlashHead<T>& head, Index i) {
+  const T lse = head.lse(i, 0), lowest = std::numeric_limits<T>::lowest();
+  return lse < lowest ? lowest : T(0) - lse;
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -45660,7 +45864,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     }
   }
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0;
+    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);
@@ -45810,7 +46014,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(T(0) - head.lse(i, 0));
+  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
@@ -48251,8 +48455,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
-                const T* sink = nullptr) {
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
+                NoWeight none = NoWeight::nan) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
@@ -48278,6 +48482,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
     total = total + weight[0];
   }
+  if (none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -48646,10 +48851,11 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
-    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
 }
 
@@ -48689,7 +48895,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       const auto [sums, step] = to.function;
       if (sums != nullptr) f.add_flows(f.function, pair, &x, flow + j, sums, step);
       f.change_with_slopes(f.function, pair, &x, &slope);
-      flow[j] = flow[j] * slope;
+      if (!(flow[j] == T(0))) flow[j] = flow[j] * slope;  // the slope may be infinite there
     }
     const Index distance = score.distance(i, j);
     for (const Matrix<T>& bias : to.biases) {
@@ -49222,6 +49428,12 @@ struct BackwardTile {
 template <class T>
 using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
 
+template <class T>
+T negated_lse(const FlashHead<T>& head, Index i) {
+  const T lse = head.lse(i, 0), lowest = std::numeric_limits<T>::lowest();
+  return lse < lowest ? lowest : T(0) - lse;
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -49725,7 +49937,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     }
   }
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0;
+    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);
@@ -49875,7 +50087,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(T(0) - head.lse(i, 0));
+  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);
@@ -52316,8 +52528,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
-                const T* sink = nullptr) {
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
+                NoWeight none = NoWeight::nan) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
@@ -52343,6 +52555,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
     total = total + weight[0];
   }
+  if (none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -52711,10 +52924,11 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink());
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
-    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink());
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
 }
 
@@ -52754,7 +52968,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       const auto [sums, step] = to.function;
       if (sums != nullptr) f.add_flows(f.function, pair, &x, flow + j, sums, step);
       f.change_with_slopes(f.function, pair, &x, &slope);
-      flow[j] = flow[j] * slope;
+      if (!(flow[j] == T(0))) flow[j] = flow[j] * slope;  // the slope may be infinite there
     }
     const Index distance = score.distance(i, j);
     for (const Matrix<T>& bias : to.biases) {
@@ -53287,6 +53501,12 @@ struct BackwardTile {
 template <class T>
 using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
 
+template <class T>
+T negated_lse(const FlashHead<T>& head, Index i) {
+  const T lse = head.lse(i, 0), lowest = std::numeric_limits<T>::lowest();
+  return lse < lowest ? lowest : T(0) - lse;
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -53790,7 +54010,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     }
   }
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0;
+    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);
@@ -53940,7 +54160,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(T(0) - head.lse(i, 0));
+  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
   const auto rest = S::broadcast(head.lse(i, 1));
   const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
   const auto delta = S::broadcast(head.delta[i]);

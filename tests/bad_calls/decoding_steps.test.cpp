@@ -33,11 +33,36 @@ struct Step {
 };
 const auto placed = score_function<double>(
     [](auto s, const Position& at) { return s * static_cast<double>(at.key); });
-const std::string no_places =
-    "multi_head_attention_step: score asks where keys stand, expected a cache without first keys: "
-    "once some are dropped, its slots do not tell";
+
+/// What changes scores, for steps of attention and of a block alike: 2 heads.
+template <class C>
+std::vector<Refusal> of_scores(const std::string& function) {
+  const std::string no_places = function +
+                                "score asks where keys stand, expected a cache without first keys: "
+                                "once some are dropped, its slots do not tell";
+  return {
+      argument<C>(function + "scale is not finite, expected a number, or none for 1 / sqrt(d)",
+                  [](auto& c) { c.options.scale = std::numeric_limits<double>::infinity(); }),
+      argument<C>(function + "softcap is not a finite, normal number above 0, expected one, or "
+                             "none for no cap",
+                  [](auto& c) { c.options.score.softcap = -1.0; }),
+      shape<C>(function + "sinks is [3], expected [2] (the number of heads)",
+               [](auto& c) { c.options.score.sinks = c.m.tensor(3); }),
+      shape<C>(function + "alibi_slopes is [1], expected [2] (the number of heads)",
+               [](auto& c) { c.options.score.alibi_slopes = c.m.tensor(1); }),
+      shape<C>(function + "relative_bias is [2, 4], expected [2 or 1, 2 R + 1] (a number for each "
+                          "distance from -R to R)",
+               [](auto& c) { c.options.score.relative_bias = c.m.tensor(2, 4); }),
+      shape<C>(function + "relative_bias is [2, -5], expected extents of 0 or more",
+               [](auto& c) { c.options.score.relative_bias = c.m.null(2, -5); }),
+      argument<C>(no_places, [](auto& c) { c.keep_first_keys().alibi_slopes = c.m.tensor(2); }),
+      argument<C>(no_places, [](auto& c) { c.keep_first_keys().relative_bias = c.m.tensor(2, 5); }),
+      argument<C>(no_places, [](auto& c) { c.keep_first_keys().function = placed; }),
+  };
+}
 
 const Refusals steps(all_of({
+    of_scores<Step>("multi_head_attention_step: "),
     {
         argument<Step>("multi_head_attention_step: kdim or vdim differ from d_model, expected a "
                        "module of self-attention",
@@ -63,28 +88,6 @@ const Refusals steps(all_of({
         argument<Step>("multi_head_attention_step: 4 tokens behind 0 are more than the capacity 3 "
                        "of the cache: roll it back, clear it or make a larger one",
                        [](auto& c) { c.x = c.m.tensor(2, 4, 6); }),
-        argument<Step>("multi_head_attention_step: scale is not finite, expected a number, or none "
-                       "for 1 / sqrt(d)",
-                       [](auto& c) { c.options.scale = std::numeric_limits<double>::infinity(); }),
-        argument<Step>("multi_head_attention_step: softcap is not a finite number above 0, "
-                       "expected one, or none for no cap",
-                       [](auto& c) { c.options.score.softcap = -1.0; }),
-        shape<Step>("multi_head_attention_step: sinks is [3], expected [2] (the number of heads)",
-                    [](auto& c) { c.options.score.sinks = c.m.tensor(3); }),
-        shape<Step>("multi_head_attention_step: alibi_slopes is [1], expected [2] (the number of "
-                    "heads)",
-                    [](auto& c) { c.options.score.alibi_slopes = c.m.tensor(1); }),
-        shape<Step>("multi_head_attention_step: relative_bias is [2, 4], expected [2 or 1, 2 R + "
-                    "1] (a number for each distance from -R to R)",
-                    [](auto& c) { c.options.score.relative_bias = c.m.tensor(2, 4); }),
-        shape<Step>("multi_head_attention_step: relative_bias is [2, -5], expected extents of 0 or "
-                    "more",
-                    [](auto& c) { c.options.score.relative_bias = c.m.null(2, -5); }),
-        argument<Step>(no_places,
-                       [](auto& c) { c.keep_first_keys().alibi_slopes = c.m.tensor(2); }),
-        argument<Step>(no_places,
-                       [](auto& c) { c.keep_first_keys().relative_bias = c.m.tensor(2, 5); }),
-        argument<Step>(no_places, [](auto& c) { c.keep_first_keys().function = placed; }),
         argument<Step>("multi_head_attention_step: counts are 3, expected 2 (the batch size), or "
                        "none for all",
                        [](auto& c) { c.counts = three_counts; }),
@@ -120,50 +123,62 @@ struct BlockStep {
       m.make<KeyValueCache<double>>(key_value_cache<double>(block.options().attention(), 2, 3));
   View<3> x = m.tensor(2, 2, 4);
   std::vector<Index> counts = {};
+  MultiHeadAttentionStepCall<double> options = {};
+  /// What changes scores, over a window with first keys.
+  ScoreOptions<double>& keep_first_keys() {
+    cache = key_value_cache<double>(block.options().attention(),
+                                    {.batch_size = 2, .window = 3, .first_keys = 1});
+    return options.score;
+  }
   void call() {
     m.keep(block.parameters()), m.keep(cache);
-    (void)transformer_block_step(block, x, counts, cache, m.context());
+    options.counts = counts;
+    (void)transformer_block_step(block, x, options, cache, m.context());
   }
 };
 
-const Refusals block_steps({
-    shape<BlockStep>("transformer_block_step: W_O is [0, 0], expected [4, 4] (the options: a "
-                     "module that was moved from has none)",
-                     [](auto& c) { const auto taken = std::move(c.block); }),
-    shape<BlockStep>("transformer_block_step: x is [1, 2, 4], expected [2, 2, 4] (batch of the "
-                     "cache, d_model)",
-                     [](auto& c) { c.x = c.m.tensor(1, 2, 4); }),
-    shape<BlockStep>("transformer_block_step: x is [2, 2, 4] at a null address, expected its "
-                     "elements",
-                     [](auto& c) { c.x = c.m.null(2, 2, 4); }),
-    argument<BlockStep>("transformer_block_step: cache is of 1 heads of widths 4 and 4, expected 2 "
-                        "of 2 and 2 (the module)",
-                        [](auto& c) {
-                          c.cache =
-                              KeyValueCache<double>({.batch_size = 2, .capacity = 3, .d_head = 4});
+const Refusals block_steps(all_of(
+    {of_scores<BlockStep>("transformer_block_step: "),
+     {
+         shape<BlockStep>("transformer_block_step: W_O is [0, 0], expected [4, 4] (the options: a "
+                          "module that was moved from has none)",
+                          [](auto& c) { const auto taken = std::move(c.block); }),
+         shape<BlockStep>(
+             "transformer_block_step: x is [1, 2, 4], expected [2, 2, 4] (batch of the "
+             "cache, d_model)",
+             [](auto& c) { c.x = c.m.tensor(1, 2, 4); }),
+         shape<BlockStep>("transformer_block_step: x is [2, 2, 4] at a null address, expected its "
+                          "elements",
+                          [](auto& c) { c.x = c.m.null(2, 2, 4); }),
+         argument<BlockStep>(
+             "transformer_block_step: cache is of 1 heads of widths 4 and 4, expected 2 "
+             "of 2 and 2 (the module)",
+             [](auto& c) {
+               c.cache = KeyValueCache<double>({.batch_size = 2, .capacity = 3, .d_head = 4});
+             }),
+         argument<BlockStep>(
+             "transformer_block_step: counts are 3, expected 2 (the batch size), or none "
+             "for all",
+             [](auto& c) { c.counts = three_counts; }),
+         argument<BlockStep>(
+             "transformer_block_step: counts holds 3, expected 0 to 2 (the tokens of the "
+             "step)",
+             [](auto& c) { c.counts = too_great; }),
+         argument_error("transformer_block_step: 9999 tokens behind 0 are more than the " +
+                            std::to_string(KeyValueCache<double>({.window = 2}).room()) +
+                            " that fit beside the window: take fewer at a time",
+                        [](Witness& m) {
+                          BlockStep c{m};
+                          c.cache = key_value_cache<double>(c.block.options().attention(),
+                                                            {.batch_size = 2, .window = 2});
+                          c.x = m.tensor(2, 9999, 4);
+                          c.call();
                         }),
-    argument<BlockStep>(
-        "transformer_block_step: counts are 3, expected 2 (the batch size), or none "
-        "for all",
-        [](auto& c) { c.counts = three_counts; }),
-    argument<BlockStep>(
-        "transformer_block_step: counts holds 3, expected 0 to 2 (the tokens of the "
-        "step)",
-        [](auto& c) { c.counts = too_great; }),
-    argument_error("transformer_block_step: 9999 tokens behind 0 are more than the " +
-                       std::to_string(KeyValueCache<double>({.window = 2}).room()) +
-                       " that fit beside the window: take fewer at a time",
-                   [](Witness& m) {
-                     BlockStep c{m};
-                     c.cache = key_value_cache<double>(c.block.options().attention(),
-                                                       {.batch_size = 2, .window = 2});
-                     c.x = m.tensor(2, 9999, 4);
-                     c.call();
-                   }),
-    argument<BlockStep>("transformer_block_step: 4 tokens behind 0 are more than the capacity 3 of "
-                        "the cache: roll it back, clear it or make a larger one",
-                        [](auto& c) { c.x = c.m.tensor(2, 4, 4); }),
-});
+         argument<BlockStep>(
+             "transformer_block_step: 4 tokens behind 0 are more than the capacity 3 of "
+             "the cache: roll it back, clear it or make a larger one",
+             [](auto& c) { c.x = c.m.tensor(2, 4, 4); }),
+     }}));
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// TransformerDecoder: options, tokens, caches, states and gradients that do not fit.
+// TransformerDecoder: tokens, caches, states and gradients that do not fit.
 #include "support/refusal_rules.hpp"
 
 namespace bad_calls_transformer_decoder {
@@ -7,7 +7,6 @@ using namespace headwise_tests;
 
 namespace {
 
-const double nan = std::numeric_limits<double>::quiet_NaN();
 const TransformerDecoderOptions small{.vocabulary = 5,
                                       .max_length = 6,
                                       .num_blocks = 2,
@@ -70,38 +69,8 @@ Refusal step(const std::string& message, void (*spoil)(Decoder&), Kind kind = sh
   return of(Method::step, message, spoil, kind);
 }
 
-Refusal made(const std::string& message, void (*spoil)(TransformerDecoderOptions&)) {
-  return argument_error(message, [=](Witness&) {
-    TransformerDecoderOptions options = small;
-    spoil(options);
-    TransformerDecoder<double>{options};
-  });
-}
 using Options = TransformerDecoderOptions;
-constexpr Index too_many = (Index{1} << 30) + 1;
-const std::string many = std::to_string(too_many), zero = " (zero_gradients())",
-                  no_deviation = ", expected a finite number of 0 or more";
-
-const Refusals bad_options({
-    made("TransformerDecoder: vocabulary is 0, expected 1 to 2^30",
-         [](Options& o) { o.vocabulary = 0; }),
-    made("TransformerDecoder: vocabulary is " + many + ", expected 1 to 2^30",
-         [](Options& o) { o.vocabulary = too_many; }),
-    made("TransformerDecoder: max_length is -1, expected 1 to 2^30",
-         [](Options& o) { o.max_length = -1; }),
-    made("TransformerDecoder: max_length is " + many + ", expected 1 to 2^30",
-         [](Options& o) { o.max_length = too_many; }),
-    made("TransformerDecoder: num_blocks is 0, expected 1 to 2^16",
-         [](Options& o) { o.num_blocks = 0; }),
-    made("TransformerDecoder: num_blocks is 65537, expected 1 to 2^16",
-         [](Options& o) { o.num_blocks = 65537; }),
-    made("TransformerDecoder: embedding_deviation is -0.500000" + no_deviation,
-         [](Options& o) { o.embedding_deviation = -0.5; }),
-    made("TransformerDecoder: embedding_deviation is nan" + no_deviation,
-         [](Options& o) { o.embedding_deviation = nan; }),
-    made("MultiHeadAttention: d_model is 0, expected 1 to 2^30",
-         [](Options& o) { o.block.d_model = 0; }),
-});
+const std::string zero = " (zero_gradients())";
 
 const Refusals calls({
     forward("TransformerDecoder::forward: token is [0, 0], expected [5, 4] (the options: a decoder "
@@ -206,6 +175,14 @@ const Refusals steps({
     argument_error("TransformerDecoder::state: window is given to a decoder with position vectors, "
                    "expected none: a sequence would outgrow max_length",
                    [](Witness& m) { (void)Decoder{m}.decoder.state({.window = 3}); }),
+    argument_error("TransformerDecoder::state: window is 3 with first_keys 1, expected 3 with 0, "
+                   "the decoder's, or 0",
+                   [](Witness&) {
+                     Options options = small;
+                     options.position_vectors = false, options.window = 3;
+                     (void)TransformerDecoder<double>(options).state(
+                         {.window = 3, .first_keys = 1});
+                   }),
     argument_error("KeyValueCache: batch_size is -1, expected >= 0",
                    [](Witness& m) { (void)Decoder{m}.decoder.state(-1); }),
     step("TransformerDecoder::step: token is [0, 0], expected [5, 4] (the options: a decoder that "
@@ -269,10 +246,6 @@ const Refusals steps({
 });
 
 }  // namespace
-
-TEST_CASE("a TransformerDecoder refuses options that make none", "[bad_calls]") {
-  bad_options.check();
-}
 
 TEST_CASE("TransformerDecoder refuses bad calls before anything is written", "[bad_calls]") {
   calls.check();

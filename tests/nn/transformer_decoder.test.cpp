@@ -31,7 +31,7 @@ Tensor2<T> by_modules(const TransformerDecoder<T>& decoder, const Tensor2<std::i
   for (Index n = 0; n < o.num_blocks; ++n) {
     TransformerBlock<T> block(o.block);
     block.parameters() = p.blocks[std::size_t(n)];
-    h = block.forward(h, call.block<T>(n));
+    h = block.forward(h, call.block<T>(decoder.options(), n));
   }
   const Tensor2<T> rows = contiguous(In<T, 2>(merge_rows(h)));
   Embedding<T> head(o.vocabulary, D);
@@ -135,10 +135,11 @@ TEST_CASE("a TransformerDecoder starts by seed, no two of its blocks alike", "[n
 
 TEST_CASE("each block of a TransformerDecoder drops by a mask of its own", "[nn]") {
   const auto call = dropping();
-  const auto first = call.block<float>(0), second = call.block<float>(1);
+  const auto options = with(true, NormKind::layer_norm);
+  const auto first = call.block<float>(options, 0), second = call.block<float>(options, 1);
   CHECK(first.output_dropout.seed != second.output_dropout.seed);
-  CHECK(first.output_dropout.seed != call.block<float>(0).hidden_dropout.seed);
-  CHECK(first.output_dropout.seed == call.block<float>(0).output_dropout.seed);
+  CHECK(first.output_dropout.seed != first.hidden_dropout.seed);
+  CHECK(first.output_dropout.seed == call.block<float>(options, 0).output_dropout.seed);
   CHECK(first.mask.is_causal());
 }
 

@@ -87,12 +87,14 @@ struct TransformerBlockOptions {
   }
 };
 
-/// One call. Mask and starts are viewed: they must outlive the call, and its backward too. Give
-/// each dropout a seed of its own.
+/// One call. Mask, score and starts are viewed: they must outlive the call, and its backward too.
+/// Give each dropout a seed of its own.
 template <Scalar T>
 struct TransformerBlockCall {
   AttentionMask<T> mask = {};      // none: every query sees every key
   Path path = Path::flash;         // both give the same function
+  std::optional<T> scale = {};     // 1 / sqrt(d_head)
+  ScoreOptions<T> score = {};      // softcap, biases by distance, sinks, a function of one's own
   Dropout weight_dropout = {};     // of the attention weights; none: inference
   Dropout attention_dropout = {};  // of what attention adds
   Dropout hidden_dropout = {};     // between the products of the feed-forward
@@ -101,7 +103,7 @@ struct TransformerBlockCall {
 
   /// Of the module within.
   MultiHeadAttentionCall<T> attention() const {
-    MultiHeadAttentionCall<T> call{mask, path, {}, weight_dropout, attention_dropout};
+    MultiHeadAttentionCall<T> call{mask, path, scale, weight_dropout, attention_dropout, score};
     call.query_starts = starts;
     return call;
   }

@@ -8,67 +8,14 @@
 #include <vector>
 
 #include "headwise/nn/transformer_block_step.hpp"
+#include "headwise/nn/transformer_decoder_state.hpp"
 #include "headwise/nn/transformer_decoder_steps.hpp"
 #include "headwise/runtime/viewed_input.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-template <Scalar T, KeptAs<T> W = T>
-class TransformerDecoder;
-
-/// What a decoder has seen: keys and values of each block. A copy goes a way of its own.
-template <Scalar T>
-class TransformerDecoderState {
- public:
-  /// A deep copy.
-  TransformerDecoderState(const TransformerDecoderState&) = default;
-  /// Takes what is there; no step goes on from `other` then.
-  TransformerDecoderState(TransformerDecoderState&&) noexcept = default;
-  /// A copy or what was taken; where a copy throws, this is as it was.
-  TransformerDecoderState& operator=(TransformerDecoderState other) noexcept {
-    std::swap(module_, other.module_);
-    caches_.swap(other.caches_);
-    return *this;
-  }
-
-  /// Tokens that were taken, of the longest sequence.
-  Index length() const { return caches_.empty() ? 0 : caches_[0].length(); }
-  /// The same of sequence b.
-  Index length(Index b) const { return caches_.empty() ? 0 : caches_[0].length(b); }
-  /// Tokens of each sequence that still fit.
-  Index room() const { return caches_.empty() ? 0 : caches_[0].room(); }
-  /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many.
-  void rollback(Index n) {
-    for (KeyValueCache<T>& cache : caches_) cache.rollback(n);
-  }
-  /// Forgets the last n tokens of sequence b. Throws ArgumentError unless there are so many.
-  void rollback(Index b, Index n) {
-    for (KeyValueCache<T>& cache : caches_) cache.rollback(b, n);
-  }
-  /// Forgets all.
-  void clear() {
-    for (KeyValueCache<T>& cache : caches_) cache.clear();
-  }
-  /// Forgets all of sequence b: another may begin there. Throws ArgumentError unless there is one.
-  void clear(Index b) {
-    for (KeyValueCache<T>& cache : caches_) cache.clear(b);
-  }
-
- private:
-  template <Scalar U, KeptAs<U> W>
-  friend class TransformerDecoder;
-  TransformerDecoderState(const TransformerDecoderOptions& o, const KeyValueCacheOptions& cache,
-                          std::pmr::memory_resource* memory)
-      : module_(o) {
-    for (Index n = 0; n < o.num_blocks; ++n) {
-      caches_.push_back(key_value_cache<T>(o.block.attention(), cache, memory));
-    }
-  }
-  TransformerDecoderOptions module_;
-  std::vector<KeyValueCache<T>> caches_;
-};
-
-/// logits = norm(blocks(token_t + position_l)) token^T, causal. Where options.block.rotary turns
+/// logits = norm(blocks(token_t + position_l)) token^T, causal and within options.window, where
+/// there is one. Where options.block.rotary turns
 /// queries and keys by their positions, options.position_vectors = false leaves position_l out.
 ///
 /// Parameters are plain data; forward, backward and step are const and keep what they need in a
@@ -158,11 +105,19 @@ class TransformerDecoder {
     return state(KeyValueCacheOptions{.batch_size = batch_size, .capacity = capacity}, memory);
   }
   /// The same with all that caches can be given: numbers of 16 bits, or, of a decoder without
-  /// position vectors, a window, with which sequences may outgrow max_length.
+  /// position vectors and window, a window, with which steps see less than forward does. With a
+  /// window sequences may outgrow max_length. That of the decoder needs no mention.
   State state(KeyValueCacheOptions cache,
               std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     constexpr std::string_view function = "TransformerDecoder::state";
     const Index most = options_.max_length;
+    if (cache.window == 0 && cache.first_keys == 0) {
+      cache.window = options_.window, cache.first_keys = options_.first_keys;
+    }
+    const bool own = options_.window == 0 ||
+                     (cache.window == options_.window && cache.first_keys == options_.first_keys);
+    require(own, function, "window is ", cache.window, " with first_keys ", cache.first_keys,
+            ", expected ", options_.window, " with ", options_.first_keys, ", the decoder's, or 0");
     require(cache.window == 0 || !options_.position_vectors, function,
             "window is given to a decoder with position vectors, expected none: a sequence would "
             "outgrow max_length");
@@ -197,7 +152,9 @@ class TransformerDecoder {
     Tensor<T, 3> h = detail::embed<T>(parameters_, kept, B, rows_of, context);
     // 2 blocks
     for (std::size_t b = 0; b < parameters_.blocks.size(); ++b) {
-      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, counts,
+      MultiHeadAttentionStepCall<T> call{.counts = counts};
+      options_.change_scores<T>(call);
+      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, call,
                                          state.caches_[b], context);
     }
     // 3 norm, 4 tied head

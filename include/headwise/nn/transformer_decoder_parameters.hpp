@@ -2,6 +2,7 @@
 // leaves.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,10 @@ struct TransformerDecoderOptions {
   Index num_blocks = 1;               // one after the other
   TransformerBlockOptions block;      // each of them; its seed is the decoder's
   double embedding_deviation = 0.02;  // of the vectors of tokens and positions at the start
+  Index window = 0;      // tokens that a token sees, itself among them; 0: all before it
+  Index first_keys = 0;  // tokens that it sees beside the window, from the first on
+  std::optional<double> scale = {};    // of the scores; 1 / sqrt(d_head)
+  std::optional<double> softcap = {};  // c > 0: a score becomes c tanh(score / c)
 
   /// All of them with every default filled in. Throws ArgumentError for what makes no decoder, in
   /// the words of the module within where it is that one's rule.
@@ -44,6 +49,7 @@ struct TransformerDecoderOptions {
     require(is_finite_option(embedding_deviation) && embedding_deviation >= 0, function,
             "embedding_deviation is ", embedding_deviation,
             ", expected a finite number of 0 or more");
+    require_attention(function);
     TransformerDecoderOptions full = *this;
     full.block = block.resolved();
     return full;
@@ -58,7 +64,34 @@ struct TransformerDecoderOptions {
   bool same_shape(const TransformerDecoderOptions& other) const {
     return vocabulary == other.vocabulary && max_length == other.max_length &&
            position_vectors == other.position_vectors && num_blocks == other.num_blocks &&
-           block.same_shape(other.block);
+           window == other.window && first_keys == other.first_keys && scale == other.scale &&
+           softcap == other.softcap && block.same_shape(other.block);
+  }
+  /// The mask of every block.
+  template <Scalar T>
+  AttentionMask<T> mask() const {
+    AttentionMask<T> causal_and_window{causal};
+    if (window != 0) causal_and_window.add(Mask::window(window).keeping_first(first_keys));
+    return causal_and_window;
+  }
+  /// What is done to the scores of every block, for forward and for steps.
+  template <Scalar T, class Call>
+  void change_scores(Call& call) const {
+    if (scale) call.scale = static_cast<T>(*scale);
+    if (softcap) call.score.softcap = static_cast<T>(*softcap);
+  }
+
+ private:
+  void require_attention(std::string_view function) const {
+    require(window >= 0, function, "window is ", window, ", expected >= 0");
+    require(window == 0 || !position_vectors, function, "window is ", window,
+            " and each position has a vector, expected position_vectors = false: a sequence may "
+            "outgrow max_length");
+    require(first_keys >= 0, function, "first_keys is ", first_keys, ", expected >= 0");
+    require(window != 0 || first_keys == 0, function, "first_keys is ", first_keys,
+            " and window 0, expected a window beside which they are seen");
+    require_finite_scale(function, scale);
+    ScoreOptions<double>{.softcap = softcap}.require_softcap(function);
   }
 };
 
@@ -74,15 +107,16 @@ struct TransformerDecoderCall {
   /// of its own positions; none: a batch.
   LastingSpan<Index> starts = {};
 
-  /// Of block n: causal.
+  /// Of block n of such a decoder.
   template <Scalar T>
-  TransformerBlockCall<T> block(Index n) const {
+  TransformerBlockCall<T> block(const TransformerDecoderOptions& decoder, Index n) const {
     const auto of_block = [&](Dropout dropout) {
       dropout.seed = detail::seed_of_block(dropout.seed, n);
       return dropout;
     };
     TransformerBlockCall<T> call;
-    call.mask = {causal};
+    call.mask = decoder.mask<T>();
+    decoder.change_scores<T>(call);
     call.path = path;
     call.weight_dropout = of_block(weight_dropout);
     call.attention_dropout = of_block(attention_dropout);

@@ -2,7 +2,7 @@
 //
 //   1 embedding   h = token_t + position_l, for token t at position l    [B, L, D]
 //                 (h = token_t without position_vectors)
-//   2 blocks      h = block(h) for each, causal                          [B, L, D]
+//   2 blocks      h = block(h) for each, causal, within the window       [B, L, D]
 //   3 norm        n = norm(h); n = h with post-LN, whose blocks end in one
 //   4 tied head   logits = n token^T                                     [B L, V]
 //
@@ -124,7 +124,7 @@ Tensor<T, 2> decoder_forward(const TransformerDecoderOptions& o,
   // 2 blocks
   for (Index n = 0; n < o.num_blocks; ++n) {
     TransformerBlockCache<T> kept;
-    TransformerBlockCall<T> of_block = call.block<T>(n);
+    TransformerBlockCall<T> of_block = call.block<T>(o, n);
     of_block.starts = cache.starts;
     Tensor<T, 3> next = transformer_block_forward<T>(o.block, p.blocks[static_cast<std::size_t>(n)],
                                                      h, of_block, kept, training, context);
