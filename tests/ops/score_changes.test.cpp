@@ -88,7 +88,7 @@ TEMPLATE_TEST_CASE("both attentions equal the oracle for all that changes scores
         CAPTURE(path == Path::flash);
         LearnedGradients<TestType> learned(x.options);
         CHECK(disagreement(run_learned(path, x, learned), expected, x.sizes) == "");
-        CHECK(disagreement(learned, expected_learned, expected, x.sizes) == "");
+        CHECK(learned_disagreement(learned, expected_learned, expected, x.sizes) == "");
       }
     }
   }

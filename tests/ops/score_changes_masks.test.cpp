@@ -70,7 +70,7 @@ TEMPLATE_TEST_CASE("both attentions equal the oracle for scores that change unde
           CAPTURE(path == Path::flash);
           LearnedGradients<T> learned(x.options);
           CHECK(disagreement(run_learned(path, x, learned), expected, sizes) == "");
-          CHECK(disagreement(learned, expected_learned, expected, sizes) == "");
+          CHECK(learned_disagreement(learned, expected_learned, expected, sizes) == "");
         }
       }
     }

@@ -90,8 +90,8 @@ Outputs<T> run_learned(Path path, const Case<T>& x, LearnedGradients<T>& learned
 /// What of the learned gradients is not the oracle's. The tolerance is that of `disagreement`, with
 /// the number of pairs as the longest sum.
 template <class T>
-std::string disagreement(LearnedGradients<T>& got, const ExpectedScores& expected,
-                         const OracleResult& oracle, const Sizes& sizes) {
+std::string learned_disagreement(LearnedGradients<T>& got, const ExpectedScores& expected,
+                                 const OracleResult& oracle, const Sizes& sizes) {
   const Index n = sizes.B * sizes.H * sizes.L * sizes.S;
   const Real tolerance = 4 * Real{std::numeric_limits<T>::epsilon()} *
                          (std::sqrt(static_cast<Real>(n)) + oracle.condition);
@@ -101,7 +101,8 @@ std::string disagreement(LearnedGradients<T>& got, const ExpectedScores& expecte
     for (T& value : x) value -= T(1);
     const Real error = relative_error(In<T, std::decay_t<decltype(x)>::rank>(x), y);
     // 1 was added to what is compared: its rounding is that of a term of size 1.
-    const Real most = tolerance + std::numeric_limits<T>::epsilon() * 2 / y.size();
+    const Real size = y.size(), epsilon = std::numeric_limits<T>::epsilon();
+    const Real most = size == 0 ? 0 : tolerance + 2 * epsilon / size;
     if (!(error <= most)) text << name << " is off by " << error << " > " << most << "; ";
   };
   compare("d_scale", got.scale, expected.scale);
