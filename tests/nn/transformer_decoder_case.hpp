@@ -1,7 +1,12 @@
 // Small decoders of every kind, with numbers that are drawn, and what they are given.
 #pragma once
 
+#include <vector>
+
 #include "headwise/nn/transformer_decoder.hpp"
+#include "headwise/testing/close_to.hpp"
+#include "headwise/testing/gradient_check.hpp"
+#include "support/catch.hpp"
 #include "support/parameter_values.hpp"
 
 namespace headwise_tests {
@@ -41,6 +46,37 @@ inline TransformerDecoderCall dropping() {
           .attention_dropout = {.rate = 0.2, .seed = 2},
           .hidden_dropout = {.rate = 0.2, .seed = 3},
           .output_dropout = {.rate = 0.2, .seed = 4}};
+}
+
+/// Every gradient of the parameters, for sequences of 0 to 6, is its differences.
+inline void check_gradients(TransformerDecoder<double>& decoder,
+                            const Tensor2<std::int64_t>& tokens) {
+  const auto d_logits = random_tensor<double>(Shape{tokens.size(), 7}, 3);
+  TransformerDecoderCache<double> cache;
+  auto gradients = decoder.zero_gradients();
+  (void)decoder.forward(tokens, {}, cache);
+  decoder.backward(d_logits, cache, gradients);
+  GradientCheck<double> check({.tolerance = 1e-7, .stencil = Stencil::five_point});
+  check_inputs(check, decoder.parameters(), gradients);
+  const auto report = check.run([&] { return weighted_sum(d_logits, decoder.forward(tokens)); });
+  CAPTURE(report);
+  CHECK(report);
+}
+
+/// Steps of so many tokens have the bits of the whole sequences.
+template <class T>
+void check_steps(const TransformerDecoder<T>& decoder, const Tensor2<std::int64_t>& tokens,
+                 const std::vector<Index>& cut, TransformerDecoderState<T> state) {
+  const Index B = tokens.extent(0), L = tokens.extent(1);
+  const auto whole = decoder.forward(tokens);
+  for (const Index n : cut) {
+    const auto logits = decoder.step(slice(tokens, 1, state.length(), n), state);
+    for (Index b = 0; b < B; ++b) {
+      CHECK(bitwise_equal(In<T, 1>(select(logits, b)),
+                          In<T, 1>(select(whole, b * L + state.length() - 1))));
+    }
+  }
+  CHECK(state.length() == L);
 }
 
 }  // namespace headwise_tests

@@ -46,35 +46,17 @@ TEST_CASE("a TransformerBlock hands norm and rotary positions to its attention",
 TEST_CASE("the gradients of a decoder with rotary positions are its differences", "[nn]") {
   const bool position_vectors = GENERATE(false, true);
   auto decoder = drawn<double>(placed(position_vectors));
-  const auto tokens = some_tokens(2, 4);
-  const auto d_logits = random_tensor<double>(Shape{8, 7}, 3);
-  TransformerDecoderCache<double> cache;
-  auto gradients = decoder.zero_gradients();
-  (void)decoder.forward(tokens, {}, cache);
-  decoder.backward(d_logits, cache, gradients);
-  GradientCheck<double> check({.tolerance = 1e-7, .stencil = Stencil::five_point});
-  check_inputs(check, decoder.parameters(), gradients);
-  const auto report = check.run([&] { return weighted_sum(d_logits, decoder.forward(tokens)); });
-  CAPTURE(position_vectors, report);
-  CHECK(report);
+  CAPTURE(position_vectors);
+  check_gradients(decoder, some_tokens(2, 4));
 }
 
 TEMPLATE_TEST_CASE("a decoder with rotary positions decodes with the bits of the whole", "[nn]",
                    float, double) {
   const bool position_vectors = GENERATE(false, true);
   const auto decoder = drawn<TestType>(placed(position_vectors));
-  const Index B = 2, L = 23;
-  const auto tokens = some_tokens(B, L);
-  const auto whole = decoder.forward(tokens);
+  const auto tokens = some_tokens(2, 23);
   for (const std::vector<Index>& cut : {std::vector<Index>(23, 1), {9, 1, 13}}) {
-    auto state = decoder.state(B, L);
-    for (const Index n : cut) {
-      const auto logits = decoder.step(slice(tokens, 1, state.length(), n), state);
-      for (Index b = 0; b < B; ++b) {
-        CHECK(bitwise_equal(In<TestType, 1>(select(logits, b)),
-                            In<TestType, 1>(select(whole, b * L + state.length() - 1))));
-      }
-    }
+    check_steps(decoder, tokens, cut, decoder.state(2, 23));
   }
 }
 

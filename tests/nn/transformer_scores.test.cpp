@@ -84,34 +84,15 @@ TEST_CASE("a TransformerBlock that changes its scores decodes with the bits of t
 
 TEST_CASE("the gradients of a decoder of windows and capped scores are its differences", "[nn]") {
   auto decoder = drawn<double>(windowed());
-  const auto tokens = some_tokens(2, 7);
-  const auto d_logits = random_tensor<double>(Shape{14, 7}, 3);
-  TransformerDecoderCache<double> cache;
-  auto gradients = decoder.zero_gradients();
-  (void)decoder.forward(tokens, {}, cache);
-  decoder.backward(d_logits, cache, gradients);
-  GradientCheck<double> check({.tolerance = 1e-7, .stencil = Stencil::five_point});
-  check_inputs(check, decoder.parameters(), gradients);
-  const auto report = check.run([&] { return weighted_sum(d_logits, decoder.forward(tokens)); });
-  CAPTURE(report);
-  CHECK(report);
+  check_gradients(decoder, some_tokens(2, 7));
 }
 
 TEMPLATE_TEST_CASE("a decoder of windows and capped scores decodes with the bits of the whole",
                    "[nn]", float, double) {
   const auto decoder = drawn<TestType>(windowed());
-  const Index B = 2, L = 37;
-  const auto tokens = some_tokens(B, L);
-  const auto whole = decoder.forward(tokens);
+  const auto tokens = some_tokens(2, 37);
   for (const std::vector<Index>& cut : {std::vector<Index>(37, 1), {9, 1, 27}}) {
-    auto state = decoder.state(B);
-    for (const Index n : cut) {
-      const auto logits = decoder.step(slice(tokens, 1, state.length(), n), state);
-      for (Index b = 0; b < B; ++b) {
-        CHECK(bitwise_equal(In<TestType, 1>(select(logits, b)),
-                            In<TestType, 1>(select(whole, b * L + state.length() - 1))));
-      }
-    }
+    check_steps(decoder, tokens, cut, decoder.state(2));
   }
 }
 
