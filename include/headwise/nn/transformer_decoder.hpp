@@ -15,8 +15,8 @@
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// logits = norm(blocks(token_t + position_l)) token^T, causal and within options.window, where
-/// there is one. Where options.block.rotary turns
-/// queries and keys by their positions, options.position_vectors = false leaves position_l out.
+/// there is one. Where options.block.rotary turns queries and keys by their positions,
+/// options.position_vectors = false leaves position_l out.
 ///
 /// Parameters are plain data; forward, backward and step are const and keep what they need in a
 /// cache or a state of the caller's. A call that throws, std::bad_alloc included, leaves cache,
@@ -151,9 +151,9 @@ class TransformerDecoder {
     };
     Tensor<T, 3> h = detail::embed<T>(parameters_, kept, B, rows_of, context);
     // 2 blocks
+    MultiHeadAttentionStepCall<T> call{.counts = counts};
+    options_.change_scores<T>(call);
     for (std::size_t b = 0; b < parameters_.blocks.size(); ++b) {
-      MultiHeadAttentionStepCall<T> call{.counts = counts};
-      options_.change_scores<T>(call);
       h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, call,
                                          state.caches_[b], context);
     }
