@@ -103,7 +103,9 @@ void give_documents(Problem& to) {
     to.documents.data()[n] = static_cast<std::int32_t>(n % to.L / document);
   }
   to.options.mask.add(Mask::documents(to.documents));
-  to.pairs = to.L / document * visible_pairs(document, document, document, true, 0);
+  const Index rest = to.L % document;
+  to.pairs = to.L / document * visible_pairs(document, document, document, true, 0) +
+             visible_pairs(rest, rest, rest, true, 0);
 }
 
 void give_rotary(Problem& to) {
