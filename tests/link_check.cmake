@@ -9,18 +9,18 @@ add_executable(headwise_link_check "${dir}/main.cpp" "${dir}/other.cpp")
 add_dependencies(headwise_test_programs headwise_link_check)
 target_link_libraries(headwise_link_check PRIVATE headwise::headwise headwise_warnings)
 target_compile_options(headwise_link_check PRIVATE -O0 -g0)
-add_test(NAME "layering: headwise.hpp may be included by two translation units"
+add_test(NAME "link: headwise.hpp may be included by two translation units"
          COMMAND headwise_link_check)
-set_tests_properties("layering: headwise.hpp may be included by two translation units"
-                     PROPERTIES LABELS layering)
+set_tests_properties("link: headwise.hpp may be included by two translation units"
+                     PROPERTIES LABELS link)
 # What no template keeps back is written out then, and all that it instantiates.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND HEADWISE_NM)
   set_source_files_properties("${dir}/other.cpp" PROPERTIES COMPILE_OPTIONS
                                                             -fkeep-inline-functions)
-  add_test(NAME "layering: a program that only includes headwise.hpp compiles no kernel"
+  add_test(NAME "link: a program that only includes headwise.hpp compiles no kernel"
            COMMAND "${CMAKE_COMMAND}" "-DNM=${HEADWISE_NM}"
                    "-DOBJECTS=$<TARGET_OBJECTS:headwise_link_check>"
                    -P "${CMAKE_CURRENT_SOURCE_DIR}/support/no_kernels.cmake")
-  set_tests_properties("layering: a program that only includes headwise.hpp compiles no kernel"
-                       PROPERTIES LABELS layering)
+  set_tests_properties("link: a program that only includes headwise.hpp compiles no kernel"
+                       PROPERTIES LABELS link)
 endif()

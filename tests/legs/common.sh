@@ -23,6 +23,11 @@ jobs() {
   echo $((cores > 0 ? cores : 1))
 }
 
+# Labels of the tests of what is around the library: examples, pages, ways to take it in, what reads
+# it beside compilers, kept corpora of fuzzing. `./dev test` leaves them to `./dev test --all`.
+# shellcheck disable=SC2034
+around='^(comparison|consumers|debug|documents|example|examples|fuzz|gradient_check|link|packaging)$'
+
 # clang_of <version> [tool]: the name of that version's clang++ (or other tool) here, or nothing.
 clang_of() {
   local tool=${2-clang++} name
