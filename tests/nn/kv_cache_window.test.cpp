@@ -143,6 +143,28 @@ TEST_CASE("what a windowed cache holds are the first keys and the last, at their
   }
 }
 
+TEST_CASE("a block of keys makes room once no query to come sees it, and no sooner", "[nn]") {
+  constexpr Index block = 4;
+  for (const Index first : {0, 3, 4, 9}) {
+    for (const Index window : {1, 2, 3, 4, 5, 11}) {
+      const auto slots = headwise::detail::KeyValueSlots::of_window(0, window, first, block);
+      bool right = true;
+      for (Index length = 0; length < 60; ++length) {
+        const Index seen_from = std::max<Index>(length - window + 1, 0);  // by the next query
+        for (Index dropped = 0; dropped == 0 || slots.first + dropped <= seen_from;
+             dropped += block) {
+          const headwise::detail::KeyValueSequence at{length, dropped};
+          const Index gone = at.droppable(slots), held_from = slots.first + dropped + gone;
+          right = right && gone % block == 0 && (gone == 0 || held_from <= seen_from) &&
+                  held_from + block > seen_from;
+        }
+      }
+      CAPTURE(first, window);
+      CHECK(right);
+    }
+  }
+}
+
 TEST_CASE("a windowed cache goes back as far as it holds what is seen, and no further", "[nn]") {
   const auto module = drawn_module<double>();
   const Index block = kernels::kernels_here<double>().forward_keys;
@@ -155,15 +177,26 @@ TEST_CASE("a windowed cache goes back as far as it holds what is seen, and no fu
     const Index n = std::min<Index>(L - cache.length(), 50);
     (void)multi_head_attention_step(module, slice(x, 1, cache.length(), n), cache);
   }
+  std::vector<bool> held(static_cast<std::size_t>(L));
+  for (Index slot = 0; slot < cache.k(0).length; ++slot) {
+    held[static_cast<std::size_t>(cache.position(0, slot))] = true;
+  }
   Index farthest = 0;
   for (Index n = 1; n <= L; ++n) {  // each tried on a copy
+    bool sees_held = true;
+    for (Index j = 0; j < L - n; ++j) {
+      const bool seen = j < first || j > L - n - window;
+      sees_held = sees_held && (!seen || held[static_cast<std::size_t>(j)]);
+    }
     auto copy_of = cache;
     try {
       copy_of.rollback(n);
     } catch (const ArgumentError&) {
+      CHECK_FALSE(sees_held);
       CHECK(copy_of.length() == L);
       continue;
     }
+    CHECK(sees_held);
     if (n < L - block) farthest = n;
     const Index m = std::min<Index>(n, 5);
     const auto y = multi_head_attention_step(module, slice(x, 1, L - n, m), copy_of);
