@@ -166,6 +166,8 @@ TEST_CASE("one sequence is rolled back, or makes room for another, and no other 
   CHECK(bitwise_equal(In<double, 3>(slice(slice(y, 0, 1, 1), 1, 0, 2)), all.expected(1, 8, 2)));
   cache.rollback(2);
   CHECK((cache.length(0) == 10 && cache.length(1) == 8));
+  CHECK_THROWS_AS(cache.rollback(9), ArgumentError);  // more than the second has
+  CHECK((cache.length(0) == 10 && cache.length(1) == 8));
   cache.clear(1);
   CHECK((cache.length(0) == 10 && cache.length(1) == 0));
   Tensor3<double> both({2, 4, 12});  // sequence 0 goes on where another begins
