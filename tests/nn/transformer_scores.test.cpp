@@ -113,6 +113,24 @@ TEST_CASE("each of a decoder's window, first keys, scale and softcap changes wha
   CHECK(close_to(all, without([](Options& o) { o.embedding_deviation = 1; }), 0));
 }
 
+TEST_CASE("a decoder goes on from states of its window, first keys, scale and softcap alone",
+          "[nn]") {
+  const auto decoder = drawn<double>(windowed());
+  const auto goes_on = [&](void (*change)(TransformerDecoderOptions&)) {
+    auto options = windowed();
+    change(options);
+    auto state = drawn<double>(options).state();
+    return error_of([&] { (void)decoder.step(some_tokens(1, 3), state); }) == std::nullopt;
+  };
+  using Options = TransformerDecoderOptions;
+  CHECK(goes_on([](Options& o) { o.embedding_deviation = 1; }));
+  CHECK_FALSE(goes_on([](Options& o) { o.window = 4; }));
+  CHECK_FALSE(goes_on([](Options& o) { o.first_keys = 1; }));
+  CHECK_FALSE(goes_on([](Options& o) { o.scale = 0.8; }));
+  CHECK_FALSE(goes_on([](Options& o) { o.scale.reset(); }));
+  CHECK_FALSE(goes_on([](Options& o) { o.softcap = 3; }));
+}
+
 TEST_CASE("a sequence outgrows the greatest length of a decoder of windows", "[nn]") {
   auto options = windowed();
   options.max_length = 4;
