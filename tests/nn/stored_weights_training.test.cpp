@@ -210,6 +210,13 @@ TEST_CASE("weights are stored in modules of the same options alone", "[stored]")
   CHECK_THROWS_WITH(store_weights(attention, wider),
                     "store_weights: W_Q is [24, 24], expected [48, 48] (the module's options)");
   CHECK(bitwise_equal(wider.parameters().w_o, before));
+  // Nor is what does fit written where something behind it does not.
+  const TransformerBlock<float> block({.d_model = 12, .num_heads = 3, .d_hidden = 20});
+  TransformerBlock<float, Float16> other(
+      {.d_model = 12, .num_heads = 3, .d_hidden = 24, .seed = 1});
+  const auto begun = other.parameters().attention.w_o;
+  CHECK_THROWS_AS(store_weights(block, other), ShapeError);
+  CHECK(bitwise_equal(other.parameters().attention.w_o, begun));
   STATIC_REQUIRE_FALSE(KeptAs<BFloat16, double>);
 }
 
