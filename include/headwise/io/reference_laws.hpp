@@ -13,10 +13,11 @@ namespace headwise::inline v0_1 {
 namespace detail::inline HEADWISE_CODE {
 
 /// Whether a kernel can be given a case: some it says that it does not take, and what is done to
-/// scores, documents and norms are no part of the problem. (Rotary positions are turned before it
-/// is asked.)
+/// scores, documents and norms are no part of the problem, nor is a variant of a case. (Rotary
+/// positions are turned before it is asked.)
 template <class T>
 bool takes_case(const AttentionKernel<T>& kernel, const ReferenceCase& c) {
+  if (!kernel.variant.plain()) return false;
   if (c.kind != CaseKind::sdpa || c.softcap != 0 || c.alibi || c.window_keeps != 0) return false;
   for (const char* name :
        {"alibi_slopes", "relative_bias", "sinks", "documents", "q_norm", "k_norm"}) {

@@ -8,10 +8,12 @@
 
 #include "headwise/tensor/require.hpp"
 #include "headwise/tensor/tensor.hpp"
+#include "headwise/testing/attention_variant.hpp"
 
 namespace headwise::inline v0_1 {
 
-/// o = softmax(scale q k^T over the keys that a query sees) v. The laws give dense tensors.
+/// o = softmax(scale q k^T over the keys that a query sees) v, and what the kernel's variant does
+/// beyond. The laws give dense tensors.
 template <class T>
 struct AttentionProblem {
   In<T, 4> q;        // [B, H, L, d]
@@ -20,11 +22,19 @@ struct AttentionProblem {
   bool causal;       // query i sees key j only where j <= i + (S - L)
   In<bool, 4> keep;  // [B, H, L, S], true where the query may see the key; {} for every pair
   T scale;           // what q k^T is multiplied by
+  /// The kernel's, viewed; null for none.
+  const AttentionVariant* variant = nullptr;
 
+  /// Where a pair stands to a variant.
+  VariantPosition position(Index h, Index i, Index j) const {
+    return {h, i + (k.extent(2) - q.extent(2)), j};
+  }
   /// Whether query i of head h sees key j.
   bool sees(Index b, Index h, Index i, Index j) const {
-    if (causal && j > i + (k.extent(2) - q.extent(2))) return false;
-    return keep.absent() || keep(b, h, i, j);
+    const VariantPosition at = position(h, i, j);
+    if (causal && j > at.query) return false;
+    if (!keep.absent() && !keep(b, h, i, j)) return false;
+    return variant == nullptr || !variant->hides || !variant->hides(at);
   }
 };
 
@@ -58,6 +68,8 @@ struct AttentionKernel {
   bool takes_keep = true;      // masks of single pairs
   bool takes_groups = true;    // G < H
   bool takes_scale = true;     // false: it multiplies by 1 / sqrt(d) whatever the problem says
+  /// What it does to any problem beyond what the problem says.
+  AttentionVariant variant = {};
 };
 
 /// The same problem for a function that C can hold: dense row-major arrays and their extents.

@@ -13,6 +13,8 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
+/// Of dq and dk the oracle has those of rows that are encoded: where that is another thing, they
+/// are the adjoint law's.
 template <class T>
 LawResult gradient_oracle_law(const LawTrial<T>& trial) {
   LawResult result;
@@ -24,8 +26,9 @@ LawResult gradient_oracle_law(const LawTrial<T>& trial) {
                 close_to(In<T, 4>(a), In<long double, 4>(e.values), trial.tolerance(),
                          {.floor = greatest_sum(e)}));
   };
-  compare("dq", actual.dq, expected.dq);
-  compare("dk", actual.dk, expected.dk);
+  const AttentionVariant& variant = trial.kernel().variant;
+  if (!variant.encode_query) compare("dq", actual.dq, expected.dq);
+  if (!variant.encode_key) compare("dk", actual.dk, expected.dk);
   compare("dv", actual.dv, expected.dv);
   return result;
 }

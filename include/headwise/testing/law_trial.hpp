@@ -1,20 +1,17 @@
 // One trial of a kernel: numbers of a shape, what the kernel makes of them, and what plain loops in
-// long double make of them. The loops share no code with any kernel, and stay strict and truthful
-// in programs that are compiled with -ffast-math.
+// long double make of them.
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "headwise/tensor/philox.hpp"
 #include "headwise/tensor/view_ops.hpp"
-#include "headwise/testing/attention_problem.hpp"
+#include "headwise/testing/law_oracle.hpp"
 #include "headwise/testing/number.hpp"
 
 namespace headwise::inline v0_1 {
@@ -46,7 +43,7 @@ struct LawData {
   bool causal = false;        // as in AttentionProblem
   T scale = 1;                // what q k^T is multiplied by
 
-  /// A view of it.
+  /// A view of it, without a variant.
   AttentionProblem<T> problem() const { return {q, k, v, causal, keep, scale}; }
 };
 
@@ -61,107 +58,9 @@ struct LawGradients {
   Tensor<T, 4> dq, dk, dv;  // of the shapes of q, k, v
 };
 
-namespace detail {
-
-/// Sums, and beside each the sum of its terms' absolute values: what rounding is proportional to.
-struct LawSums {
-  Tensor<long double, 4> values, absolute;
-};
-
-struct LawOracle {
-  LawSums o, weights, dq, dk, dv;
-  double condition = 0;  // the greatest |terms| of a score, to which errors of e^x are proportional
-};
-
-inline namespace HEADWISE_CODE {
+namespace detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
-
-inline LawSums law_sums(const Shape<4>& shape) {
-  return {Tensor<long double, 4>(shape), Tensor<long double, 4>(shape)};
-}
-
-inline void add_term(LawSums& sums, const Shape<4>& at, long double term, long double absolute) {
-  sums.values(at) += term;
-  sums.absolute(at) += absolute;
-}
-
-inline double greatest_sum(const LawSums& sums) {
-  long double greatest = 0;
-  for (const long double& sum : sums.absolute) greatest = std::max<long double>(greatest, sum);
-  return static_cast<double>(greatest);
-}
-
-/// sum_c x[.., i, c] y[.., j, c], and the same of absolute values.
-template <class T>
-std::array<long double, 2> law_dot(const In<T, 4>& x, const Shape<3>& i, const In<T, 4>& y,
-                                   const Shape<3>& j) {
-  std::array<long double, 2> sums{0, 0};
-  for (Index c = 0; c < x.extent(3); ++c) {
-    const long double term = static_cast<long double>(x(i[0], i[1], i[2], c)) *
-                             static_cast<long double>(y(j[0], j[1], j[2], c));
-    sums[0] += term;
-    sums[1] += std::abs(term);
-  }
-  return sums;
-}
-
-/// One query, forward and backward, over the keys it sees.
-template <class T>
-void law_oracle_query(const LawData<T>& data, Index b, Index h, Index i, LawOracle& y) {
-  const AttentionProblem<T> x = data.problem();
-  const In<T, 4> d_o = data.d_o;
-  const Index g = h / (x.q.extent(1) / x.k.extent(1));
-  const auto scale = static_cast<long double>(x.scale);
-  std::vector<Index> keys;
-  std::vector<long double> p, dp, dp_absolute;
-  long double greatest = 0, mass = 0, delta = 0, delta_absolute = 0;
-  for (Index j = 0; j < x.k.extent(2); ++j) {
-    if (!x.sees(b, h, i, j)) continue;
-    const auto s = law_dot(x.q, {b, h, i}, x.k, {b, g, j});
-    greatest = keys.empty() ? scale * s[0] : std::max<long double>(greatest, scale * s[0]);
-    y.condition = std::max<double>(y.condition, static_cast<double>(std::abs(scale) * s[1]));
-    keys.push_back(j);
-    p.push_back(scale * s[0]);
-  }
-  for (long double& s : p) mass += s = std::exp(s - greatest);
-  for (std::size_t n = 0; n < keys.size(); ++n) {
-    p[n] /= mass;
-    const auto dot = law_dot(d_o, {b, h, i}, x.v, {b, g, keys[n]});
-    dp.push_back(dot[0]);
-    dp_absolute.push_back(dot[1]);
-    delta += p[n] * dot[0];
-    delta_absolute += p[n] * dot[1];
-  }
-  for (std::size_t n = 0; n < keys.size(); ++n) {
-    const Index j = keys[n];
-    add_term(y.weights, {b, h, i, j}, p[n], p[n]);
-    for (Index c = 0; c < x.v.extent(3); ++c) {
-      const long double value = p[n] * static_cast<long double>(x.v(b, g, j, c));
-      const long double slope = p[n] * static_cast<long double>(d_o(b, h, i, c));
-      add_term(y.o, {b, h, i, c}, value, std::abs(value));
-      add_term(y.dv, {b, g, j, c}, slope, std::abs(slope));
-    }
-    const long double ds = scale * p[n] * (dp[n] - delta);
-    const long double absolute = std::abs(scale) * p[n] * (dp_absolute[n] + delta_absolute);
-    for (Index c = 0; c < x.q.extent(3); ++c) {
-      const auto at_q = static_cast<long double>(x.q(b, h, i, c));
-      const auto at_k = static_cast<long double>(x.k(b, g, j, c));
-      add_term(y.dq, {b, h, i, c}, ds * at_k, absolute * std::abs(at_k));
-      add_term(y.dk, {b, g, j, c}, ds * at_q, absolute * std::abs(at_q));
-    }
-  }
-}
-
-template <class T>
-LawOracle law_oracle(const LawData<T>& data) {
-  const Index B = data.q.extent(0), H = data.q.extent(1), L = data.q.extent(2);
-  LawOracle y{law_sums(data.d_o.shape()), law_sums({B, H, L, data.k.extent(2)}),
-              law_sums(data.q.shape()), law_sums(data.k.shape()), law_sums(data.v.shape())};
-  for_each_index(Shape{B, H, L},
-                 [&](const Shape<3>& row) { law_oracle_query(data, row[0], row[1], row[2], y); });
-  return y;
-}
 
 /// Normal numbers of a stream of their own.
 template <class T>
@@ -217,8 +116,7 @@ Tensor<T, 4> poisoned_tensor(const Shape<4>& shape) {
   return x;
 }
 
-}  // namespace HEADWISE_CODE
-}  // namespace detail
+}  // namespace detail::inline HEADWISE_CODE
 
 inline namespace HEADWISE_CODE {
 
@@ -236,7 +134,7 @@ class LawTrial {
         seed_(seed),
         slack_(slack),
         data_(std::move(data)),
-        oracle_(detail::law_oracle(data_)),
+        oracle_(detail::law_oracle<T>(problem(), data_.d_o)),
         answer_(forward(data_)) {}
 
   /// What the trial was made of, the answer to its data, and what plain loops make of them.
@@ -244,12 +142,19 @@ class LawTrial {
   const AttentionKernel<T>& kernel() const { return kernel_; }
   std::uint64_t seed() const { return seed_; }
   const LawData<T>& data() const { return data_; }
-  AttentionProblem<T> problem() const { return data_.problem(); }
+  AttentionProblem<T> problem() const { return problem(data_); }
   const LawAnswer<T>& answer() const { return answer_; }
   const detail::LawOracle& oracle() const { return oracle_; }
   double slack() const { return slack_; }
   bool has_backward() const { return static_cast<bool>(kernel_.backward); }
   ///@}
+
+  /// Any data as the kernel is given them; views them, and the trial's kernel.
+  AttentionProblem<T> problem(const LawData<T>& x) const {
+    AttentionProblem<T> given = x.problem();
+    given.variant = &kernel_.variant;
+    return given;
+  }
 
   /// 32 epsilon (1 + the condition of the scores), of the largest sum of absolute terms. 32 covers
   /// a plain loop of a few hundred terms and an e^x of a few units in the last place.
@@ -265,7 +170,7 @@ class LawTrial {
       y.weights =
           detail::poisoned_tensor<T>({x.q.extent(0), x.q.extent(1), x.q.extent(2), x.k.extent(2)});
     }
-    kernel_.forward(x.problem(), {y.o, y.weights});
+    kernel_.forward(problem(x), {y.o, y.weights});
     return y;
   }
 
@@ -274,7 +179,7 @@ class LawTrial {
     LawGradients<T> y{detail::poisoned_tensor<T>(x.q.shape()),
                       detail::poisoned_tensor<T>(x.k.shape()),
                       detail::poisoned_tensor<T>(x.v.shape())};
-    kernel_.backward(x.problem(), x.d_o, {y.dq, y.dk, y.dv});
+    kernel_.backward(problem(x), x.d_o, {y.dq, y.dk, y.dv});
     return y;
   }
 
