@@ -62,6 +62,16 @@ TEMPLATE_TEST_CASE("plain loops that do what they declare keep every law with ev
   }
 }
 
+TEMPLATE_TEST_CASE("weights that underflow beside a sink are as good as 0", "[testing]", float,
+                   double) {
+  const Path path = GENERATE(Path::flash, Path::materialized);
+  const VariantRecipe recipe{.alibi = true, .sinks = true, .kept_keys = 60};
+  const ScoreCardOptions options{.shapes = {{2, 1, 1, 6, 261, 8, 3, true}}};  // e^-100 and less
+  const auto card = run_laws(variant_kernel<TestType>(path, recipe), options);
+  CAPTURE(card.format());
+  CHECK(card);
+}
+
 TEST_CASE("a law is silent about a variant only where it says another thing", "[testing]") {
   const std::string sums = "equal values come out as they are",
                     shift = "a shift of all scores is nothing",

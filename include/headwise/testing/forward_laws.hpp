@@ -24,7 +24,7 @@ LawResult oracle_law(const LawTrial<T>& trial) {
     add_finding(
         result, name,
         close_to(In<T, 4>(rows_where(actual, narrow, alive)), In<long double, 4>(expected.values),
-                 trial.tolerance(), {.floor = greatest_sum(expected)}));
+                 trial.tolerance(), {.floor = size_of<T>(expected)}));
   };
   compare("o", trial.answer().o, trial.oracle().o);
   if (trial.kernel().gives_weights) {
@@ -99,7 +99,7 @@ LawResult shift_law(const LawTrial<T>& trial) {
   add_finding(result, "o",
               close_to(trial.forward(data).o, trial.answer().o,
                        trial.tolerance() * static_cast<double>(shift) / 4,
-                       {.floor = greatest_sum(trial.oracle().o)}));
+                       {.floor = size_of<T>(trial.oracle().o)}));
   return result;
 }
 
@@ -133,7 +133,7 @@ LawResult permutation_law(const LawTrial<T>& trial) {
   }
   add_finding(result, "o",
               close_to(trial.forward(moved).o, trial.answer().o, trial.tolerance(),
-                       {.floor = greatest_sum(trial.oracle().o)}));
+                       {.floor = size_of<T>(trial.oracle().o)}));
   return result;
 }
 

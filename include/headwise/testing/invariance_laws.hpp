@@ -18,7 +18,7 @@ void compare_answers(const LawTrial<T>& trial, Agreement agreement, const In<T, 
   add_finding(result, "o",
               agreement == Agreement::bits ? equal_bits(actual, expected)
                                            : close_to(actual, expected, trial.tolerance(),
-                                                      {.floor = greatest_sum(trial.oracle().o)}));
+                                                      {.floor = size_of<T>(trial.oracle().o)}));
 }
 
 /// `count` indices of one axis, from `begin` on.

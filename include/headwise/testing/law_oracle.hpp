@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -38,8 +39,12 @@ inline void add_term(LawSums& sums, const Shape<4>& at, long double term, long d
   sums.absolute(at) += absolute;
 }
 
-inline double greatest_sum(const LawSums& sums) {
-  long double greatest = 0;
+/// What errors of a tensor are measured by: the greatest sum in it, but no less than what T tells
+/// from 0 where e^x and products underflow. (Beside a sink all of them may.)
+template <class T>
+double size_of(const LawSums& sums) {
+  constexpr auto epsilon = static_cast<long double>(std::numeric_limits<T>::epsilon());
+  long double greatest = (std::numeric_limits<T>::min)() / (epsilon * epsilon);
   for (const long double& sum : sums.absolute) greatest = std::max<long double>(greatest, sum);
   return static_cast<double>(greatest);
 }

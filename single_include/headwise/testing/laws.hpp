@@ -251,8 +251,12 @@ inline void add_term(LawSums& sums, const Shape<4>& at, long double term, long d
   sums.absolute(at) += absolute;
 }
 
-inline double greatest_sum(const LawSums& sums) {
-  long double greatest = 0;
+/// What errors of a tensor are measured by: the greatest sum in it, but no less than what T tells
+/// from 0 where e^x and products underflow. (Beside a sink all of them may.)
+template <class T>
+double size_of(const LawSums& sums) {
+  constexpr auto epsilon = static_cast<long double>(std::numeric_limits<T>::epsilon());
+  long double greatest = (std::numeric_limits<T>::min)() / (epsilon * epsilon);
   for (const long double& sum : sums.absolute) greatest = std::max<long double>(greatest, sum);
   return static_cast<double>(greatest);
 }
@@ -699,7 +703,7 @@ LawResult oracle_law(const LawTrial<T>& trial) {
     add_finding(
         result, name,
         close_to(In<T, 4>(rows_where(actual, narrow, alive)), In<long double, 4>(expected.values),
-                 trial.tolerance(), {.floor = greatest_sum(expected)}));
+                 trial.tolerance(), {.floor = size_of<T>(expected)}));
   };
   compare("o", trial.answer().o, trial.oracle().o);
   if (trial.kernel().gives_weights) {
@@ -774,7 +778,7 @@ LawResult shift_law(const LawTrial<T>& trial) {
   add_finding(result, "o",
               close_to(trial.forward(data).o, trial.answer().o,
                        trial.tolerance() * static_cast<double>(shift) / 4,
-                       {.floor = greatest_sum(trial.oracle().o)}));
+                       {.floor = size_of<T>(trial.oracle().o)}));
   return result;
 }
 
@@ -808,7 +812,7 @@ LawResult permutation_law(const LawTrial<T>& trial) {
   }
   add_finding(result, "o",
               close_to(trial.forward(moved).o, trial.answer().o, trial.tolerance(),
-                       {.floor = greatest_sum(trial.oracle().o)}));
+                       {.floor = size_of<T>(trial.oracle().o)}));
   return result;
 }
 
@@ -932,7 +936,7 @@ LawResult gradient_oracle_law(const LawTrial<T>& trial) {
   const auto compare = [&](const char* name, const Tensor<T, 4>& a, const LawSums& e) {
     add_finding(result, name,
                 close_to(In<T, 4>(a), In<long double, 4>(e.values), trial.tolerance(),
-                         {.floor = greatest_sum(e)}));
+                         {.floor = size_of<T>(e)}));
   };
   const AttentionVariant& variant = trial.kernel().variant;
   if (!variant.encode_query) compare("dq", actual.dq, expected.dq);
@@ -1083,7 +1087,7 @@ void compare_answers(const LawTrial<T>& trial, Agreement agreement, const In<T, 
   add_finding(result, "o",
               agreement == Agreement::bits ? equal_bits(actual, expected)
                                            : close_to(actual, expected, trial.tolerance(),
-                                                      {.floor = greatest_sum(trial.oracle().o)}));
+                                                      {.floor = size_of<T>(trial.oracle().o)}));
 }
 
 /// `count` indices of one axis, from `begin` on.
