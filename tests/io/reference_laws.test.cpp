@@ -53,6 +53,14 @@ TEST_CASE("a planted fault fails the cases that show it", "[io]") {
   CHECK(card[plant.shown_by].worst.status == LawStatus::fail);
 }
 
+TEST_CASE("a kernel that does more than a case says is not given it", "[io]") {
+  auto kernel = loops_kernel<double>(Fault::none);
+  kernel.variant.sink = [](Index) { return 0.0L; };
+  for (const ScoreCardRow& row : run_reference_cases<double>(kernel, cases()).rows) {
+    CHECK(row.worst.status == LawStatus::not_applicable);
+  }
+}
+
 TEST_CASE("a kernel is not given what it does not take, and what it throws is a failure", "[io]") {
   auto kernel = loops_kernel<double>(Fault::none);
   kernel.takes_groups = false;
