@@ -6897,9 +6897,10 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   }
 }
 
-/// to [width, width] = from^T: from's rows lie `from_row` apart, to's `to_row`.
+/// to [width, width] = from^T: from's rows lie `from_row` apart, to's `to_row`. (Not inlined:
+/// written out wherever it is used it was 3 % of a small program.)
 template <Scalar T, class U>
-HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
+[[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
@@ -6955,14 +6956,18 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   const Index whole_k = K / square * square, whole_n = count / width * width;
   for (Index n = 0; n < whole_n; n += width) {
     for (Index k = 0; k < whole_k; k += square) {
-      typename F::Vector rows[std::size_t{Simd<T>::width}];
       Element<T>* const to = packed + k / F::depth * columns + n;
-      unrolled<Simd<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        rows[r] = F::load_steps(from + (n + r) * column + k);
-      });
-      transpose<T>(rows);
-      unrolled<Simd<T>::width>([&](auto r)
-                                   HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from + n * column + k, column, to, columns);
+      } else {
+        typename F::Vector rows[std::size_t{width}];
+        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          rows[r] = F::load_steps(from + (n + r) * column + k);
+        });
+        transpose<T>(rows);
+        unrolled<width>([&](auto r)
+                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      }
     }
   }
   for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
@@ -7159,14 +7164,19 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   Index m = 0;
   for (; a.row == 1 && a.column != 1 && m + width <= rows; m += width) {
     for (Index n = 0; n < whole; n += square) {
-      typename F::Vector lines[static_cast<std::size_t>(width)];
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        lines[r] = F::load_rows(a.data + m + (n + r * F::depth) * a.column, a.column);
-      });
-      transpose<T>(lines);
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        F::store(lines[r], to + (m + r) * row + n / F::depth);
-      });
+      const U* const from = a.data + m + n * a.column;
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from, a.column, to + m * row + n, row);
+      } else {
+        typename F::Vector lines[static_cast<std::size_t>(width)];
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
+        });
+        transpose<T>(lines);
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        });
+      }
     }
     for (Index r = m; r < m + width; ++r) {
       copy_left_row<T>(a.data + r, a.column, whole, N, to + r * row);
@@ -13484,7 +13494,7 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
 }
 
 template <Scalar T, class U>
-HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
+[[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
@@ -13534,14 +13544,18 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   const Index whole_k = K / square * square, whole_n = count / width * width;
   for (Index n = 0; n < whole_n; n += width) {
     for (Index k = 0; k < whole_k; k += square) {
-      typename F::Vector rows[std::size_t{Simd<T>::width}];
       Element<T>* const to = packed + k / F::depth * columns + n;
-      unrolled<Simd<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        rows[r] = F::load_steps(from + (n + r) * column + k);
-      });
-      transpose<T>(rows);
-      unrolled<Simd<T>::width>([&](auto r)
-                                   HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from + n * column + k, column, to, columns);
+      } else {
+        typename F::Vector rows[std::size_t{width}];
+        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          rows[r] = F::load_steps(from + (n + r) * column + k);
+        });
+        transpose<T>(rows);
+        unrolled<width>([&](auto r)
+                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      }
     }
   }
   for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
@@ -13713,14 +13727,19 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   Index m = 0;
   for (; a.row == 1 && a.column != 1 && m + width <= rows; m += width) {
     for (Index n = 0; n < whole; n += square) {
-      typename F::Vector lines[static_cast<std::size_t>(width)];
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        lines[r] = F::load_rows(a.data + m + (n + r * F::depth) * a.column, a.column);
-      });
-      transpose<T>(lines);
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        F::store(lines[r], to + (m + r) * row + n / F::depth);
-      });
+      const U* const from = a.data + m + n * a.column;
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from, a.column, to + m * row + n, row);
+      } else {
+        typename F::Vector lines[static_cast<std::size_t>(width)];
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
+        });
+        transpose<T>(lines);
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        });
+      }
     }
     for (Index r = m; r < m + width; ++r) {
       copy_left_row<T>(a.data + r, a.column, whole, N, to + r * row);
@@ -19454,7 +19473,7 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
 }
 
 template <Scalar T, class U>
-HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
+[[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
@@ -19504,14 +19523,18 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   const Index whole_k = K / square * square, whole_n = count / width * width;
   for (Index n = 0; n < whole_n; n += width) {
     for (Index k = 0; k < whole_k; k += square) {
-      typename F::Vector rows[std::size_t{Simd<T>::width}];
       Element<T>* const to = packed + k / F::depth * columns + n;
-      unrolled<Simd<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        rows[r] = F::load_steps(from + (n + r) * column + k);
-      });
-      transpose<T>(rows);
-      unrolled<Simd<T>::width>([&](auto r)
-                                   HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from + n * column + k, column, to, columns);
+      } else {
+        typename F::Vector rows[std::size_t{width}];
+        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          rows[r] = F::load_steps(from + (n + r) * column + k);
+        });
+        transpose<T>(rows);
+        unrolled<width>([&](auto r)
+                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      }
     }
   }
   for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
@@ -19683,14 +19706,19 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   Index m = 0;
   for (; a.row == 1 && a.column != 1 && m + width <= rows; m += width) {
     for (Index n = 0; n < whole; n += square) {
-      typename F::Vector lines[static_cast<std::size_t>(width)];
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        lines[r] = F::load_rows(a.data + m + (n + r * F::depth) * a.column, a.column);
-      });
-      transpose<T>(lines);
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        F::store(lines[r], to + (m + r) * row + n / F::depth);
-      });
+      const U* const from = a.data + m + n * a.column;
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from, a.column, to + m * row + n, row);
+      } else {
+        typename F::Vector lines[static_cast<std::size_t>(width)];
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
+        });
+        transpose<T>(lines);
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        });
+      }
     }
     for (Index r = m; r < m + width; ++r) {
       copy_left_row<T>(a.data + r, a.column, whole, N, to + r * row);
@@ -34176,11 +34204,10 @@ template <class T, class W>
   trace.record(name, branch);
 }
 
-/// Gradients from the output down to the heads.
+/// Gradients of the heads.
 template <class T>
-[[gnu::cold]] void trace_backward_heads(In<T, 3> dy, In<T, 4> d_heads, In<T, 4> dq, In<T, 4> dk,
-                                        In<T, 4> dv, Trace& trace) {
-  trace.record("dA_out", dy);
+[[gnu::cold]] void trace_backward_heads(In<T, 4> d_heads, In<T, 4> dq, In<T, 4> dk, In<T, 4> dv,
+                                        Trace& trace) {
   trace.record("dAO_heads", d_heads);
   trace.record("dQ", dq);
   trace.record("dK", dk);
@@ -34308,6 +34335,20 @@ template <class T>
 struct ProjectionGradients {
   Tensor<T, 3> qkv;      // [B, L, H d + G d + G dv]
   Tensor<T, 3> q, k, v;  // [B, L, H d], [B, S, G d], [B, S, G dv]
+
+  /// Those of queries, keys and values, wherever they lie.
+  ///@{
+  Out<T, 3> of_q(const MultiHeadAttentionOptions& o) { return of(q, 0, o.q_width()); }
+  Out<T, 3> of_k(const MultiHeadAttentionOptions& o) { return of(k, o.q_width(), o.k_width()); }
+  Out<T, 3> of_v(const MultiHeadAttentionOptions& o) {
+    return of(v, o.q_width() + o.k_width(), o.v_width());
+  }
+  ///@}
+
+ private:
+  Out<T, 3> of(Tensor<T, 3>& own, Index begin, Index width) {
+    return qkv.absent() ? Out<T, 3>(own) : slice(qkv, 2, begin, width);
+  }
 };
 
 template <class T>
@@ -34331,16 +34372,14 @@ ProjectionGradients<T> projection_gradients(const MultiHeadAttentionCache<T>& ca
 template <class T, class W>
 GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
                                 const MultiHeadAttentionParameters<T, W>& p,
-                                const MultiHeadAttentionCache<T>& cache, In<T, 3> dy,
+                                const MultiHeadAttentionCache<T>& cache,
                                 const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
                                 const ScoreGradients<T>& score, const Context& context) {
   const auto read = heads_of(o, cache);
   const auto& [q, k, v] = read;
-  const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
-  const bool self = cache.self_attention;
-  const auto dq = split_heads(self ? slice(d.qkv, 2, 0, qw) : as_view(d.q), o.num_heads);
-  const auto dk = split_heads(self ? slice(d.qkv, 2, qw, kw) : as_view(d.k), o.num_kv_heads);
-  const auto dv = split_heads(self ? slice(d.qkv, 2, qw + kw, vw) : as_view(d.v), o.num_kv_heads);
+  const auto dq = split_heads(d.of_q(o), o.num_heads);
+  const auto dk = split_heads(d.of_k(o), o.num_kv_heads);
+  const auto dv = split_heads(d.of_v(o), o.num_kv_heads);
   const In<T, 4> d_heads = split_heads(d_context, o.num_heads);
   const auto options = cache.call.attention();
   if (cache.call.path == Path::materialized) {
@@ -34356,7 +34395,7 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
   }
   GainGradients<T> gains = place_heads_backward<T>(o, p, cache, dq, dk, context);
   if (context.trace != nullptr) {
-    trace_backward_heads<T>(dy, d_heads, dq, dk, dv, *context.trace);
+    trace_backward_heads<T>(d_heads, dq, dk, dv, *context.trace);
   }
   return gains;
 }
@@ -34433,15 +34472,11 @@ class WeightGradients {
 template <class T, class W>
 [[gnu::cold]] void trace_backward_inputs(const MultiHeadAttentionOptions& o,
                                          const MultiHeadAttentionParameters<T, W>& p,
-                                         const ProjectionGradients<T>& d, bool self,
-                                         In<T, 3> dx_norm, Trace& trace) {
-  const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
-  const In<T, 3> dq = self ? In<T, 3>(slice(d.qkv, 2, 0, qw)) : In<T, 3>(d.q);
-  const In<T, 3> dk = self ? In<T, 3>(slice(d.qkv, 2, qw, kw)) : In<T, 3>(d.k);
-  const In<T, 3> dv = self ? In<T, 3>(slice(d.qkv, 2, qw + kw, vw)) : In<T, 3>(d.v);
-  trace_branch("dX_norm,Q", dq, In<W, 2>(p.W_Q()), trace);
-  trace_branch("dX_norm,K", dk, In<W, 2>(p.W_K()), trace);
-  trace_branch("dX_norm,V", dv, In<W, 2>(p.W_V()), trace);
+                                         ProjectionGradients<T>& d, In<T, 3> dx_norm,
+                                         Trace& trace) {
+  trace_branch("dX_norm,Q", In<T, 3>(d.of_q(o)), In<W, 2>(p.W_Q()), trace);
+  trace_branch("dX_norm,K", In<T, 3>(d.of_k(o)), In<W, 2>(p.W_K()), trace);
+  trace_branch("dX_norm,V", In<T, 3>(d.of_v(o)), In<W, 2>(p.W_V()), trace);
   trace.record("dX_norm", dx_norm);
 }
 
@@ -34467,6 +34502,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(
     of_inputs.value = like(inputs.value);
   }
 
+  if (context.trace != nullptr) context.trace->record("dA_out", dy_in);
   // 7 dropout
   Tensor<T, 3> dy_storage;
   In<T, 3> dy = uniform_rows(dy_in, dy_storage, context.memory);
@@ -34485,11 +34521,11 @@ CrossAttentionGradients<T> multi_head_attention_backward(
   ProjectionGradients<T> d = projection_gradients(cache, context);
   ScoreGradientTensors<T> of_scores(gradients.score, context.memory);
   const GainGradients<T> gains =
-      backward_heads(o, p, cache, dy_in, d_context, d, of_scores.views(), context);
+      backward_heads(o, p, cache, d_context, d, of_scores.views(), context);
   // 2 linear
   backward_projections(p, inputs, cache.self_attention, d, of_inputs, context);
   if (context.trace != nullptr) {
-    trace_backward_inputs<T>(o, p, d, cache.self_attention, of_inputs.query, *context.trace);
+    trace_backward_inputs<T>(o, p, d, of_inputs.query, *context.trace);
   }
   // The gradients of the parameters of 6 linear and 2 linear, and
   // 1 layer_norm
@@ -39376,7 +39412,7 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
 }
 
 template <Scalar T, class U>
-HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
+[[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
@@ -39426,14 +39462,18 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   const Index whole_k = K / square * square, whole_n = count / width * width;
   for (Index n = 0; n < whole_n; n += width) {
     for (Index k = 0; k < whole_k; k += square) {
-      typename F::Vector rows[std::size_t{Simd<T>::width}];
       Element<T>* const to = packed + k / F::depth * columns + n;
-      unrolled<Simd<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        rows[r] = F::load_steps(from + (n + r) * column + k);
-      });
-      transpose<T>(rows);
-      unrolled<Simd<T>::width>([&](auto r)
-                                   HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from + n * column + k, column, to, columns);
+      } else {
+        typename F::Vector rows[std::size_t{width}];
+        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          rows[r] = F::load_steps(from + (n + r) * column + k);
+        });
+        transpose<T>(rows);
+        unrolled<width>([&](auto r)
+                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      }
     }
   }
   for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
@@ -39605,14 +39645,19 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   Index m = 0;
   for (; a.row == 1 && a.column != 1 && m + width <= rows; m += width) {
     for (Index n = 0; n < whole; n += square) {
-      typename F::Vector lines[static_cast<std::size_t>(width)];
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        lines[r] = F::load_rows(a.data + m + (n + r * F::depth) * a.column, a.column);
-      });
-      transpose<T>(lines);
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        F::store(lines[r], to + (m + r) * row + n / F::depth);
-      });
+      const U* const from = a.data + m + n * a.column;
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from, a.column, to + m * row + n, row);
+      } else {
+        typename F::Vector lines[static_cast<std::size_t>(width)];
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
+        });
+        transpose<T>(lines);
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        });
+      }
     }
     for (Index r = m; r < m + width; ++r) {
       copy_left_row<T>(a.data + r, a.column, whole, N, to + r * row);
@@ -43453,7 +43498,7 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
 }
 
 template <Scalar T, class U>
-HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
+[[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
@@ -43503,14 +43548,18 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   const Index whole_k = K / square * square, whole_n = count / width * width;
   for (Index n = 0; n < whole_n; n += width) {
     for (Index k = 0; k < whole_k; k += square) {
-      typename F::Vector rows[std::size_t{Simd<T>::width}];
       Element<T>* const to = packed + k / F::depth * columns + n;
-      unrolled<Simd<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        rows[r] = F::load_steps(from + (n + r) * column + k);
-      });
-      transpose<T>(rows);
-      unrolled<Simd<T>::width>([&](auto r)
-                                   HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from + n * column + k, column, to, columns);
+      } else {
+        typename F::Vector rows[std::size_t{width}];
+        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          rows[r] = F::load_steps(from + (n + r) * column + k);
+        });
+        transpose<T>(rows);
+        unrolled<width>([&](auto r)
+                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      }
     }
   }
   for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
@@ -43682,14 +43731,19 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   Index m = 0;
   for (; a.row == 1 && a.column != 1 && m + width <= rows; m += width) {
     for (Index n = 0; n < whole; n += square) {
-      typename F::Vector lines[static_cast<std::size_t>(width)];
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        lines[r] = F::load_rows(a.data + m + (n + r * F::depth) * a.column, a.column);
-      });
-      transpose<T>(lines);
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        F::store(lines[r], to + (m + r) * row + n / F::depth);
-      });
+      const U* const from = a.data + m + n * a.column;
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from, a.column, to + m * row + n, row);
+      } else {
+        typename F::Vector lines[static_cast<std::size_t>(width)];
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
+        });
+        transpose<T>(lines);
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        });
+      }
     }
     for (Index r = m; r < m + width; ++r) {
       copy_left_row<T>(a.data + r, a.column, whole, N, to + r * row);
@@ -47526,7 +47580,7 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
 }
 
 template <Scalar T, class U>
-HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
+[[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
@@ -47576,14 +47630,18 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   const Index whole_k = K / square * square, whole_n = count / width * width;
   for (Index n = 0; n < whole_n; n += width) {
     for (Index k = 0; k < whole_k; k += square) {
-      typename F::Vector rows[std::size_t{Simd<T>::width}];
       Element<T>* const to = packed + k / F::depth * columns + n;
-      unrolled<Simd<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        rows[r] = F::load_steps(from + (n + r) * column + k);
-      });
-      transpose<T>(rows);
-      unrolled<Simd<T>::width>([&](auto r)
-                                   HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from + n * column + k, column, to, columns);
+      } else {
+        typename F::Vector rows[std::size_t{width}];
+        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          rows[r] = F::load_steps(from + (n + r) * column + k);
+        });
+        transpose<T>(rows);
+        unrolled<width>([&](auto r)
+                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      }
     }
   }
   for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
@@ -47755,14 +47813,19 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   Index m = 0;
   for (; a.row == 1 && a.column != 1 && m + width <= rows; m += width) {
     for (Index n = 0; n < whole; n += square) {
-      typename F::Vector lines[static_cast<std::size_t>(width)];
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        lines[r] = F::load_rows(a.data + m + (n + r * F::depth) * a.column, a.column);
-      });
-      transpose<T>(lines);
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        F::store(lines[r], to + (m + r) * row + n / F::depth);
-      });
+      const U* const from = a.data + m + n * a.column;
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from, a.column, to + m * row + n, row);
+      } else {
+        typename F::Vector lines[static_cast<std::size_t>(width)];
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
+        });
+        transpose<T>(lines);
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        });
+      }
     }
     for (Index r = m; r < m + width; ++r) {
       copy_left_row<T>(a.data + r, a.column, whole, N, to + r * row);
@@ -51599,7 +51662,7 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
 }
 
 template <Scalar T, class U>
-HEADWISE_INLINE void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
+[[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   using S = Simd<T>;
   typename S::Vector rows[std::size_t{S::width}];
   unrolled<S::width>([&](auto r)
@@ -51649,14 +51712,18 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   const Index whole_k = K / square * square, whole_n = count / width * width;
   for (Index n = 0; n < whole_n; n += width) {
     for (Index k = 0; k < whole_k; k += square) {
-      typename F::Vector rows[std::size_t{Simd<T>::width}];
       Element<T>* const to = packed + k / F::depth * columns + n;
-      unrolled<Simd<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        rows[r] = F::load_steps(from + (n + r) * column + k);
-      });
-      transpose<T>(rows);
-      unrolled<Simd<T>::width>([&](auto r)
-                                   HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from + n * column + k, column, to, columns);
+      } else {
+        typename F::Vector rows[std::size_t{width}];
+        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          rows[r] = F::load_steps(from + (n + r) * column + k);
+        });
+        transpose<T>(rows);
+        unrolled<width>([&](auto r)
+                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
+      }
     }
   }
   for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
@@ -51828,14 +51895,19 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   Index m = 0;
   for (; a.row == 1 && a.column != 1 && m + width <= rows; m += width) {
     for (Index n = 0; n < whole; n += square) {
-      typename F::Vector lines[static_cast<std::size_t>(width)];
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        lines[r] = F::load_rows(a.data + m + (n + r * F::depth) * a.column, a.column);
-      });
-      transpose<T>(lines);
-      unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-        F::store(lines[r], to + (m + r) * row + n / F::depth);
-      });
+      const U* const from = a.data + m + n * a.column;
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from, a.column, to + m * row + n, row);
+      } else {
+        typename F::Vector lines[static_cast<std::size_t>(width)];
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
+        });
+        transpose<T>(lines);
+        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        });
+      }
     }
     for (Index r = m; r < m + width; ++r) {
       copy_left_row<T>(a.data + r, a.column, whole, N, to + r * row);

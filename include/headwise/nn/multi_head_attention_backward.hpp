@@ -52,6 +52,20 @@ template <class T>
 struct ProjectionGradients {
   Tensor<T, 3> qkv;      // [B, L, H d + G d + G dv]
   Tensor<T, 3> q, k, v;  // [B, L, H d], [B, S, G d], [B, S, G dv]
+
+  /// Those of queries, keys and values, wherever they lie.
+  ///@{
+  Out<T, 3> of_q(const MultiHeadAttentionOptions& o) { return of(q, 0, o.q_width()); }
+  Out<T, 3> of_k(const MultiHeadAttentionOptions& o) { return of(k, o.q_width(), o.k_width()); }
+  Out<T, 3> of_v(const MultiHeadAttentionOptions& o) {
+    return of(v, o.q_width() + o.k_width(), o.v_width());
+  }
+  ///@}
+
+ private:
+  Out<T, 3> of(Tensor<T, 3>& own, Index begin, Index width) {
+    return qkv.absent() ? Out<T, 3>(own) : slice(qkv, 2, begin, width);
+  }
 };
 
 template <class T>
@@ -75,16 +89,14 @@ ProjectionGradients<T> projection_gradients(const MultiHeadAttentionCache<T>& ca
 template <class T, class W>
 GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
                                 const MultiHeadAttentionParameters<T, W>& p,
-                                const MultiHeadAttentionCache<T>& cache, In<T, 3> dy,
+                                const MultiHeadAttentionCache<T>& cache,
                                 const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
                                 const ScoreGradients<T>& score, const Context& context) {
   const auto read = heads_of(o, cache);
   const auto& [q, k, v] = read;
-  const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
-  const bool self = cache.self_attention;
-  const auto dq = split_heads(self ? slice(d.qkv, 2, 0, qw) : as_view(d.q), o.num_heads);
-  const auto dk = split_heads(self ? slice(d.qkv, 2, qw, kw) : as_view(d.k), o.num_kv_heads);
-  const auto dv = split_heads(self ? slice(d.qkv, 2, qw + kw, vw) : as_view(d.v), o.num_kv_heads);
+  const auto dq = split_heads(d.of_q(o), o.num_heads);
+  const auto dk = split_heads(d.of_k(o), o.num_kv_heads);
+  const auto dv = split_heads(d.of_v(o), o.num_kv_heads);
   const In<T, 4> d_heads = split_heads(d_context, o.num_heads);
   const auto options = cache.call.attention();
   if (cache.call.path == Path::materialized) {
@@ -100,7 +112,7 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
   }
   GainGradients<T> gains = place_heads_backward<T>(o, p, cache, dq, dk, context);
   if (context.trace != nullptr) {
-    trace_backward_heads<T>(dy, d_heads, dq, dk, dv, *context.trace);
+    trace_backward_heads<T>(d_heads, dq, dk, dv, *context.trace);
   }
   return gains;
 }
@@ -177,15 +189,11 @@ class WeightGradients {
 template <class T, class W>
 [[gnu::cold]] void trace_backward_inputs(const MultiHeadAttentionOptions& o,
                                          const MultiHeadAttentionParameters<T, W>& p,
-                                         const ProjectionGradients<T>& d, bool self,
-                                         In<T, 3> dx_norm, Trace& trace) {
-  const Index qw = o.q_width(), kw = o.k_width(), vw = o.v_width();
-  const In<T, 3> dq = self ? In<T, 3>(slice(d.qkv, 2, 0, qw)) : In<T, 3>(d.q);
-  const In<T, 3> dk = self ? In<T, 3>(slice(d.qkv, 2, qw, kw)) : In<T, 3>(d.k);
-  const In<T, 3> dv = self ? In<T, 3>(slice(d.qkv, 2, qw + kw, vw)) : In<T, 3>(d.v);
-  trace_branch("dX_norm,Q", dq, In<W, 2>(p.W_Q()), trace);
-  trace_branch("dX_norm,K", dk, In<W, 2>(p.W_K()), trace);
-  trace_branch("dX_norm,V", dv, In<W, 2>(p.W_V()), trace);
+                                         ProjectionGradients<T>& d, In<T, 3> dx_norm,
+                                         Trace& trace) {
+  trace_branch("dX_norm,Q", In<T, 3>(d.of_q(o)), In<W, 2>(p.W_Q()), trace);
+  trace_branch("dX_norm,K", In<T, 3>(d.of_k(o)), In<W, 2>(p.W_K()), trace);
+  trace_branch("dX_norm,V", In<T, 3>(d.of_v(o)), In<W, 2>(p.W_V()), trace);
   trace.record("dX_norm", dx_norm);
 }
 
@@ -211,6 +219,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(
     of_inputs.value = like(inputs.value);
   }
 
+  if (context.trace != nullptr) context.trace->record("dA_out", dy_in);
   // 7 dropout
   Tensor<T, 3> dy_storage;
   In<T, 3> dy = uniform_rows(dy_in, dy_storage, context.memory);
@@ -229,11 +238,11 @@ CrossAttentionGradients<T> multi_head_attention_backward(
   ProjectionGradients<T> d = projection_gradients(cache, context);
   ScoreGradientTensors<T> of_scores(gradients.score, context.memory);
   const GainGradients<T> gains =
-      backward_heads(o, p, cache, dy_in, d_context, d, of_scores.views(), context);
+      backward_heads(o, p, cache, d_context, d, of_scores.views(), context);
   // 2 linear
   backward_projections(p, inputs, cache.self_attention, d, of_inputs, context);
   if (context.trace != nullptr) {
-    trace_backward_inputs<T>(o, p, d, cache.self_attention, of_inputs.query, *context.trace);
+    trace_backward_inputs<T>(o, p, d, of_inputs.query, *context.trace);
   }
   // The gradients of the parameters of 6 linear and 2 linear, and
   // 1 layer_norm

@@ -95,11 +95,10 @@ template <class T, class W>
   trace.record(name, branch);
 }
 
-/// Gradients from the output down to the heads.
+/// Gradients of the heads.
 template <class T>
-[[gnu::cold]] void trace_backward_heads(In<T, 3> dy, In<T, 4> d_heads, In<T, 4> dq, In<T, 4> dk,
-                                        In<T, 4> dv, Trace& trace) {
-  trace.record("dA_out", dy);
+[[gnu::cold]] void trace_backward_heads(In<T, 4> d_heads, In<T, 4> dq, In<T, 4> dk, In<T, 4> dv,
+                                        Trace& trace) {
   trace.record("dAO_heads", d_heads);
   trace.record("dQ", dq);
   trace.record("dK", dk);
