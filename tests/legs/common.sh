@@ -24,11 +24,11 @@ jobs() {
 }
 
 # Labels of the tests of what is around the library: examples, pages, ways to take it in, what reads
-# it beside compilers, kept corpora of fuzzing, memory and disks that fail. `./dev test` leaves them
-# to `./dev test --all`.
+# it beside compilers, kept corpora of fuzzing, mistakes of callers, memory and disks that fail.
+# `./dev test` leaves them to `./dev test --all`.
 # shellcheck disable=SC2034
-around='^(comparison|compiled|consumers|debug|documents|example|examples|fuzz|gradient_check'
-around+='|link|outside_faults|packaging)$'
+around='^(bad_calls|comparison|compiled|consumers|debug|documents|example|examples|fuzz'
+around+='|gradient_check|link|outside_faults|packaging)$'
 
 # clang_of <version> [tool]: the name of that version's clang++ (or other tool) here, or nothing.
 clang_of() {
