@@ -6897,16 +6897,23 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   }
 }
 
+/// Writes the transpose of the vectors line(0) ... line(width - 1), its rows `row` apart, as
+/// `Lines` stores them: Simd<T> or Factor<T>.
+template <Scalar T, class Lines, class To, class Line>
+HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line) {
+  constexpr Index width = Simd<T>::width;
+  typename Lines::Vector lines[std::size_t{width}];
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { lines[r] = line(r); });
+  transpose<T>(lines);
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
+}
+
 /// to [width, width] = from^T: from's rows lie `from_row` apart, to's `to_row`. (Not inlined:
 /// written out wherever it is used it was 3 % of a small program.)
 template <Scalar T, class U>
 [[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
-  using S = Simd<T>;
-  typename S::Vector rows[std::size_t{S::width}];
-  unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
-  transpose<T>(rows);
-  unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
+  store_transposed_lines<T, Simd<T>>(
+      to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
 
 /// Sets what stands behind `count` elements in their last vector to 0; no tile reads further.
@@ -6960,13 +6967,9 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        typename F::Vector rows[std::size_t{width}];
-        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          rows[r] = F::load_steps(from + (n + r) * column + k);
+        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_steps(from + (n + r) * column + k);
         });
-        transpose<T>(rows);
-        unrolled<width>([&](auto r)
-                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
       }
     }
   }
@@ -7168,13 +7171,9 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        typename F::Vector lines[static_cast<std::size_t>(width)];
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
-        });
-        transpose<T>(lines);
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        Element<T>* const element = to + m * row + n / F::depth;
+        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_rows(from + r * F::depth * a.column, a.column);
         });
       }
     }
@@ -13493,14 +13492,19 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   }
 }
 
+template <Scalar T, class Lines, class To, class Line>
+HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line) {
+  constexpr Index width = Simd<T>::width;
+  typename Lines::Vector lines[std::size_t{width}];
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { lines[r] = line(r); });
+  transpose<T>(lines);
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
+}
+
 template <Scalar T, class U>
 [[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
-  using S = Simd<T>;
-  typename S::Vector rows[std::size_t{S::width}];
-  unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
-  transpose<T>(rows);
-  unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
+  store_transposed_lines<T, Simd<T>>(
+      to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
 
 template <Scalar T>
@@ -13548,13 +13552,9 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        typename F::Vector rows[std::size_t{width}];
-        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          rows[r] = F::load_steps(from + (n + r) * column + k);
+        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_steps(from + (n + r) * column + k);
         });
-        transpose<T>(rows);
-        unrolled<width>([&](auto r)
-                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
       }
     }
   }
@@ -13731,13 +13731,9 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        typename F::Vector lines[static_cast<std::size_t>(width)];
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
-        });
-        transpose<T>(lines);
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        Element<T>* const element = to + m * row + n / F::depth;
+        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_rows(from + r * F::depth * a.column, a.column);
         });
       }
     }
@@ -19472,14 +19468,19 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   }
 }
 
+template <Scalar T, class Lines, class To, class Line>
+HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line) {
+  constexpr Index width = Simd<T>::width;
+  typename Lines::Vector lines[std::size_t{width}];
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { lines[r] = line(r); });
+  transpose<T>(lines);
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
+}
+
 template <Scalar T, class U>
 [[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
-  using S = Simd<T>;
-  typename S::Vector rows[std::size_t{S::width}];
-  unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
-  transpose<T>(rows);
-  unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
+  store_transposed_lines<T, Simd<T>>(
+      to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
 
 template <Scalar T>
@@ -19527,13 +19528,9 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        typename F::Vector rows[std::size_t{width}];
-        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          rows[r] = F::load_steps(from + (n + r) * column + k);
+        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_steps(from + (n + r) * column + k);
         });
-        transpose<T>(rows);
-        unrolled<width>([&](auto r)
-                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
       }
     }
   }
@@ -19710,13 +19707,9 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        typename F::Vector lines[static_cast<std::size_t>(width)];
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
-        });
-        transpose<T>(lines);
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        Element<T>* const element = to + m * row + n / F::depth;
+        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_rows(from + r * F::depth * a.column, a.column);
         });
       }
     }
@@ -39411,14 +39404,19 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   }
 }
 
+template <Scalar T, class Lines, class To, class Line>
+HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line) {
+  constexpr Index width = Simd<T>::width;
+  typename Lines::Vector lines[std::size_t{width}];
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { lines[r] = line(r); });
+  transpose<T>(lines);
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
+}
+
 template <Scalar T, class U>
 [[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
-  using S = Simd<T>;
-  typename S::Vector rows[std::size_t{S::width}];
-  unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
-  transpose<T>(rows);
-  unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
+  store_transposed_lines<T, Simd<T>>(
+      to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
 
 template <Scalar T>
@@ -39466,13 +39464,9 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        typename F::Vector rows[std::size_t{width}];
-        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          rows[r] = F::load_steps(from + (n + r) * column + k);
+        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_steps(from + (n + r) * column + k);
         });
-        transpose<T>(rows);
-        unrolled<width>([&](auto r)
-                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
       }
     }
   }
@@ -39649,13 +39643,9 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        typename F::Vector lines[static_cast<std::size_t>(width)];
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
-        });
-        transpose<T>(lines);
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        Element<T>* const element = to + m * row + n / F::depth;
+        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_rows(from + r * F::depth * a.column, a.column);
         });
       }
     }
@@ -43497,14 +43487,19 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   }
 }
 
+template <Scalar T, class Lines, class To, class Line>
+HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line) {
+  constexpr Index width = Simd<T>::width;
+  typename Lines::Vector lines[std::size_t{width}];
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { lines[r] = line(r); });
+  transpose<T>(lines);
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
+}
+
 template <Scalar T, class U>
 [[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
-  using S = Simd<T>;
-  typename S::Vector rows[std::size_t{S::width}];
-  unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
-  transpose<T>(rows);
-  unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
+  store_transposed_lines<T, Simd<T>>(
+      to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
 
 template <Scalar T>
@@ -43552,13 +43547,9 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        typename F::Vector rows[std::size_t{width}];
-        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          rows[r] = F::load_steps(from + (n + r) * column + k);
+        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_steps(from + (n + r) * column + k);
         });
-        transpose<T>(rows);
-        unrolled<width>([&](auto r)
-                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
       }
     }
   }
@@ -43735,13 +43726,9 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        typename F::Vector lines[static_cast<std::size_t>(width)];
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
-        });
-        transpose<T>(lines);
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        Element<T>* const element = to + m * row + n / F::depth;
+        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_rows(from + r * F::depth * a.column, a.column);
         });
       }
     }
@@ -47579,14 +47566,19 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   }
 }
 
+template <Scalar T, class Lines, class To, class Line>
+HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line) {
+  constexpr Index width = Simd<T>::width;
+  typename Lines::Vector lines[std::size_t{width}];
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { lines[r] = line(r); });
+  transpose<T>(lines);
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
+}
+
 template <Scalar T, class U>
 [[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
-  using S = Simd<T>;
-  typename S::Vector rows[std::size_t{S::width}];
-  unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
-  transpose<T>(rows);
-  unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
+  store_transposed_lines<T, Simd<T>>(
+      to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
 
 template <Scalar T>
@@ -47634,13 +47626,9 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        typename F::Vector rows[std::size_t{width}];
-        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          rows[r] = F::load_steps(from + (n + r) * column + k);
+        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_steps(from + (n + r) * column + k);
         });
-        transpose<T>(rows);
-        unrolled<width>([&](auto r)
-                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
       }
     }
   }
@@ -47817,13 +47805,9 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        typename F::Vector lines[static_cast<std::size_t>(width)];
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
-        });
-        transpose<T>(lines);
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        Element<T>* const element = to + m * row + n / F::depth;
+        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_rows(from + r * F::depth * a.column, a.column);
         });
       }
     }
@@ -51661,14 +51645,19 @@ HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
   }
 }
 
+template <Scalar T, class Lines, class To, class Line>
+HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line) {
+  constexpr Index width = Simd<T>::width;
+  typename Lines::Vector lines[std::size_t{width}];
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { lines[r] = line(r); });
+  transpose<T>(lines);
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
+}
+
 template <Scalar T, class U>
 [[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
-  using S = Simd<T>;
-  typename S::Vector rows[std::size_t{S::width}];
-  unrolled<S::width>([&](auto r)
-                         HEADWISE_ALWAYS_INLINE { rows[r] = load_as<T>(from + r * from_row); });
-  transpose<T>(rows);
-  unrolled<S::width>([&](auto r) HEADWISE_ALWAYS_INLINE { S::store(rows[r], to + r * to_row); });
+  store_transposed_lines<T, Simd<T>>(
+      to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
 
 template <Scalar T>
@@ -51716,13 +51705,9 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        typename F::Vector rows[std::size_t{width}];
-        unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          rows[r] = F::load_steps(from + (n + r) * column + k);
+        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_steps(from + (n + r) * column + k);
         });
-        transpose<T>(rows);
-        unrolled<width>([&](auto r)
-                            HEADWISE_ALWAYS_INLINE { F::store(rows[r], to + r * columns); });
       }
     }
   }
@@ -51899,13 +51884,9 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        typename F::Vector lines[static_cast<std::size_t>(width)];
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          lines[r] = F::load_rows(from + r * F::depth * a.column, a.column);
-        });
-        transpose<T>(lines);
-        unrolled<Tile<T>::width>([&](auto r) HEADWISE_ALWAYS_INLINE {
-          F::store(lines[r], to + (m + r) * row + n / F::depth);
+        Element<T>* const element = to + m * row + n / F::depth;
+        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_rows(from + r * F::depth * a.column, a.column);
         });
       }
     }

@@ -184,15 +184,13 @@ inline const std::vector<VariantRecipe>& variant_recipes() {
        .alibi = true,
        .relative = true,
        .bias = true,
-       .head_scale = false,
        .fading = true,
        .sinks = true,
        .window = 5,
        .first_keys = 2,
        .document = 7,
        .kept_keys = 12,
-       .every_third_hidden = true,
-       .dilated = false},
+       .every_third_hidden = true},
   };
   return recipes;
 }

@@ -39,8 +39,9 @@ inline void add_term(LawSums& sums, const Shape<4>& at, long double term, long d
   sums.absolute(at) += absolute;
 }
 
-/// What errors of a tensor are measured by: the greatest sum in it, but no less than what T tells
-/// from 0 where e^x and products underflow. (Beside a sink all of them may.)
+/// What errors of a tensor are measured by: the greatest sum in it, no less than min / epsilon^2 of
+/// T. (A kernel may take flows into scores below min / epsilon for 0, as their sums are denormal:
+/// an error of epsilon of that. Beside a sink all weights may be so small.)
 template <class T>
 double size_of(const LawSums& sums) {
   constexpr auto epsilon = static_cast<long double>(std::numeric_limits<T>::epsilon());
