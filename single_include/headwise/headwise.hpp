@@ -1759,6 +1759,16 @@ struct Position {
   }
 };
 
+/// Keys that a call lacks in the midst of a whole: its own from `at` on stand `size` further.
+struct KeyGap {
+  static constexpr Index block = 128;  // that `at` is a multiple of, as tiles are on one side of it
+
+  Index at = 0, size = 0;
+
+  /// How many are lacking before key j.
+  constexpr Index before(Index j) const { return j < at ? 0 : size; }
+};
+
 /// Pairs in a row: the first, and how far the next stands from each.
 struct PairRun {
   Position first;              // the first of them
@@ -3327,7 +3337,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 HEADWISE_STRICT_MATH_BEGIN
 
 /// Softcap, biases by distance, the user's function and the sink of head h, of L queries and S
-/// keys. Distances are j - i - (S - L): 0 where a query meets its own key.
+/// keys. Distances are j - i - (S - L), 0 where a query meets its own key; of keys before a gap
+/// that many more.
 template <Scalar T>
 struct HeadScore {
   T softcap = T(0);          // 0 for none
@@ -3338,10 +3349,11 @@ struct HeadScore {
   Index reach = 0;           // distances beyond it count as it
   bool has_sink = false;     // whether `sink` is asked for
   T sink = T(0);             // the sink's logit
-  Index offset = 0;          // S - L
+  Index offset = 0;          // S - L, and the keys that are lacking
 
   ScoreFunctionRef<T> function = {};  // the user's own
   Position first = {};                // where its pair (0, 0) stands
+  KeyGap gap = {};                    // in its keys
 
   /// Whether a score is more than scale q k^T + the biases of its mask.
   bool changes() const { return caps() || by_distance() || calls(); }
@@ -3358,7 +3370,7 @@ struct HeadScore {
   /// It, or null where there is none.
   const T* counting_sink() const { return sink_counts() ? &sink : nullptr; }
   /// The distance of a pair.
-  Index distance(Index i, Index j) const { return j - i - offset; }
+  Index distance(Index i, Index j) const { return j + gap.before(j) - i - offset; }
   /// The element of the table that a distance reads.
   Index entry(Index distance) const { return std::clamp(distance, -reach, reach) + reach; }
 
@@ -3387,9 +3399,9 @@ struct HeadScore {
     if (table != nullptr) changed = changed + table[entry(distance(i, j)) * table_step];
     return changed;
   }
-  /// Pairs from (i, j) on.
+  /// Pairs from (i, j) on, on one side of the gap.
   PairRun run(Index i, Index j, Index query_step, Index key_step, Index count) const {
-    return {first.of_pair(i, j), query_step, key_step, count};
+    return {first.of_pair(i, j + gap.before(j)), query_step, key_step, count};
   }
   /// What the user's function makes of a score.
   T call(T s, Index i, Index j) const {
@@ -27093,8 +27105,12 @@ struct AttentionOptions {
   /// From where functions of pairs and dropout count: the place that the call's first batch
   /// element, head, query and key have in a whole of which the call is a part.
   Position origin = {};
+  /// Keys that the call lacks and the whole has, as a cache that drops some of the midst, of which
+  /// biases by distance and the score function know: of forward calls without dropout and mask
+  /// functions. Masks go by the keys that are there.
+  KeyGap gap = {};
 
-  /// Throws ArgumentError unless scale, softcap, dropout and origin are in range.
+  /// Throws ArgumentError unless scale, softcap, dropout, origin and gap are in range.
   void require_in_range(std::string_view function) const {
     require_finite_scale(function, scale);
     score.require_softcap(function);
@@ -27107,6 +27123,18 @@ struct AttentionOptions {
     require(!dropout.active() || (origin.query == 0 && origin.key == 0), function,
             "origin moves queries or keys, expected 0 with dropout of the weights: its masks count "
             "those of the call");
+    require(gap.at >= 0 && gap.at <= most && gap.at % KeyGap::block == 0, function, "gap.at is ",
+            gap.at, ", expected a multiple of ", KeyGap::block, " from 0 to 2^62");
+    require(gap.size >= 0 && gap.size <= most - origin.key, function, "gap.size is ", gap.size,
+            ", expected 0 to ", most - origin.key, " (2^62 - origin.key)");
+    require(gap.size == 0 || (!dropout.active() && mask.functions().empty()), function,
+            "gap lacks keys, expected none with dropout of the weights or mask functions: they "
+            "count the keys of the call");
+  }
+  /// Throws ArgumentError where keys are lacking: backward and packed sequences know no gap.
+  void require_no_gap(std::string_view function) const {
+    require(gap.size == 0, function, "gap lacks ", gap.size,
+            " keys, expected none: it is for forward calls of batches");
   }
 };
 
@@ -27212,9 +27240,9 @@ HEADWISE_STRICT_MATH_BEGIN
 
 /// What the options do to the scores of head h, whose pair (0, 0) stands at `first`.
 template <class T>
-HeadScore<T> head_score(const ScoreOptions<T>& options, const Position& first, Index h, Index L,
-                        Index S) {
-  HeadScore<T> score{.offset = S - L};
+HeadScore<T> head_score(const ScoreOptions<T>& options, const Position& first, const KeyGap& gap,
+                        Index h, Index L, Index S) {
+  HeadScore<T> score{.offset = S - L + gap.size, .gap = gap};
   score.function = options.function;
   score.first = first;
   if (options.softcap) score.softcap = *options.softcap;
@@ -27257,7 +27285,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           DropoutMask(options.dropout, DropoutStream::weights),
           first.batch,
           first.head,
-          head_score(options.score, first, h, L, S)};
+          head_score(options.score, first, options.gap, h, L, S)};
 }
 
 /// Head h's rows of batch element b, as they are stored.
@@ -27702,6 +27730,7 @@ AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionIn
   const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
   const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
   const auto sizes = require_attention<T>(function, q, k, v, options);
+  options.require_no_gap(function);
   const auto [B, H, G, L, S, d, width_v] = sizes;
   require_shape(function, "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
   require_shape(function, "weights", weights, Shape{B, H, L, S}, "q by keys of k");
@@ -28530,6 +28559,7 @@ void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
   const auto& [q, k, v] = inputs;
   const auto& [dq, dk, dv, d_score] = gradients;
   const auto sizes = require_attention<T>(function, q, k, v, options);
+  options.require_no_gap(function);
   require_flash_backward<T, 4, U>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv}, options,
                                   d_score);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
@@ -32034,6 +32064,7 @@ FlashSequences require_packed(std::string_view function, const PackedSequences<U
   const Index B = static_cast<Index>(x.query_starts.size()) - 1;
   require_packed_mask<T>(function, options.mask, B, H, x.key_starts);
   options.require_in_range(function);
+  options.require_no_gap(function);
   options.score.require_heads(function, H);
   return {{B, H, G, N, M, d, dv}, SequenceRows(x.query_starts), SequenceRows(x.key_starts)};
 }
@@ -35339,8 +35370,10 @@ struct KeyValueSequence {
   constexpr Index held() const { return length - dropped; }
   /// The position of the key in a slot.
   constexpr Index position(const KeyValueSlots& slots, Index slot) const {
-    return slot < slots.first ? slot : slot + dropped;
+    return slot + gap(slots).before(slot);
   }
+  /// What the slots lack of the sequence.
+  constexpr KeyGap gap(const KeyValueSlots& slots) const { return {slots.first, dropped}; }
   /// How many more could be dropped: blocks that no query from `length` on sees.
   constexpr Index droppable(const KeyValueSlots& slots) const {
     if (slots.window == 0) return 0;
@@ -35540,6 +35573,12 @@ class KeyValueCache {
     require(slot >= 0 && slot < at(b).held(), function, "slot is ", slot, ", expected one of the ",
             at(b).held(), " keys that are held");
     return at(b).position(slots_, slot);
+  }
+  /// The keys of sequence b that were dropped, for AttentionOptions::gap of a call over k(b), where
+  /// biases by distance or a score function ask where keys stand.
+  KeyGap gap(Index b) const {
+    require_sequence("KeyValueCache::gap", b);
+    return at(b).gap(slots_);
   }
   /// The options, d_value filled in, and the capacity that there is.
   const KeyValueCacheOptions& options() const { return options_; }
@@ -36007,12 +36046,10 @@ class NewTokens {
     });
   }
 
-  /// Where the first new query of sequence b and the first slot stand in it: of slots that are all
-  /// in the order of their positions.
-  Position origin(Index b) const {
-    const auto& at = cache_.at(b);
-    return {b, 0, at.length, at.dropped};
-  }
+  /// Where the first new query of sequence b stands in it.
+  Position origin(Index b) const { return {b, 0, cache_.at(b).length, 0}; }
+  /// The keys of sequence b that were dropped.
+  KeyGap gap(Index b) const { return cache_.at(b).gap(cache_.slots_); }
   /// What the new queries of sequence b see: slots behind the first keys' are in the order of their
   /// positions, and the last are the queries' own.
   AttentionMask<T> mask(Index b) const {
@@ -36072,18 +36109,13 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
   cache.require_room(function, x.extent(1), counts);
 }
 
-/// What changes their scores fits heads and cache.
+/// What changes their scores fits the heads.
 template <class T>
-void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call, Index H,
-                    const KeyValueCacheOptions& cache) {
+void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call, Index H) {
   const ScoreOptions<T>& score = call.score;
   require_finite_scale(function, call.scale);
   score.require_softcap(function);
   score.require_heads(function, H);
-  require(
-      !score.by_place() || cache.window == 0 || cache.first_keys == 0, function,
-      "score asks where keys stand, expected a cache without first keys: once some are dropped, "
-      "its slots do not tell");
 }
 
 /// All rules of multi_head_attention_step.
@@ -36095,7 +36127,7 @@ void require_step_call(const MultiHeadAttentionOptions& o,
   require(o.fused(), function,
           "kdim or vdim differ from d_model, expected a module of self-attention");
   require_new_tokens<T>(function, o, p, x, call.counts, cache);
-  require_scores<T>(function, call, o.num_heads, cache.options());
+  require_scores<T>(function, call, o.num_heads);
 }
 
 /// Step 3b of new tokens, each at the position that it has in its sequence.
@@ -36148,7 +36180,8 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
     const AttentionOptions<T> options{.mask = tokens.mask(b),
                                       .scale = call.scale,
                                       .score = call.score,
-                                      .origin = tokens.origin(b)};
+                                      .origin = tokens.origin(b),
+                                      .gap = tokens.gap(b)};
     tokens.with_keys(b, batch, tokens.held(b), [&](const auto& k, const auto& v) {
       flash_attention_forward(some_q, k, v, options, some_o, {}, context);
     });
@@ -37270,7 +37303,7 @@ void require_block_step(const TransformerBlock<T, W>& block, const In<U, 3>& x,
   const TransformerBlockOptions& o = block.options();
   require_new_tokens<T>(function, o.attention(), block.parameters().attention, x, call.counts,
                         cache);
-  require_scores<T>(function, call, o.num_heads, cache.options());
+  require_scores<T>(function, call, o.num_heads);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -103,6 +103,15 @@ std::vector<Rule> options() {
   const auto moved = [](const Position& given) {
     return [given](Call& c) { c.options.origin = given, c.options.dropout.rate = 0.5; };
   };
+  const auto gap = [](const KeyGap& given) {
+    return [given](Call& c) { c.options.origin.key = 1, c.options.gap = given; };
+  };
+  static const auto function = mask_function([](const Position& at) { return at.key != 2; });
+  const std::string no_gap = ", expected 0 to 4611686018427387903 (2^62 - origin.key)",
+                    no_block = ", expected a multiple of 128 from 0 to 2^62",
+                    gap_counted =
+                        "gap lacks keys, expected none with dropout of the weights or "
+                        "mask functions: they count the keys of the call";
   const std::string no_origin = ", expected 0 to 2^62",
                     counted =
                         "origin moves queries or keys, expected 0 with dropout of the weights: its "
@@ -128,6 +137,13 @@ std::vector<Rule> options() {
        false},
       {counted, moved({.query = 1}), false},
       {counted, moved({.key = 1}), false},
+      {"gap.at is -128" + no_block, gap({-128, 5}), false},
+      {"gap.at is 64" + no_block, gap({64, 5}), false},
+      {"gap.at is 4611686018427388032" + no_block, gap({(Index{1} << 62) + 128, 5}), false},
+      {"gap.size is -1" + no_gap, gap({128, -1}), false},
+      {"gap.size is 4611686018427387904" + no_gap, gap({128, Index{1} << 62}), false},
+      {gap_counted, [](Call& c) { c.options.gap.size = 5, c.options.dropout.rate = 0.5; }, false},
+      {gap_counted, [](Call& c) { c.options.gap.size = 5, c.options.mask.add(function); }, false},
       {no_softcap, softcap(0), false},
       {no_softcap, softcap(-2), false},
       {no_softcap, softcap(1e-310), false},
@@ -137,6 +153,14 @@ std::vector<Rule> options() {
       {no_scale, scale(-infinity), false},
       {no_scale, scale(std::numeric_limits<double>::quiet_NaN()), false},
   };
+}
+
+std::vector<Rule> options_of_forward() {
+  return {{"gap lacks 5 keys, expected none: it is for forward calls of batches",
+           [](Call& c) {
+             c.options.gap = {128, 5};
+           },
+           false}};
 }
 
 std::vector<Rule> inputs() {
@@ -186,7 +210,9 @@ std::vector<Rule> inputs() {
 }
 
 const Refusals of_inputs(table(all, inputs())), of_masks(table(all, masks())),
-    of_options(table(all, options())), of_documents(table(all, documents<Index>())),
+    of_options(table(all, options())),
+    of_forward(table({backward, flash_backward}, options_of_forward())),
+    of_documents(table(all, documents<Index>())),
     of_narrow_documents(table(all, documents<std::int32_t>()));
 
 }  // namespace
@@ -213,6 +239,7 @@ TEST_CASE("attentions refuse documents without an id for each key, or in parts",
 
 TEST_CASE("attentions refuse key lengths, rates and scales out of range", "[bad_calls]") {
   of_options.check();
+  of_forward.check();
 }
 
 }  // namespace bad_calls_attention_inputs

@@ -160,6 +160,8 @@ const Refusals decoding(all_of({
         argument_error("KeyValueCache::position: slot is -1, expected one of the " +
                            std::to_string(Windowed{}.cache.v(0).extent(2)) + " keys that are held",
                        [](Witness&) { (void)Windowed{}.cache.position(0, -1); }),
+        argument_error("KeyValueCache::gap: b is 1, expected 0 to 0, a sequence of the batch",
+                       [](Witness&) { (void)Windowed{}.cache.gap(1); }),
         argument_error("KeyValueCache::k: b is 1, expected 0 to 0, a sequence of the batch",
                        [](Witness&) { (void)Windowed{}.cache.k(1); }),
         argument_error("KeyValueCache::v: b is 1, expected 0 to 0, a sequence of the batch",

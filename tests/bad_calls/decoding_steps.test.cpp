@@ -16,11 +16,6 @@ struct Step {
   View<3> x = m.tensor(2, 2, 6);
   std::vector<Index> counts = {};
   MultiHeadAttentionStepCall<double> options = {};
-  /// What changes scores, over a window with first keys.
-  ScoreOptions<double>& keep_first_keys() {
-    cache = key_value_cache(attention, {.batch_size = 2, .window = 3, .first_keys = 1});
-    return options.score;
-  }
   void call() {
     options.counts = counts;
     try {
@@ -31,15 +26,9 @@ struct Step {
     }
   }
 };
-const auto placed = score_function<double>(
-    [](auto s, const Position& at) { return s * static_cast<double>(at.key); });
-
 /// What changes scores, for steps of attention and of a block alike: 2 heads.
 template <class C>
 std::vector<Refusal> of_scores(const std::string& function) {
-  const std::string no_places = function +
-                                "score asks where keys stand, expected a cache without first keys: "
-                                "once some are dropped, its slots do not tell";
   return {
       argument<C>(function + "scale is not finite, expected a number, or none for 1 / sqrt(d)",
                   [](auto& c) { c.options.scale = std::numeric_limits<double>::infinity(); }),
@@ -55,9 +44,6 @@ std::vector<Refusal> of_scores(const std::string& function) {
                [](auto& c) { c.options.score.relative_bias = c.m.tensor(2, 4); }),
       shape<C>(function + "relative_bias is [2, -5], expected extents of 0 or more",
                [](auto& c) { c.options.score.relative_bias = c.m.null(2, -5); }),
-      argument<C>(no_places, [](auto& c) { c.keep_first_keys().alibi_slopes = c.m.tensor(2); }),
-      argument<C>(no_places, [](auto& c) { c.keep_first_keys().relative_bias = c.m.tensor(2, 5); }),
-      argument<C>(no_places, [](auto& c) { c.keep_first_keys().function = placed; }),
   };
 }
 
@@ -124,12 +110,6 @@ struct BlockStep {
   View<3> x = m.tensor(2, 2, 4);
   std::vector<Index> counts = {};
   MultiHeadAttentionStepCall<double> options = {};
-  /// What changes scores, over a window with first keys.
-  ScoreOptions<double>& keep_first_keys() {
-    cache = key_value_cache<double>(block.options().attention(),
-                                    {.batch_size = 2, .window = 3, .first_keys = 1});
-    return options.score;
-  }
   void call() {
     m.keep(block.parameters()), m.keep(cache);
     options.counts = counts;

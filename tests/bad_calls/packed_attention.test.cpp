@@ -130,6 +130,9 @@ std::vector<Rule> options() {
   add("origin moves queries or keys, expected 0 with dropout of the weights: its masks count those "
       "of the call",
       [](Call& c) { c.options.origin.query = 1, c.options.dropout.rate = 0.5; });
+  add("gap lacks 5 keys, expected none: it is for forward calls of batches", [](Call& c) {
+    c.options.gap = {128, 5};
+  });
   add("softcap is not a finite, normal number above 0, expected one, or none for no cap",
       [](Call& c) { c.options.score.softcap = -1; });
   rules.push_back({"alibi_slopes is [3], expected [4] (the number of heads)",

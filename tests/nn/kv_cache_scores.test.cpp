@@ -65,7 +65,9 @@ void check_steps(const MultiHeadAttention<T>& module, const ScoreOptions<T>& sco
                  const KeyValueCacheOptions& options, const Context& context) {
   const auto x = random_tensor<T>(Shape{batch, L, Index{12}}, 7);
   MultiHeadAttentionCall<T> call{.mask = {causal}, .scale = T(0.6), .score = score};
-  if (options.window != 0) call.mask = {causal, Mask::window(options.window)};
+  if (options.window != 0) {
+    call.mask = {causal, Mask::window(options.window).keeping_first(options.first_keys)};
+  }
   const auto whole = module.forward(x, call);
   PoisonedMemory memory;
   auto cache = key_value_cache(module, options, &memory);
@@ -122,6 +124,20 @@ TEMPLATE_TEST_CASE("a cache that drops keys behind its window knows where the ot
   const Index L = 4 * kernels::kernels_here<T>().forward_keys + 50;
   for (const ScoreOptions<T>& score : scores.all()) {
     check_steps(module, score, L, {.batch_size = batch, .window = 37}, {});
+  }
+}
+
+TEMPLATE_TEST_CASE("biases by distance and functions know where the first keys of a cache stand",
+                   "[nn]", float, double) {
+  using T = TestType;
+  const auto module = drawn_module<T>();
+  const Scores<T> scores;
+  const Index block = kernels::kernels_here<T>().forward_keys;
+  for (const ScoreOptions<T>& score : scores.all()) {
+    for (const Index first : {Index{3}, block + 1}) {
+      const KeyValueCacheOptions options{.batch_size = batch, .window = 37, .first_keys = first};
+      check_steps(module, score, 5 * block + 50, options, {});
+    }
   }
 }
 

@@ -165,6 +165,12 @@ class KeyValueCache {
             at(b).held(), " keys that are held");
     return at(b).position(slots_, slot);
   }
+  /// The keys of sequence b that were dropped, for AttentionOptions::gap of a call over k(b), where
+  /// biases by distance or a score function ask where keys stand.
+  KeyGap gap(Index b) const {
+    require_sequence("KeyValueCache::gap", b);
+    return at(b).gap(slots_);
+  }
   /// The options, d_value filled in, and the capacity that there is.
   const KeyValueCacheOptions& options() const { return options_; }
 

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "headwise/score/score_function.hpp"
 #include "headwise/tensor/shape.hpp"
 
 namespace headwise::inline v0_1::detail {
@@ -41,8 +42,10 @@ struct KeyValueSequence {
   constexpr Index held() const { return length - dropped; }
   /// The position of the key in a slot.
   constexpr Index position(const KeyValueSlots& slots, Index slot) const {
-    return slot < slots.first ? slot : slot + dropped;
+    return slot + gap(slots).before(slot);
   }
+  /// What the slots lack of the sequence.
+  constexpr KeyGap gap(const KeyValueSlots& slots) const { return {slots.first, dropped}; }
   /// How many more could be dropped: blocks that no query from `length` on sees.
   constexpr Index droppable(const KeyValueSlots& slots) const {
     if (slots.window == 0) return 0;

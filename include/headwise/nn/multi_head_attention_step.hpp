@@ -40,18 +40,13 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
   cache.require_room(function, x.extent(1), counts);
 }
 
-/// What changes their scores fits heads and cache.
+/// What changes their scores fits the heads.
 template <class T>
-void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call, Index H,
-                    const KeyValueCacheOptions& cache) {
+void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call, Index H) {
   const ScoreOptions<T>& score = call.score;
   require_finite_scale(function, call.scale);
   score.require_softcap(function);
   score.require_heads(function, H);
-  require(
-      !score.by_place() || cache.window == 0 || cache.first_keys == 0, function,
-      "score asks where keys stand, expected a cache without first keys: once some are dropped, "
-      "its slots do not tell");
 }
 
 /// All rules of multi_head_attention_step.
@@ -63,7 +58,7 @@ void require_step_call(const MultiHeadAttentionOptions& o,
   require(o.fused(), function,
           "kdim or vdim differ from d_model, expected a module of self-attention");
   require_new_tokens<T>(function, o, p, x, call.counts, cache);
-  require_scores<T>(function, call, o.num_heads, cache.options());
+  require_scores<T>(function, call, o.num_heads);
 }
 
 /// Step 3b of new tokens, each at the position that it has in its sequence.
@@ -116,7 +111,8 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
     const AttentionOptions<T> options{.mask = tokens.mask(b),
                                       .scale = call.scale,
                                       .score = call.score,
-                                      .origin = tokens.origin(b)};
+                                      .origin = tokens.origin(b),
+                                      .gap = tokens.gap(b)};
     tokens.with_keys(b, batch, tokens.held(b), [&](const auto& k, const auto& v) {
       flash_attention_forward(some_q, k, v, options, some_o, {}, context);
     });

@@ -52,12 +52,10 @@ class NewTokens {
     });
   }
 
-  /// Where the first new query of sequence b and the first slot stand in it: of slots that are all
-  /// in the order of their positions.
-  Position origin(Index b) const {
-    const auto& at = cache_.at(b);
-    return {b, 0, at.length, at.dropped};
-  }
+  /// Where the first new query of sequence b stands in it.
+  Position origin(Index b) const { return {b, 0, cache_.at(b).length, 0}; }
+  /// The keys of sequence b that were dropped.
+  KeyGap gap(Index b) const { return cache_.at(b).gap(cache_.slots_); }
   /// What the new queries of sequence b see: slots behind the first keys' are in the order of their
   /// positions, and the last are the queries' own.
   AttentionMask<T> mask(Index b) const {

@@ -20,6 +20,7 @@ AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionIn
   const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
   const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
   const auto sizes = require_attention<T>(function, q, k, v, options);
+  options.require_no_gap(function);
   const auto [B, H, G, L, S, d, width_v] = sizes;
   require_shape(function, "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
   require_shape(function, "weights", weights, Shape{B, H, L, S}, "q by keys of k");

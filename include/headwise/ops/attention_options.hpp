@@ -76,8 +76,12 @@ struct AttentionOptions {
   /// From where functions of pairs and dropout count: the place that the call's first batch
   /// element, head, query and key have in a whole of which the call is a part.
   Position origin = {};
+  /// Keys that the call lacks and the whole has, as a cache that drops some of the midst, of which
+  /// biases by distance and the score function know: of forward calls without dropout and mask
+  /// functions. Masks go by the keys that are there.
+  KeyGap gap = {};
 
-  /// Throws ArgumentError unless scale, softcap, dropout and origin are in range.
+  /// Throws ArgumentError unless scale, softcap, dropout, origin and gap are in range.
   void require_in_range(std::string_view function) const {
     require_finite_scale(function, scale);
     score.require_softcap(function);
@@ -90,6 +94,18 @@ struct AttentionOptions {
     require(!dropout.active() || (origin.query == 0 && origin.key == 0), function,
             "origin moves queries or keys, expected 0 with dropout of the weights: its masks count "
             "those of the call");
+    require(gap.at >= 0 && gap.at <= most && gap.at % KeyGap::block == 0, function, "gap.at is ",
+            gap.at, ", expected a multiple of ", KeyGap::block, " from 0 to 2^62");
+    require(gap.size >= 0 && gap.size <= most - origin.key, function, "gap.size is ", gap.size,
+            ", expected 0 to ", most - origin.key, " (2^62 - origin.key)");
+    require(gap.size == 0 || (!dropout.active() && mask.functions().empty()), function,
+            "gap lacks keys, expected none with dropout of the weights or mask functions: they "
+            "count the keys of the call");
+  }
+  /// Throws ArgumentError where keys are lacking: backward and packed sequences know no gap.
+  void require_no_gap(std::string_view function) const {
+    require(gap.size == 0, function, "gap lacks ", gap.size,
+            " keys, expected none: it is for forward calls of batches");
   }
 };
 
@@ -195,9 +211,9 @@ HEADWISE_STRICT_MATH_BEGIN
 
 /// What the options do to the scores of head h, whose pair (0, 0) stands at `first`.
 template <class T>
-HeadScore<T> head_score(const ScoreOptions<T>& options, const Position& first, Index h, Index L,
-                        Index S) {
-  HeadScore<T> score{.offset = S - L};
+HeadScore<T> head_score(const ScoreOptions<T>& options, const Position& first, const KeyGap& gap,
+                        Index h, Index L, Index S) {
+  HeadScore<T> score{.offset = S - L + gap.size, .gap = gap};
   score.function = options.function;
   score.first = first;
   if (options.softcap) score.softcap = *options.softcap;
@@ -240,7 +256,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           DropoutMask(options.dropout, DropoutStream::weights),
           first.batch,
           first.head,
-          head_score(options.score, first, h, L, S)};
+          head_score(options.score, first, options.gap, h, L, S)};
 }
 
 /// Head h's rows of batch element b, as they are stored.

@@ -119,6 +119,7 @@ void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
   const auto& [q, k, v] = inputs;
   const auto& [dq, dk, dv, d_score] = gradients;
   const auto sizes = require_attention<T>(function, q, k, v, options);
+  options.require_no_gap(function);
   require_flash_backward<T, 4, U>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv}, options,
                                   d_score);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;

@@ -78,6 +78,7 @@ FlashSequences require_packed(std::string_view function, const PackedSequences<U
   const Index B = static_cast<Index>(x.query_starts.size()) - 1;
   require_packed_mask<T>(function, options.mask, B, H, x.key_starts);
   options.require_in_range(function);
+  options.require_no_gap(function);
   options.score.require_heads(function, H);
   return {{B, H, G, N, M, d, dv}, SequenceRows(x.query_starts), SequenceRows(x.key_starts)};
 }

@@ -13,7 +13,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 HEADWISE_STRICT_MATH_BEGIN
 
 /// Softcap, biases by distance, the user's function and the sink of head h, of L queries and S
-/// keys. Distances are j - i - (S - L): 0 where a query meets its own key.
+/// keys. Distances are j - i - (S - L), 0 where a query meets its own key; of keys before a gap
+/// that many more.
 template <Scalar T>
 struct HeadScore {
   T softcap = T(0);          // 0 for none
@@ -24,10 +25,11 @@ struct HeadScore {
   Index reach = 0;           // distances beyond it count as it
   bool has_sink = false;     // whether `sink` is asked for
   T sink = T(0);             // the sink's logit
-  Index offset = 0;          // S - L
+  Index offset = 0;          // S - L, and the keys that are lacking
 
   ScoreFunctionRef<T> function = {};  // the user's own
   Position first = {};                // where its pair (0, 0) stands
+  KeyGap gap = {};                    // in its keys
 
   /// Whether a score is more than scale q k^T + the biases of its mask.
   bool changes() const { return caps() || by_distance() || calls(); }
@@ -44,7 +46,7 @@ struct HeadScore {
   /// It, or null where there is none.
   const T* counting_sink() const { return sink_counts() ? &sink : nullptr; }
   /// The distance of a pair.
-  Index distance(Index i, Index j) const { return j - i - offset; }
+  Index distance(Index i, Index j) const { return j + gap.before(j) - i - offset; }
   /// The element of the table that a distance reads.
   Index entry(Index distance) const { return std::clamp(distance, -reach, reach) + reach; }
 
@@ -73,9 +75,9 @@ struct HeadScore {
     if (table != nullptr) changed = changed + table[entry(distance(i, j)) * table_step];
     return changed;
   }
-  /// Pairs from (i, j) on.
+  /// Pairs from (i, j) on, on one side of the gap.
   PairRun run(Index i, Index j, Index query_step, Index key_step, Index count) const {
-    return {first.of_pair(i, j), query_step, key_step, count};
+    return {first.of_pair(i, j + gap.before(j)), query_step, key_step, count};
   }
   /// What the user's function makes of a score.
   T call(T s, Index i, Index j) const {

@@ -22,6 +22,16 @@ struct Position {
   }
 };
 
+/// Keys that a call lacks in the midst of a whole: its own from `at` on stand `size` further.
+struct KeyGap {
+  static constexpr Index block = 128;  // that `at` is a multiple of, as tiles are on one side of it
+
+  Index at = 0, size = 0;
+
+  /// How many are lacking before key j.
+  constexpr Index before(Index j) const { return j < at ? 0 : size; }
+};
+
 /// Pairs in a row: the first, and how far the next stands from each.
 struct PairRun {
   Position first;              // the first of them
