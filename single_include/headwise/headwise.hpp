@@ -27039,8 +27039,8 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
-// headwise/ops/attention_options.hpp
-// What both attentions take, and the rules that their arguments keep.
+// headwise/ops/score_options.hpp
+// What changes scores, as a caller names it, with its gradients.
 
 namespace headwise::inline v0_1 {
 
@@ -27088,6 +27088,66 @@ struct ScoreOptions {
   }
 };
 
+/// The gradients of what changes scores, where it is learned: added to; {} for what is not asked.
+template <Scalar T>
+struct ScoreGradients {
+  InOut<T, 1> d_scale = {};          // [1]
+  InOut<T, 1> d_alibi_slopes = {};   // [H]
+  InOut<T, 2> d_relative_bias = {};  // [H or 1, 2 R + 1], as its values
+  InOut<T, 1> d_sinks = {};          // [H]
+  /// [P], of the parameters of a function of one's own, in memory apart from them.
+  InOut<T, 1> d_function = {};
+  /// Of the mask's biases in the order in which they were listed, each of its bias's shape.
+  std::array<InOut<T, 4>, AttentionMask<T>::most> d_biases = {};
+
+  /// Whether one is asked for.
+  bool any() const {
+    bool asked = !d_scale.absent() || !d_alibi_slopes.absent() || !d_relative_bias.absent() ||
+                 !d_sinks.absent() || !d_function.absent();
+    for (const InOut<T, 4>& d_bias : d_biases) asked = asked || !d_bias.absent();
+    return asked;
+  }
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// What the options do to the scores of head h, whose pair (0, 0) stands at `first`.
+template <class T>
+HeadScore<T> head_score(const ScoreOptions<T>& options, const Position& first, const KeyGap& gap,
+                        Index h, Index L, Index S) {
+  HeadScore<T> score{.offset = S - L + gap.size, .gap = gap};
+  score.function = options.function;
+  score.first = first;
+  if (options.softcap) score.softcap = *options.softcap;
+  if (!options.alibi_slopes.absent()) {
+    score.alibi = true;
+    score.slope = options.alibi_slopes(h);
+  }
+  if (const In<T, 2>& table = options.relative_bias; !table.absent()) {
+    score.table = &table(table.extent(0) == 1 ? 0 : h, 0);
+    score.table_step = table.stride(1);
+    score.reach = (table.extent(1) - 1) / 2;
+  }
+  if (!options.sinks.absent()) {
+    score.has_sink = true;
+    score.sink = options.sinks(h);
+  }
+  return score;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/ops/attention_options.hpp
+// What both attentions take, and the rules that their arguments keep.
+
+namespace headwise::inline v0_1 {
+
 /// Throws ArgumentError unless a scale is finite, or there is none.
 template <Scalar T>
 void require_finite_scale(std::string_view caller, const std::optional<T>& scale) {
@@ -27110,12 +27170,13 @@ struct AttentionOptions {
   /// functions. Masks go by the keys that are there.
   KeyGap gap = {};
 
-  /// Throws ArgumentError unless scale, softcap, dropout, origin and gap are in range.
+  static constexpr Index most = Index{1} << 62;  // that a part may be away from the whole's first
+
+  /// Throws ArgumentError unless scale, softcap, dropout and origin are in range.
   void require_in_range(std::string_view function) const {
     require_finite_scale(function, scale);
     score.require_softcap(function);
     dropout.require_valid(function);
-    constexpr Index most = Index{1} << 62;
     for (const Index first : {origin.batch, origin.head, origin.query, origin.key}) {
       require(first >= 0 && first <= most, function, "origin holds ", first,
               ", expected 0 to 2^62");
@@ -27123,6 +27184,9 @@ struct AttentionOptions {
     require(!dropout.active() || (origin.query == 0 && origin.key == 0), function,
             "origin moves queries or keys, expected 0 with dropout of the weights: its masks count "
             "those of the call");
+  }
+  /// Throws ArgumentError unless the gap is in range and all that is asked for goes with one.
+  void require_gap(std::string_view function) const {
     require(gap.at >= 0 && gap.at <= most && gap.at % KeyGap::block == 0, function, "gap.at is ",
             gap.at, ", expected a multiple of ", KeyGap::block, " from 0 to 2^62");
     require(gap.size >= 0 && gap.size <= most - origin.key, function, "gap.size is ", gap.size,
@@ -27142,27 +27206,6 @@ struct AttentionOptions {
 template <class T>
 struct AttentionInputs {
   In<T, 4> q, k, v;  // [B, H, L, d], [B, G, S, d], [B, G, S, dv]
-};
-
-/// The gradients of what changes scores, where it is learned: added to; {} for what is not asked.
-template <Scalar T>
-struct ScoreGradients {
-  InOut<T, 1> d_scale = {};          // [1]
-  InOut<T, 1> d_alibi_slopes = {};   // [H]
-  InOut<T, 2> d_relative_bias = {};  // [H or 1, 2 R + 1], as its values
-  InOut<T, 1> d_sinks = {};          // [H]
-  /// [P], of the parameters of a function of one's own, in memory apart from them.
-  InOut<T, 1> d_function = {};
-  /// Of the mask's biases in the order in which they were listed, each of its bias's shape.
-  std::array<InOut<T, 4>, AttentionMask<T>::most> d_biases = {};
-
-  /// Whether one is asked for.
-  bool any() const {
-    bool asked = !d_scale.absent() || !d_alibi_slopes.absent() || !d_relative_bias.absent() ||
-                 !d_sinks.absent() || !d_function.absent();
-    for (const InOut<T, 4>& d_bias : d_biases) asked = asked || !d_bias.absent();
-    return asked;
-  }
 };
 
 /// The gradients of queries, keys and values, of the same shapes, stored as U; overwritten. Beside
@@ -27207,6 +27250,7 @@ AttentionSizes require_attention(std::string_view function, const In<Q, 4>& q, c
   require_groups(function, H, G);
   options.mask.require_fits(function, B, H, L, S);
   options.require_in_range(function);
+  options.require_gap(function);
   options.score.require_heads(function, H);
   return sizes;
 }
@@ -27237,30 +27281,6 @@ void require_apart_from_options(std::string_view function, const Footprint& out,
 }
 
 HEADWISE_STRICT_MATH_BEGIN
-
-/// What the options do to the scores of head h, whose pair (0, 0) stands at `first`.
-template <class T>
-HeadScore<T> head_score(const ScoreOptions<T>& options, const Position& first, const KeyGap& gap,
-                        Index h, Index L, Index S) {
-  HeadScore<T> score{.offset = S - L + gap.size, .gap = gap};
-  score.function = options.function;
-  score.first = first;
-  if (options.softcap) score.softcap = *options.softcap;
-  if (!options.alibi_slopes.absent()) {
-    score.alibi = true;
-    score.slope = options.alibi_slopes(h);
-  }
-  if (const In<T, 2>& table = options.relative_bias; !table.absent()) {
-    score.table = &table(table.extent(0) == 1 ? 0 : h, 0);
-    score.table_step = table.stride(1);
-    score.reach = (table.extent(1) - 1) / 2;
-  }
-  if (!options.sinks.absent()) {
-    score.has_sink = true;
-    score.sink = options.sinks(h);
-  }
-  return score;
-}
 
 /// Head h of batch element b.
 template <class T>
