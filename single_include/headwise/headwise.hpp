@@ -8651,6 +8651,11 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
   });
 }
 
+/// Lanes begin ... end - 1 of a panel.
+struct LaneRange {
+  Index begin, end;
+};
+
 /// The pairs of at most `queries` and `keys` that ranges and masks leave visible: ranges of keys
 /// for each query, and bytes where pairs have to be asked for one by one.
 template <class T, Index queries, Index keys, bool keys_in_rows>
@@ -8716,6 +8721,20 @@ class TileMask {
   KeyRange seen_by_all(Index r, Index n) const {
     if (asked_) return {0, 0};
     return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
+  /// Of `rows` queries whole vectors, all but those in which none sees one of the keys.
+  LaneRange lanes_that_see(Index rows, KeyRange keys_here) const {
+    LaneRange lanes{0, round_up(rows, S::width)};
+    if (whole_) return lanes;
+    // Ranges grow with the query: the first have seen enough, the last do not begin yet.
+    while (lanes.begin < lanes.end &&
+           end_[std::min<Index>(rows, lanes.begin + S::width) - 1] <= keys_here.begin) {
+      lanes.begin += S::width;
+    }
+    while (lanes.begin < lanes.end && begin_[lanes.end - S::width] >= keys_here.end) {
+      lanes.end -= S::width;
+    }
+    return lanes;
   }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
@@ -9207,9 +9226,11 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     add_bias_of_queries<T>(bias_of<T>(head, n), head.visibility.hidden_below(), block, s, mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {
-    score.function.change(score.function.function,
-                          score.run(block.i0, block.j0 + j, 1, 0, block.rows), s + j * lanes);
+  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
+    const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
+    score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
+                          s + j * lanes + r);
   }
 }
 
@@ -9461,19 +9482,12 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
-  const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
   const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
-    Index from = 0, to = vectors;
-    // Ranges grow with the query: the first lanes have seen enough, the last do not begin yet.
-    while (!mask.whole() && from < to &&
-           mask.range(std::min<Index>(block.rows, (from + 1) * width) - 1).end <= j) {
-      ++from;
-    }
-    while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -9481,9 +9495,10 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       asked = ask;
     }
     const auto k = keys.from(j, 0);
-    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
-                 {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
-    count += n * (to - from) * width * d * Factor<T>::depth;
+    const Index from = seeing.begin, size = seeing.end - from;
+    run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+    count += n * size * d * Factor<T>::depth;
   }
   return count;
 }
@@ -15026,6 +15041,10 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
   });
 }
 
+struct LaneRange {
+  Index begin, end;
+};
+
 template <class T, Index queries, Index keys, bool keys_in_rows>
 class TileMask {
  public:
@@ -15078,6 +15097,18 @@ class TileMask {
   KeyRange seen_by_all(Index r, Index n) const {
     if (asked_) return {0, 0};
     return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
+  LaneRange lanes_that_see(Index rows, KeyRange keys_here) const {
+    LaneRange lanes{0, round_up(rows, S::width)};
+    if (whole_) return lanes;
+    while (lanes.begin < lanes.end &&
+           end_[std::min<Index>(rows, lanes.begin + S::width) - 1] <= keys_here.begin) {
+      lanes.begin += S::width;
+    }
+    while (lanes.begin < lanes.end && begin_[lanes.end - S::width] >= keys_here.end) {
+      lanes.end -= S::width;
+    }
+    return lanes;
   }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
@@ -15512,9 +15543,11 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     add_bias_of_queries<T>(bias_of<T>(head, n), head.visibility.hidden_below(), block, s, mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {
-    score.function.change(score.function.function,
-                          score.run(block.i0, block.j0 + j, 1, 0, block.rows), s + j * lanes);
+  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
+    const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
+    score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
+                          s + j * lanes + r);
   }
 }
 
@@ -15735,18 +15768,12 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
-  const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
   const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
-    Index from = 0, to = vectors;
-    while (!mask.whole() && from < to &&
-           mask.range(std::min<Index>(block.rows, (from + 1) * width) - 1).end <= j) {
-      ++from;
-    }
-    while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -15754,9 +15781,10 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       asked = ask;
     }
     const auto k = keys.from(j, 0);
-    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
-                 {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
-    count += n * (to - from) * width * d * Factor<T>::depth;
+    const Index from = seeing.begin, size = seeing.end - from;
+    run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+    count += n * size * d * Factor<T>::depth;
   }
   return count;
 }
@@ -21002,6 +21030,10 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
   });
 }
 
+struct LaneRange {
+  Index begin, end;
+};
+
 template <class T, Index queries, Index keys, bool keys_in_rows>
 class TileMask {
  public:
@@ -21054,6 +21086,18 @@ class TileMask {
   KeyRange seen_by_all(Index r, Index n) const {
     if (asked_) return {0, 0};
     return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
+  LaneRange lanes_that_see(Index rows, KeyRange keys_here) const {
+    LaneRange lanes{0, round_up(rows, S::width)};
+    if (whole_) return lanes;
+    while (lanes.begin < lanes.end &&
+           end_[std::min<Index>(rows, lanes.begin + S::width) - 1] <= keys_here.begin) {
+      lanes.begin += S::width;
+    }
+    while (lanes.begin < lanes.end && begin_[lanes.end - S::width] >= keys_here.end) {
+      lanes.end -= S::width;
+    }
+    return lanes;
   }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
@@ -21488,9 +21532,11 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     add_bias_of_queries<T>(bias_of<T>(head, n), head.visibility.hidden_below(), block, s, mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {
-    score.function.change(score.function.function,
-                          score.run(block.i0, block.j0 + j, 1, 0, block.rows), s + j * lanes);
+  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
+    const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
+    score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
+                          s + j * lanes + r);
   }
 }
 
@@ -21711,18 +21757,12 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
-  const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
   const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
-    Index from = 0, to = vectors;
-    while (!mask.whole() && from < to &&
-           mask.range(std::min<Index>(block.rows, (from + 1) * width) - 1).end <= j) {
-      ++from;
-    }
-    while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -21730,9 +21770,10 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       asked = ask;
     }
     const auto k = keys.from(j, 0);
-    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
-                 {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
-    count += n * (to - from) * width * d * Factor<T>::depth;
+    const Index from = seeing.begin, size = seeing.end - from;
+    run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+    count += n * size * d * Factor<T>::depth;
   }
   return count;
 }
@@ -31132,6 +31173,12 @@ class RotaryFrequencies {
     for (Index t = 0; t < view_.extent(0); ++t) values.push_back(view_(t));
     return values;
   }
+  /// Whether both have the same numbers.
+  friend bool operator==(const RotaryFrequencies& a, const RotaryFrequencies& b) {
+    bool same = a.view_.extent(0) == b.view_.extent(0);
+    for (Index t = 0; same && t < a.view_.extent(0); ++t) same = a(t) == b(t);
+    return same;
+  }
 
  private:
   std::shared_ptr<const std::vector<double>> owned_;
@@ -31149,6 +31196,11 @@ struct RotaryOptions {
 
   /// How many elements of a row of d are rotated.
   Index width_of(Index d) const { return width == 0 ? d : width; }
+  /// Whether both turn rows of d elements alike.
+  bool turns_like(const RotaryOptions& other, Index d) const {
+    return (theta == other.theta || !frequencies.absent()) && width_of(d) == other.width_of(d) &&
+           pairing == other.pairing && offset == other.offset && frequencies == other.frequencies;
+  }
 };
 
 /// cos and sin of the angles of positions 0, 1, ...
@@ -32021,8 +32073,8 @@ namespace headwise::inline v0_1 {
 /// cumulative lengths, from 0 to N and M. Sequences may be empty.
 template <class T>
 struct PackedSequences {
-  In<T, 3> q, k, v;                                 // [N, H, d], [M, G, d], [M, G, dv]
-  std::span<const Index> query_starts, key_starts;  // [B + 1]
+  In<T, 3> q, k, v;                             // [N, H, d], [M, G, d], [M, G, dv]
+  LastingSpan<Index> query_starts, key_starts;  // [B + 1]
 };
 
 /// The gradients of queries, keys and values, of their shapes, stored as U; overwritten. Beside
@@ -32910,13 +32962,14 @@ struct MultiHeadAttentionOptions {
   Index k_width() const { return num_kv_heads * d_head; }      // G d
   Index v_width() const { return num_kv_heads * d_value; }     // G dv
   Index context_width() const { return num_heads * d_value; }  // H dv
-  /// Whether what one of them left in a cache fits the other. Of resolved options.
+  /// Whether what one of them left in a cache fits the other, positions too. Of resolved options.
   bool same_shape(const MultiHeadAttentionOptions& other) const {
     return d_model == other.d_model && num_heads == other.num_heads &&
            num_kv_heads == other.num_kv_heads && d_head == other.d_head &&
            d_value == other.d_value && kdim == other.kdim && vdim == other.vdim &&
            layer_norm == other.layer_norm && qk_norm == other.qk_norm &&
-           rotary.has_value() == other.rotary.has_value();
+           rotary.has_value() == other.rotary.has_value() &&
+           (!rotary || rotary->turns_like(*other.rotary, d_head));
   }
   /// Whether queries, keys and values are projected by one matrix.
   bool fused() const { return kdim == d_model && vdim == d_model; }
@@ -35422,6 +35475,15 @@ struct KeyValueSequence {
 // headwise/nn/token_counts.hpp
 // How many of a step's tokens belong to each sequence of a batch.
 
+namespace headwise::inline v0_1 {
+
+/// What counts of tokens are read from: a vector, a span. `{}` alone is none of them, so that a
+/// call may be left out by it.
+template <class Counts>
+concept TokenCounts = std::convertible_to<const Counts&, std::span<const Index>>;
+
+}  // namespace headwise::inline v0_1
+
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// How many of n tokens count for sequence b: counts[b], or all where none are given.
@@ -36101,7 +36163,7 @@ namespace headwise::inline v0_1 {
 template <Scalar T>
 struct MultiHeadAttentionStepCall {
   /// [B]: how many of the n tokens are sequence b's, its first; the rest may hold anything. {}: all
-  std::span<const Index> counts = {};
+  LastingSpan<Index> counts = {};
   std::optional<T> scale = {};  // 1 / sqrt(d_head)
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
 };
@@ -36311,11 +36373,10 @@ Tensor<T, 3> multi_head_attention_step(
   return y;
 }
 /// The same of counts[b] new tokens of each sequence.
-template <Scalar T, KeptAs<T> W>
+template <Scalar T, KeptAs<T> W, TokenCounts Counts>
 Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T, W>& attention,
-                                       In<std::type_identity_t<T>, 3> x,
-                                       std::span<const Index> counts, KeyValueCache<T>& cache,
-                                       const Context& context = {}) {
+                                       In<std::type_identity_t<T>, 3> x, const Counts& counts,
+                                       KeyValueCache<T>& cache, const Context& context = {}) {
   return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{.counts = counts},
                                       cache, context);
 }
@@ -36338,9 +36399,9 @@ Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& atten
   });
 }
 /// The same of counts[b] new tokens of each sequence.
-template <NarrowFloat U, KeptAs<float> W>
+template <NarrowFloat U, KeptAs<float> W, TokenCounts Counts>
 Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
-                                       std::span<const Index> counts, KeyValueCache<float>& cache,
+                                       const Counts& counts, KeyValueCache<float>& cache,
                                        const Context& context = {}) {
   return multi_head_attention_step(
       attention, x, MultiHeadAttentionStepCall<float>{.counts = counts}, cache, context);
@@ -37356,9 +37417,9 @@ Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
   return y;
 }
 /// The same of counts[b] new tokens of each sequence.
-template <Scalar T, KeptAs<T> W>
+template <Scalar T, KeptAs<T> W, TokenCounts Counts>
 Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
-                                    In<std::type_identity_t<T>, 3> x, std::span<const Index> counts,
+                                    In<std::type_identity_t<T>, 3> x, const Counts& counts,
                                     KeyValueCache<T>& cache, const Context& context = {}) {
   return transformer_block_step<T>(block, x, MultiHeadAttentionStepCall<T>{.counts = counts}, cache,
                                    context);
@@ -37381,9 +37442,9 @@ Tensor<U, 3> transformer_block_step(const TransformerBlock<float, W>& block, In<
   });
 }
 /// The same of counts[b] new tokens of each sequence.
-template <NarrowFloat U, KeptAs<float> W>
+template <NarrowFloat U, KeptAs<float> W, TokenCounts Counts>
 Tensor<U, 3> transformer_block_step(const TransformerBlock<float, W>& block, In<U, 3> x,
-                                    std::span<const Index> counts, KeyValueCache<float>& cache,
+                                    const Counts& counts, KeyValueCache<float>& cache,
                                     const Context& context = {}) {
   return transformer_block_step(block, x, MultiHeadAttentionStepCall<float>{.counts = counts},
                                 cache, context);
@@ -37427,8 +37488,9 @@ struct TransformerDecoderOptions {
   std::optional<double> scale = {};    // of the scores; 1 / sqrt(d_head)
   std::optional<double> softcap = {};  // c > 0: a score becomes c tanh(score / c)
 
-  /// All of them with every default filled in. Throws ArgumentError for what makes no decoder, in
-  /// the words of the module within where it is that one's rule.
+  /// All of them with every default filled in, of a decoder in T. Throws ArgumentError for what
+  /// makes none, in the words of the module within where it is that one's rule.
+  template <Scalar T>
   TransformerDecoderOptions resolved() const {
     constexpr std::string_view function = "TransformerDecoder";
     constexpr Index most = Index{1} << 30, most_blocks = Index{1} << 16;
@@ -37441,7 +37503,7 @@ struct TransformerDecoderOptions {
     require(is_finite_option(embedding_deviation) && embedding_deviation >= 0, function,
             "embedding_deviation is ", embedding_deviation,
             ", expected a finite number of 0 or more");
-    require_attention(function);
+    require_attention<T>(function);
     TransformerDecoderOptions full = *this;
     full.block = block.resolved();
     return full;
@@ -37474,6 +37536,7 @@ struct TransformerDecoderOptions {
   }
 
  private:
+  template <Scalar T>
   void require_attention(std::string_view function) const {
     require(window >= 0, function, "window is ", window, ", expected >= 0");
     require(window == 0 || !position_vectors, function, "window is ", window,
@@ -37482,8 +37545,10 @@ struct TransformerDecoderOptions {
     require(first_keys >= 0, function, "first_keys is ", first_keys, ", expected >= 0");
     require(window != 0 || first_keys == 0, function, "first_keys is ", first_keys,
             " and window 0, expected a window beside which they are seen");
-    require_finite_scale(function, scale);
-    ScoreOptions<double>{.softcap = softcap}.require_softcap(function);
+    AttentionOptions<T> scores;
+    change_scores<T>(scores);
+    require_finite_scale(function, scores.scale);
+    scores.score.require_softcap(function);
   }
 };
 
@@ -37931,7 +37996,7 @@ class TransformerDecoder {
   /// TransformerBlock(options.block_options(n)) starts, gamma 1, beta 0. Throws ArgumentError for
   /// options that make no decoder.
   explicit TransformerDecoder(const TransformerDecoderOptions& options)
-      : options_(options.resolved()), parameters_(options_) {
+      : options_(options.resolved<T>()), parameters_(options_) {
     const double deviation = options_.embedding_deviation;
     init_normal<W>(parameters_.token, deviation, options_.block.seed, 0);
     init_normal<T>(parameters_.position, deviation, options_.block.seed, 1);
@@ -40979,6 +41044,10 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
   });
 }
 
+struct LaneRange {
+  Index begin, end;
+};
+
 template <class T, Index queries, Index keys, bool keys_in_rows>
 class TileMask {
  public:
@@ -41031,6 +41100,18 @@ class TileMask {
   KeyRange seen_by_all(Index r, Index n) const {
     if (asked_) return {0, 0};
     return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
+  LaneRange lanes_that_see(Index rows, KeyRange keys_here) const {
+    LaneRange lanes{0, round_up(rows, S::width)};
+    if (whole_) return lanes;
+    while (lanes.begin < lanes.end &&
+           end_[std::min<Index>(rows, lanes.begin + S::width) - 1] <= keys_here.begin) {
+      lanes.begin += S::width;
+    }
+    while (lanes.begin < lanes.end && begin_[lanes.end - S::width] >= keys_here.end) {
+      lanes.end -= S::width;
+    }
+    return lanes;
   }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
@@ -41465,9 +41546,11 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     add_bias_of_queries<T>(bias_of<T>(head, n), head.visibility.hidden_below(), block, s, mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {
-    score.function.change(score.function.function,
-                          score.run(block.i0, block.j0 + j, 1, 0, block.rows), s + j * lanes);
+  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
+    const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
+    score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
+                          s + j * lanes + r);
   }
 }
 
@@ -41688,18 +41771,12 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
-  const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
   const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
-    Index from = 0, to = vectors;
-    while (!mask.whole() && from < to &&
-           mask.range(std::min<Index>(block.rows, (from + 1) * width) - 1).end <= j) {
-      ++from;
-    }
-    while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -41707,9 +41784,10 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       asked = ask;
     }
     const auto k = keys.from(j, 0);
-    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
-                 {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
-    count += n * (to - from) * width * d * Factor<T>::depth;
+    const Index from = seeing.begin, size = seeing.end - from;
+    run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+    count += n * size * d * Factor<T>::depth;
   }
   return count;
 }
@@ -45062,6 +45140,10 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
   });
 }
 
+struct LaneRange {
+  Index begin, end;
+};
+
 template <class T, Index queries, Index keys, bool keys_in_rows>
 class TileMask {
  public:
@@ -45114,6 +45196,18 @@ class TileMask {
   KeyRange seen_by_all(Index r, Index n) const {
     if (asked_) return {0, 0};
     return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
+  LaneRange lanes_that_see(Index rows, KeyRange keys_here) const {
+    LaneRange lanes{0, round_up(rows, S::width)};
+    if (whole_) return lanes;
+    while (lanes.begin < lanes.end &&
+           end_[std::min<Index>(rows, lanes.begin + S::width) - 1] <= keys_here.begin) {
+      lanes.begin += S::width;
+    }
+    while (lanes.begin < lanes.end && begin_[lanes.end - S::width] >= keys_here.end) {
+      lanes.end -= S::width;
+    }
+    return lanes;
   }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
@@ -45548,9 +45642,11 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     add_bias_of_queries<T>(bias_of<T>(head, n), head.visibility.hidden_below(), block, s, mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {
-    score.function.change(score.function.function,
-                          score.run(block.i0, block.j0 + j, 1, 0, block.rows), s + j * lanes);
+  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
+    const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
+    score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
+                          s + j * lanes + r);
   }
 }
 
@@ -45771,18 +45867,12 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
-  const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
   const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
-    Index from = 0, to = vectors;
-    while (!mask.whole() && from < to &&
-           mask.range(std::min<Index>(block.rows, (from + 1) * width) - 1).end <= j) {
-      ++from;
-    }
-    while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -45790,9 +45880,10 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       asked = ask;
     }
     const auto k = keys.from(j, 0);
-    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
-                 {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
-    count += n * (to - from) * width * d * Factor<T>::depth;
+    const Index from = seeing.begin, size = seeing.end - from;
+    run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+    count += n * size * d * Factor<T>::depth;
   }
   return count;
 }
@@ -49141,6 +49232,10 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
   });
 }
 
+struct LaneRange {
+  Index begin, end;
+};
+
 template <class T, Index queries, Index keys, bool keys_in_rows>
 class TileMask {
  public:
@@ -49193,6 +49288,18 @@ class TileMask {
   KeyRange seen_by_all(Index r, Index n) const {
     if (asked_) return {0, 0};
     return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
+  LaneRange lanes_that_see(Index rows, KeyRange keys_here) const {
+    LaneRange lanes{0, round_up(rows, S::width)};
+    if (whole_) return lanes;
+    while (lanes.begin < lanes.end &&
+           end_[std::min<Index>(rows, lanes.begin + S::width) - 1] <= keys_here.begin) {
+      lanes.begin += S::width;
+    }
+    while (lanes.begin < lanes.end && begin_[lanes.end - S::width] >= keys_here.end) {
+      lanes.end -= S::width;
+    }
+    return lanes;
   }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
@@ -49627,9 +49734,11 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     add_bias_of_queries<T>(bias_of<T>(head, n), head.visibility.hidden_below(), block, s, mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {
-    score.function.change(score.function.function,
-                          score.run(block.i0, block.j0 + j, 1, 0, block.rows), s + j * lanes);
+  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
+    const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
+    score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
+                          s + j * lanes + r);
   }
 }
 
@@ -49850,18 +49959,12 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
-  const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
   const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
-    Index from = 0, to = vectors;
-    while (!mask.whole() && from < to &&
-           mask.range(std::min<Index>(block.rows, (from + 1) * width) - 1).end <= j) {
-      ++from;
-    }
-    while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -49869,9 +49972,10 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       asked = ask;
     }
     const auto k = keys.from(j, 0);
-    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
-                 {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
-    count += n * (to - from) * width * d * Factor<T>::depth;
+    const Index from = seeing.begin, size = seeing.end - from;
+    run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+    count += n * size * d * Factor<T>::depth;
   }
   return count;
 }
@@ -53220,6 +53324,10 @@ HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_
   });
 }
 
+struct LaneRange {
+  Index begin, end;
+};
+
 template <class T, Index queries, Index keys, bool keys_in_rows>
 class TileMask {
  public:
@@ -53272,6 +53380,18 @@ class TileMask {
   KeyRange seen_by_all(Index r, Index n) const {
     if (asked_) return {0, 0};
     return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
+  LaneRange lanes_that_see(Index rows, KeyRange keys_here) const {
+    LaneRange lanes{0, round_up(rows, S::width)};
+    if (whole_) return lanes;
+    while (lanes.begin < lanes.end &&
+           end_[std::min<Index>(rows, lanes.begin + S::width) - 1] <= keys_here.begin) {
+      lanes.begin += S::width;
+    }
+    while (lanes.begin < lanes.end && begin_[lanes.end - S::width] >= keys_here.end) {
+      lanes.end -= S::width;
+    }
+    return lanes;
   }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
@@ -53706,9 +53826,11 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     add_bias_of_queries<T>(bias_of<T>(head, n), head.visibility.hidden_below(), block, s, mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {
-    score.function.change(score.function.function,
-                          score.run(block.i0, block.j0 + j, 1, 0, block.rows), s + j * lanes);
+  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
+    const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
+    score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
+                          s + j * lanes + r);
   }
 }
 
@@ -53929,18 +54051,12 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
-  const Index vectors = (block.rows + width - 1) / width;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
   const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
-    Index from = 0, to = vectors;
-    while (!mask.whole() && from < to &&
-           mask.range(std::min<Index>(block.rows, (from + 1) * width) - 1).end <= j) {
-      ++from;
-    }
-    while (!mask.whole() && from < to && mask.range((to - 1) * width).begin >= j + n) --to;
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -53948,9 +54064,10 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
       asked = ask;
     }
     const auto k = keys.from(j, 0);
-    run_panel<T>(walk_rows<T>(k), {q + from * width, 0, lanes}, n, to - from, d,
-                 {buffers.s + j * lanes + from * width, lanes, Finish::assign, alpha});
-    count += n * (to - from) * width * d * Factor<T>::depth;
+    const Index from = seeing.begin, size = seeing.end - from;
+    run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+    count += n * size * d * Factor<T>::depth;
   }
   return count;
 }
@@ -55097,7 +55214,7 @@ class Optimizer {
   void add_group(ParameterList<T> parameters, const Options& options,
                  std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     constexpr std::string_view function = "Optimizer::add_group";
-    options.require_step_options(function);
+    options.template require_step_options<T>(function);
     require(steps_ == 0, function, steps_,
             " steps were taken, expected all groups before the first");
     for (const Group& group : groups_) {
@@ -55201,7 +55318,8 @@ struct AdamWOptions {
   double epsilon = 1e-8;        // >= 0, added to the root
   double weight_decay = 1e-2;   // >= 0, times the learning rate
 
-  /// Throws ArgumentError for one that is out of range.
+  /// Throws ArgumentError for one that is out of range, of parameters of T.
+  template <Scalar T>
   void require_step_options(std::string_view function) const {
     const auto require_beta = [&](std::string_view option, double value) {
       require(is_finite_option(value) && value >= 0 && value < 1, function, option, " is ", value,
@@ -55211,6 +55329,8 @@ struct AdamWOptions {
     require_beta("beta1", beta1);
     require_beta("beta2", beta2);
     detail::require_from_0(function, "epsilon", epsilon);
+    require(epsilon == 0 || !(T(epsilon) == T(0)), function, "epsilon is ", epsilon,
+            " and rounds to 0 in the parameters' type, expected a greater one, or 0");
     detail::require_from_0(function, "weight_decay", weight_decay);
   }
   /// The names of its tensors of state.
@@ -55249,7 +55369,8 @@ class AdamW : public Optimizer<T, AdamWOptions> {
   /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
   void step(double gradient_scale, const Context& context = {}) {
     constexpr std::string_view function = "AdamW::step";
-    for (const auto& group : this->groups_) group.options.require_step_options(function);
+    for (const auto& group : this->groups_)
+      group.options.template require_step_options<T>(function);
     detail::require_gradient_scale(function, gradient_scale);
     ++this->steps_;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
@@ -55419,6 +55540,7 @@ struct SgdOptions {
   double weight_decay = 0;      // >= 0, times the value, added to the gradient
 
   /// Throws ArgumentError for one that is out of range.
+  template <Scalar T>
   void require_step_options(std::string_view function) const {
     detail::require_from_0(function, "learning_rate", learning_rate);
     detail::require_from_0(function, "momentum", momentum);
@@ -55469,7 +55591,7 @@ class Sgd : public Optimizer<T, SgdOptions> {
   void step(double gradient_scale, const Context& context = {}) {
     constexpr std::string_view function = "Sgd::step";
     for (const auto& group : this->groups_) {
-      group.options.require_step_options(function);
+      group.options.template require_step_options<T>(function);
       require((group.options.momentum > 0) == !group.kinds.empty(), function,
               "momentum is 0 where it was not when the group was added, or the other way round");
     }

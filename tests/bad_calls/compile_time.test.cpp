@@ -50,6 +50,14 @@ concept PackedBy = requires(X&& starts) {
   MultiHeadAttentionCall<float>{.query_starts = static_cast<X&&>(starts)};
 };
 template <class X>
+concept CutBy = requires(X&& starts, In<float, 3> x) {
+  PackedSequences<float>{x, x, x, static_cast<X&&>(starts), static_cast<X&&>(starts)};
+};
+template <class X>
+concept CountedBy = requires(X&& counts) {
+  MultiHeadAttentionStepCall<float>{.counts = static_cast<X&&>(counts)};
+};
+template <class X>
 concept TurnedBy = requires(X&& x) {
   RotaryOptions{.frequencies = static_cast<X&&>(x)};
 };
@@ -166,6 +174,10 @@ TEST_CASE("what would be gone before it is read is not viewed", "[bad_calls]") {
   STATIC_REQUIRE((PackedBy<std::vector<Index>&> && PackedBy<const std::array<Index, 3>&>));
   STATIC_REQUIRE((PackedBy<std::span<const Index>> && PackedBy<std::span<Index>>));
   STATIC_REQUIRE_FALSE((PackedBy<std::vector<Index>> || PackedBy<const std::array<Index, 3>>));
+  STATIC_REQUIRE((CutBy<std::vector<Index>&> && CutBy<std::span<const Index>>));
+  STATIC_REQUIRE_FALSE((CutBy<std::vector<Index>> || CutBy<const std::array<Index, 3>>));
+  STATIC_REQUIRE((CountedBy<std::vector<Index>&> && CountedBy<std::span<Index>>));
+  STATIC_REQUIRE_FALSE((CountedBy<std::vector<Index>> || CountedBy<std::array<Index, 2>>));
 }
 
 TEST_CASE("a const Eigen matrix is not written to, and a cache is not copied", "[bad_calls]") {

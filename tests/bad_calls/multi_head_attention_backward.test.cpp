@@ -55,6 +55,10 @@ const Refusals bad_caches(of_backward({
      }},
     {true, argument_of, foreign,
      [](Attention& a) {
+       refill(a, {.d_model = 8, .num_heads = 4, .num_kv_heads = 2, .rotary = RotaryOptions{}});
+     }},
+    {true, argument_of, foreign,
+     [](Attention& a) {
        a.cache = Cache();
        a.x = a.m.tensor(2, 3, 12), a.key = a.value = a.m.tensor(2, 5, 12);
        refill(a, {.d_model = 12, .num_heads = 4, .num_kv_heads = 2});

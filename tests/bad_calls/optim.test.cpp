@@ -49,10 +49,11 @@ const Refusals list_refusals(all_of({
 }));
 
 /// A linear layer of 3 to 2 and its gradients.
+template <class T = double>
 struct Layer {
-  Linear<double> linear{3, 2};
-  LinearParameters<double> gradients = linear.zero_gradients();
-  ParameterList<double> list;
+  Linear<T> linear{3, 2};
+  LinearParameters<T> gradients = linear.zero_gradients();
+  ParameterList<T> list;
   Layer() { collect(list, "", linear.parameters(), gradients); }
 };
 
@@ -81,7 +82,7 @@ constexpr double infinite = std::numeric_limits<double>::infinity();
 template <class Optimizer, class Options>
 Refusal optimizer_call(std::string message, void (*call)(Optimizer&), const Options& options = {}) {
   return argument_error(std::move(message), [=](Witness& memory) {
-    Layer& layer = memory.make<Layer>();
+    Layer<>& layer = memory.make<Layer<>>();
     Optimizer& optimizer = memory.make<Optimizer>(layer.list, options);
     memory.keep(layer.linear);
     memory.keep(layer.gradients);
@@ -95,19 +96,19 @@ Refusal optimizer_call(std::string message, void (*call)(Optimizer&), const Opti
 }
 
 /// Each rule of options, told by the constructor and by the step.
-template <class Optimizer, class Options>
+template <class Optimizer, class Options, class T = double>
 std::vector<Refusal> option_rules(const std::string& name,
                                   const std::vector<std::pair<std::string, Options>>& rules) {
   std::vector<Refusal> refusals;
   for (const auto& [rule, options] : rules) {
     const Options wrong = options;
     refusals.push_back(argument_error("Optimizer::add_group: " + rule, [wrong](Witness& memory) {
-      Layer& layer = memory.make<Layer>();
+      Layer<T>& layer = memory.make<Layer<T>>();
       memory.keep(layer.linear);
       Optimizer(layer.list, wrong);
     }));
     refusals.push_back(argument_error(name + "::step: " + rule, [wrong](Witness& memory) {
-      Layer& layer = memory.make<Layer>();
+      Layer<T>& layer = memory.make<Layer<T>>();
       Optimizer& optimizer = memory.make<Optimizer>(layer.list);
       memory.keep(layer.linear);
       optimizer.groups()[0].options = wrong;
@@ -127,6 +128,11 @@ const Refusals adamw_options(option_rules<AdamW<double>, AdamWOptions>(
               {"beta2 is -0.500000" + below_1, {.beta2 = -0.5}},
               {"epsilon is -1.000000" + from_0, {.epsilon = -1}},
               {"weight_decay is -1.000000" + from_0, {.weight_decay = -1}}}));
+
+const Refusals adamw_of_float(option_rules<AdamW<float>, AdamWOptions, float>(
+    "AdamW", {{"epsilon is 0.000000 and rounds to 0 in the parameters' type, expected a greater "
+               "one, or 0",
+               {.epsilon = 1e-60}}}));
 
 const Refusals sgd_options(option_rules<Sgd<double>, SgdOptions>(
     "Sgd",
@@ -169,7 +175,7 @@ const Refusals optimizer_refusals({
         }),
     argument_error("Optimizer::add_group: 1 steps were taken, expected all groups before the first",
                    [](Witness& memory) {
-                     Layer& layer = memory.make<Layer>();
+                     Layer<>& layer = memory.make<Layer<>>();
                      AdamW<double>& optimizer = memory.make<AdamW<double>>();
                      optimizer.step();
                      memory.keep(layer.linear);
@@ -177,7 +183,7 @@ const Refusals optimizer_refusals({
                    }),
     argument_error("clip_grad_norm: max_norm is 0.000000, expected a finite number above 0",
                    [](Witness& memory) {
-                     Layer& layer = memory.make<Layer>();
+                     Layer<>& layer = memory.make<Layer<>>();
                      memory.keep(layer.gradients);
                      clip_grad_norm(layer.list, 0);
                    }),
@@ -239,6 +245,7 @@ TEST_CASE("a list of parameters refuses what it cannot walk, and stays as it was
 
 TEST_CASE("an optimiser refuses options out of range before anything is written", "[bad_calls]") {
   adamw_options.check();
+  adamw_of_float.check();
   sgd_options.check();
   optimizer_refusals.check();
 }

@@ -69,4 +69,16 @@ TEST_CASE("a TransformerDecoder refuses options that make none", "[bad_calls]") 
   bad_options.check();
 }
 
+TEST_CASE("a TransformerDecoder of float refuses numbers that are none in float", "[bad_calls]") {
+  TransformerDecoderOptions small{.vocabulary = 5, .softcap = 1e-60};
+  TransformerDecoderOptions great{.vocabulary = 5, .scale = 1e60};
+  for (auto* o : {&small, &great}) o->block = {.d_model = 4, .num_heads = 2};
+  CHECK_THROWS_WITH(TransformerDecoder<float>(small),
+                    Catch::StartsWith("TransformerDecoder: softcap"));
+  CHECK_THROWS_WITH(TransformerDecoder<float>(great),
+                    Catch::StartsWith("TransformerDecoder: scale"));
+  CHECK_NOTHROW(TransformerDecoder<double>(small));
+  CHECK_NOTHROW(TransformerDecoder<double>(great));
+}
+
 }  // namespace bad_calls_transformer_decoder_options

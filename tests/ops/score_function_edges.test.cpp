@@ -1,5 +1,6 @@
 // What a user's score function may do that arithmetic by itself would not bear: -infinity for every
 // key, slopes that are infinite, callables that own memory.
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -36,6 +37,18 @@ struct Counted {
   template <class S>
   S operator()(S s, const Position&) const {
     return factors[0] * s;
+  }
+};
+
+/// Of queries i + 1 and keys j + 1, one number each: how often it is given another than their
+/// product.
+struct Auditor {
+  static inline std::atomic<int> strange = 0;
+  template <class S>
+  S operator()(S s, const Position& at) const {
+    const S product = S(static_cast<float>((at.query + 1) * (at.key + 1)));
+    if (s < product || product < s) ++strange;
+    return s / S(1000.0f);
   }
 };
 
@@ -91,6 +104,28 @@ TEMPLATE_TEST_CASE("where nothing flows the slope of a score function may be inf
   for (const Path path : {Path::materialized, Path::flash}) {
     CAPTURE(path == Path::flash);
     CHECK(disagreement(run(path, x), expected, x.sizes) == "");
+  }
+}
+
+TEMPLATE_TEST_CASE("a score function is given the scores of pairs and no other number", "[ops]",
+                   float, double) {
+  const auto audited = score_function<TestType>(Auditor{});
+  for (const bool window : {false, true}) {
+    for (const Index L : {1, 7, 67, 515}) {
+      Case<TestType> x(Sizes{1, 2, 1, L, 517, 1, 3}, 998);
+      x.causal();
+      if (window) x.window(40);
+      for_each_index(x.q.shape(), [&](const auto& at) { x.q(at) = TestType(at[2] + 1); });
+      for_each_index(x.k.shape(), [&](const auto& at) { x.k(at) = TestType(at[2] + 1); });
+      x.options.scale = TestType(1);
+      x.options.score.function = audited;
+      for (const Path path : {Path::materialized, Path::flash}) {
+        Auditor::strange = 0;
+        run(path, x);
+        CAPTURE(path, window, L);
+        CHECK(Auditor::strange == 0);
+      }
+    }
   }
 }
 

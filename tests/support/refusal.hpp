@@ -54,13 +54,17 @@ inline std::string state_of(const MultiHeadAttentionCache<double>& c) {
          state_of(c.weights) + state_of(c.lse) + state_of(c.q_normed) + state_of(c.k_normed) +
          state_of(c.q_rstd) + state_of(c.k_rstd);
 }
-inline std::string state_of(const LinearParameters<double>& p) {
+template <class T>
+std::string state_of(const LinearParameters<T>& p) {
   return state_of(p.w) + state_of(p.b);
 }
 inline std::string state_of(const LayerNormParameters<double>& p) {
   return state_of(p.gamma) + state_of(p.beta);
 }
-inline std::string state_of(const Linear<double>& layer) { return state_of(layer.parameters()); }
+template <class T>
+std::string state_of(const Linear<T>& layer) {
+  return state_of(layer.parameters());
+}
 inline std::string state_of(const LayerNorm<double>& layer) { return state_of(layer.parameters()); }
 inline std::string state_of(const Linear<double>::Cache& c) {
   return state_of(c.x) + std::to_string(c.filled);

@@ -84,13 +84,14 @@ struct MultiHeadAttentionOptions {
   Index k_width() const { return num_kv_heads * d_head; }      // G d
   Index v_width() const { return num_kv_heads * d_value; }     // G dv
   Index context_width() const { return num_heads * d_value; }  // H dv
-  /// Whether what one of them left in a cache fits the other. Of resolved options.
+  /// Whether what one of them left in a cache fits the other, positions too. Of resolved options.
   bool same_shape(const MultiHeadAttentionOptions& other) const {
     return d_model == other.d_model && num_heads == other.num_heads &&
            num_kv_heads == other.num_kv_heads && d_head == other.d_head &&
            d_value == other.d_value && kdim == other.kdim && vdim == other.vdim &&
            layer_norm == other.layer_norm && qk_norm == other.qk_norm &&
-           rotary.has_value() == other.rotary.has_value();
+           rotary.has_value() == other.rotary.has_value() &&
+           (!rotary || rotary->turns_like(*other.rotary, d_head));
   }
   /// Whether queries, keys and values are projected by one matrix.
   bool fused() const { return kdim == d_model && vdim == d_model; }

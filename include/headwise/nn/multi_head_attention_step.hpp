@@ -12,7 +12,7 @@ namespace headwise::inline v0_1 {
 template <Scalar T>
 struct MultiHeadAttentionStepCall {
   /// [B]: how many of the n tokens are sequence b's, its first; the rest may hold anything. {}: all
-  std::span<const Index> counts = {};
+  LastingSpan<Index> counts = {};
   std::optional<T> scale = {};  // 1 / sqrt(d_head)
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
 };
@@ -222,11 +222,10 @@ Tensor<T, 3> multi_head_attention_step(
   return y;
 }
 /// The same of counts[b] new tokens of each sequence.
-template <Scalar T, KeptAs<T> W>
+template <Scalar T, KeptAs<T> W, TokenCounts Counts>
 Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T, W>& attention,
-                                       In<std::type_identity_t<T>, 3> x,
-                                       std::span<const Index> counts, KeyValueCache<T>& cache,
-                                       const Context& context = {}) {
+                                       In<std::type_identity_t<T>, 3> x, const Counts& counts,
+                                       KeyValueCache<T>& cache, const Context& context = {}) {
   return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{.counts = counts},
                                       cache, context);
 }
@@ -249,9 +248,9 @@ Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& atten
   });
 }
 /// The same of counts[b] new tokens of each sequence.
-template <NarrowFloat U, KeptAs<float> W>
+template <NarrowFloat U, KeptAs<float> W, TokenCounts Counts>
 Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
-                                       std::span<const Index> counts, KeyValueCache<float>& cache,
+                                       const Counts& counts, KeyValueCache<float>& cache,
                                        const Context& context = {}) {
   return multi_head_attention_step(
       attention, x, MultiHeadAttentionStepCall<float>{.counts = counts}, cache, context);

@@ -1,12 +1,22 @@
 // How many of a step's tokens belong to each sequence of a batch.
 #pragma once
 
+#include <concepts>
 #include <span>
 #include <string_view>
 
 #include "headwise/tensor/config.hpp"
 #include "headwise/tensor/require.hpp"
 #include "headwise/tensor/shape.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// What counts of tokens are read from: a vector, a span. `{}` alone is none of them, so that a
+/// call may be left out by it.
+template <class Counts>
+concept TokenCounts = std::convertible_to<const Counts&, std::span<const Index>>;
+
+}  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 

@@ -63,9 +63,9 @@ Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
   return y;
 }
 /// The same of counts[b] new tokens of each sequence.
-template <Scalar T, KeptAs<T> W>
+template <Scalar T, KeptAs<T> W, TokenCounts Counts>
 Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
-                                    In<std::type_identity_t<T>, 3> x, std::span<const Index> counts,
+                                    In<std::type_identity_t<T>, 3> x, const Counts& counts,
                                     KeyValueCache<T>& cache, const Context& context = {}) {
   return transformer_block_step<T>(block, x, MultiHeadAttentionStepCall<T>{.counts = counts}, cache,
                                    context);
@@ -88,9 +88,9 @@ Tensor<U, 3> transformer_block_step(const TransformerBlock<float, W>& block, In<
   });
 }
 /// The same of counts[b] new tokens of each sequence.
-template <NarrowFloat U, KeptAs<float> W>
+template <NarrowFloat U, KeptAs<float> W, TokenCounts Counts>
 Tensor<U, 3> transformer_block_step(const TransformerBlock<float, W>& block, In<U, 3> x,
-                                    std::span<const Index> counts, KeyValueCache<float>& cache,
+                                    const Counts& counts, KeyValueCache<float>& cache,
                                     const Context& context = {}) {
   return transformer_block_step(block, x, MultiHeadAttentionStepCall<float>{.counts = counts},
                                 cache, context);

@@ -44,7 +44,7 @@ class TransformerDecoder {
   /// TransformerBlock(options.block_options(n)) starts, gamma 1, beta 0. Throws ArgumentError for
   /// options that make no decoder.
   explicit TransformerDecoder(const TransformerDecoderOptions& options)
-      : options_(options.resolved()), parameters_(options_) {
+      : options_(options.resolved<T>()), parameters_(options_) {
     const double deviation = options_.embedding_deviation;
     init_normal<W>(parameters_.token, deviation, options_.block.seed, 0);
     init_normal<T>(parameters_.position, deviation, options_.block.seed, 1);

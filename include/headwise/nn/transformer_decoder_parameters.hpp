@@ -35,8 +35,9 @@ struct TransformerDecoderOptions {
   std::optional<double> scale = {};    // of the scores; 1 / sqrt(d_head)
   std::optional<double> softcap = {};  // c > 0: a score becomes c tanh(score / c)
 
-  /// All of them with every default filled in. Throws ArgumentError for what makes no decoder, in
-  /// the words of the module within where it is that one's rule.
+  /// All of them with every default filled in, of a decoder in T. Throws ArgumentError for what
+  /// makes none, in the words of the module within where it is that one's rule.
+  template <Scalar T>
   TransformerDecoderOptions resolved() const {
     constexpr std::string_view function = "TransformerDecoder";
     constexpr Index most = Index{1} << 30, most_blocks = Index{1} << 16;
@@ -49,7 +50,7 @@ struct TransformerDecoderOptions {
     require(is_finite_option(embedding_deviation) && embedding_deviation >= 0, function,
             "embedding_deviation is ", embedding_deviation,
             ", expected a finite number of 0 or more");
-    require_attention(function);
+    require_attention<T>(function);
     TransformerDecoderOptions full = *this;
     full.block = block.resolved();
     return full;
@@ -82,6 +83,7 @@ struct TransformerDecoderOptions {
   }
 
  private:
+  template <Scalar T>
   void require_attention(std::string_view function) const {
     require(window >= 0, function, "window is ", window, ", expected >= 0");
     require(window == 0 || !position_vectors, function, "window is ", window,
@@ -90,8 +92,10 @@ struct TransformerDecoderOptions {
     require(first_keys >= 0, function, "first_keys is ", first_keys, ", expected >= 0");
     require(window != 0 || first_keys == 0, function, "first_keys is ", first_keys,
             " and window 0, expected a window beside which they are seen");
-    require_finite_scale(function, scale);
-    ScoreOptions<double>{.softcap = softcap}.require_softcap(function);
+    AttentionOptions<T> scores;
+    change_scores<T>(scores);
+    require_finite_scale(function, scores.scale);
+    scores.score.require_softcap(function);
   }
 };
 

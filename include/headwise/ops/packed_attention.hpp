@@ -15,8 +15,8 @@ namespace headwise::inline v0_1 {
 /// cumulative lengths, from 0 to N and M. Sequences may be empty.
 template <class T>
 struct PackedSequences {
-  In<T, 3> q, k, v;                                 // [N, H, d], [M, G, d], [M, G, dv]
-  std::span<const Index> query_starts, key_starts;  // [B + 1]
+  In<T, 3> q, k, v;                             // [N, H, d], [M, G, d], [M, G, dv]
+  LastingSpan<Index> query_starts, key_starts;  // [B + 1]
 };
 
 /// The gradients of queries, keys and values, of their shapes, stored as U; overwritten. Beside

@@ -61,6 +61,12 @@ class RotaryFrequencies {
     for (Index t = 0; t < view_.extent(0); ++t) values.push_back(view_(t));
     return values;
   }
+  /// Whether both have the same numbers.
+  friend bool operator==(const RotaryFrequencies& a, const RotaryFrequencies& b) {
+    bool same = a.view_.extent(0) == b.view_.extent(0);
+    for (Index t = 0; same && t < a.view_.extent(0); ++t) same = a(t) == b(t);
+    return same;
+  }
 
  private:
   std::shared_ptr<const std::vector<double>> owned_;
@@ -78,6 +84,11 @@ struct RotaryOptions {
 
   /// How many elements of a row of d are rotated.
   Index width_of(Index d) const { return width == 0 ? d : width; }
+  /// Whether both turn rows of d elements alike.
+  bool turns_like(const RotaryOptions& other, Index d) const {
+    return (theta == other.theta || !frequencies.absent()) && width_of(d) == other.width_of(d) &&
+           pairing == other.pairing && offset == other.offset && frequencies == other.frequencies;
+  }
 };
 
 /// cos and sin of the angles of positions 0, 1, ...

@@ -18,7 +18,8 @@ struct AdamWOptions {
   double epsilon = 1e-8;        // >= 0, added to the root
   double weight_decay = 1e-2;   // >= 0, times the learning rate
 
-  /// Throws ArgumentError for one that is out of range.
+  /// Throws ArgumentError for one that is out of range, of parameters of T.
+  template <Scalar T>
   void require_step_options(std::string_view function) const {
     const auto require_beta = [&](std::string_view option, double value) {
       require(is_finite_option(value) && value >= 0 && value < 1, function, option, " is ", value,
@@ -28,6 +29,8 @@ struct AdamWOptions {
     require_beta("beta1", beta1);
     require_beta("beta2", beta2);
     detail::require_from_0(function, "epsilon", epsilon);
+    require(epsilon == 0 || !(T(epsilon) == T(0)), function, "epsilon is ", epsilon,
+            " and rounds to 0 in the parameters' type, expected a greater one, or 0");
     detail::require_from_0(function, "weight_decay", weight_decay);
   }
   /// The names of its tensors of state.
@@ -66,7 +69,8 @@ class AdamW : public Optimizer<T, AdamWOptions> {
   /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
   void step(double gradient_scale, const Context& context = {}) {
     constexpr std::string_view function = "AdamW::step";
-    for (const auto& group : this->groups_) group.options.require_step_options(function);
+    for (const auto& group : this->groups_)
+      group.options.template require_step_options<T>(function);
     detail::require_gradient_scale(function, gradient_scale);
     ++this->steps_;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();

@@ -45,7 +45,7 @@ class Optimizer {
   void add_group(ParameterList<T> parameters, const Options& options,
                  std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     constexpr std::string_view function = "Optimizer::add_group";
-    options.require_step_options(function);
+    options.template require_step_options<T>(function);
     require(steps_ == 0, function, steps_,
             " steps were taken, expected all groups before the first");
     for (const Group& group : groups_) {

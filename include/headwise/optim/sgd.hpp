@@ -17,6 +17,7 @@ struct SgdOptions {
   double weight_decay = 0;      // >= 0, times the value, added to the gradient
 
   /// Throws ArgumentError for one that is out of range.
+  template <Scalar T>
   void require_step_options(std::string_view function) const {
     detail::require_from_0(function, "learning_rate", learning_rate);
     detail::require_from_0(function, "momentum", momentum);
@@ -67,7 +68,7 @@ class Sgd : public Optimizer<T, SgdOptions> {
   void step(double gradient_scale, const Context& context = {}) {
     constexpr std::string_view function = "Sgd::step";
     for (const auto& group : this->groups_) {
-      group.options.require_step_options(function);
+      group.options.template require_step_options<T>(function);
       require((group.options.momentum > 0) == !group.kinds.empty(), function,
               "momentum is 0 where it was not when the group was added, or the other way round");
     }
