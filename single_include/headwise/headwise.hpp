@@ -37490,7 +37490,7 @@ struct TransformerDecoderOptions {
 
   /// All of them with every default filled in, of a decoder in T. Throws ArgumentError for what
   /// makes none, in the words of the module within where it is that one's rule.
-  template <Scalar T>
+  template <Scalar T = double>
   TransformerDecoderOptions resolved() const {
     constexpr std::string_view function = "TransformerDecoder";
     constexpr Index most = Index{1} << 30, most_blocks = Index{1} << 16;
