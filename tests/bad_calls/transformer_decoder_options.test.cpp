@@ -70,8 +70,8 @@ TEST_CASE("a TransformerDecoder refuses options that make none", "[bad_calls]") 
 }
 
 TEST_CASE("a TransformerDecoder of float refuses numbers that are none in float", "[bad_calls]") {
-  TransformerDecoderOptions small{.vocabulary = 5, .softcap = 1e-60};
-  TransformerDecoderOptions great{.vocabulary = 5, .scale = 1e60};
+  TransformerDecoderOptions small{.vocabulary = 5, .max_length = 8, .softcap = 1e-60};
+  TransformerDecoderOptions great{.vocabulary = 5, .max_length = 8, .scale = 1e60};
   for (auto* o : {&small, &great}) o->block = {.d_model = 4, .num_heads = 2};
   CHECK_THROWS_WITH(TransformerDecoder<float>(small),
                     Catch::StartsWith("TransformerDecoder: softcap"));
