@@ -228,6 +228,27 @@ const Refusals checkpoint_refusals({
                      AdamW<double> optimizer(list);
                      save_checkpoint("/nowhere/x", list, optimizer);
                    }),
+    argument_error("save_checkpoint: optimizer steps another W than parameters hold, expected one "
+                   "over them",
+                   [](Witness& memory) {
+                     Layer<>& layer = memory.make<Layer<>>();
+                     Layer<>& other = memory.make<Layer<>>();
+                     memory.keep(layer.linear);
+                     AdamW<double> optimizer(other.list);
+                     save_checkpoint("/nowhere/x", layer.list, optimizer);
+                   }),
+    argument_error("load_checkpoint: optimizer steps another W than parameters hold, expected one "
+                   "over them",
+                   [](Witness& memory) {
+                     const char nothing[] = "\2\0\0\0\0\0\0\0{}";
+                     const auto file =
+                         SafetensorsFile::parse(std::as_bytes(std::span(nothing, 10)));
+                     Layer<>& layer = memory.make<Layer<>>();
+                     Layer<>& other = memory.make<Layer<>>();
+                     memory.keep(layer.linear);
+                     AdamW<double> optimizer(other.list);
+                     load_checkpoint(file, layer.list, optimizer);
+                   }),
     argument_error("save_checkpoint: text has a key headwise.checkpoint, expected another",
                    [](Witness&) {
                      AdamW<double> optimizer;

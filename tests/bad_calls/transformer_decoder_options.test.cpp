@@ -70,9 +70,11 @@ TEST_CASE("a TransformerDecoder refuses options that make none", "[bad_calls]") 
 }
 
 TEST_CASE("a TransformerDecoder of float refuses numbers that are none in float", "[bad_calls]") {
-  TransformerDecoderOptions small{.vocabulary = 5, .max_length = 8, .softcap = 1e-60};
-  TransformerDecoderOptions great{.vocabulary = 5, .max_length = 8, .scale = 1e60};
-  for (auto* o : {&small, &great}) o->block = {.d_model = 4, .num_heads = 2};
+  const TransformerDecoderOptions fits{
+      .vocabulary = 5, .max_length = 8, .block = {.d_model = 4, .num_heads = 2}};
+  TransformerDecoderOptions small = fits, great = fits;
+  small.softcap = 1e-60;
+  great.scale = 1e60;
   CHECK_THROWS_WITH(TransformerDecoder<float>(small),
                     Catch::StartsWith("TransformerDecoder: softcap"));
   CHECK_THROWS_WITH(TransformerDecoder<float>(great),

@@ -87,6 +87,21 @@ void add_tensor(SafetensorsWriter& writer, const std::string& name, const NamedT
   writer.add_bytes(name, dtype_of<T>, extents, bytes_of(copy.data(), tensor.view.size()));
 }
 
+/// Throws ArgumentError unless all that an optimiser steps is in the list, in the same memory.
+template <class T, class Optimizer>
+void require_steps_these(std::string_view function, const ParameterList<T>& parameters,
+                         Optimizer& optimizer) {
+  std::map<std::string_view, const T*> memory;
+  for (const Parameter<T>& p : parameters) memory[p.name] = p.view.data();
+  for (const auto& group : optimizer.groups()) {
+    for (const Parameter<T>& p : group.parameters) {
+      const auto found = memory.find(p.name);
+      require(found != memory.end() && found->second == p.view.data(), function,
+              "optimizer steps another ", p.name, " than parameters hold, expected one over them");
+    }
+  }
+}
+
 /// Where a file's tensors go: names in the file, and views to be overwritten.
 template <class T>
 using LoadTargets = std::vector<NamedTensor<T>>;
@@ -173,13 +188,15 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// optimizer    AdamW or Sgd over the same parameters
 /// text         goes with them; no key is "headwise.checkpoint"
 ///
-/// Throws   ArgumentError for names and keys that are taken, and as SafetensorsWriter does,
-///          FileError, std::bad_alloc; what was at `path` then is still there.
+/// Throws   ArgumentError for names and keys that are taken and an optimiser of other parameters,
+///          and as SafetensorsWriter does, FileError, std::bad_alloc; what was at `path` then is
+///          still there.
 template <Scalar T, class Optimizer>
 requires StoredFloat<T>
 void save_checkpoint(const std::filesystem::path& path, const ParameterList<T>& parameters,
                      Optimizer& optimizer, const CheckpointText& text = {}) {
   constexpr std::string_view function = "save_checkpoint";
+  detail::require_steps_these(function, parameters, optimizer);
   SafetensorsWriter writer;
   for (const Parameter<T>& p : parameters) {
     require(!p.name.starts_with(detail::optimizer_prefix), function, [&] {
@@ -210,11 +227,13 @@ void save_checkpoint(const std::filesystem::path& path, const ParameterList<T>& 
 /// parameters   those that were saved: the same names, shapes and type, no more and no fewer
 /// optimizer    the one that was saved: the same kind, with the same state
 ///
-/// Throws   FileError for a file that does not fit, std::bad_alloc; nothing is changed then.
+/// Throws   FileError for a file that does not fit, ArgumentError for an optimiser of other
+///          parameters, std::bad_alloc; nothing is changed then.
 template <Scalar T, class Optimizer>
 requires StoredFloat<T> CheckpointText load_checkpoint(const SafetensorsFile& file,
                                                        const ParameterList<T>& parameters,
                                                        Optimizer& optimizer) {
+  detail::require_steps_these("load_checkpoint", parameters, optimizer);
   detail::require_checkpoint(file, detail::optimizer_name(optimizer));
   detail::LoadTargets<T> targets = detail::targets_of(parameters);
   optimizer.for_each_state([&](NamedTensor<T> tensor) {
