@@ -70,17 +70,15 @@ TEST_CASE("a TransformerDecoder refuses options that make none", "[bad_calls]") 
 }
 
 TEST_CASE("a TransformerDecoder of float refuses numbers that are none in float", "[bad_calls]") {
-  const TransformerDecoderOptions fits{
-      .vocabulary = 5, .max_length = 8, .block = {.d_model = 4, .num_heads = 2}};
-  TransformerDecoderOptions small = fits, great = fits;
-  small.softcap = 1e-60;
-  great.scale = 1e60;
-  CHECK_THROWS_WITH(TransformerDecoder<float>(small),
+  TransformerDecoderOptions low = small, high = small;
+  low.softcap = 1e-60;
+  high.scale = 1e60;
+  CHECK_THROWS_WITH(TransformerDecoder<float>(low),
                     Catch::StartsWith("TransformerDecoder: softcap"));
-  CHECK_THROWS_WITH(TransformerDecoder<float>(great),
+  CHECK_THROWS_WITH(TransformerDecoder<float>(high),
                     Catch::StartsWith("TransformerDecoder: scale"));
-  CHECK_NOTHROW(TransformerDecoder<double>(small));
-  CHECK_NOTHROW(TransformerDecoder<double>(great));
+  CHECK_NOTHROW(TransformerDecoder<double>(low));
+  CHECK_NOTHROW(TransformerDecoder<double>(high));
 }
 
 }  // namespace bad_calls_transformer_decoder_options

@@ -104,8 +104,8 @@ TEST_CASE("keys that are told where they stand give what the whole gives of them
 
 TEST_CASE("keys around a gap give what they give where those between are hidden", "[ops]") {
   const Path path = GENERATE(Path::materialized, Path::flash);
-  const auto [at, size] = GENERATE(std::array<Index, 2>{128, 256}, std::array<Index, 2>{0, 128},
-                                   std::array<Index, 2>{256, 128});
+  const KeyGap gap = GENERATE(KeyGap{128, 256}, KeyGap{0, 128}, KeyGap{256, 128});
+  const Index end = gap.at + gap.size;
   const Index L = GENERATE(1, 3, 49);
   const Case<double> x(Sizes{2, 4, 2, L, 600, 9, 17}, 6500);
   const auto function = score_function<double>(std::array{0.7, 0.1}, placed_score);
@@ -116,14 +116,13 @@ TEST_CASE("keys around a gap give what they give where those between are hidden"
       {.relative_bias = table},
       {.function = function},
       {.softcap = 2.0, .alibi_slopes = slopes, .relative_bias = table, .function = function}};
-  const auto between = mask_function(
-      [at = at, size = size](const Position& p) { return p.key < at || p.key >= at + size; });
+  const auto between =
+      mask_function([=](const Position& p) { return p.key < gap.at || p.key >= end; });
   const auto around = [&](const Tensor4<double>& t) {
     const Shape<4>& s = t.shape();
-    Tensor4<double> part({s[0], s[1], s[2] - size, s[3]});
-    copy(In<double, 4>(slice(t, 2, 0, at)), slice(part, 2, 0, at));
-    copy(In<double, 4>(slice(t, 2, at + size, s[2] - size - at)),
-         slice(part, 2, at, s[2] - size - at));
+    Tensor4<double> part({s[0], s[1], s[2] - gap.size, s[3]});
+    copy(In<double, 4>(slice(t, 2, 0, gap.at)), slice(part, 2, 0, gap.at));
+    copy(In<double, 4>(slice(t, 2, end, s[2] - end)), slice(part, 2, gap.at, s[2] - end));
     return part;
   };
   const auto forward = [&](const auto& k, const auto& v, const AttentionOptions<double>& options) {
@@ -138,9 +137,8 @@ TEST_CASE("keys around a gap give what they give where those between are hidden"
   for (const ScoreOptions<double>& score : scores) {
     AttentionOptions<double> whole{.mask = {causal}, .score = score};
     whole.mask.add(between);
-    const AttentionOptions<double> part{
-        .mask = {causal}, .score = score, .gap = {.at = at, .size = size}};
-    CAPTURE(path, at, size, L);
+    const AttentionOptions<double> part{.mask = {causal}, .score = score, .gap = gap};
+    CAPTURE(path, gap.at, gap.size, L);
     const auto one = forward(x.k, x.v, whole), other = forward(around(x.k), around(x.v), part);
     CHECK(close_to(other, one, 1e-14));
     if (path == Path::flash) CHECK(same_bits<double, 4>(other, one));  // blocks of keys as before
