@@ -8298,6 +8298,7 @@ HEADWISE_INLINE void add_piece(const T* y, T* x) {
 template <class T>
 void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   constexpr Index size = Piece<T>::size;
+  static_assert(KeyGap::block % size == 0);  // a piece's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const RowPieces<T> row{head.S};
   const KeyRange keys = head.visibility.range(i);
@@ -9207,6 +9208,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
   for (Index j = block.begin; score.caps() && j < block.end; ++j) {
@@ -14730,6 +14732,7 @@ HEADWISE_INLINE void add_piece(const T* y, T* x) {
 template <class T>
 void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   constexpr Index size = Piece<T>::size;
+  static_assert(KeyGap::block % size == 0);  // a piece's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const RowPieces<T> row{head.S};
   const KeyRange keys = head.visibility.range(i);
@@ -15525,6 +15528,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
   for (Index j = block.begin; score.caps() && j < block.end; ++j) {
@@ -20719,6 +20723,7 @@ HEADWISE_INLINE void add_piece(const T* y, T* x) {
 template <class T>
 void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   constexpr Index size = Piece<T>::size;
+  static_assert(KeyGap::block % size == 0);  // a piece's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const RowPieces<T> row{head.S};
   const KeyRange keys = head.visibility.range(i);
@@ -21514,6 +21519,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
   for (Index j = block.begin; score.caps() && j < block.end; ++j) {
@@ -27101,10 +27107,9 @@ struct ScoreOptions {
   LastingIn<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value
 
   /// Whether nothing is done.
-  bool plain() const { return !softcap && !by_place() && sinks.absent(); }
-  /// Whether it asks where queries and keys stand.
-  bool by_place() const {
-    return !alibi_slopes.absent() || !relative_bias.absent() || !function.absent();
+  bool plain() const {
+    return !softcap && alibi_slopes.absent() && relative_bias.absent() && function.absent() &&
+           sinks.absent();
   }
   /// Throws ArgumentError unless the softcap is in range.
   void require_softcap(std::string_view caller) const {
@@ -40733,6 +40738,7 @@ HEADWISE_INLINE void add_piece(const T* y, T* x) {
 template <class T>
 void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   constexpr Index size = Piece<T>::size;
+  static_assert(KeyGap::block % size == 0);  // a piece's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const RowPieces<T> row{head.S};
   const KeyRange keys = head.visibility.range(i);
@@ -41528,6 +41534,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
   for (Index j = block.begin; score.caps() && j < block.end; ++j) {
@@ -44829,6 +44836,7 @@ HEADWISE_INLINE void add_piece(const T* y, T* x) {
 template <class T>
 void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   constexpr Index size = Piece<T>::size;
+  static_assert(KeyGap::block % size == 0);  // a piece's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const RowPieces<T> row{head.S};
   const KeyRange keys = head.visibility.range(i);
@@ -45624,6 +45632,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
   for (Index j = block.begin; score.caps() && j < block.end; ++j) {
@@ -48921,6 +48930,7 @@ HEADWISE_INLINE void add_piece(const T* y, T* x) {
 template <class T>
 void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   constexpr Index size = Piece<T>::size;
+  static_assert(KeyGap::block % size == 0);  // a piece's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const RowPieces<T> row{head.S};
   const KeyRange keys = head.visibility.range(i);
@@ -49716,6 +49726,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
   for (Index j = block.begin; score.caps() && j < block.end; ++j) {
@@ -53013,6 +53024,7 @@ HEADWISE_INLINE void add_piece(const T* y, T* x) {
 template <class T>
 void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   constexpr Index size = Piece<T>::size;
+  static_assert(KeyGap::block % size == 0);  // a piece's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const RowPieces<T> row{head.S};
   const KeyRange keys = head.visibility.range(i);
@@ -53808,6 +53820,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
   for (Index j = block.begin; score.caps() && j < block.end; ++j) {

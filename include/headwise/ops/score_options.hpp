@@ -27,10 +27,9 @@ struct ScoreOptions {
   LastingIn<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value
 
   /// Whether nothing is done.
-  bool plain() const { return !softcap && !by_place() && sinks.absent(); }
-  /// Whether it asks where queries and keys stand.
-  bool by_place() const {
-    return !alibi_slopes.absent() || !relative_bias.absent() || !function.absent();
+  bool plain() const {
+    return !softcap && alibi_slopes.absent() && relative_bias.absent() && function.absent() &&
+           sinks.absent();
   }
   /// Throws ArgumentError unless the softcap is in range.
   void require_softcap(std::string_view caller) const {
