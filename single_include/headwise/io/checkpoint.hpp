@@ -90,7 +90,7 @@ void add_tensor(SafetensorsWriter& writer, const std::string& name, const NamedT
 /// Throws ArgumentError unless all that an optimiser steps is in the list, in the same memory.
 template <class T, class Optimizer>
 void require_steps_these(std::string_view function, const ParameterList<T>& parameters,
-                         Optimizer& optimizer) {
+                         const Optimizer& optimizer) {
   std::map<std::string_view, const T*> memory;
   for (const Parameter<T>& p : parameters) memory[p.name] = p.view.data();
   for (const auto& group : optimizer.groups()) {
