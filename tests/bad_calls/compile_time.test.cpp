@@ -57,6 +57,14 @@ template <class X>
 concept CountedBy = requires(X&& counts) {
   MultiHeadAttentionStepCall<float>{.counts = static_cast<X&&>(counts)};
 };
+template <class Module>
+concept StepsWithoutACall = requires(const Module& module, In<float, 3> x,
+                                     KeyValueCache<float>& cache) {
+  multi_head_attention_step(module, x, {}, cache);
+}
+|| requires(const Module& module, In<float, 3> x, KeyValueCache<float>& cache) {
+  transformer_block_step(module, x, {}, cache);
+};
 template <class X>
 concept TurnedBy = requires(X&& x) {
   RotaryOptions{.frequencies = static_cast<X&&>(x)};
@@ -178,6 +186,11 @@ TEST_CASE("what would be gone before it is read is not viewed", "[bad_calls]") {
   STATIC_REQUIRE_FALSE((CutBy<std::vector<Index>> || CutBy<const std::array<Index, 3>>));
   STATIC_REQUIRE((CountedBy<std::vector<Index>&> && CountedBy<std::span<Index>>));
   STATIC_REQUIRE_FALSE((CountedBy<std::vector<Index>> || CountedBy<std::array<Index, 2>>));
+}
+
+TEST_CASE("a step may leave its call out by braces", "[bad_calls]") {
+  STATIC_REQUIRE(StepsWithoutACall<MultiHeadAttention<float>>);
+  STATIC_REQUIRE(StepsWithoutACall<TransformerBlock<float>>);
 }
 
 TEST_CASE("a const Eigen matrix is not written to, and a cache is not copied", "[bad_calls]") {

@@ -169,4 +169,37 @@ TEST_CASE("the calls of a module that are spoilt are right before", "[bad_calls]
   }
 }
 
+TEST_CASE("backward refuses the cache of a module whose positions are others", "[bad_calls]") {
+  const Tensor1<double> frequencies({2}, {1, 0.5}), others({2}, {1, 0.25});
+  const RotaryOptions base{.theta = 100};
+  const RotaryOptions given{.theta = 100, .frequencies = frequencies};
+  const std::vector<std::pair<RotaryOptions, RotaryOptions>> apart = {
+      {base, {.theta = 5}},
+      {base, {.theta = 100, .width = 2}},
+      {base, {.theta = 100, .pairing = RotaryPairing::interleaved}},
+      {base, {.theta = 100, .offset = 1}},
+      {base, given},
+      {given, {.theta = 100, .frequencies = others}}};
+  const std::vector<std::pair<RotaryOptions, RotaryOptions>> alike = {
+      {base, base},
+      {base, {.theta = 100, .width = 4}},
+      {given, {.theta = 7, .frequencies = std::vector<double>{1, 0.5}}}};
+  const auto backward = [](const RotaryOptions& filled, const RotaryOptions& asked) {
+    const auto module = [](const RotaryOptions& rotary) {
+      return Module({.d_model = 8, .num_heads = 2, .rotary = rotary});
+    };
+    const Module other = module(filled), own = module(asked);
+    const Tensor3<double> x({1, 3, 8});
+    Cache cache;
+    (void)other.forward(x, {}, cache);
+    auto gradients = own.zero_gradients();
+    (void)own.backward(x, cache, gradients);
+  };
+  for (const auto& [filled, asked] : apart) {
+    CHECK_THROWS_WITH(backward(filled, asked), "MultiHeadAttention::backward: " + foreign);
+    CHECK_THROWS_WITH(backward(asked, filled), "MultiHeadAttention::backward: " + foreign);
+  }
+  for (const auto& [filled, asked] : alike) CHECK_NOTHROW(backward(filled, asked));
+}
+
 }  // namespace bad_calls_multi_head_attention_backward
