@@ -33059,6 +33059,27 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/nn/named.hpp
+// Tensors of a module by name, as loops over them read.
+
+namespace headwise::inline v0_1::detail {
+
+/// A tensor, a view or a pointer to one, by its name:
+///
+///   for (const auto& [name, view] : {Named{"W", w}, Named{"V", v}}) f(name, view);
+///
+/// Whoever is called in a loop is compiled once. Called line by line it is compiled once a line,
+/// and a visitor that visits others as often again in each.
+template <class V>
+struct Named {
+  const char* name;
+  V tensor;
+};
+template <class V>
+Named(const char*, V) -> Named<V>;
+
+}  // namespace headwise::inline v0_1::detail
+
 // headwise/nn/feed_forward_parameters.hpp
 // What a FeedForward is, what one call of it is asked for, what it learns and what forward leaves.
 
@@ -33142,14 +33163,24 @@ struct FeedForwardParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    const Index half = self.w_out.extent(0);
-    if (self.gated) f(prefix + "W_gate", slice(self.w_in, 1, 0, half));
-    f(prefix + "W_up", self.gated ? slice(self.w_in, 1, half, half) : as_view(self.w_in));
-    f(prefix + "W_down", as_view(self.w_out));
+    using detail::Named;
+    const Index half = self.w_out.extent(0), gate = self.gated ? half : 0;
+    const bool whole = !self.gated;
+    const std::array matrices{
+        Named{"W_gate", slice(self.w_in, 1, 0, gate)},
+        Named{"W_up", whole ? as_view(self.w_in) : slice(self.w_in, 1, half, half)},
+        Named{"W_down", as_view(self.w_out)}};
+    for (const auto& [name, view] : std::span(matrices).subspan(whole)) {
+      f(prefix + name, as_view(view));
+    }
     if (self.b_in.absent()) return;
-    if (self.gated) f(prefix + "b_gate", slice(self.b_in, 0, 0, half));
-    f(prefix + "b_up", self.gated ? slice(self.b_in, 0, half, half) : as_view(self.b_in));
-    f(prefix + "b_down", as_view(self.b_out));
+    const std::array vectors{
+        Named{"b_gate", slice(self.b_in, 0, 0, gate)},
+        Named{"b_up", whole ? as_view(self.b_in) : slice(self.b_in, 0, half, half)},
+        Named{"b_down", as_view(self.b_out)}};
+    for (const auto& [name, view] : std::span(vectors).subspan(whole)) {
+      f(prefix + name, as_view(view));
+    }
   }
 };
 
@@ -33743,18 +33774,17 @@ struct MultiHeadAttentionParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    f(prefix + "W_Q", self.W_Q());
-    f(prefix + "W_K", self.W_K());
-    f(prefix + "W_V", self.W_V());
-    f(prefix + "W_O", as_view(self.w_o));
-    if (!self.b_q.absent()) f(prefix + "b_Q", as_view(self.b_q));
-    if (!self.b_k.absent()) f(prefix + "b_K", as_view(self.b_k));
-    if (!self.b_v.absent()) f(prefix + "b_V", as_view(self.b_v));
-    if (!self.b_o.absent()) f(prefix + "b_O", as_view(self.b_o));
-    if (!self.gamma.absent()) f(prefix + "gamma", as_view(self.gamma));
-    if (!self.beta.absent()) f(prefix + "beta", as_view(self.beta));
-    if (!self.gamma_q.absent()) f(prefix + "gamma_Q", as_view(self.gamma_q));
-    if (!self.gamma_k.absent()) f(prefix + "gamma_K", as_view(self.gamma_k));
+    using detail::Named;
+    for (const auto& [name, view] : {Named{"W_Q", self.W_Q()}, Named{"W_K", self.W_K()},
+                                     Named{"W_V", self.W_V()}, Named{"W_O", as_view(self.w_o)}}) {
+      f(prefix + name, as_view(view));
+    }
+    for (const auto& [name, vector] :
+         {Named{"b_Q", &self.b_q}, Named{"b_K", &self.b_k}, Named{"b_V", &self.b_v},
+          Named{"b_O", &self.b_o}, Named{"gamma", &self.gamma}, Named{"beta", &self.beta},
+          Named{"gamma_Q", &self.gamma_q}, Named{"gamma_K", &self.gamma_k}}) {
+      if (!vector->absent()) f(prefix + name, as_view(*vector));
+    }
   }
 };
 
@@ -33822,19 +33852,25 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
  private:
   template <class Self, class Other, class F>
   static void for_each_storage(Self& self, const Other& other, F&& f) {
-    f("gradients.w_qkv", self.w_qkv, other.w_qkv);
-    f("gradients.w_q", self.w_q, other.w_q);
-    f("gradients.w_k", self.w_k, other.w_k);
-    f("gradients.w_v", self.w_v, other.w_v);
-    f("gradients.w_o", self.w_o, other.w_o);
-    f("gradients.b_q", self.b_q, other.b_q);
-    f("gradients.b_k", self.b_k, other.b_k);
-    f("gradients.b_v", self.b_v, other.b_v);
-    f("gradients.b_o", self.b_o, other.b_o);
-    f("gradients.gamma", self.gamma, other.gamma);
-    f("gradients.beta", self.beta, other.beta);
-    f("gradients.gamma_q", self.gamma_q, other.gamma_q);
-    f("gradients.gamma_k", self.gamma_k, other.gamma_k);
+    using detail::Named;
+    for (const auto& [name, both] : {Named{"gradients.w_qkv", std::pair(&self.w_qkv, &other.w_qkv)},
+                                     Named{"gradients.w_q", std::pair(&self.w_q, &other.w_q)},
+                                     Named{"gradients.w_k", std::pair(&self.w_k, &other.w_k)},
+                                     Named{"gradients.w_v", std::pair(&self.w_v, &other.w_v)},
+                                     Named{"gradients.w_o", std::pair(&self.w_o, &other.w_o)}}) {
+      f(name, *both.first, *both.second);
+    }
+    for (const auto& [name, both] :
+         {Named{"gradients.b_q", std::pair(&self.b_q, &other.b_q)},
+          Named{"gradients.b_k", std::pair(&self.b_k, &other.b_k)},
+          Named{"gradients.b_v", std::pair(&self.b_v, &other.b_v)},
+          Named{"gradients.b_o", std::pair(&self.b_o, &other.b_o)},
+          Named{"gradients.gamma", std::pair(&self.gamma, &other.gamma)},
+          Named{"gradients.beta", std::pair(&self.beta, &other.beta)},
+          Named{"gradients.gamma_q", std::pair(&self.gamma_q, &other.gamma_q)},
+          Named{"gradients.gamma_k", std::pair(&self.gamma_k, &other.gamma_k)}}) {
+      f(name, *both.first, *both.second);
+    }
   }
 };
 
@@ -35785,8 +35821,10 @@ struct LayerNormParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    if (!self.gamma.absent()) f(prefix + "gamma", as_view(self.gamma));
-    if (!self.beta.absent()) f(prefix + "beta", as_view(self.beta));
+    using detail::Named;
+    for (const auto& [name, vector] : {Named{"gamma", &self.gamma}, Named{"beta", &self.beta}}) {
+      if (!vector->absent()) f(prefix + name, as_view(*vector));
+    }
   }
 };
 

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstring>
+#include <functional>
 #include <memory_resource>
 #include <string>
 #include <tuple>
+#include <type_traits>
 
 #include "headwise/autograd/tape.hpp"
 #include "headwise/tensor/philox.hpp"
@@ -43,15 +45,17 @@ class UnwrittenMemory : public std::pmr::memory_resource {
 };
 
 /// dy [...] of a y = f(variables...) against differences: f is called on tapes of its own, with
-/// inputs as variables that have a gradient, and with constants.
-template <class F, class T, int... R>
-GradientReport check_taped(F&& f, Tensor<T, R>&... inputs) {
+/// inputs as variables that have a gradient, and with constants. What f is has been forgotten here:
+/// this is compiled once for all functions of the same ranks.
+template <class T, int S, int... R>
+GradientReport check_taped(const std::function<Variable<T, S>(const Variable<T, R>&...)>& f,
+                           Tensor<T, R>&... inputs) {
   UnwrittenMemory memory;
   Tape<T> tape({.memory = &memory});
   const auto variables = std::make_tuple(tape.input(In<T, R>(inputs))...);
   const auto y = std::apply(f, variables);
   const auto dy = normal<T>(y.shape(), 99);
-  tape.backward(y, In<T, decltype(dy)::rank>(dy));
+  tape.backward(y, In<T, S>(dy));
   GradientCheck<T> check({.tolerance = 1e-11, .stencil = Stencil::five_point});
   const auto add = [&](const Variable<T, R>&... variable) {
     int number = 0;
@@ -63,6 +67,11 @@ GradientReport check_taped(F&& f, Tensor<T, R>&... inputs) {
     const auto value = f(other.constant(In<T, R>(inputs))...);
     return weighted_sum(dy, value.value());
   });
+}
+template <class F, class T, int... R>
+GradientReport check_taped(const F& f, Tensor<T, R>&... inputs) {
+  using Y = std::invoke_result_t<const F&, const Variable<T, R>&...>;
+  return check_taped(std::function<Y(const Variable<T, R>&...)>(std::cref(f)), inputs...);
 }
 
 }  // namespace headwise_tests

@@ -1,9 +1,12 @@
 // What a FeedForward is, what one call of it is asked for, what it learns and what forward leaves.
 #pragma once
 
+#include <array>
+#include <span>
 #include <string>
 
 #include "headwise/nn/init.hpp"
+#include "headwise/nn/named.hpp"
 #include "headwise/runtime/activation.hpp"
 #include "headwise/runtime/saved.hpp"
 #include "headwise/runtime/viewed_input.hpp"
@@ -90,14 +93,24 @@ struct FeedForwardParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    const Index half = self.w_out.extent(0);
-    if (self.gated) f(prefix + "W_gate", slice(self.w_in, 1, 0, half));
-    f(prefix + "W_up", self.gated ? slice(self.w_in, 1, half, half) : as_view(self.w_in));
-    f(prefix + "W_down", as_view(self.w_out));
+    using detail::Named;
+    const Index half = self.w_out.extent(0), gate = self.gated ? half : 0;
+    const bool whole = !self.gated;
+    const std::array matrices{
+        Named{"W_gate", slice(self.w_in, 1, 0, gate)},
+        Named{"W_up", whole ? as_view(self.w_in) : slice(self.w_in, 1, half, half)},
+        Named{"W_down", as_view(self.w_out)}};
+    for (const auto& [name, view] : std::span(matrices).subspan(whole)) {
+      f(prefix + name, as_view(view));
+    }
     if (self.b_in.absent()) return;
-    if (self.gated) f(prefix + "b_gate", slice(self.b_in, 0, 0, half));
-    f(prefix + "b_up", self.gated ? slice(self.b_in, 0, half, half) : as_view(self.b_in));
-    f(prefix + "b_down", as_view(self.b_out));
+    const std::array vectors{
+        Named{"b_gate", slice(self.b_in, 0, 0, gate)},
+        Named{"b_up", whole ? as_view(self.b_in) : slice(self.b_in, 0, half, half)},
+        Named{"b_down", as_view(self.b_out)}};
+    for (const auto& [name, view] : std::span(vectors).subspan(whole)) {
+      f(prefix + name, as_view(view));
+    }
   }
 };
 

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "headwise/nn/named.hpp"
 #include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/layer_norm.hpp"
 #include "headwise/runtime/viewed_input.hpp"
@@ -31,8 +32,10 @@ struct LayerNormParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    if (!self.gamma.absent()) f(prefix + "gamma", as_view(self.gamma));
-    if (!self.beta.absent()) f(prefix + "beta", as_view(self.beta));
+    using detail::Named;
+    for (const auto& [name, vector] : {Named{"gamma", &self.gamma}, Named{"beta", &self.beta}}) {
+      if (!vector->absent()) f(prefix + name, as_view(*vector));
+    }
   }
 };
 

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "headwise/nn/multi_head_attention_options.hpp"
+#include "headwise/nn/named.hpp"
 #include "headwise/tensor/float16.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
@@ -93,18 +95,17 @@ struct MultiHeadAttentionParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    f(prefix + "W_Q", self.W_Q());
-    f(prefix + "W_K", self.W_K());
-    f(prefix + "W_V", self.W_V());
-    f(prefix + "W_O", as_view(self.w_o));
-    if (!self.b_q.absent()) f(prefix + "b_Q", as_view(self.b_q));
-    if (!self.b_k.absent()) f(prefix + "b_K", as_view(self.b_k));
-    if (!self.b_v.absent()) f(prefix + "b_V", as_view(self.b_v));
-    if (!self.b_o.absent()) f(prefix + "b_O", as_view(self.b_o));
-    if (!self.gamma.absent()) f(prefix + "gamma", as_view(self.gamma));
-    if (!self.beta.absent()) f(prefix + "beta", as_view(self.beta));
-    if (!self.gamma_q.absent()) f(prefix + "gamma_Q", as_view(self.gamma_q));
-    if (!self.gamma_k.absent()) f(prefix + "gamma_K", as_view(self.gamma_k));
+    using detail::Named;
+    for (const auto& [name, view] : {Named{"W_Q", self.W_Q()}, Named{"W_K", self.W_K()},
+                                     Named{"W_V", self.W_V()}, Named{"W_O", as_view(self.w_o)}}) {
+      f(prefix + name, as_view(view));
+    }
+    for (const auto& [name, vector] :
+         {Named{"b_Q", &self.b_q}, Named{"b_K", &self.b_k}, Named{"b_V", &self.b_v},
+          Named{"b_O", &self.b_o}, Named{"gamma", &self.gamma}, Named{"beta", &self.beta},
+          Named{"gamma_Q", &self.gamma_q}, Named{"gamma_K", &self.gamma_k}}) {
+      if (!vector->absent()) f(prefix + name, as_view(*vector));
+    }
   }
 };
 
@@ -172,19 +173,25 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
  private:
   template <class Self, class Other, class F>
   static void for_each_storage(Self& self, const Other& other, F&& f) {
-    f("gradients.w_qkv", self.w_qkv, other.w_qkv);
-    f("gradients.w_q", self.w_q, other.w_q);
-    f("gradients.w_k", self.w_k, other.w_k);
-    f("gradients.w_v", self.w_v, other.w_v);
-    f("gradients.w_o", self.w_o, other.w_o);
-    f("gradients.b_q", self.b_q, other.b_q);
-    f("gradients.b_k", self.b_k, other.b_k);
-    f("gradients.b_v", self.b_v, other.b_v);
-    f("gradients.b_o", self.b_o, other.b_o);
-    f("gradients.gamma", self.gamma, other.gamma);
-    f("gradients.beta", self.beta, other.beta);
-    f("gradients.gamma_q", self.gamma_q, other.gamma_q);
-    f("gradients.gamma_k", self.gamma_k, other.gamma_k);
+    using detail::Named;
+    for (const auto& [name, both] : {Named{"gradients.w_qkv", std::pair(&self.w_qkv, &other.w_qkv)},
+                                     Named{"gradients.w_q", std::pair(&self.w_q, &other.w_q)},
+                                     Named{"gradients.w_k", std::pair(&self.w_k, &other.w_k)},
+                                     Named{"gradients.w_v", std::pair(&self.w_v, &other.w_v)},
+                                     Named{"gradients.w_o", std::pair(&self.w_o, &other.w_o)}}) {
+      f(name, *both.first, *both.second);
+    }
+    for (const auto& [name, both] :
+         {Named{"gradients.b_q", std::pair(&self.b_q, &other.b_q)},
+          Named{"gradients.b_k", std::pair(&self.b_k, &other.b_k)},
+          Named{"gradients.b_v", std::pair(&self.b_v, &other.b_v)},
+          Named{"gradients.b_o", std::pair(&self.b_o, &other.b_o)},
+          Named{"gradients.gamma", std::pair(&self.gamma, &other.gamma)},
+          Named{"gradients.beta", std::pair(&self.beta, &other.beta)},
+          Named{"gradients.gamma_q", std::pair(&self.gamma_q, &other.gamma_q)},
+          Named{"gradients.gamma_k", std::pair(&self.gamma_k, &other.gamma_k)}}) {
+      f(name, *both.first, *both.second);
+    }
   }
 };
 
