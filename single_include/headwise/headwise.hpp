@@ -6590,7 +6590,8 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
 }
 
 /// Rows first ... first + M - 1 of c [.., V vectors] from K steps: each element one chain of
-/// multiply-adds in the order of the steps.
+/// multiply-adds in the order of the steps. Of one vector twice as many rows: six chains would wait
+/// for each other, a third of the time.
 template <class T, int M, int V>
 void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
@@ -6610,7 +6611,8 @@ void run_tile(const Panel<T>& panel, Index first) {
     typename F::Vector in_b[std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * S::width); });
     unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      const auto x = F::broadcast(a[m * panel.a_row]);
+      constexpr int rows = Tile<T>::rows;
+      const auto x = F::broadcast(a[m / rows * panel.a_tile + m % rows * panel.a_row]);
       unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
         sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]);
       });
@@ -6732,8 +6734,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// run_tile over `M` rows, six at a time, then four, two, one; of types that are no vectors two,
-/// then one; of AMX sixteen at a time.
+/// run_tile over `M` rows, six at a time (of one vector twelve), then four, two, one; of types that
+/// are no vectors two, then one; of AMX sixteen at a time.
 template <class T, int V>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
@@ -6741,6 +6743,9 @@ void run_rows(const Panel<T>& panel, Index M) {
   } else {
     Index m = 0;
     if constexpr (Tile<T>::rows == 6) {
+      if constexpr (V == 1) {
+        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+      }
       for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
       if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
     }
@@ -13258,7 +13263,8 @@ void run_tile(const Panel<T>& panel, Index first) {
     typename F::Vector in_b[std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * S::width); });
     unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      const auto x = F::broadcast(a[m * panel.a_row]);
+      constexpr int rows = Tile<T>::rows;
+      const auto x = F::broadcast(a[m / rows * panel.a_tile + m % rows * panel.a_row]);
       unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
         sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]);
       });
@@ -13371,6 +13377,9 @@ void run_rows(const Panel<T>& panel, Index M) {
   } else {
     Index m = 0;
     if constexpr (Tile<T>::rows == 6) {
+      if constexpr (V == 1) {
+        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+      }
       for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
       if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
     }
@@ -19249,7 +19258,8 @@ void run_tile(const Panel<T>& panel, Index first) {
     typename F::Vector in_b[std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * S::width); });
     unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      const auto x = F::broadcast(a[m * panel.a_row]);
+      constexpr int rows = Tile<T>::rows;
+      const auto x = F::broadcast(a[m / rows * panel.a_tile + m % rows * panel.a_row]);
       unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
         sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]);
       });
@@ -19362,6 +19372,9 @@ void run_rows(const Panel<T>& panel, Index M) {
   } else {
     Index m = 0;
     if constexpr (Tile<T>::rows == 6) {
+      if constexpr (V == 1) {
+        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+      }
       for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
       if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
     }
@@ -39302,7 +39315,8 @@ void run_tile(const Panel<T>& panel, Index first) {
     typename F::Vector in_b[std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * S::width); });
     unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      const auto x = F::broadcast(a[m * panel.a_row]);
+      constexpr int rows = Tile<T>::rows;
+      const auto x = F::broadcast(a[m / rows * panel.a_tile + m % rows * panel.a_row]);
       unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
         sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]);
       });
@@ -39415,6 +39429,9 @@ void run_rows(const Panel<T>& panel, Index M) {
   } else {
     Index m = 0;
     if constexpr (Tile<T>::rows == 6) {
+      if constexpr (V == 1) {
+        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+      }
       for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
       if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
     }
@@ -43400,7 +43417,8 @@ void run_tile(const Panel<T>& panel, Index first) {
     typename F::Vector in_b[std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * S::width); });
     unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      const auto x = F::broadcast(a[m * panel.a_row]);
+      constexpr int rows = Tile<T>::rows;
+      const auto x = F::broadcast(a[m / rows * panel.a_tile + m % rows * panel.a_row]);
       unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
         sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]);
       });
@@ -43513,6 +43531,9 @@ void run_rows(const Panel<T>& panel, Index M) {
   } else {
     Index m = 0;
     if constexpr (Tile<T>::rows == 6) {
+      if constexpr (V == 1) {
+        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+      }
       for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
       if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
     }
@@ -47494,7 +47515,8 @@ void run_tile(const Panel<T>& panel, Index first) {
     typename F::Vector in_b[std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * S::width); });
     unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      const auto x = F::broadcast(a[m * panel.a_row]);
+      constexpr int rows = Tile<T>::rows;
+      const auto x = F::broadcast(a[m / rows * panel.a_tile + m % rows * panel.a_row]);
       unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
         sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]);
       });
@@ -47607,6 +47629,9 @@ void run_rows(const Panel<T>& panel, Index M) {
   } else {
     Index m = 0;
     if constexpr (Tile<T>::rows == 6) {
+      if constexpr (V == 1) {
+        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+      }
       for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
       if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
     }
@@ -51588,7 +51613,8 @@ void run_tile(const Panel<T>& panel, Index first) {
     typename F::Vector in_b[std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * S::width); });
     unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-      const auto x = F::broadcast(a[m * panel.a_row]);
+      constexpr int rows = Tile<T>::rows;
+      const auto x = F::broadcast(a[m / rows * panel.a_tile + m % rows * panel.a_row]);
       unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
         sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]);
       });
@@ -51701,6 +51727,9 @@ void run_rows(const Panel<T>& panel, Index M) {
   } else {
     Index m = 0;
     if constexpr (Tile<T>::rows == 6) {
+      if constexpr (V == 1) {
+        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+      }
       for (; m + 6 <= M; m += 6) run_tile<T, 6, V>(panel, m);
       if (m + 4 <= M) run_tile<T, 4, V>(panel, m), m += 4;
     }

@@ -48,6 +48,8 @@ void check_blocks() {
   for (Index M : {191, 192, 193, 385}) check_gemm<T>(M, 3, 5);
   check_gemm<T>(194, 770, 66);
   check_gemm<T>(13, 33, 386);
+  // Twelve rows of one vector behind whole panels, also of an `a` that was packed six by six.
+  for (Index N : {136, 140, 144}) check_gemm<T>(31, N, 150);
 }
 
 }  // namespace

@@ -111,6 +111,10 @@ TEST_CASE("linear forward and backward equal sums in long double, dense or strid
       }
     }
     check_against_sums<long double>(7, 5, 3, strided);
+    for (Index O : {136, 140, 144}) {  // whole panels and a vector; dw of rows packed by sixes
+      check_against_sums<float>(150, 31, O, strided);
+      check_against_sums<double>(150, 31, O, strided);
+    }
   }
 }
 
