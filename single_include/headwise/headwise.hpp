@@ -33176,24 +33176,35 @@ struct FeedForwardParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    using detail::Named;
-    const Index half = self.w_out.extent(0), gate = self.gated ? half : 0;
-    const bool whole = !self.gated;
-    const std::array matrices{
-        Named{"W_gate", slice(self.w_in, 1, 0, gate)},
-        Named{"W_up", whole ? as_view(self.w_in) : slice(self.w_in, 1, half, half)},
-        Named{"W_down", as_view(self.w_out)}};
-    for (const auto& [name, view] : std::span(matrices).subspan(whole)) {
+    const std::size_t first = self.gated ? 0 : 1;
+    const auto matrices = matrices_of(self);
+    for (const auto& [name, view] : std::span(matrices).subspan(first)) {
       f(prefix + name, as_view(view));
     }
     if (self.b_in.absent()) return;
-    const std::array vectors{
-        Named{"b_gate", slice(self.b_in, 0, 0, gate)},
-        Named{"b_up", whole ? as_view(self.b_in) : slice(self.b_in, 0, half, half)},
-        Named{"b_down", as_view(self.b_out)}};
-    for (const auto& [name, view] : std::span(vectors).subspan(whole)) {
+    const auto vectors = vectors_of(self);
+    for (const auto& [name, view] : std::span(vectors).subspan(first)) {
       f(prefix + name, as_view(view));
     }
+  }
+  // Those of the gate stand first; without one they are of no width.
+  template <class Self>
+  static auto matrices_of(Self& self) {
+    using detail::Named;
+    const Index half = self.w_out.extent(0), gate = self.gated ? half : 0;
+    const auto w_in = as_view(self.w_in);
+    return std::array{Named{"W_gate", slice(w_in, 1, 0, gate)},
+                      Named{"W_up", self.gated ? slice(w_in, 1, half, half) : w_in},
+                      Named{"W_down", as_view(self.w_out)}};
+  }
+  template <class Self>
+  static auto vectors_of(Self& self) {
+    using detail::Named;
+    const Index half = self.w_out.extent(0), gate = self.gated ? half : 0;
+    const auto b_in = as_view(self.b_in);
+    return std::array{Named{"b_gate", slice(b_in, 0, 0, gate)},
+                      Named{"b_up", self.gated ? slice(b_in, 0, half, half) : b_in},
+                      Named{"b_down", as_view(self.b_out)}};
   }
 };
 
@@ -33787,17 +33798,24 @@ struct MultiHeadAttentionParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    using detail::Named;
-    for (const auto& [name, view] : {Named{"W_Q", self.W_Q()}, Named{"W_K", self.W_K()},
-                                     Named{"W_V", self.W_V()}, Named{"W_O", as_view(self.w_o)}}) {
-      f(prefix + name, as_view(view));
-    }
-    for (const auto& [name, vector] :
-         {Named{"b_Q", &self.b_q}, Named{"b_K", &self.b_k}, Named{"b_V", &self.b_v},
-          Named{"b_O", &self.b_o}, Named{"gamma", &self.gamma}, Named{"beta", &self.beta},
-          Named{"gamma_Q", &self.gamma_q}, Named{"gamma_K", &self.gamma_k}}) {
+    for (const auto& [name, view] : matrices_of(self)) f(prefix + name, as_view(view));
+    for (const auto& [name, vector] : vectors_of(self)) {
       if (!vector->absent()) f(prefix + name, as_view(*vector));
     }
+  }
+  template <class Self>
+  static auto matrices_of(Self& self) {
+    using detail::Named;
+    return std::array{Named{"W_Q", self.W_Q()}, Named{"W_K", self.W_K()}, Named{"W_V", self.W_V()},
+                      Named{"W_O", as_view(self.w_o)}};
+  }
+  template <class Self>
+  static auto vectors_of(Self& self) {
+    using detail::Named;
+    return std::array{Named{"b_Q", &self.b_q},         Named{"b_K", &self.b_k},
+                      Named{"b_V", &self.b_v},         Named{"b_O", &self.b_o},
+                      Named{"gamma", &self.gamma},     Named{"beta", &self.beta},
+                      Named{"gamma_Q", &self.gamma_q}, Named{"gamma_K", &self.gamma_k}};
   }
 };
 

@@ -1,6 +1,7 @@
 // Weights of a MultiHeadAttention, and their gradients: plain tensors, walked by name.
 #pragma once
 
+#include <array>
 #include <string>
 #include <utility>
 
@@ -95,17 +96,24 @@ struct MultiHeadAttentionParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    using detail::Named;
-    for (const auto& [name, view] : {Named{"W_Q", self.W_Q()}, Named{"W_K", self.W_K()},
-                                     Named{"W_V", self.W_V()}, Named{"W_O", as_view(self.w_o)}}) {
-      f(prefix + name, as_view(view));
-    }
-    for (const auto& [name, vector] :
-         {Named{"b_Q", &self.b_q}, Named{"b_K", &self.b_k}, Named{"b_V", &self.b_v},
-          Named{"b_O", &self.b_o}, Named{"gamma", &self.gamma}, Named{"beta", &self.beta},
-          Named{"gamma_Q", &self.gamma_q}, Named{"gamma_K", &self.gamma_k}}) {
+    for (const auto& [name, view] : matrices_of(self)) f(prefix + name, as_view(view));
+    for (const auto& [name, vector] : vectors_of(self)) {
       if (!vector->absent()) f(prefix + name, as_view(*vector));
     }
+  }
+  template <class Self>
+  static auto matrices_of(Self& self) {
+    using detail::Named;
+    return std::array{Named{"W_Q", self.W_Q()}, Named{"W_K", self.W_K()}, Named{"W_V", self.W_V()},
+                      Named{"W_O", as_view(self.w_o)}};
+  }
+  template <class Self>
+  static auto vectors_of(Self& self) {
+    using detail::Named;
+    return std::array{Named{"b_Q", &self.b_q},         Named{"b_K", &self.b_k},
+                      Named{"b_V", &self.b_v},         Named{"b_O", &self.b_o},
+                      Named{"gamma", &self.gamma},     Named{"beta", &self.beta},
+                      Named{"gamma_Q", &self.gamma_q}, Named{"gamma_K", &self.gamma_k}};
   }
 };
 
