@@ -105,7 +105,7 @@ Refusal backward(const std::string& message, void (*spoil)(Layer&), Kind kind = 
 const std::string no_epsilon = ", expected a finite number above 0";
 const Refusals rms_norms({
     argument_error("RMSNorm: width is -1, expected >= 0", [](Witness&) { RMSNorm<double>(-1); }),
-    argument_error("RMSNorm: epsilon is 0.000000" + no_epsilon,
+    argument_error("RMSNorm: epsilon is 0" + no_epsilon,
                    [](Witness&) { RMSNorm<double>(3, true, 0); }),
     argument_error("RMSNorm: epsilon is inf" + no_epsilon,
                    [](Witness&) { RMSNorm<double>(3, true, infinity); }),
@@ -157,10 +157,10 @@ const Refusals feed_forwards({
                   "that was moved from has none)",
                   [](Feed& c) { const auto taken = std::move(c.layer); }),
     forward<Feed>(
-        "FeedForward::forward: dropout rate is 1.500000, expected 0 to 1",
+        "FeedForward::forward: dropout rate is 1.5, expected 0 to 1",
         [](Feed& c) { c.with.hidden_dropout.rate = 1.5; }, argument_error),
     forward<Feed>(
-        "FeedForward::forward: dropout rate is -0.250000, expected 0 to 1",
+        "FeedForward::forward: dropout rate is -0.25, expected 0 to 1",
         [](Feed& c) { c.with.output_dropout.rate = -0.25; }, argument_error),
     argument_error("FeedForward::backward: the cache is empty: pass it to forward first",
                    [](Witness& memory) { Feed{memory}.call(); }),
@@ -199,8 +199,7 @@ const Refusals blocks({
           {.d_model = 4, .num_heads = 3}),
     block("FeedForward: d_hidden is -1, expected 1 to 2^30 (0: 4 d_model)",
           {.d_model = 4, .d_hidden = -1}),
-    block("TransformerBlock: norm_epsilon is 0.000000" + no_epsilon,
-          {.d_model = 4, .norm_epsilon = 0}),
+    block("TransformerBlock: norm_epsilon is 0" + no_epsilon, {.d_model = 4, .norm_epsilon = 0}),
     block("TransformerBlock: norm_epsilon is nan" + no_epsilon,
           {.d_model = 4, .norm_epsilon = nan}),
     forward<Block>("TransformerBlock::forward: x is [1, 2, 5], expected [1, 2, 4] (d_model 4)",
@@ -212,13 +211,13 @@ const Refusals blocks({
                    "block that was moved from has none)",
                    [](Block& c) { const auto taken = std::move(c.layer); }),
     forward<Block>(
-        "TransformerBlock::forward: dropout rate is 1.500000, expected 0 to 1",
+        "TransformerBlock::forward: dropout rate is 1.5, expected 0 to 1",
         [](Block& c) { c.with.hidden_dropout.rate = 1.5; }, argument_error),
     forward<Block>(
-        "TransformerBlock::forward: dropout rate is 2.000000, expected 0 to 1",
+        "TransformerBlock::forward: dropout rate is 2, expected 0 to 1",
         [](Block& c) { c.with.output_dropout.rate = 2; }, argument_error),
     forward<Block>(
-        "MultiHeadAttention::forward: dropout rate is 2.000000, expected 0 to 1",
+        "MultiHeadAttention::forward: dropout rate is 2, expected 0 to 1",
         [](Block& c) { c.with.attention_dropout.rate = 2; }, argument_error),
     argument_error("TransformerBlock::backward: the cache is empty: pass it to forward first",
                    [](Witness& memory) { Block{memory}.call(); }),

@@ -64,9 +64,8 @@ const Refusals embeddings(all_of({
                        [](Witness&) { Embedding<double>(-1, 3); }),
         argument_error("Embedding: width is -3, expected >= 0",
                        [](Witness&) { Embedding<double>(1, -3); }),
-        argument_error(
-            "init_normal: std_deviation is -0.500000, expected a finite number of 0 or more",
-            [](Witness&) { Embedding<double>(1, 3, -0.5); }),
+        argument_error("init_normal: std_deviation is -0.5, expected a finite number of 0 or more",
+                       [](Witness&) { Embedding<double>(1, 3, -0.5); }),
         argument_error("init_normal: std_deviation is nan, expected a finite number of 0 or more",
                        [](Witness& m) { init_normal<double>(m.tensor(2, 3), nan, 1, 0); }),
         argument_error("init_normal: std_deviation is inf, expected a finite number of 0 or more",

@@ -108,7 +108,7 @@ const Refusals norms({
                    [](Witness&) { LayerNorm<double>(-1); }),
     argument_error("LayerNorm: width is -1, expected >= 0",
                    [](Witness&) { LayerNorm<double>(-1, false); }),
-    argument_error("LayerNorm: epsilon is 0.000000" + no_epsilon,
+    argument_error("LayerNorm: epsilon is 0" + no_epsilon,
                    [](Witness&) { LayerNorm<double>(3, true, 0); }),
     argument_error("LayerNorm: epsilon is inf" + no_epsilon,
                    [](Witness&) { LayerNorm<double>(3, true, infinity); }),

@@ -146,15 +146,15 @@ const Refusals dropout_refusals(all_of({
     output("dropout_forward", "y", &DropoutForward::y, {2, 3}, "the shape of x"),
     {repeated("dropout_forward: y", &DropoutForward::y),
      shifted("dropout_forward", "y", &DropoutForward::y, "x", &DropoutForward::x),
-     argument<DropoutForward>("dropout_forward: dropout rate is 1.500000, expected 0 to 1",
+     argument<DropoutForward>("dropout_forward: dropout rate is 1.5, expected 0 to 1",
                               [](auto& c) { c.dropout.rate = 1.5; }),
-     argument<DropoutForward>("dropout_forward: dropout rate is -0.250000, expected 0 to 1",
+     argument<DropoutForward>("dropout_forward: dropout rate is -0.25, expected 0 to 1",
                               [](auto& c) { c.dropout.rate = -0.25; })},
     countable("dropout_backward: dy", &DropoutBackward::dy, {2, 3}),
     output("dropout_backward", "dx", &DropoutBackward::dx, {2, 3}, "the shape of dy"),
     {repeated("dropout_backward: dx", &DropoutBackward::dx),
      shifted("dropout_backward", "dx", &DropoutBackward::dx, "dy", &DropoutBackward::dy),
-     argument<DropoutBackward>("dropout_backward: dropout rate is 2.000000, expected 0 to 1",
+     argument<DropoutBackward>("dropout_backward: dropout rate is 2, expected 0 to 1",
                                [](auto& c) { c.dropout.rate = 2; })},
 }));
 

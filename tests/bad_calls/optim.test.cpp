@@ -122,27 +122,27 @@ const std::string from_0 = ", expected a finite number of 0 or more";
 const std::string below_1 = ", expected 0 or more and below 1";
 
 const Refusals adamw_options(option_rules<AdamW<double>, AdamWOptions>(
-    "AdamW", {{"learning_rate is -1.000000" + from_0, {.learning_rate = -1}},
+    "AdamW", {{"learning_rate is -1" + from_0, {.learning_rate = -1}},
               {"learning_rate is inf" + from_0, {.learning_rate = infinite}},
-              {"beta1 is 1.000000" + below_1, {.beta1 = 1}},
-              {"beta2 is -0.500000" + below_1, {.beta2 = -0.5}},
-              {"epsilon is -1.000000" + from_0, {.epsilon = -1}},
-              {"weight_decay is -1.000000" + from_0, {.weight_decay = -1}}}));
+              {"beta1 is 1" + below_1, {.beta1 = 1}},
+              {"beta2 is -0.5" + below_1, {.beta2 = -0.5}},
+              {"epsilon is -1" + from_0, {.epsilon = -1}},
+              {"weight_decay is -1" + from_0, {.weight_decay = -1}}}));
 
 const Refusals adamw_of_float(option_rules<AdamW<float>, AdamWOptions, float>(
-    "AdamW", {{"epsilon is 0.000000 and rounds to 0 in the parameters' type, expected a greater "
+    "AdamW", {{"epsilon is 1e-60 and rounds to 0 in the parameters' type, expected a greater "
                "one, or 0",
                {.epsilon = 1e-60}}}));
 
 const Refusals sgd_options(option_rules<Sgd<double>, SgdOptions>(
     "Sgd",
-    {{"learning_rate is -1.000000" + from_0, {.learning_rate = -1}},
-     {"momentum is -1.000000" + from_0, {.momentum = -1}},
+    {{"learning_rate is -1" + from_0, {.learning_rate = -1}},
+     {"momentum is -1" + from_0, {.momentum = -1}},
      {"dampening is inf, expected a finite number", {.dampening = infinite}},
      {"nesterov is set, expected a momentum above 0 and no dampening with it", {.nesterov = true}},
      {"nesterov is set, expected a momentum above 0 and no dampening with it",
       {.momentum = 0.5, .dampening = 0.5, .nesterov = true}},
-     {"weight_decay is -1.000000" + from_0, {.weight_decay = -1}}}));
+     {"weight_decay is -1" + from_0, {.weight_decay = -1}}}));
 
 const Refusals optimizer_refusals({
     optimizer_call<AdamW<double>, AdamWOptions>(
@@ -181,13 +181,13 @@ const Refusals optimizer_refusals({
                      memory.keep(layer.linear);
                      optimizer.add_group(layer.list, {});
                    }),
-    argument_error("clip_grad_norm: max_norm is 0.000000, expected a finite number above 0",
+    argument_error("clip_grad_norm: max_norm is 0, expected a finite number above 0",
                    [](Witness& memory) {
                      Layer<>& layer = memory.make<Layer<>>();
                      memory.keep(layer.gradients);
                      clip_grad_norm(layer.list, 0);
                    }),
-    argument_error("clip_factor: max_norm is -1.000000, expected a finite number above 0",
+    argument_error("clip_factor: max_norm is -1, expected a finite number above 0",
                    [](Witness&) { clip_factor(1.0, -1); }),
 });
 
@@ -197,24 +197,24 @@ Refusal scheduled(std::string message, const Schedule& schedule, std::int64_t st
 }
 
 const Refusals schedule_refusals({
-    scheduled("ConstantSchedule: rate is -1.000000" + from_0, ConstantSchedule{.rate = -1}),
+    scheduled("ConstantSchedule: rate is -1" + from_0, ConstantSchedule{.rate = -1}),
     scheduled("ConstantSchedule: step is -1, expected >= 0", ConstantSchedule{}, -1),
-    scheduled("CosineSchedule: peak is -1.000000" + from_0, CosineSchedule{.peak = -1}),
+    scheduled("CosineSchedule: peak is -1" + from_0, CosineSchedule{.peak = -1}),
     scheduled("CosineSchedule: floor is inf" + from_0, CosineSchedule{.floor = infinite}),
     scheduled("CosineSchedule: warmup_steps is -1, expected >= 0",
               CosineSchedule{.warmup_steps = -1}),
     scheduled("CosineSchedule: total_steps is 1, expected at least warmup_steps, 2",
               CosineSchedule{.warmup_steps = 2, .total_steps = 1}),
     scheduled("CosineSchedule: step is -1, expected >= 0", CosineSchedule{}, -1),
-    scheduled("LinearSchedule: peak is -1.000000" + from_0, LinearSchedule{.peak = -1}),
+    scheduled("LinearSchedule: peak is -1" + from_0, LinearSchedule{.peak = -1}),
     scheduled("LinearSchedule: floor is inf" + from_0, LinearSchedule{.floor = infinite}),
     scheduled("LinearSchedule: warmup_steps is -1, expected >= 0",
               LinearSchedule{.warmup_steps = -1}),
     scheduled("LinearSchedule: total_steps is 1, expected at least warmup_steps, 2",
               LinearSchedule{.warmup_steps = 2, .total_steps = 1}),
     scheduled("LinearSchedule: step is -1, expected >= 0", LinearSchedule{}, -1),
-    scheduled("StepSchedule: initial is -1.000000" + from_0, StepSchedule{.initial = -1}),
-    scheduled("StepSchedule: factor is -1.000000" + from_0, StepSchedule{.factor = -1}),
+    scheduled("StepSchedule: initial is -1" + from_0, StepSchedule{.initial = -1}),
+    scheduled("StepSchedule: factor is -1" + from_0, StepSchedule{.factor = -1}),
     scheduled("StepSchedule: every is 0, expected >= 1", StepSchedule{.every = 0}),
     scheduled("StepSchedule: step is -1, expected >= 0", StepSchedule{}, -1),
 });

@@ -123,7 +123,7 @@ std::vector<Rule> options() {
       lengths(longer));
   add("Mask::key_lengths holds -1 at 2, expected 0 to 3 (the keys of that sequence)",
       lengths(negative));
-  add("dropout rate is 1.500000, expected 0 to 1", [](Call& c) { c.options.dropout.rate = 1.5; });
+  add("dropout rate is 1.5, expected 0 to 1", [](Call& c) { c.options.dropout.rate = 1.5; });
   add("scale is not finite, expected a number, or none for 1 / sqrt(d)",
       [](Call& c) { c.options.scale = std::numeric_limits<double>::infinity(); });
   add("origin holds -1, expected 0 to 2^62", [](Call& c) { c.options.origin.head = -1; });

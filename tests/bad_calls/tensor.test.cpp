@@ -256,9 +256,9 @@ const Refusals runtime({
 });
 
 const Refusals dropout_rates({
-    argument_error("own: dropout rate is -0.100000, expected 0 to 1",
+    argument_error("own: dropout rate is -0.1, expected 0 to 1",
                    [](Witness&) { Dropout{.rate = -0.1}.require_valid("own"); }),
-    argument_error("own: dropout rate is 1.500000, expected 0 to 1",
+    argument_error("own: dropout rate is 1.5, expected 0 to 1",
                    [](Witness&) { Dropout{.rate = 1.5}.require_valid("own"); }),
     argument_error("own: dropout rate is inf, expected 0 to 1",
                    [](Witness&) {

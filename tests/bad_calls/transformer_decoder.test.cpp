@@ -93,16 +93,16 @@ const Refusals calls({
         },
         argument_error),
     forward(
-        "TransformerDecoder::forward: dropout rate is 1.500000, expected 0 to 1",
+        "TransformerDecoder::forward: dropout rate is 1.5, expected 0 to 1",
         [](Decoder& c) { c.with.weight_dropout.rate = 1.5; }, argument_error),
     forward(
-        "TransformerDecoder::forward: dropout rate is 2.500000, expected 0 to 1",
+        "TransformerDecoder::forward: dropout rate is 2.5, expected 0 to 1",
         [](Decoder& c) { c.with.attention_dropout.rate = 2.5; }, argument_error),
     forward(
-        "TransformerDecoder::forward: dropout rate is -1.000000, expected 0 to 1",
+        "TransformerDecoder::forward: dropout rate is -1, expected 0 to 1",
         [](Decoder& c) { c.with.hidden_dropout.rate = -1; }, argument_error),
     forward(
-        "TransformerDecoder::forward: dropout rate is 3.000000, expected 0 to 1",
+        "TransformerDecoder::forward: dropout rate is 3, expected 0 to 1",
         [](Decoder& c) { c.with.output_dropout.rate = 3; }, argument_error),
     forward(
         "embedding_forward: tokens(4) is 5, expected 0 or more and below 5 (rows of table [5, 4])",

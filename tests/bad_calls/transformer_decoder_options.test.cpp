@@ -41,7 +41,7 @@ const Refusals bad_options({
          [](Options& o) { o.num_blocks = 0; }),
     made("TransformerDecoder: num_blocks is 65537, expected 1 to 2^16",
          [](Options& o) { o.num_blocks = 65537; }),
-    made("TransformerDecoder: embedding_deviation is -0.500000" + no_deviation,
+    made("TransformerDecoder: embedding_deviation is -0.5" + no_deviation,
          [](Options& o) { o.embedding_deviation = -0.5; }),
     made("TransformerDecoder: embedding_deviation is nan" + no_deviation,
          [](Options& o) { o.embedding_deviation = nan; }),

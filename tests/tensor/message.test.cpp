@@ -1,4 +1,5 @@
-// What a message is made of, held against the texts that std::to_string and its like write.
+// What a message is made of: texts as they are, numbers with as many digits as tell them apart.
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,8 @@ TEST_CASE("a message is its texts, numbers and extents, one behind the other", "
   CHECK(join({}) == "");
   CHECK(join({"f: ", name, std::string_view("yz").substr(0, 1)}) == "f: xy");
   CHECK(join({-3, " ", std::size_t{7}, " ", Index{1} << 62}) == "-3 7 4611686018427387904");
-  CHECK(join({0.1, " ", 1e-5f}) == std::to_string(0.1) + " " + std::to_string(1e-5f));
+  CHECK(join({0.1, " ", 0.1f, " ", -1.5L, " ", 2.0}) == "0.1 0.1 -1.5 2");
+  CHECK(join({1e-50, " ", std::nan(""), " ", -HUGE_VAL}) == "1e-50 nan -inf");
   CHECK(join({Shape{2, 0, 4}, " of ", list, Shape{1}.extents}) == "[2, 0, 4] of [5, -6][1]");
 }
 

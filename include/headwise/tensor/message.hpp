@@ -4,6 +4,7 @@
 // together at each place took 0.9 KiB of code there, as compilers inline its + and its to_string.
 #pragma once
 
+#include <charconv>
 #include <concepts>
 #include <cstddef>
 #include <initializer_list>
@@ -38,7 +39,8 @@ class MessagePart {
   MessagePart(const std::string& text) : MessagePart(std::string_view(text)) {}
   MessagePart(std::integral auto whole) : kind_(Kind::whole), whole_(static_cast<Index>(whole)) {}
   MessagePart(std::floating_point auto real)
-      : kind_(Kind::real), real_(static_cast<double>(real)) {}
+      : kind_(std::same_as<decltype(real), float> ? Kind::single : Kind::real),
+        real_(static_cast<double>(real)) {}
   /// Extents, and what has them: a shape.
   ///@{
   template <std::convertible_to<std::span<const Index>> S>
@@ -54,13 +56,20 @@ class MessagePart {
 
   std::string format() const {
     if (kind_ == Kind::whole) return std::to_string(whole_);
-    if (kind_ == Kind::real) return std::to_string(real_);
+    if (kind_ == Kind::single) return format_real(static_cast<float>(real_));
+    if (kind_ == Kind::real) return format_real(real_);
     if (kind_ == Kind::extents) return format_extents({extents_, size_});
     return {text_, size_};
   }
 
  private:
-  enum class Kind { text, whole, real, extents };
+  /// As few digits as tell it from all other numbers of its type: 1.5, 1e-50.
+  static std::string format_real(auto real) {
+    char digits[32];
+    return {digits, std::to_chars(digits, digits + sizeof(digits), real).ptr};
+  }
+
+  enum class Kind { text, whole, single, real, extents };
   Kind kind_;
   union {
     const char* text_;
