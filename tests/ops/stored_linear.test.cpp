@@ -27,6 +27,8 @@ struct Weights {
   Tensor2<float> widened;
   int layout;
 
+  Weights(Index K, Index O, int how)
+      : Weights(K, O, how, static_cast<std::uint64_t>(10 * K + 1000 * O)) {}
   Weights(Index K, Index O, int how, std::uint64_t seed)
       : kept(shape(K, O, how)), widened(kept.shape()), layout(how) {
     const auto drawn = random_tensor<float>(kept.shape(), seed);
@@ -50,29 +52,29 @@ struct Weights {
 };
 
 template <class U>
-void check_same(Index N, Index K, Index O, int layout, bool biased, const Context& context) {
-  const Weights<U> w(K, O, layout, static_cast<std::uint64_t>(N + 10 * K + 1000 * O));
+void check_same(Index N, const Weights<U>& w, bool biased, const Context& context) {
+  const Index K = w.view(w.kept).extent(0), O = w.view(w.kept).extent(1);
   const auto x = random_tensor<float>(Shape{N, K}, 1);
   const auto some_b = random_tensor<float>(Shape{O}, 2);
   const In<float, 1> b = biased ? In<float, 1>(some_b) : In<float, 1>();
   Tensor2<float> y({N, O}), expected({N, O});
   linear_forward(In<float, 2>(x), w.view(w.kept), b, y, context);
   linear_forward<float>(x, w.view(w.widened), b, expected, context);
-  CAPTURE(N, K, O, layout, biased);
+  CAPTURE(N, K, O, w.layout, biased);
   CHECK(bitwise_equal(y, expected));
 }
 
 /// The gradients of the same.
 template <class U>
-void check_same_gradients(Index N, Index K, Index O, int layout, const Context& context) {
-  const Weights<U> w(K, O, layout, static_cast<std::uint64_t>(N + 10 * K + 1000 * O));
+void check_same_gradients(Index N, const Weights<U>& w, const Context& context) {
+  const Index K = w.view(w.kept).extent(0), O = w.view(w.kept).extent(1);
   const auto x = random_tensor<float>(Shape{N, K}, 1), dy = random_tensor<float>(Shape{N, O}, 2);
   Tensor2<float> dx({N, K}), dx_expected({N, K});
   auto dw = random_tensor<float>(Shape{K, O}, 3), dw_expected = dw;
   auto db = random_tensor<float>(Shape{O}, 4), db_expected = db;
   linear_backward(In<float, 2>(dy), x, w.view(w.kept), dx, dw, db, context);
   linear_backward<float>(dy, x, w.view(w.widened), dx_expected, dw_expected, db_expected, context);
-  CAPTURE(N, K, O, layout);
+  CAPTURE(N, K, O, w.layout);
   CHECK(bitwise_equal(dx, dx_expected));
   CHECK(bitwise_equal(dw, dw_expected));
   CHECK(bitwise_equal(db, db_expected));
@@ -83,39 +85,41 @@ void check_same_gradients(Index N, Index K, Index O, int layout, const Context& 
 TEMPLATE_TEST_CASE("linear layers of weights of 16 bits have the bits of their numbers as floats",
                    "[ops][stored]", BFloat16, Float16) {
   ThreadPool serial(1), threads(3);
-  for (const Index N : {0, 1, 2, 3, 4, 5, 23}) {
-    for (const Index K : {0, 1, 31, 32, 384, 385, 801}) {
-      for (const Index O : {0, 1, 15, 16, 33, 200, 769}) {
-        for (const int layout : {0, 1, 2}) {
+  for (const Index K : {0, 1, 31, 32, 384, 385, 801}) {
+    for (const Index O : {0, 1, 15, 16, 33, 200, 769}) {
+      for (const int layout : {0, 1, 2}) {
+        const Weights<TestType> w(K, O, layout);
+        for (const Index N : {0, 1, 2, 3, 4, 5, 23}) {
           const bool shared = (N + K + O) % 2 == 0;
-          check_same<TestType>(N, K, O, layout, (N + O) % 3 != 0,
+          check_same<TestType>(N, w, (N + O) % 3 != 0,
                                {.executor = shared ? ExecutorRef(threads) : ExecutorRef(serial)});
         }
       }
     }
   }
   for (const Index N : {1, 2, 3, 4}) {  // sums in more than one part
-    check_same<TestType>(N, 40, 4200 / N + 1, 0, true, {.executor = serial});
+    check_same<TestType>(N, {40, 4200 / N + 1, 0}, true, {.executor = serial});
   }
 }
 
 TEMPLATE_TEST_CASE("gradients by weights of 16 bits have the bits of their numbers as floats",
                    "[ops][stored]", BFloat16, Float16) {
   ThreadPool serial(1), threads(3);
-  for (const Index N : {0, 1, 4, 5, 23}) {
-    for (const Index K : {0, 1, 31, 200, 769}) {
-      for (const Index O : {0, 1, 16, 33, 385, 801}) {
-        for (const int layout : {0, 1, 2}) {
+  for (const Index K : {0, 1, 31, 200, 769}) {
+    for (const Index O : {0, 1, 16, 33, 385, 801}) {
+      for (const int layout : {0, 1, 2}) {
+        const Weights<TestType> w(K, O, layout);
+        for (const Index N : {0, 1, 4, 5, 23}) {
           const bool shared = (N + K + O) % 2 == 0;
           check_same_gradients<TestType>(
-              N, K, O, layout, {.executor = shared ? ExecutorRef(threads) : ExecutorRef(serial)});
+              N, w, {.executor = shared ? ExecutorRef(threads) : ExecutorRef(serial)});
         }
       }
     }
   }
   for (const Bf16Unit unit : supported_bf16_units()) {
     CAPTURE(name_of(unit));
-    check_same_gradients<TestType>(19, 65, 385, 0, {.products = bf16_products(unit)});
+    check_same_gradients<TestType>(19, {65, 385, 0}, {.products = bf16_products(unit)});
   }
 }
 
@@ -125,7 +129,9 @@ TEMPLATE_TEST_CASE("weights of 16 bits have the bits of their numbers in product
     const Context context{.products = bf16_products(unit)};
     CAPTURE(name_of(unit));
     for (const Index N : {1, 4, 19}) {
-      for (const int layout : {0, 1, 2}) check_same<TestType>(N, 385, 65, layout, true, context);
+      for (const int layout : {0, 1, 2}) {
+        check_same<TestType>(N, {385, 65, layout}, true, context);
+      }
     }
   }
 }
