@@ -110,7 +110,8 @@ void give_documents(Problem& to) {
 
 void give_rotary(Problem& to) {
   to.met_q = Tensor<float, 4>(to.q.shape()), to.met_k = Tensor<float, 4>(to.k.shape());
-  const auto table = std::make_shared<RotaryTable<float>>(to.d);
+  const RotaryOptions whole_pairs{.width = to.d / 2 * 2};
+  const auto table = std::make_shared<RotaryTable<float>>(to.d, whole_pairs);
   table->grow(to.L);
   to.before = [table](Problem& p, const Context& context) {
     rotary_forward<float>(p.q, table->angles(), {}, p.met_q, context);
