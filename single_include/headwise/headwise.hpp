@@ -3369,6 +3369,8 @@ struct HeadScore {
   bool returns() const { return caps() || calls(); }
   /// Whether the user's function is called.
   bool calls() const { return !function.absent(); }
+  /// Whether it may make scores -infinity, all those of a query too.
+  bool may_leave_nothing() const { return calls() || table != nullptr; }
   /// Whether scores are capped.
   bool caps() const { return softcap != T(0); }
   /// Whether something is added by the distance of key and query.
@@ -8445,11 +8447,11 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
   }
 }
 
-/// Step 4c of query i: p = softmax of the visible x, in place. Where the user's function makes all
-/// of them -infinity it is a row of zeros.
+/// Step 4c of query i: p = softmax of the visible x, in place. Where the user's function or a table
+/// makes all of them -infinity it is a row of zeros.
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
-  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
+  const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
@@ -9699,7 +9701,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   }
   // The sums become a softmax; a query of which no key has a weight has 0 and -infinity.
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
+    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+    const bool any = softmax.any[r] != 0 && !none_left;
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);
@@ -14871,7 +14874,7 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
-  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
+  const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
@@ -15971,7 +15974,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     }
   }
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
+    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+    const bool any = softmax.any[r] != 0 && !none_left;
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);
@@ -20866,7 +20870,7 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
-  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
+  const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
@@ -21966,7 +21970,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     }
   }
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
+    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+    const bool any = softmax.any[r] != 0 && !none_left;
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);
@@ -26051,11 +26056,231 @@ class Recording {
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/tensor/dual.hpp
+// Numbers that carry a derivative: a + b e with e e = 0. What computes on them differentiates as it
+// goes (forward mode), and on Dual<Dual<T>> twice. It holds one direction; it records nothing.
+//
+//   f(Dual(x, u)) = f(x) + f'(x) u e
+//
+// Every function is inlined and branches on nothing, so that a loop over scalars made dual in
+// registers vectorises as one over scalars does.
+
+namespace headwise::inline v0_1 {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// A value and its derivative. A plain number is a constant: its derivative is 0.
+///
+/// Order is that of the values. Equal are two whose values and derivatives are: x == 0 says that x
+/// may be left out of a sum, which a zero that moves may not.
+///
+/// A term of a chain rule whose inner derivative is 0 is 0, also where the outer one is infinite:
+/// sqrt of the constant 0 is the constant 0. e^x that is 0 is a constant, for x = -infinity.
+///
+/// Source  Griewank and Walther, Evaluating Derivatives (2008), chapter 3.
+template <class T>
+struct Dual {
+  T value{};       // what a plain number would be
+  T derivative{};  // along the one direction
+
+  /// The constant 0.
+  constexpr Dual() = default;
+  /// A number that moves: a + b e.
+  HEADWISE_INLINE constexpr Dual(const T& a, const T& b) : value(a), derivative(b) {}
+  /// A constant.
+  template <class U>
+  requires(std::is_arithmetic_v<U> || std::same_as<U, T>) HEADWISE_INLINE constexpr Dual(const U& a)
+      : value(static_cast<T>(a)) {}
+  /// The value alone.
+  template <std::floating_point U>
+  HEADWISE_INLINE explicit constexpr operator U() const {
+    return static_cast<U>(value);
+  }
+
+  HEADWISE_INLINE friend constexpr Dual operator+(const Dual& a, const Dual& b) {
+    return {a.value + b.value, a.derivative + b.derivative};
+  }
+  HEADWISE_INLINE friend constexpr Dual operator-(const Dual& a, const Dual& b) {
+    return {a.value - b.value, a.derivative - b.derivative};
+  }
+  HEADWISE_INLINE friend constexpr Dual operator-(const Dual& a) {
+    return {-a.value, -a.derivative};
+  }
+  HEADWISE_INLINE friend constexpr Dual operator*(const Dual& a, const Dual& b) {
+    return {a.value * b.value, a.value * b.derivative + a.derivative * b.value};
+  }
+  HEADWISE_INLINE friend constexpr Dual operator/(const Dual& a, const Dual& b) {
+    const T quotient = a.value / b.value;
+    return {quotient, (a.derivative - quotient * b.derivative) / b.value};
+  }
+
+  // With a plain number: no products with its derivative.
+  template <class U>
+  requires std::is_arithmetic_v<U> HEADWISE_INLINE friend constexpr Dual operator*(const Dual& a,
+                                                                                   const U& b) {
+    const T factor = static_cast<T>(b);
+    return {a.value * factor, a.derivative * factor};
+  }
+  template <class U>
+  requires std::is_arithmetic_v<U> HEADWISE_INLINE friend constexpr Dual operator*(const U& a,
+                                                                                   const Dual& b) {
+    return b * a;
+  }
+  template <class U>
+  requires std::is_arithmetic_v<U> HEADWISE_INLINE friend constexpr Dual operator/(const Dual& a,
+                                                                                   const U& b) {
+    const T divisor = static_cast<T>(b);
+    return {a.value / divisor, a.derivative / divisor};
+  }
+
+  /// What the operator says, stored.
+  ///@{
+  HEADWISE_INLINE constexpr Dual& operator+=(const Dual& b) { return *this = *this + b; }
+  HEADWISE_INLINE constexpr Dual& operator-=(const Dual& b) { return *this = *this - b; }
+  HEADWISE_INLINE constexpr Dual& operator*=(const Dual& b) { return *this = *this * b; }
+  HEADWISE_INLINE constexpr Dual& operator/=(const Dual& b) { return *this = *this / b; }
+  ///@}
+
+  HEADWISE_INLINE friend constexpr bool operator==(const Dual& a, const Dual& b) {
+    return a.value == b.value && a.derivative == b.derivative;
+  }
+  HEADWISE_INLINE friend constexpr bool operator<(const Dual& a, const Dual& b) {
+    return a.value < b.value;
+  }
+  HEADWISE_INLINE friend constexpr bool operator>(const Dual& a, const Dual& b) { return b < a; }
+  HEADWISE_INLINE friend constexpr bool operator<=(const Dual& a, const Dual& b) {
+    return a.value <= b.value;
+  }
+  HEADWISE_INLINE friend constexpr bool operator>=(const Dual& a, const Dual& b) { return b <= a; }
+
+  /// As std::max and std::min: of equal values, the first.
+  HEADWISE_INLINE friend constexpr Dual(max)(const Dual& a, const Dual& b) {
+    return select(a < b, b, a);
+  }
+  HEADWISE_INLINE friend constexpr Dual(min)(const Dual& a, const Dual& b) {
+    return select(b < a, b, a);
+  }
+  /// At 0, the derivative from the right.
+  HEADWISE_INLINE friend constexpr Dual abs(const Dual& x) { return select(x < Dual(0), -x, x); }
+  HEADWISE_INLINE friend constexpr Dual fabs(const Dual& x) { return abs(x); }
+
+  HEADWISE_INLINE friend Dual exp(const Dual& x) {
+    using std::exp;
+    const T power = exp(x.value);
+    return {power, power == T(0) ? T(0) : T(power * x.derivative)};
+  }
+  HEADWISE_INLINE friend Dual log(const Dual& x) {
+    using std::log;
+    return {log(x.value), chain(T(1) / x.value, x.derivative)};
+  }
+  HEADWISE_INLINE friend Dual log1p(const Dual& x) {
+    using std::log1p;
+    return {log1p(x.value), chain(T(1) / (T(1) + x.value), x.derivative)};
+  }
+  HEADWISE_INLINE friend Dual sqrt(const Dual& x) {
+    using std::sqrt;
+    const T root = sqrt(x.value);
+    return {root, chain(T(0.5) / root, x.derivative)};
+  }
+  HEADWISE_INLINE friend Dual sin(const Dual& x) {
+    using std::cos, std::sin;
+    return {sin(x.value), cos(x.value) * x.derivative};
+  }
+  HEADWISE_INLINE friend Dual cos(const Dual& x) {
+    using std::cos, std::sin;
+    return {cos(x.value), -sin(x.value) * x.derivative};
+  }
+  HEADWISE_INLINE friend Dual tanh(const Dual& x) {
+    using std::tanh;
+    const T y = tanh(x.value);
+    return {y, (T(1) - y) * (T(1) + y) * x.derivative};
+  }
+  HEADWISE_INLINE friend Dual erf(const Dual& x) {
+    using std::erf;
+    return {erf(x.value), error_slope(x.value) * x.derivative};
+  }
+  HEADWISE_INLINE friend Dual erfc(const Dual& x) {
+    using std::erfc;
+    return {erfc(x.value), -error_slope(x.value) * x.derivative};
+  }
+  /// x^y, x above 0 where y is no constant.
+  HEADWISE_INLINE friend Dual pow(const Dual& x, const Dual& y) {
+    using std::log, std::pow;
+    const T power = pow(x.value, y.value);
+    const T by_x = chain(y.value * pow(x.value, y.value - T(1)), x.derivative);
+    return {power, by_x + chain(power * log(x.value), y.derivative)};
+  }
+  template <class U>
+  requires std::is_arithmetic_v<U> HEADWISE_INLINE friend Dual pow(const Dual& x, const U& y) {
+    using std::pow;
+    const T exponent = static_cast<T>(y);
+    const T slope = exponent * pow(x.value, exponent - T(1));
+    return {pow(x.value, exponent), exponent == T(0) ? T(0) : chain(slope, x.derivative)};
+  }
+
+ private:
+  /// Part by part: two selections that have vectors, where one of a struct has none.
+  HEADWISE_INLINE static constexpr Dual select(bool condition, const Dual& yes, const Dual& no) {
+    return {condition ? yes.value : no.value, condition ? yes.derivative : no.derivative};
+  }
+  /// slope u, and 0 where u is 0.
+  HEADWISE_INLINE static constexpr T chain(const T& slope, const T& u) {
+    return u == T(0) ? T(0) : T(slope * u);
+  }
+  /// d erf / dx = 2 e^(-x^2) / sqrt(pi)
+  HEADWISE_INLINE static T error_slope(const T& x) {
+    using std::exp;
+    return exp(-(x * x)) * static_cast<T>(2 * std::numbers::inv_sqrtpi_v<long double>);
+  }
+};
+
+HEADWISE_STRICT_MATH_END
+
+/// Whether T is a Dual.
+template <class T>
+inline constexpr bool is_dual = false;
+/// It is one.
+template <class T>
+inline constexpr bool is_dual<Dual<T>> = true;
+
+}  // namespace headwise::inline v0_1
+
+/// Those of the values, as constants.
+template <class T>
+class std::numeric_limits<headwise::Dual<T>> : public std::numeric_limits<T> {
+  using Number = headwise::Dual<T>;
+  using Base = std::numeric_limits<T>;
+
+ public:
+  /// What T has under that name, as a constant.
+  ///@{
+  static constexpr Number(min)() { return Number((Base::min)()); }
+  static constexpr Number(max)() { return Number((Base::max)()); }
+  static constexpr Number lowest() { return Number(Base::lowest()); }
+  static constexpr Number epsilon() { return Number(Base::epsilon()); }
+  static constexpr Number round_error() { return Number(Base::round_error()); }
+  static constexpr Number infinity() { return Number(Base::infinity()); }
+  static constexpr Number quiet_NaN() { return Number(Base::quiet_NaN()); }
+  static constexpr Number signaling_NaN() { return Number(Base::signaling_NaN()); }
+  static constexpr Number denorm_min() { return Number(Base::denorm_min()); }
+  ///@}
+};
+
 // headwise/autograd/views.hpp
 // Views of variables: they share the elements, and the gradient of a view is the same view of the
 // gradient. Nothing is recorded for them, and backward through them costs nothing.
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The value of a number alone, of dual numbers of dual numbers too.
+template <class T>
+T standing_still(const T& x) {
+  if constexpr (is_dual<T>) {
+    return T(standing_still(x.value));
+  } else {
+    return x;
+  }
+}
 
 /// All axes but the last as one: what strides describe, if they do.
 template <class T, int R>
@@ -26087,12 +26312,24 @@ In<T, 2> merge_leading_axes(const In<T, R>& x) {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// The same values, through which no gradient flows.
+/// The same values, through which no gradient flows. On a tape of dual numbers a copy of them that
+/// moves in no direction: a constant to products with the Hessian, too. Throws std::bad_alloc
+/// there.
 template <Scalar T, int R>
 Variable<T, R> detach(const Variable<T, R>& x) {
   detail::Handle<T> handle = x.handle();
   handle.node = detail::no_node;
-  return {handle, x.value()};
+  if constexpr (is_dual<T>) {
+    if (x.absent()) return x;
+    const In<T, R> moving = x.value();
+    handle.storage = detail::StorageRef<T>::make(moving.size(), handle.tape->context.memory);
+    const Out<T, R> still(moving.size() == 0 ? nullptr : handle.storage->own, moving.shape());
+    for_each_index(moving.shape(),
+                   [&](const Shape<R>& at) { still(at) = detail::standing_still(moving(at)); });
+    return {handle, In<T, R>(still)};
+  } else {
+    return {handle, x.value()};
+  }
 }
 
 /// Elements begin ... begin + count - 1 of one axis: a view. Throws as slice of a tensor.
@@ -26582,216 +26819,6 @@ void for_each_of_both(std::string_view function, const std::string& argument, To
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-// headwise/tensor/dual.hpp
-// Numbers that carry a derivative: a + b e with e e = 0. What computes on them differentiates as it
-// goes (forward mode), and on Dual<Dual<T>> twice. It holds one direction; it records nothing.
-//
-//   f(Dual(x, u)) = f(x) + f'(x) u e
-//
-// Every function is inlined and branches on nothing, so that a loop over scalars made dual in
-// registers vectorises as one over scalars does.
-
-namespace headwise::inline v0_1 {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// A value and its derivative. A plain number is a constant: its derivative is 0.
-///
-/// Order is that of the values. Equal are two whose values and derivatives are: x == 0 says that x
-/// may be left out of a sum, which a zero that moves may not.
-///
-/// A term of a chain rule whose inner derivative is 0 is 0, also where the outer one is infinite:
-/// sqrt of the constant 0 is the constant 0. e^x that is 0 is a constant, for x = -infinity.
-///
-/// Source  Griewank and Walther, Evaluating Derivatives (2008), chapter 3.
-template <class T>
-struct Dual {
-  T value{};       // what a plain number would be
-  T derivative{};  // along the one direction
-
-  /// The constant 0.
-  constexpr Dual() = default;
-  /// A number that moves: a + b e.
-  HEADWISE_INLINE constexpr Dual(const T& a, const T& b) : value(a), derivative(b) {}
-  /// A constant.
-  template <class U>
-  requires(std::is_arithmetic_v<U> || std::same_as<U, T>) HEADWISE_INLINE constexpr Dual(const U& a)
-      : value(static_cast<T>(a)) {}
-  /// The value alone.
-  template <std::floating_point U>
-  HEADWISE_INLINE explicit constexpr operator U() const {
-    return static_cast<U>(value);
-  }
-
-  HEADWISE_INLINE friend constexpr Dual operator+(const Dual& a, const Dual& b) {
-    return {a.value + b.value, a.derivative + b.derivative};
-  }
-  HEADWISE_INLINE friend constexpr Dual operator-(const Dual& a, const Dual& b) {
-    return {a.value - b.value, a.derivative - b.derivative};
-  }
-  HEADWISE_INLINE friend constexpr Dual operator-(const Dual& a) {
-    return {-a.value, -a.derivative};
-  }
-  HEADWISE_INLINE friend constexpr Dual operator*(const Dual& a, const Dual& b) {
-    return {a.value * b.value, a.value * b.derivative + a.derivative * b.value};
-  }
-  HEADWISE_INLINE friend constexpr Dual operator/(const Dual& a, const Dual& b) {
-    const T quotient = a.value / b.value;
-    return {quotient, (a.derivative - quotient * b.derivative) / b.value};
-  }
-
-  // With a plain number: no products with its derivative.
-  template <class U>
-  requires std::is_arithmetic_v<U> HEADWISE_INLINE friend constexpr Dual operator*(const Dual& a,
-                                                                                   const U& b) {
-    const T factor = static_cast<T>(b);
-    return {a.value * factor, a.derivative * factor};
-  }
-  template <class U>
-  requires std::is_arithmetic_v<U> HEADWISE_INLINE friend constexpr Dual operator*(const U& a,
-                                                                                   const Dual& b) {
-    return b * a;
-  }
-  template <class U>
-  requires std::is_arithmetic_v<U> HEADWISE_INLINE friend constexpr Dual operator/(const Dual& a,
-                                                                                   const U& b) {
-    const T divisor = static_cast<T>(b);
-    return {a.value / divisor, a.derivative / divisor};
-  }
-
-  /// What the operator says, stored.
-  ///@{
-  HEADWISE_INLINE constexpr Dual& operator+=(const Dual& b) { return *this = *this + b; }
-  HEADWISE_INLINE constexpr Dual& operator-=(const Dual& b) { return *this = *this - b; }
-  HEADWISE_INLINE constexpr Dual& operator*=(const Dual& b) { return *this = *this * b; }
-  HEADWISE_INLINE constexpr Dual& operator/=(const Dual& b) { return *this = *this / b; }
-  ///@}
-
-  HEADWISE_INLINE friend constexpr bool operator==(const Dual& a, const Dual& b) {
-    return a.value == b.value && a.derivative == b.derivative;
-  }
-  HEADWISE_INLINE friend constexpr bool operator<(const Dual& a, const Dual& b) {
-    return a.value < b.value;
-  }
-  HEADWISE_INLINE friend constexpr bool operator>(const Dual& a, const Dual& b) { return b < a; }
-  HEADWISE_INLINE friend constexpr bool operator<=(const Dual& a, const Dual& b) {
-    return a.value <= b.value;
-  }
-  HEADWISE_INLINE friend constexpr bool operator>=(const Dual& a, const Dual& b) { return b <= a; }
-
-  /// As std::max and std::min: of equal values, the first.
-  HEADWISE_INLINE friend constexpr Dual(max)(const Dual& a, const Dual& b) {
-    return select(a < b, b, a);
-  }
-  HEADWISE_INLINE friend constexpr Dual(min)(const Dual& a, const Dual& b) {
-    return select(b < a, b, a);
-  }
-  /// At 0, the derivative from the right.
-  HEADWISE_INLINE friend constexpr Dual abs(const Dual& x) { return select(x < Dual(0), -x, x); }
-  HEADWISE_INLINE friend constexpr Dual fabs(const Dual& x) { return abs(x); }
-
-  HEADWISE_INLINE friend Dual exp(const Dual& x) {
-    using std::exp;
-    const T power = exp(x.value);
-    return {power, power == T(0) ? T(0) : T(power * x.derivative)};
-  }
-  HEADWISE_INLINE friend Dual log(const Dual& x) {
-    using std::log;
-    return {log(x.value), chain(T(1) / x.value, x.derivative)};
-  }
-  HEADWISE_INLINE friend Dual log1p(const Dual& x) {
-    using std::log1p;
-    return {log1p(x.value), chain(T(1) / (T(1) + x.value), x.derivative)};
-  }
-  HEADWISE_INLINE friend Dual sqrt(const Dual& x) {
-    using std::sqrt;
-    const T root = sqrt(x.value);
-    return {root, chain(T(0.5) / root, x.derivative)};
-  }
-  HEADWISE_INLINE friend Dual sin(const Dual& x) {
-    using std::cos, std::sin;
-    return {sin(x.value), cos(x.value) * x.derivative};
-  }
-  HEADWISE_INLINE friend Dual cos(const Dual& x) {
-    using std::cos, std::sin;
-    return {cos(x.value), -sin(x.value) * x.derivative};
-  }
-  HEADWISE_INLINE friend Dual tanh(const Dual& x) {
-    using std::tanh;
-    const T y = tanh(x.value);
-    return {y, (T(1) - y) * (T(1) + y) * x.derivative};
-  }
-  HEADWISE_INLINE friend Dual erf(const Dual& x) {
-    using std::erf;
-    return {erf(x.value), error_slope(x.value) * x.derivative};
-  }
-  HEADWISE_INLINE friend Dual erfc(const Dual& x) {
-    using std::erfc;
-    return {erfc(x.value), -error_slope(x.value) * x.derivative};
-  }
-  /// x^y, x above 0 where y is no constant.
-  HEADWISE_INLINE friend Dual pow(const Dual& x, const Dual& y) {
-    using std::log, std::pow;
-    const T power = pow(x.value, y.value);
-    const T by_x = chain(y.value * pow(x.value, y.value - T(1)), x.derivative);
-    return {power, by_x + chain(power * log(x.value), y.derivative)};
-  }
-  template <class U>
-  requires std::is_arithmetic_v<U> HEADWISE_INLINE friend Dual pow(const Dual& x, const U& y) {
-    using std::pow;
-    const T exponent = static_cast<T>(y);
-    const T slope = exponent * pow(x.value, exponent - T(1));
-    return {pow(x.value, exponent), exponent == T(0) ? T(0) : chain(slope, x.derivative)};
-  }
-
- private:
-  /// Part by part: two selections that have vectors, where one of a struct has none.
-  HEADWISE_INLINE static constexpr Dual select(bool condition, const Dual& yes, const Dual& no) {
-    return {condition ? yes.value : no.value, condition ? yes.derivative : no.derivative};
-  }
-  /// slope u, and 0 where u is 0.
-  HEADWISE_INLINE static constexpr T chain(const T& slope, const T& u) {
-    return u == T(0) ? T(0) : T(slope * u);
-  }
-  /// d erf / dx = 2 e^(-x^2) / sqrt(pi)
-  HEADWISE_INLINE static T error_slope(const T& x) {
-    using std::exp;
-    return exp(-(x * x)) * static_cast<T>(2 * std::numbers::inv_sqrtpi_v<long double>);
-  }
-};
-
-HEADWISE_STRICT_MATH_END
-
-/// Whether T is a Dual.
-template <class T>
-inline constexpr bool is_dual = false;
-/// It is one.
-template <class T>
-inline constexpr bool is_dual<Dual<T>> = true;
-
-}  // namespace headwise::inline v0_1
-
-/// Those of the values, as constants.
-template <class T>
-class std::numeric_limits<headwise::Dual<T>> : public std::numeric_limits<T> {
-  using Number = headwise::Dual<T>;
-  using Base = std::numeric_limits<T>;
-
- public:
-  /// What T has under that name, as a constant.
-  ///@{
-  static constexpr Number(min)() { return Number((Base::min)()); }
-  static constexpr Number(max)() { return Number((Base::max)()); }
-  static constexpr Number lowest() { return Number(Base::lowest()); }
-  static constexpr Number epsilon() { return Number(Base::epsilon()); }
-  static constexpr Number round_error() { return Number(Base::round_error()); }
-  static constexpr Number infinity() { return Number(Base::infinity()); }
-  static constexpr Number quiet_NaN() { return Number(Base::quiet_NaN()); }
-  static constexpr Number signaling_NaN() { return Number(Base::signaling_NaN()); }
-  static constexpr Number denorm_min() { return Number(Base::denorm_min()); }
-  ///@}
-};
 
 // headwise/tensor/dual_view.hpp
 // Tensors of dual numbers: put together from values and a direction, and taken apart again. Taking
@@ -40941,7 +40968,7 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
-  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
+  const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
@@ -42041,7 +42068,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     }
   }
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
+    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+    const bool any = softmax.any[r] != 0 && !none_left;
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);
@@ -45043,7 +45071,7 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
-  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
+  const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
@@ -46143,7 +46171,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     }
   }
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
+    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+    const bool any = softmax.any[r] != 0 && !none_left;
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);
@@ -49141,7 +49170,7 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
-  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
+  const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
@@ -50241,7 +50270,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     }
   }
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
+    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+    const bool any = softmax.any[r] != 0 && !none_left;
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);
@@ -53239,7 +53269,7 @@ void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
 
 template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
-  const NoWeight none = head.score.calls() ? NoWeight::zeros : NoWeight::nan;
+  const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
   } else {
@@ -54339,7 +54369,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     }
   }
   for (Index r = 0; r < rows; ++r) {
-    const bool any = softmax.any[r] != 0 && !(head.score.calls() && softmax.sum[r] == T(0));
+    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+    const bool any = softmax.any[r] != 0 && !none_left;
     T* const context = buffers.context + r * context_row;
     if (!any) {  // whatever a sink that is not finite has made of it
       set_zero<T>(context, context_row);

@@ -137,6 +137,28 @@ TEST_CASE("hessian_vector_product is the derivative of a gradient", "[autograd]"
   CHECK(jvp(slope, x, u).derivative == static_cast<double>(InnerProduct(u, Hu).sum));
 }
 
+TEST_CASE("what is detached is a constant to products with the Hessian", "[autograd]") {
+  const auto x = random_tensor<double>(Shape{3, 4}, 1), u = random_tensor<double>(Shape{3, 4}, 2);
+  const auto gradient = [](const Tensor2<Dual<double>>& at) {
+    Tape<Dual<double>> tape;
+    const auto v = tape.input(at);
+    const auto part = transpose(slice(v, 1, 1, 2), 0, 1);  // dy/dv = v, where v is not detached
+    tape.backward(sum(part * detach(part)));
+    return Tensor2<Dual<double>>(contiguous(tape.gradient(v)));
+  };
+  const auto dx = gradient(along(x, u));
+  const auto Hu = hessian_vector_product(gradient, In<double, 2>(x), u);
+  for_each_index(x.shape(), [&](const Shape<2>& at) {
+    CHECK(dx(at).value == (at[1] == 1 || at[1] == 2 ? x(at) : 0));
+    CHECK(Hu(at) == 0);
+  });
+  Tape<Dual<Dual<double>>> twice;
+  const Dual<Dual<double>> number(Dual<double>(2, 3), Dual<double>(4, 5));
+  const Tensor1<Dual<Dual<double>>> moving({1}, {number}), none(Shape{0});
+  CHECK(detach(twice.input(moving)).value()(0) == Dual<Dual<double>>(2));
+  CHECK(detach(twice.input(none)).value().size() == 0);
+}
+
 TEST_CASE("a Hessian of attention is symmetric, and central differences of its gradient",
           "[autograd]") {
   const MultiHeadAttention<double> module({.d_model = 6,

@@ -82,6 +82,29 @@ TEMPLATE_TEST_CASE("a query whose scores a function makes all -infinity is one t
   }
 }
 
+TEMPLATE_TEST_CASE("a query whose scores a table makes all -infinity is one that sees no key",
+                   "[ops]", float, double) {
+  constexpr Index reach = 9;  // what is farther away than 8 is -infinity
+  Tensor2<TestType> table(Shape{Index{1}, 2 * reach + 1});
+  for (const Index end : {Index{0}, 2 * reach}) set_negative_infinity(table(0, end));
+  std::uint64_t seed = 1090;
+  for (const Sizes& sizes : {Sizes{1, 2, 1, 47, 5, 3, 4}, Sizes{2, 2, 2, 150, 20, 8, 8},
+                             Sizes{1, 2, 1, 70, 140, 16, 5}, Sizes{1, 1, 1, 1, 30, 4, 4}}) {
+    CAPTURE(sizes.format());
+    Case<TestType> x(sizes, ++seed);
+    OracleProblem problem = x.problem();
+    problem.visible = [&](Index, Index, Index i, Index j) {
+      return std::abs(j - i - (sizes.S - sizes.L)) < reach;
+    };
+    const OracleResult expected = oracle_attention(problem);
+    x.options.score.relative_bias = table;
+    for (const Path path : {Path::materialized, Path::flash}) {
+      CAPTURE(path == Path::flash);
+      CHECK(disagreement(run(path, x), expected, sizes) == "");
+    }
+  }
+}
+
 TEMPLATE_TEST_CASE("where nothing flows the slope of a score function may be infinite", "[ops]",
                    float, double) {
   const auto root = score_function<TestType>([](auto s, const Position&) {

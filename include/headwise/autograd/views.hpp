@@ -3,9 +3,20 @@
 #pragma once
 
 #include "headwise/autograd/recording.hpp"
+#include "headwise/tensor/dual.hpp"
 #include "headwise/tensor/view_ops.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The value of a number alone, of dual numbers of dual numbers too.
+template <class T>
+T standing_still(const T& x) {
+  if constexpr (is_dual<T>) {
+    return T(standing_still(x.value));
+  } else {
+    return x;
+  }
+}
 
 /// All axes but the last as one: what strides describe, if they do.
 template <class T, int R>
@@ -37,12 +48,24 @@ In<T, 2> merge_leading_axes(const In<T, R>& x) {
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// The same values, through which no gradient flows.
+/// The same values, through which no gradient flows. On a tape of dual numbers a copy of them that
+/// moves in no direction: a constant to products with the Hessian, too. Throws std::bad_alloc
+/// there.
 template <Scalar T, int R>
 Variable<T, R> detach(const Variable<T, R>& x) {
   detail::Handle<T> handle = x.handle();
   handle.node = detail::no_node;
-  return {handle, x.value()};
+  if constexpr (is_dual<T>) {
+    if (x.absent()) return x;
+    const In<T, R> moving = x.value();
+    handle.storage = detail::StorageRef<T>::make(moving.size(), handle.tape->context.memory);
+    const Out<T, R> still(moving.size() == 0 ? nullptr : handle.storage->own, moving.shape());
+    for_each_index(moving.shape(),
+                   [&](const Shape<R>& at) { still(at) = detail::standing_still(moving(at)); });
+    return {handle, In<T, R>(still)};
+  } else {
+    return {handle, x.value()};
+  }
 }
 
 /// Elements begin ... begin + count - 1 of one axis: a view. Throws as slice of a tensor.

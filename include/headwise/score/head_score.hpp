@@ -37,6 +37,8 @@ struct HeadScore {
   bool returns() const { return caps() || calls(); }
   /// Whether the user's function is called.
   bool calls() const { return !function.absent(); }
+  /// Whether it may make scores -infinity, all those of a query too.
+  bool may_leave_nothing() const { return calls() || table != nullptr; }
   /// Whether scores are capped.
   bool caps() const { return softcap != T(0); }
   /// Whether something is added by the distance of key and query.
