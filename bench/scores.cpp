@@ -113,13 +113,14 @@ void give_rotary(Problem& to) {
   const RotaryOptions whole_pairs{.width = to.d / 2 * 2};
   const auto table = std::make_shared<RotaryTable<float>>(to.d, whole_pairs);
   table->grow(to.L);
-  to.before = [table](Problem& p, const Context& context) {
-    rotary_forward<float>(p.q, table->angles(), {}, p.met_q, context);
-    rotary_forward<float>(p.k, table->angles(), {}, p.met_k, context);
+  to.before = [table, whole_pairs](Problem& p, const Context& context) {
+    rotary_forward<float>(p.q, table->angles(), whole_pairs, p.met_q, context);
+    rotary_forward<float>(p.k, table->angles(), whole_pairs, p.met_k, context);
   };
-  to.after = [table](Problem&, Out<float, 4> dq, Out<float, 4> dk, const Context& context) {
-    rotary_backward<float>(dq, table->angles(), {}, dq, context);
-    rotary_backward<float>(dk, table->angles(), {}, dk, context);
+  to.after = [table, whole_pairs](Problem&, Out<float, 4> dq, Out<float, 4> dk,
+                                  const Context& context) {
+    rotary_backward<float>(dq, table->angles(), whole_pairs, dq, context);
+    rotary_backward<float>(dk, table->angles(), whole_pairs, dk, context);
   };
 }
 
