@@ -1,5 +1,5 @@
-// What a user's score function may do that arithmetic by itself would not bear: -infinity for every
-// key, slopes that are infinite, callables that own memory.
+// What a user's score function, or a table of distances, may do that arithmetic by itself would not
+// bear: -infinity for every key, slopes that are infinite, callables that own memory.
 #include <atomic>
 #include <cmath>
 #include <limits>

@@ -93,35 +93,23 @@ struct FeedForwardParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    const std::size_t first = self.gated ? 0 : 1;
-    const auto matrices = matrices_of(self);
-    for (const auto& [name, view] : std::span(matrices).subspan(first)) {
-      f(prefix + name, as_view(view));
-    }
+    const auto visit = [&](const std::string& kind, const auto& parts) {
+      for (const auto& [name, view] : std::span(parts).subspan(self.gated ? 0 : 1)) {
+        f(kind + name, as_view(view));
+      }
+    };
+    visit(prefix + "W_", parts_of(self.gated, as_view(self.w_in), as_view(self.w_out)));
     if (self.b_in.absent()) return;
-    const auto vectors = vectors_of(self);
-    for (const auto& [name, view] : std::span(vectors).subspan(first)) {
-      f(prefix + name, as_view(view));
-    }
+    visit(prefix + "b_", parts_of(self.gated, as_view(self.b_in), as_view(self.b_out)));
   }
-  // Those of the gate stand first; without one they are of no width.
-  template <class Self>
-  static auto matrices_of(Self& self) {
+  /// Gate | up of `in`, and `out`: weights or biases. Without a gate that part has no width.
+  template <class View>
+  static auto parts_of(bool gated, const View& in, const View& out) {
     using detail::Named;
-    const Index half = self.w_out.extent(0), gate = self.gated ? half : 0;
-    const auto w_in = as_view(self.w_in);
-    return std::array{Named{"W_gate", slice(w_in, 1, 0, gate)},
-                      Named{"W_up", self.gated ? slice(w_in, 1, half, half) : w_in},
-                      Named{"W_down", as_view(self.w_out)}};
-  }
-  template <class Self>
-  static auto vectors_of(Self& self) {
-    using detail::Named;
-    const Index half = self.w_out.extent(0), gate = self.gated ? half : 0;
-    const auto b_in = as_view(self.b_in);
-    return std::array{Named{"b_gate", slice(b_in, 0, 0, gate)},
-                      Named{"b_up", self.gated ? slice(b_in, 0, half, half) : b_in},
-                      Named{"b_down", as_view(self.b_out)}};
+    constexpr int last = View::rank - 1;
+    const Index width = in.extent(last), gate = gated ? width / 2 : 0;
+    return std::array{Named{"gate", slice(in, last, 0, gate)},
+                      Named{"up", slice(in, last, gate, width - gate)}, Named{"down", out}};
   }
 };
 

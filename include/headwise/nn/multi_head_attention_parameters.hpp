@@ -3,7 +3,6 @@
 
 #include <array>
 #include <string>
-#include <utility>
 
 #include "headwise/nn/multi_head_attention_options.hpp"
 #include "headwise/nn/named.hpp"
@@ -181,25 +180,19 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
  private:
   template <class Self, class Other, class F>
   static void for_each_storage(Self& self, const Other& other, F&& f) {
-    using detail::Named;
-    for (const auto& [name, both] : {Named{"gradients.w_qkv", std::pair(&self.w_qkv, &other.w_qkv)},
-                                     Named{"gradients.w_q", std::pair(&self.w_q, &other.w_q)},
-                                     Named{"gradients.w_k", std::pair(&self.w_k, &other.w_k)},
-                                     Named{"gradients.w_v", std::pair(&self.w_v, &other.w_v)},
-                                     Named{"gradients.w_o", std::pair(&self.w_o, &other.w_o)}}) {
-      f(name, *both.first, *both.second);
-    }
-    for (const auto& [name, both] :
-         {Named{"gradients.b_q", std::pair(&self.b_q, &other.b_q)},
-          Named{"gradients.b_k", std::pair(&self.b_k, &other.b_k)},
-          Named{"gradients.b_v", std::pair(&self.b_v, &other.b_v)},
-          Named{"gradients.b_o", std::pair(&self.b_o, &other.b_o)},
-          Named{"gradients.gamma", std::pair(&self.gamma, &other.gamma)},
-          Named{"gradients.beta", std::pair(&self.beta, &other.beta)},
-          Named{"gradients.gamma_q", std::pair(&self.gamma_q, &other.gamma_q)},
-          Named{"gradients.gamma_k", std::pair(&self.gamma_k, &other.gamma_k)}}) {
-      f(name, *both.first, *both.second);
-    }
+    f("gradients.w_qkv", self.w_qkv, other.w_qkv);
+    f("gradients.w_q", self.w_q, other.w_q);
+    f("gradients.w_k", self.w_k, other.w_k);
+    f("gradients.w_v", self.w_v, other.w_v);
+    f("gradients.w_o", self.w_o, other.w_o);
+    f("gradients.b_q", self.b_q, other.b_q);
+    f("gradients.b_k", self.b_k, other.b_k);
+    f("gradients.b_v", self.b_v, other.b_v);
+    f("gradients.b_o", self.b_o, other.b_o);
+    f("gradients.gamma", self.gamma, other.gamma);
+    f("gradients.beta", self.beta, other.beta);
+    f("gradients.gamma_q", self.gamma_q, other.gamma_q);
+    f("gradients.gamma_k", self.gamma_k, other.gamma_k);
   }
 };
 
