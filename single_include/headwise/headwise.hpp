@@ -584,6 +584,7 @@ struct AttentionShape {
   std::span<const Index> key_starts = {};  // of keys that are not the queries' input
   Index mask_biases = 0;                   // how many Mask::bias are added to the scores
   bool softcap = false, alibi = false, relative_bias = false;  // what is done to scores
+  bool sinks = false;           // of the module's own, which a call's are not counted as
   bool score_function = false;  // a function of the user's own, which is not counted
   bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;  // of the projections
   bool layer_norm = false, layer_norm_affine = false;  // before them; with gamma and beta
@@ -24564,7 +24565,8 @@ std::int64_t flash_forward_bytes(const kernels::Kernels<T>& run, Index workers,
   return workspace_bytes<T>(workers, memory.each_worker) + workspace_bytes<T>(1, memory.shared);
 }
 /// What flash_attention_backward asks for: scratch for each worker, a delta for each query, and a
-/// count for each block of queries; packed, for every sequence one more.
+/// count for each block of queries (and a sum, for the module's sinks); packed, for every sequence
+/// one more.
 template <class T>
 std::int64_t flash_backward_bytes(const kernels::Kernels<T>& run, Index workers,
                                   const AttentionShape& s) {
@@ -24573,7 +24575,8 @@ std::int64_t flash_backward_bytes(const kernels::Kernels<T>& run, Index workers,
               sequences = static_cast<Index>(s.query_starts.size()) - 1;
   const Index blocks = s.packed() ? s.seq_len / size + sequences : (s.seq_len + size - 1) / size;
   return workspace_bytes<T>(workers, run.flash_backward_scratch(s.d(), s.dv())) +
-         workspace_bytes<T>(1, heads * s.seq_len) + workspace_bytes<Index>(1, heads * blocks);
+         workspace_bytes<T>(1, heads * s.seq_len) + workspace_bytes<Index>(1, heads * blocks) +
+         workspace_bytes<T>(1, s.sinks ? heads * blocks : 0);
 }
 
 /// What attention asks for by either path: nothing where there is nothing to compute.
@@ -24593,7 +24596,7 @@ std::int64_t attention_backward_bytes(const kernels::Kernels<T>& run, Index work
   if (flash) return flash_backward_bytes<T>(run, workers, s);
   return workspace_bytes<T>(
       workers, run.attention_backward_scratch(s.seq_len, s.S(), s.d(), s.dv(), s.weight_dropout,
-                                              s.softcap || s.score_function));
+                                              s.softcap || s.score_function || s.sinks));
 }
 ///@}
 
@@ -24663,8 +24666,10 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
   stages.add("gradients of inputs", inputs, 0);
   if (s.output_dropout) stages.add("dropout", N * D, 0);
   stages.add("o projection", N * cw, product(N, cw, D));
-  stages.add("attention", s.self_attention() ? N * width : N * qw + M * (kw + vw),
-             detail::attention_backward_bytes<T>(run, workers, s, flash));
+  stages.add(
+      "attention",
+      (s.self_attention() ? N * width : N * qw + M * (kw + vw)) + (s.sinks ? s.num_heads : 0),
+      detail::attention_backward_bytes<T>(run, workers, s, flash));
   if (s.rotary_width != 0) stages.add("rotary", 0, detail::turns_bytes<T>(s));
   if (s.qk_norm) stages.add("qk norm", s.qk_norm_affine ? 2 * s.d() : 0, 0);
   if (s.self_attention()) {
@@ -32962,6 +32967,7 @@ struct MultiHeadAttentionOptions {
   bool qk_norm = false;              // rms norm of each head's queries and keys, before rotary
   bool qk_norm_affine = true;        // gamma_Q and gamma_K [d], each for all heads
   double qk_norm_epsilon = 1e-6;     // > 0
+  bool sinks = false;                // a learned logit a head that takes weight and has no value
   /// How queries and keys are turned by their positions, from 0 and the offset on; {}: they are
   /// not.
   std::optional<RotaryOptions> rotary = {};
@@ -33021,7 +33027,7 @@ struct MultiHeadAttentionOptions {
     return d_model == other.d_model && num_heads == other.num_heads &&
            num_kv_heads == other.num_kv_heads && d_head == other.d_head &&
            d_value == other.d_value && kdim == other.kdim && vdim == other.vdim &&
-           layer_norm == other.layer_norm && qk_norm == other.qk_norm &&
+           layer_norm == other.layer_norm && qk_norm == other.qk_norm && sinks == other.sinks &&
            rotary.has_value() == other.rotary.has_value() &&
            (!rotary || rotary->turns_like(*other.rotary, d_head));
   }
@@ -33092,6 +33098,7 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.alibi = !call.score.alibi_slopes.absent();
   shape.relative_bias = !call.score.relative_bias.absent();
   shape.score_function = !call.score.function.absent();
+  shape.sinks = o.sinks;
   shape.q_bias = o.q_bias;
   shape.k_bias = o.k_bias;
   shape.v_bias = o.v_bias;
@@ -33756,6 +33763,7 @@ struct MultiHeadAttentionParameters {
   Tensor<T, 1> beta;     // [D]
   Tensor<T, 1> gamma_q;  // [d]     of qk_norm, each for all heads
   Tensor<T, 1> gamma_k;  // [d]
+  Tensor<T, 1> sinks;    // [H]     logits without a key
   Index q_width = 0, k_width = 0, v_width = 0;  // columns of W_Q, W_K, W_V
 
   MultiHeadAttentionParameters() = default;
@@ -33787,6 +33795,7 @@ struct MultiHeadAttentionParameters {
       gamma_q = vector(o.d_head);
       gamma_k = vector(o.d_head);
     }
+    if (o.sinks) sinks = vector(o.num_heads);
   }
 
   /// Whether W_Q, W_K and W_V are columns of w_qkv.
@@ -33808,7 +33817,8 @@ struct MultiHeadAttentionParameters {
   ///@}
 
   /// f(name, view) for each parameter that is there; names W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O,
-  /// gamma, beta, gamma_Q, gamma_K behind `prefix`. Views are writable where this is not const.
+  /// gamma, beta, gamma_Q, gamma_K, sinks behind `prefix`. Views are writable where this is not
+  /// const.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") {
     walk(*this, f, prefix);
@@ -33839,7 +33849,8 @@ struct MultiHeadAttentionParameters {
     return std::array{Named{"b_Q", &self.b_q},         Named{"b_K", &self.b_k},
                       Named{"b_V", &self.b_v},         Named{"b_O", &self.b_o},
                       Named{"gamma", &self.gamma},     Named{"beta", &self.beta},
-                      Named{"gamma_Q", &self.gamma_q}, Named{"gamma_K", &self.gamma_k}};
+                      Named{"gamma_Q", &self.gamma_q}, Named{"gamma_K", &self.gamma_k},
+                      Named{"sinks", &self.sinks}};
   }
 };
 
@@ -33865,6 +33876,7 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   In<T, 1> grad_beta() const { return this->beta; }
   In<T, 1> grad_gamma_Q() const { return this->gamma_q; }
   In<T, 1> grad_gamma_K() const { return this->gamma_k; }
+  In<T, 1> grad_sinks() const { return this->sinks; }
   ///@}
 
   /// f("grad_W_Q", view) and so on.
@@ -33889,6 +33901,8 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
       require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
     };
+    require(this->sinks.absent() || score.d_sinks.absent(), function,
+            "gradients.score.d_sinks is given, expected none: gradients.sinks are the module's");
     for_each_storage(*this, expected, check);
     // Of modules whose projections differ, what is fused may be alike.
     check("gradients.W_Q", this->W_Q(), expected.W_Q());
@@ -33920,6 +33934,7 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     f("gradients.beta", self.beta, other.beta);
     f("gradients.gamma_q", self.gamma_q, other.gamma_q);
     f("gradients.gamma_k", self.gamma_k, other.gamma_k);
+    f("gradients.sinks", self.sinks, other.sinks);
   }
 };
 
@@ -34299,6 +34314,103 @@ GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
+// headwise/nn/multi_head_attention_scores.hpp
+// What changes the scores of a module's heads, which a call gives or the module has learned, and
+// the gradients of both.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Throws ArgumentError where a call gives what the module has of its own.
+template <class T>
+void require_own_scores(std::string_view function, const MultiHeadAttentionOptions& o,
+                        const ScoreOptions<T>& given) {
+  require(!o.sinks || given.sinks.absent(), function,
+          "score.sinks is given, expected none: the module has sinks of its own");
+}
+
+/// What a call gives, and what the module has learned.
+template <class T, class W>
+ScoreOptions<T> score_options(const ScoreOptions<T>& given,
+                              const MultiHeadAttentionParameters<T, W>& p) {
+  ScoreOptions<T> all = given;
+  if (!p.sinks.absent()) all.sinks = p.sinks;
+  return all;
+}
+/// The part of a call that concerns attention, with what the module has learned.
+template <class T, class W>
+AttentionOptions<T> attention_options(const MultiHeadAttentionCall<T>& call,
+                                      const MultiHeadAttentionParameters<T, W>& p) {
+  AttentionOptions<T> options = call.attention();
+  options.score = score_options(call.score, p);
+  return options;
+}
+/// Where their gradients go.
+template <class T>
+ScoreGradients<T> score_gradients(MultiHeadAttentionGradients<T>& gradients) {
+  ScoreGradients<T> all = gradients.score;
+  if (!gradients.sinks.absent()) all.d_sinks = gradients.sinks;
+  return all;
+}
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// A tensor of 0 for each gradient that is asked for: what a backward gathers before it adds to
+/// the caller's, so that a call that fails on its way leaves those as they were.
+template <class T>
+class ScoreGradientTensors {
+ public:
+  /// Throws std::bad_alloc.
+  ScoreGradientTensors(const ScoreGradients<T>& asked, std::pmr::memory_resource* memory) {
+    const auto make = [&](auto& tensor, const auto& like) {
+      if (!like.absent()) tensor = std::decay_t<decltype(tensor)>(like.shape(), memory);
+    };
+    make(scale_, asked.d_scale);
+    make(slopes_, asked.d_alibi_slopes);
+    make(table_, asked.d_relative_bias);
+    make(sinks_, asked.d_sinks);
+    make(function_, asked.d_function);
+    for (std::size_t n = 0; n < biases_.size(); ++n) make(biases_[n], asked.d_biases[n]);
+  }
+
+  /// Views of them.
+  ScoreGradients<T> views() {
+    ScoreGradients<T> to;
+    const auto see = [](auto& view, auto& tensor) {
+      if (!tensor.absent()) view = tensor;
+    };
+    see(to.d_scale, scale_);
+    see(to.d_alibi_slopes, slopes_);
+    see(to.d_relative_bias, table_);
+    see(to.d_sinks, sinks_);
+    see(to.d_function, function_);
+    for (std::size_t n = 0; n < biases_.size(); ++n) see(to.d_biases[n], biases_[n]);
+    return to;
+  }
+
+  /// Adds those that have a place there.
+  void add_to(const ScoreGradients<T>& to) const {
+    const auto add = [](const auto& tensor, const auto& sum) {
+      if (tensor.absent() || sum.absent()) return;
+      for_each_index(tensor.shape(), [&](const auto& at) { sum(at) = sum(at) + tensor(at); });
+    };
+    add(scale_, to.d_scale);
+    add(slopes_, to.d_alibi_slopes);
+    add(table_, to.d_relative_bias);
+    add(sinks_, to.d_sinks);
+    add(function_, to.d_function);
+    for (std::size_t n = 0; n < biases_.size(); ++n) add(biases_[n], to.d_biases[n]);
+  }
+
+ private:
+  Tensor<T, 1> scale_, slopes_, sinks_, function_;
+  Tensor<T, 2> table_;
+  std::array<Tensor<T, 4>, AttentionMask<T>::most> biases_;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/nn/multi_head_attention_trace.hpp
 // The tensors of MultiHeadAttention under their textbook names. Called only where a trace is asked
 // for: what the fast path never forms (scores, weights, the branches of dx) is formed here, by code
@@ -34308,9 +34420,8 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Scores [B, H, L, S] as softmax reads them: scaled, biased, -infinity where hidden.
 template <class T>
-[[gnu::cold]] Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache,
+[[gnu::cold]] Tensor<T, 4> traced_scores(const AttentionOptions<T>& options,
                                          const Heads<T>& heads) {
-  const auto options = cache.call.attention();
   const auto sizes = require_attention<T>("Trace", heads.q, heads.k, heads.v, options);
   Tensor<T, 4> scores({sizes.B, sizes.H, sizes.L, sizes.S});
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
@@ -34349,11 +34460,11 @@ template <class T, class W>
 
 /// Steps 4a to 4c. Packed sequences have no [L, S] in common, and neither A nor AS.
 template <class T>
-[[gnu::cold]] void trace_weights(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads,
+[[gnu::cold]] void trace_weights(const MultiHeadAttentionCache<T>& cache,
+                                 const AttentionOptions<T>& options, const Heads<T>& heads,
                                  Trace& trace) {
-  trace.record("A", traced_scores(cache, heads));
+  trace.record("A", traced_scores(options, heads));
   if (cache.weights.absent()) {
-    auto options = cache.call.attention();
     Tensor<T, 4> weights(
         {heads.q.extent(0), heads.q.extent(1), heads.q.extent(2), heads.k.extent(2)});
     Tensor<T, 4> unused(
@@ -34372,7 +34483,7 @@ template <class T, class W>
                                  const MultiHeadAttentionCache<T>& cache, In<T, 3> y,
                                  Trace& trace) {
   const Heads<T> heads = heads_of(o, cache);
-  if (!cache.call.packed()) trace_weights(cache, heads, trace);
+  if (!cache.call.packed()) trace_weights(cache, attention_options(cache.call, p), heads, trace);
   trace.record("AO_heads", split_heads(cache.context, o.num_heads));
   trace.record("AO_cat", cache.context);
   Tensor<T, 3> before_bias(y.shape());
@@ -34414,70 +34525,6 @@ template <class T, class Finish>
   alone.MultiHeadAttentionParameters<T>::for_each(
       [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
 }
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-// headwise/nn/score_gradient_tensors.hpp
-// What a module's backward gathers of the gradients of what changes scores, before it adds to the
-// caller's: a call that fails on its way leaves those as they were.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// A tensor of 0 for each gradient that is asked for.
-template <class T>
-class ScoreGradientTensors {
- public:
-  /// Throws std::bad_alloc.
-  ScoreGradientTensors(const ScoreGradients<T>& asked, std::pmr::memory_resource* memory) {
-    const auto make = [&](auto& tensor, const auto& like) {
-      if (!like.absent()) tensor = std::decay_t<decltype(tensor)>(like.shape(), memory);
-    };
-    make(scale_, asked.d_scale);
-    make(slopes_, asked.d_alibi_slopes);
-    make(table_, asked.d_relative_bias);
-    make(sinks_, asked.d_sinks);
-    make(function_, asked.d_function);
-    for (std::size_t n = 0; n < biases_.size(); ++n) make(biases_[n], asked.d_biases[n]);
-  }
-
-  /// Views of them.
-  ScoreGradients<T> views() {
-    ScoreGradients<T> to;
-    const auto see = [](auto& view, auto& tensor) {
-      if (!tensor.absent()) view = tensor;
-    };
-    see(to.d_scale, scale_);
-    see(to.d_alibi_slopes, slopes_);
-    see(to.d_relative_bias, table_);
-    see(to.d_sinks, sinks_);
-    see(to.d_function, function_);
-    for (std::size_t n = 0; n < biases_.size(); ++n) see(to.d_biases[n], biases_[n]);
-    return to;
-  }
-
-  /// Adds all of them.
-  void add_to(const ScoreGradients<T>& to) const {
-    const auto add = [](const auto& tensor, const auto& sum) {
-      if (tensor.absent()) return;
-      for_each_index(tensor.shape(), [&](const auto& at) { sum(at) = sum(at) + tensor(at); });
-    };
-    add(scale_, to.d_scale);
-    add(slopes_, to.d_alibi_slopes);
-    add(table_, to.d_relative_bias);
-    add(sinks_, to.d_sinks);
-    add(function_, to.d_function);
-    for (std::size_t n = 0; n < biases_.size(); ++n) add(biases_[n], to.d_biases[n]);
-  }
-
- private:
-  Tensor<T, 1> scale_, slopes_, sinks_, function_;
-  Tensor<T, 2> table_;
-  std::array<Tensor<T, 4>, AttentionMask<T>::most> biases_;
-};
-
-HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
@@ -34568,7 +34615,7 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
   const auto dk = split_heads(d.of_k(o), o.num_kv_heads);
   const auto dv = split_heads(d.of_v(o), o.num_kv_heads);
   const In<T, 4> d_heads = split_heads(d_context, o.num_heads);
-  const auto options = cache.call.attention();
+  const auto options = attention_options(cache.call, p);
   if (cache.call.path == Path::materialized) {
     attention_backward(d_heads, {q, k, v}, cache.weights, options, {dq, dk, dv, score}, context);
   } else if (cache.call.packed()) {
@@ -34706,7 +34753,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(
                   merge_rows(d_context), {}, {}, context);
   // 5 merge_heads, 4 attention, 3 split_heads
   ProjectionGradients<T> d = projection_gradients(cache, context);
-  ScoreGradientTensors<T> of_scores(gradients.score, context.memory);
+  ScoreGradientTensors<T> of_scores(score_gradients(gradients), context.memory);
   const GainGradients<T> gains =
       backward_heads(o, p, cache, d_context, d, of_scores.views(), context);
   // 2 linear
@@ -34725,10 +34772,10 @@ CrossAttentionGradients<T> multi_head_attention_backward(
     }
     of_weights.add_to(to, with);
     gains.add_to(to, with);
+    of_scores.add_to(score_gradients(to));
   };
   if (context.trace != nullptr) trace_backward_ends<T>(o, of_inputs.query, finish, context);
   finish(of_inputs.query, gradients, context);
-  of_scores.add_to(gradients.score);
   return of_inputs;
 }
 
@@ -34774,6 +34821,7 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inp
   }
   call.attention().require_in_range(function);
   call.score.require_heads(function, o.num_heads);
+  require_own_scores(function, o, call.score);
   call.output_dropout.require_valid(function);
 }
 
@@ -34858,24 +34906,25 @@ void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamet
 }
 
 /// Steps 3 to 5: heads are views of the projections and of the context.
-template <class T>
-void attend(const MultiHeadAttentionOptions& o, MultiHeadAttentionCache<T>& cache, bool training,
-            const Context& context) {
+template <class T, class W>
+void attend(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
+            MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
   const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
   const auto read = heads_of(o, cache);
   const auto& [q, k, v] = read;
   cache.context = Tensor<T, 3>::uninitialized({B, L, o.context_width()}, context.memory);
   const Out<T, 4> heads = split_heads(cache.context, o.num_heads);
+  const AttentionOptions<T> options = attention_options(cache.call, p);
   if (cache.call.path == Path::materialized) {
     cache.weights = Tensor<T, 4>::uninitialized({B, o.num_heads, L, S}, context.memory);
-    attention_forward(q, k, v, cache.call.attention(), cache.weights, heads, context);
+    attention_forward(q, k, v, options, cache.weights, heads, context);
   } else {
     if (training) cache.lse = Tensor<T, 4>::uninitialized({B, o.num_heads, L, 2}, context.memory);
     if (cache.call.packed()) {
-      packed_attention_forward(packed_heads(cache, read), cache.call.attention(),
-                               rows_of_heads(heads), rows_of_heads(Out<T, 4>(cache.lse)), context);
+      packed_attention_forward(packed_heads(cache, read), options, rows_of_heads(heads),
+                               rows_of_heads(Out<T, 4>(cache.lse)), context);
     } else {
-      flash_attention_forward(q, k, v, cache.call.attention(), heads, cache.lse, context);
+      flash_attention_forward(q, k, v, options, heads, cache.lse, context);
     }
   }
 }
@@ -34896,7 +34945,7 @@ void place_and_attend(const MultiHeadAttentionOptions& o,
   if (!o.qk_norm) round_projections();
   round_saved(cache.q_normed, cache.saved, context);
   round_saved(cache.k_normed, cache.saved, context);
-  attend(o, cache, training, context);
+  attend(o, p, cache, training, context);
 }
 
 template <class T, class W>
@@ -35215,8 +35264,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// [D, count d], W_K, W_V and W_O likewise, inputs and output as wide as those of the whole. Shards
 /// that cover all heads once sum to the whole: outputs, and gradients of the input. The output
 /// bias stays with the shard that holds head 0. Functions of pairs and dropout of the weights take
-/// a shard's heads for what they are in the whole by a call's {.origin = {.head = first}}. What has
-/// an axis of heads (masks, slopes, sinks) has to be sliced by the caller.
+/// a shard's heads for what they are in the whole by a call's {.origin = {.head = first}}. What a
+/// call gives for each head (masks, slopes) has to be sliced by the caller.
 /// Throws ArgumentError unless the heads exist and whole groups stay together; and for a module
 /// with layer_norm, which is not a matter of heads: normalise the input before; std::bad_alloc.
 template <Scalar T>
@@ -35248,6 +35297,7 @@ MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first
   if (part.o_bias) copy(In<T, 1>(from.b_o), to.b_o);
   copy(In<T, 1>(from.gamma_q), to.gamma_q);
   copy(In<T, 1>(from.gamma_k), to.gamma_k);
+  if (o.sinks) copy(slice(from.sinks, 0, first, count), to.sinks);
   return shard;
 }
 
@@ -36285,11 +36335,13 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
 
 /// What changes their scores fits the heads.
 template <class T>
-void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call, Index H) {
+void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call,
+                    const MultiHeadAttentionOptions& o) {
   const ScoreOptions<T>& score = call.score;
   require_finite_scale(function, call.scale);
   score.require_softcap(function);
-  score.require_heads(function, H);
+  score.require_heads(function, o.num_heads);
+  require_own_scores(function, o, score);
 }
 
 /// All rules of multi_head_attention_step.
@@ -36301,7 +36353,7 @@ void require_step_call(const MultiHeadAttentionOptions& o,
   require(o.fused(), function,
           "kdim or vdim differ from d_model, expected a module of self-attention");
   require_new_tokens<T>(function, o, p, x, call.counts, cache);
-  require_scores<T>(function, call, o.num_heads);
+  require_scores<T>(function, call, o);
 }
 
 /// Step 3b of new tokens, each at the position that it has in its sequence.
@@ -36392,7 +36444,9 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   const auto [q, k, v] = heads_of(o, step);
   step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
   const NewTokens<T> tokens(cache, k, v, call.counts);
-  attend_over_cache<T>(q, tokens, call, split_heads(step.context, o.num_heads), context);
+  MultiHeadAttentionStepCall<T> learned = call;
+  learned.score = score_options(call.score, p);
+  attend_over_cache<T>(q, tokens, learned, split_heads(step.context, o.num_heads), context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
   linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
@@ -36853,6 +36907,7 @@ struct TransformerBlockOptions {
   bool norm_bias = true;                     // beta; rms_norm has none
   double norm_epsilon = 1e-5;                // > 0; of qk_norm too
   bool qk_norm = false;                      // rms norm of each head's queries and keys
+  bool sinks = false;                        // a learned logit a head without a key
   std::optional<RotaryOptions> rotary = {};  // positions of queries and keys; {}: none
   Init init = Init::xavier_normal;           // the scale of the weights at the start
   std::uint64_t seed = 0;                    // of the weights at the start
@@ -36904,6 +36959,7 @@ struct TransformerBlockOptions {
     o.q_bias = o.k_bias = o.v_bias = o.o_bias = attention_bias;
     o.qk_norm = qk_norm;
     o.qk_norm_epsilon = norm_epsilon;
+    o.sinks = sinks;
     o.rotary = rotary;
     o.init = init;
     o.seed = seed;
@@ -37476,7 +37532,7 @@ void require_block_step(const TransformerBlock<T, W>& block, const In<U, 3>& x,
   const TransformerBlockOptions& o = block.options();
   require_new_tokens<T>(function, o.attention(), block.parameters().attention, x, call.counts,
                         cache);
-  require_scores<T>(function, call, o.num_heads);
+  require_scores<T>(function, call, o.attention());
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

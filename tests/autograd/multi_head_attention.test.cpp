@@ -73,10 +73,12 @@ class Comparison {
     }
     if (o.rotary) q = rotary(q, *o.rotary), k = rotary(k, *o.rotary);
     const auto v = split_heads(slice(qkv, 2, qw + kw, vw), o.num_kv_heads);
-    const auto heads = attention(save(q), save(k), save(v), call_.attention(), call_.path);
+    const LearnedScores<T> learned{.sinks = with(p.sinks, d.sinks)};
+    const auto heads = attention(save(q), save(k), save(v), call_.attention(), learned, call_.path);
     const auto y = dropout(linear(merge_heads(heads), with(p.w_o, d.w_o), with(p.b_o, d.b_o)),
                            call_.output_dropout);
-    const Index calls = p.b_q.absent() ? 4 : 5, leaves = p.b_q.absent() ? 5 : 9;  // and no views
+    const Index calls = p.b_q.absent() ? 4 : 5;  // and no views
+    const Index leaves = (p.b_q.absent() ? 5 : 9) + (p.sinks.absent() ? 0 : 1);
     const Index placed = (o.qk_norm ? 2 : 0) + (p.gamma_q.absent() ? 0 : 2) + (o.rotary ? 2 : 0);
     if (context.saved.exact()) {
       CHECK(tape.size() == calls + leaves + placed + (call_.output_dropout.active() ? 1 : 0));
@@ -142,8 +144,10 @@ TEST_CASE("multi-head attention composed on the tape has the bits of the module"
   compare_all<double>({});
 }
 
-TEST_CASE("norms and rotary positions of heads composed on the tape have the bits of the module",
-          "[autograd]") {
+TEST_CASE(
+    "norms and rotary positions of heads, and their sinks, composed on the tape have the bits of "
+    "the module",
+    "[autograd]") {
   for (const Path path : {Path::flash, Path::materialized}) {
     for (const bool affine : {false, true}) {
       for (const bool turned : {false, true}) {
@@ -154,7 +158,8 @@ TEST_CASE("norms and rotary positions of heads composed on the tape have the bit
                                           .o_bias = false,
                                           .layer_norm = true,
                                           .qk_norm = true,
-                                          .qk_norm_affine = affine};
+                                          .qk_norm_affine = affine,
+                                          .sinks = affine};
         if (turned) options.rotary = RotaryOptions{.width = 4, .offset = 7};
         ThreadPool pool(3);
         Comparison<float>(options, {.mask = {causal}, .path = path}).check();

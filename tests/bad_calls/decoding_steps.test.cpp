@@ -95,6 +95,13 @@ const Refusals steps(all_of({
                          c.x = m.tensor(2, 9999, 6);
                          c.call();
                        }),
+        argument<Step>("multi_head_attention_step: score.sinks is given, expected none: the module "
+                       "has sinks of its own",
+                       [](auto& c) {
+                         c.attention = MultiHeadAttention<double>(
+                             {.d_model = 6, .num_heads = 2, .sinks = true});
+                         c.options.score.sinks = c.m.tensor(2);
+                       }),
         argument_error("KeyValueCache: capacity is -1, expected >= 0",
                        [](Witness& m) { (void)key_value_cache(Step{m}.attention, 1, -1); }),
     },
@@ -158,6 +165,13 @@ const Refusals block_steps(all_of(
              "transformer_block_step: 4 tokens behind 0 are more than the capacity 3 of "
              "the cache: roll it back, clear it or make a larger one",
              [](auto& c) { c.x = c.m.tensor(2, 4, 4); }),
+         argument<BlockStep>("transformer_block_step: score.sinks is given, expected none: the "
+                             "module has sinks of its own",
+                             [](auto& c) {
+                               c.block = TransformerBlock<double>(
+                                   {.d_model = 4, .num_heads = 2, .d_hidden = 5, .sinks = true});
+                               c.options.score.sinks = c.m.tensor(2);
+                             }),
      }}));
 
 }  // namespace

@@ -145,7 +145,31 @@ const Refusals bad_gradients(of_backward({
      [](Attention& a) { a.gradients.gamma = Tensor1<double>(8); }},
     {true, shape_of, "gradients.beta is [8], expected [0] (zero_gradients())",
      [](Attention& a) { a.gradients.beta = Tensor1<double>(8); }},
+    {true, shape_of, "gradients.sinks is [4], expected [0] (zero_gradients())",
+     [](Attention& a) { a.gradients.sinks = Tensor1<double>(4); }},
 }));
+
+/// Gradients of a module with sinks of its own that name a place for those of a call.
+Refusal given_twice(const std::string& function, bool self, void (*call)(Attention&)) {
+  return argument_error(function +
+                            ": gradients.score.d_sinks is given, expected none: gradients.sinks "
+                            "are the module's",
+                        [=](Witness& memory) {
+                          Attention a{memory, self};
+                          a.module = Module({.d_model = 8, .num_heads = 4, .sinks = true});
+                          a.gradients = a.module.zero_gradients();
+                          a.fill_cache();
+                          a.gradients.score.d_sinks = memory.tensor(4);
+                          call(a);
+                        });
+}
+const Refusals bad_score_gradients({
+    given_twice("MultiHeadAttention::backward", true, [](Attention& a) { a.backward(); }),
+    given_twice("MultiHeadAttention::backward_cross", false,
+                [](Attention& a) { a.backward_cross(); }),
+    given_twice("MultiHeadAttentionGradients::add", true,
+                [](Attention& a) { a.gradients.add(a.module.zero_gradients()); }),
+});
 
 }  // namespace
 
@@ -156,6 +180,7 @@ TEST_CASE("MultiHeadAttention refuses caches that it did not fill", "[bad_calls]
 
 TEST_CASE("MultiHeadAttention refuses gradients of another shape", "[bad_calls]") {
   bad_gradients.check();
+  bad_score_gradients.check();
 }
 
 TEST_CASE("the calls of a module that are spoilt are right before", "[bad_calls]") {

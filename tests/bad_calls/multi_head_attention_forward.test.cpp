@@ -172,6 +172,11 @@ const Refusals bad_options(of_forward({
      [](Attention& a) { a.call.score.alibi_slopes = a.m.tensor(3); }},
     {true, shape_of, "sinks is [5], expected [4] (the number of heads)",
      [](Attention& a) { a.call.score.sinks = a.m.tensor(5); }},
+    {true, argument_of, "score.sinks is given, expected none: the module has sinks of its own",
+     [](Attention& a) {
+       a.module = Module(Options{.d_model = 8, .num_heads = 4, .sinks = true});
+       a.call.score.sinks = a.m.tensor(4);
+     }},
     {true, shape_of,
      "relative_bias is [2, 5], expected [4 or 1, 2 R + 1] (a number for each distance from -R to "
      "R)",

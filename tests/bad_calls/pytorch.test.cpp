@@ -74,6 +74,7 @@ std::vector<Refusal> options_table() {
       {": layer_norm is set, which PyTorch's module has not",
        [](Options& o) { o.layer_norm = true; }},
       {": qk_norm is set, which PyTorch's module has not", [](Options& o) { o.qk_norm = true; }},
+      {": sinks is set, which PyTorch's module has not", [](Options& o) { o.sinks = true; }},
       {": rotary is set, which PyTorch's module has not",
        [](Options& o) { o.rotary = RotaryOptions{}; }}};
   std::vector<Refusal> table;

@@ -195,6 +195,12 @@ inline void draw_scores(RandomConfiguration& c) {
   s.convert_all();
 }
 
+/// Sinks that are the module's own, likewise.
+inline void draw_own_sinks(RandomConfiguration& c) {
+  Draw draw(c.seed + 7000000);
+  c.options.sinks = !c.bare && c.score.tensors.sinks.absent() && draw.coin(0.3);
+}
+
 /// The configuration of this number.
 inline RandomConfiguration random_configuration(std::uint64_t seed) {
   Draw draw(seed);
@@ -214,6 +220,7 @@ inline RandomConfiguration random_configuration(std::uint64_t seed) {
   c.dead_rows = count_dead_rows(c, -1e9);
   draw_positions(c);
   draw_scores(c);
+  draw_own_sinks(c);
   for (auto& bias : c.mask.biases) {
     const In<double, 4> values = bias.values;
     bias.others = {convert<long double>(values), convert<Dual<double>>(values),

@@ -138,6 +138,7 @@ void visit_cross_attention(const std::string& type, Path path, const Context& co
                                     .kdim = 7,
                                     .vdim = 6,
                                     .qk_norm = true,
+                                    .sinks = true,
                                     .rotary = RotaryOptions{.width = 4},
                                     .init = Init::he_normal,
                                     .seed = 2});

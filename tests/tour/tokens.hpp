@@ -85,6 +85,7 @@ void visit_decoding(const std::string& type, const Context& context, std::vector
                                          .num_kv_heads = 2,
                                          .layer_norm = true,
                                          .qk_norm = true,
+                                         .sinks = true,
                                          .rotary = RotaryOptions{.theta = 100},
                                          .seed = 6});
   const auto x = noise<T>(Shape{2, 9, 24}, 34);

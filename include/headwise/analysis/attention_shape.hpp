@@ -35,6 +35,7 @@ struct AttentionShape {
   std::span<const Index> key_starts = {};  // of keys that are not the queries' input
   Index mask_biases = 0;                   // how many Mask::bias are added to the scores
   bool softcap = false, alibi = false, relative_bias = false;  // what is done to scores
+  bool sinks = false;           // of the module's own, which a call's are not counted as
   bool score_function = false;  // a function of the user's own, which is not counted
   bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;  // of the projections
   bool layer_norm = false, layer_norm_affine = false;  // before them; with gamma and beta

@@ -26,6 +26,7 @@ inline void require_pytorch_module(std::string_view function, const MultiHeadAtt
               std::to_string(o.d_head) + " (PyTorch's module)");
   require(!o.layer_norm, function, "layer_norm is set, which PyTorch's module has not");
   require(!o.qk_norm, function, "qk_norm is set, which PyTorch's module has not");
+  require(!o.sinks, function, "sinks is set, which PyTorch's module has not");
   require(!o.rotary, function, "rotary is set, which PyTorch's module has not");
 }
 

@@ -39,6 +39,7 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.alibi = !call.score.alibi_slopes.absent();
   shape.relative_bias = !call.score.relative_bias.absent();
   shape.score_function = !call.score.function.absent();
+  shape.sinks = o.sinks;
   shape.q_bias = o.q_bias;
   shape.k_bias = o.k_bias;
   shape.v_bias = o.v_bias;

@@ -11,8 +11,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// [D, count d], W_K, W_V and W_O likewise, inputs and output as wide as those of the whole. Shards
 /// that cover all heads once sum to the whole: outputs, and gradients of the input. The output
 /// bias stays with the shard that holds head 0. Functions of pairs and dropout of the weights take
-/// a shard's heads for what they are in the whole by a call's {.origin = {.head = first}}. What has
-/// an axis of heads (masks, slopes, sinks) has to be sliced by the caller.
+/// a shard's heads for what they are in the whole by a call's {.origin = {.head = first}}. What a
+/// call gives for each head (masks, slopes) has to be sliced by the caller.
 /// Throws ArgumentError unless the heads exist and whole groups stay together; and for a module
 /// with layer_norm, which is not a matter of heads: normalise the input before; std::bad_alloc.
 template <Scalar T>
@@ -44,6 +44,7 @@ MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first
   if (part.o_bias) copy(In<T, 1>(from.b_o), to.b_o);
   copy(In<T, 1>(from.gamma_q), to.gamma_q);
   copy(In<T, 1>(from.gamma_k), to.gamma_k);
+  if (o.sinks) copy(slice(from.sinks, 0, first, count), to.sinks);
   return shard;
 }
 

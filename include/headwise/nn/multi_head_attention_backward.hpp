@@ -6,8 +6,8 @@
 
 #include "headwise/nn/multi_head_attention_packed.hpp"
 #include "headwise/nn/multi_head_attention_positions.hpp"
+#include "headwise/nn/multi_head_attention_scores.hpp"
 #include "headwise/nn/multi_head_attention_trace.hpp"
-#include "headwise/nn/score_gradient_tensors.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/dropout.hpp"
 #include "headwise/ops/flash_attention.hpp"
@@ -98,7 +98,7 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
   const auto dk = split_heads(d.of_k(o), o.num_kv_heads);
   const auto dv = split_heads(d.of_v(o), o.num_kv_heads);
   const In<T, 4> d_heads = split_heads(d_context, o.num_heads);
-  const auto options = cache.call.attention();
+  const auto options = attention_options(cache.call, p);
   if (cache.call.path == Path::materialized) {
     attention_backward(d_heads, {q, k, v}, cache.weights, options, {dq, dk, dv, score}, context);
   } else if (cache.call.packed()) {
@@ -236,7 +236,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(
                   merge_rows(d_context), {}, {}, context);
   // 5 merge_heads, 4 attention, 3 split_heads
   ProjectionGradients<T> d = projection_gradients(cache, context);
-  ScoreGradientTensors<T> of_scores(gradients.score, context.memory);
+  ScoreGradientTensors<T> of_scores(score_gradients(gradients), context.memory);
   const GainGradients<T> gains =
       backward_heads(o, p, cache, d_context, d, of_scores.views(), context);
   // 2 linear
@@ -255,10 +255,10 @@ CrossAttentionGradients<T> multi_head_attention_backward(
     }
     of_weights.add_to(to, with);
     gains.add_to(to, with);
+    of_scores.add_to(score_gradients(to));
   };
   if (context.trace != nullptr) trace_backward_ends<T>(o, of_inputs.query, finish, context);
   finish(of_inputs.query, gradients, context);
-  of_scores.add_to(gradients.score);
   return of_inputs;
 }
 

@@ -3,6 +3,7 @@
 
 #include "headwise/nn/multi_head_attention_packed.hpp"
 #include "headwise/nn/multi_head_attention_positions.hpp"
+#include "headwise/nn/multi_head_attention_scores.hpp"
 #include "headwise/nn/multi_head_attention_trace.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/dropout.hpp"
@@ -48,6 +49,7 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inp
   }
   call.attention().require_in_range(function);
   call.score.require_heads(function, o.num_heads);
+  require_own_scores(function, o, call.score);
   call.output_dropout.require_valid(function);
 }
 
@@ -132,24 +134,25 @@ void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamet
 }
 
 /// Steps 3 to 5: heads are views of the projections and of the context.
-template <class T>
-void attend(const MultiHeadAttentionOptions& o, MultiHeadAttentionCache<T>& cache, bool training,
-            const Context& context) {
+template <class T, class W>
+void attend(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
+            MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
   const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
   const auto read = heads_of(o, cache);
   const auto& [q, k, v] = read;
   cache.context = Tensor<T, 3>::uninitialized({B, L, o.context_width()}, context.memory);
   const Out<T, 4> heads = split_heads(cache.context, o.num_heads);
+  const AttentionOptions<T> options = attention_options(cache.call, p);
   if (cache.call.path == Path::materialized) {
     cache.weights = Tensor<T, 4>::uninitialized({B, o.num_heads, L, S}, context.memory);
-    attention_forward(q, k, v, cache.call.attention(), cache.weights, heads, context);
+    attention_forward(q, k, v, options, cache.weights, heads, context);
   } else {
     if (training) cache.lse = Tensor<T, 4>::uninitialized({B, o.num_heads, L, 2}, context.memory);
     if (cache.call.packed()) {
-      packed_attention_forward(packed_heads(cache, read), cache.call.attention(),
-                               rows_of_heads(heads), rows_of_heads(Out<T, 4>(cache.lse)), context);
+      packed_attention_forward(packed_heads(cache, read), options, rows_of_heads(heads),
+                               rows_of_heads(Out<T, 4>(cache.lse)), context);
     } else {
-      flash_attention_forward(q, k, v, cache.call.attention(), heads, cache.lse, context);
+      flash_attention_forward(q, k, v, options, heads, cache.lse, context);
     }
   }
 }
@@ -170,7 +173,7 @@ void place_and_attend(const MultiHeadAttentionOptions& o,
   if (!o.qk_norm) round_projections();
   round_saved(cache.q_normed, cache.saved, context);
   round_saved(cache.k_normed, cache.saved, context);
-  attend(o, cache, training, context);
+  attend(o, p, cache, training, context);
 }
 
 template <class T, class W>

@@ -30,6 +30,7 @@ struct MultiHeadAttentionOptions {
   bool qk_norm = false;              // rms norm of each head's queries and keys, before rotary
   bool qk_norm_affine = true;        // gamma_Q and gamma_K [d], each for all heads
   double qk_norm_epsilon = 1e-6;     // > 0
+  bool sinks = false;                // a learned logit a head that takes weight and has no value
   /// How queries and keys are turned by their positions, from 0 and the offset on; {}: they are
   /// not.
   std::optional<RotaryOptions> rotary = {};
@@ -89,7 +90,7 @@ struct MultiHeadAttentionOptions {
     return d_model == other.d_model && num_heads == other.num_heads &&
            num_kv_heads == other.num_kv_heads && d_head == other.d_head &&
            d_value == other.d_value && kdim == other.kdim && vdim == other.vdim &&
-           layer_norm == other.layer_norm && qk_norm == other.qk_norm &&
+           layer_norm == other.layer_norm && qk_norm == other.qk_norm && sinks == other.sinks &&
            rotary.has_value() == other.rotary.has_value() &&
            (!rotary || rotary->turns_like(*other.rotary, d_head));
   }

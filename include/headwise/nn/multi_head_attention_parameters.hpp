@@ -29,6 +29,7 @@ struct MultiHeadAttentionParameters {
   Tensor<T, 1> beta;     // [D]
   Tensor<T, 1> gamma_q;  // [d]     of qk_norm, each for all heads
   Tensor<T, 1> gamma_k;  // [d]
+  Tensor<T, 1> sinks;    // [H]     logits without a key
   Index q_width = 0, k_width = 0, v_width = 0;  // columns of W_Q, W_K, W_V
 
   MultiHeadAttentionParameters() = default;
@@ -60,6 +61,7 @@ struct MultiHeadAttentionParameters {
       gamma_q = vector(o.d_head);
       gamma_k = vector(o.d_head);
     }
+    if (o.sinks) sinks = vector(o.num_heads);
   }
 
   /// Whether W_Q, W_K and W_V are columns of w_qkv.
@@ -81,7 +83,8 @@ struct MultiHeadAttentionParameters {
   ///@}
 
   /// f(name, view) for each parameter that is there; names W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O,
-  /// gamma, beta, gamma_Q, gamma_K behind `prefix`. Views are writable where this is not const.
+  /// gamma, beta, gamma_Q, gamma_K, sinks behind `prefix`. Views are writable where this is not
+  /// const.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") {
     walk(*this, f, prefix);
@@ -112,7 +115,8 @@ struct MultiHeadAttentionParameters {
     return std::array{Named{"b_Q", &self.b_q},         Named{"b_K", &self.b_k},
                       Named{"b_V", &self.b_v},         Named{"b_O", &self.b_o},
                       Named{"gamma", &self.gamma},     Named{"beta", &self.beta},
-                      Named{"gamma_Q", &self.gamma_q}, Named{"gamma_K", &self.gamma_k}};
+                      Named{"gamma_Q", &self.gamma_q}, Named{"gamma_K", &self.gamma_k},
+                      Named{"sinks", &self.sinks}};
   }
 };
 
@@ -138,6 +142,7 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   In<T, 1> grad_beta() const { return this->beta; }
   In<T, 1> grad_gamma_Q() const { return this->gamma_q; }
   In<T, 1> grad_gamma_K() const { return this->gamma_k; }
+  In<T, 1> grad_sinks() const { return this->sinks; }
   ///@}
 
   /// f("grad_W_Q", view) and so on.
@@ -162,6 +167,8 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
       require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
     };
+    require(this->sinks.absent() || score.d_sinks.absent(), function,
+            "gradients.score.d_sinks is given, expected none: gradients.sinks are the module's");
     for_each_storage(*this, expected, check);
     // Of modules whose projections differ, what is fused may be alike.
     check("gradients.W_Q", this->W_Q(), expected.W_Q());
@@ -193,6 +200,7 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     f("gradients.beta", self.beta, other.beta);
     f("gradients.gamma_q", self.gamma_q, other.gamma_q);
     f("gradients.gamma_k", self.gamma_k, other.gamma_k);
+    f("gradients.sinks", self.sinks, other.sinks);
   }
 };
 

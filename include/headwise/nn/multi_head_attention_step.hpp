@@ -42,11 +42,13 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
 
 /// What changes their scores fits the heads.
 template <class T>
-void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call, Index H) {
+void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call,
+                    const MultiHeadAttentionOptions& o) {
   const ScoreOptions<T>& score = call.score;
   require_finite_scale(function, call.scale);
   score.require_softcap(function);
-  score.require_heads(function, H);
+  score.require_heads(function, o.num_heads);
+  require_own_scores(function, o, score);
 }
 
 /// All rules of multi_head_attention_step.
@@ -58,7 +60,7 @@ void require_step_call(const MultiHeadAttentionOptions& o,
   require(o.fused(), function,
           "kdim or vdim differ from d_model, expected a module of self-attention");
   require_new_tokens<T>(function, o, p, x, call.counts, cache);
-  require_scores<T>(function, call, o.num_heads);
+  require_scores<T>(function, call, o);
 }
 
 /// Step 3b of new tokens, each at the position that it has in its sequence.
@@ -149,7 +151,9 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   const auto [q, k, v] = heads_of(o, step);
   step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
   const NewTokens<T> tokens(cache, k, v, call.counts);
-  attend_over_cache<T>(q, tokens, call, split_heads(step.context, o.num_heads), context);
+  MultiHeadAttentionStepCall<T> learned = call;
+  learned.score = score_options(call.score, p);
+  attend_over_cache<T>(q, tokens, learned, split_heads(step.context, o.num_heads), context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
   linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);

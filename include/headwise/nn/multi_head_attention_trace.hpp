@@ -4,6 +4,7 @@
 #pragma once
 
 #include "headwise/nn/multi_head_attention_cache.hpp"
+#include "headwise/nn/multi_head_attention_scores.hpp"
 #include "headwise/ops/attention.hpp"
 #include "headwise/ops/linear.hpp"
 #include "headwise/runtime/trace.hpp"
@@ -12,9 +13,8 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Scores [B, H, L, S] as softmax reads them: scaled, biased, -infinity where hidden.
 template <class T>
-[[gnu::cold]] Tensor<T, 4> traced_scores(const MultiHeadAttentionCache<T>& cache,
+[[gnu::cold]] Tensor<T, 4> traced_scores(const AttentionOptions<T>& options,
                                          const Heads<T>& heads) {
-  const auto options = cache.call.attention();
   const auto sizes = require_attention<T>("Trace", heads.q, heads.k, heads.v, options);
   Tensor<T, 4> scores({sizes.B, sizes.H, sizes.L, sizes.S});
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
@@ -53,11 +53,11 @@ template <class T, class W>
 
 /// Steps 4a to 4c. Packed sequences have no [L, S] in common, and neither A nor AS.
 template <class T>
-[[gnu::cold]] void trace_weights(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads,
+[[gnu::cold]] void trace_weights(const MultiHeadAttentionCache<T>& cache,
+                                 const AttentionOptions<T>& options, const Heads<T>& heads,
                                  Trace& trace) {
-  trace.record("A", traced_scores(cache, heads));
+  trace.record("A", traced_scores(options, heads));
   if (cache.weights.absent()) {
-    auto options = cache.call.attention();
     Tensor<T, 4> weights(
         {heads.q.extent(0), heads.q.extent(1), heads.q.extent(2), heads.k.extent(2)});
     Tensor<T, 4> unused(
@@ -76,7 +76,7 @@ template <class T, class W>
                                  const MultiHeadAttentionCache<T>& cache, In<T, 3> y,
                                  Trace& trace) {
   const Heads<T> heads = heads_of(o, cache);
-  if (!cache.call.packed()) trace_weights(cache, heads, trace);
+  if (!cache.call.packed()) trace_weights(cache, attention_options(cache.call, p), heads, trace);
   trace.record("AO_heads", split_heads(cache.context, o.num_heads));
   trace.record("AO_cat", cache.context);
   Tensor<T, 3> before_bias(y.shape());

@@ -29,6 +29,7 @@ struct TransformerBlockOptions {
   bool norm_bias = true;                     // beta; rms_norm has none
   double norm_epsilon = 1e-5;                // > 0; of qk_norm too
   bool qk_norm = false;                      // rms norm of each head's queries and keys
+  bool sinks = false;                        // a learned logit a head without a key
   std::optional<RotaryOptions> rotary = {};  // positions of queries and keys; {}: none
   Init init = Init::xavier_normal;           // the scale of the weights at the start
   std::uint64_t seed = 0;                    // of the weights at the start
@@ -80,6 +81,7 @@ struct TransformerBlockOptions {
     o.q_bias = o.k_bias = o.v_bias = o.o_bias = attention_bias;
     o.qk_norm = qk_norm;
     o.qk_norm_epsilon = norm_epsilon;
+    o.sinks = sinks;
     o.rotary = rotary;
     o.init = init;
     o.seed = seed;

@@ -1,14 +1,47 @@
-// What a module's backward gathers of the gradients of what changes scores, before it adds to the
-// caller's: a call that fails on its way leaves those as they were.
+// What changes the scores of a module's heads, which a call gives or the module has learned, and
+// the gradients of both.
 #pragma once
 
-#include "headwise/ops/attention_options.hpp"
+#include "headwise/nn/multi_head_attention_parameters.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
+/// Throws ArgumentError where a call gives what the module has of its own.
+template <class T>
+void require_own_scores(std::string_view function, const MultiHeadAttentionOptions& o,
+                        const ScoreOptions<T>& given) {
+  require(!o.sinks || given.sinks.absent(), function,
+          "score.sinks is given, expected none: the module has sinks of its own");
+}
+
+/// What a call gives, and what the module has learned.
+template <class T, class W>
+ScoreOptions<T> score_options(const ScoreOptions<T>& given,
+                              const MultiHeadAttentionParameters<T, W>& p) {
+  ScoreOptions<T> all = given;
+  if (!p.sinks.absent()) all.sinks = p.sinks;
+  return all;
+}
+/// The part of a call that concerns attention, with what the module has learned.
+template <class T, class W>
+AttentionOptions<T> attention_options(const MultiHeadAttentionCall<T>& call,
+                                      const MultiHeadAttentionParameters<T, W>& p) {
+  AttentionOptions<T> options = call.attention();
+  options.score = score_options(call.score, p);
+  return options;
+}
+/// Where their gradients go.
+template <class T>
+ScoreGradients<T> score_gradients(MultiHeadAttentionGradients<T>& gradients) {
+  ScoreGradients<T> all = gradients.score;
+  if (!gradients.sinks.absent()) all.d_sinks = gradients.sinks;
+  return all;
+}
+
 HEADWISE_STRICT_MATH_BEGIN
 
-/// A tensor of 0 for each gradient that is asked for.
+/// A tensor of 0 for each gradient that is asked for: what a backward gathers before it adds to
+/// the caller's, so that a call that fails on its way leaves those as they were.
 template <class T>
 class ScoreGradientTensors {
  public:
@@ -40,10 +73,10 @@ class ScoreGradientTensors {
     return to;
   }
 
-  /// Adds all of them.
+  /// Adds those that have a place there.
   void add_to(const ScoreGradients<T>& to) const {
     const auto add = [](const auto& tensor, const auto& sum) {
-      if (tensor.absent()) return;
+      if (tensor.absent() || sum.absent()) return;
       for_each_index(tensor.shape(), [&](const auto& at) { sum(at) = sum(at) + tensor(at); });
     };
     add(scale_, to.d_scale);
