@@ -1,6 +1,6 @@
 // One query against the keys and values of the tokens before, which is to read them once: of a
-// KeyValueCache, also in 16 bits, and rows of keys that lie head by head, or token by token, as a
-// projection writes them.
+// KeyValueCache, also in 16 bits and with something done to scores, and rows of keys that lie head
+// by head, or token by token, as a projection writes them.
 #include <memory>
 
 #include "support.hpp"
@@ -12,6 +12,9 @@ namespace {
 /// Where keys and values lie.
 enum class Layout { cache, by_head, by_token };
 
+/// What is done to scores, of which the problem has the tensors.
+enum class Change { none, softcap, alibi, relative_bias, sinks };
+
 /// Of keys and values that are stored as U.
 template <class T, class U = T>
 struct Problem {
@@ -20,8 +23,11 @@ struct Problem {
   Tensor<T, 4> q, o;          // [B, H, 1, d]
   Tensor<T, 3> keys, values;  // B G S d elements each; without a cache
   KeyValueCache<T> held;      // with one
+  Tensor<T, 1> each;          // [H], of what each head has
+  Tensor<T, 2> table;         // [H, 257]
+  AttentionOptions<T> options{.mask = causal};
 
-  Problem(const std::vector<Index>& sizes, Layout where)
+  Problem(const std::vector<Index>& sizes, Layout where, Change change)
       : B(sizes.at(0)),
         S(sizes.at(1)),
         D(sizes.at(2)),
@@ -37,7 +43,14 @@ struct Problem {
               .num_kv_heads = G,
               .capacity = layout == Layout::cache ? S : 0,
               .d_head = d,
-              .stored_as = detail::stored_as<U>}) {
+              .stored_as = detail::stored_as<U>}),
+        each(alibi_slopes<T>(H)),
+        table(random_tensor<T>(Shape{H, Index{257}}, 4)) {
+    ScoreOptions<T>& score = options.score;
+    if (change == Change::softcap) score.softcap = T(20);
+    if (change == Change::alibi) score.alibi_slopes = each;
+    if (change == Change::relative_bias) score.relative_bias = table;
+    if (change == Change::sinks) score.sinks = each;
     if (layout != Layout::cache) return;
     held.append(heads(keys), heads(values));
     keys = values = {};
@@ -65,7 +78,7 @@ struct Problem {
   }
   void run(const Context& context) {
     with_keys([&](const auto& k, const auto& v) {
-      flash_attention_forward(q, k, v, {.mask = causal}, o, {}, context);
+      flash_attention_forward(q, k, v, options, o, {}, context);
     });
   }
   bool right() const {
@@ -77,14 +90,14 @@ struct Problem {
         v(at) = convert_float<T>(some_v(at));
       });
     });
-    attention_forward<T>(q, k, v, {.mask = causal}, p, y);
+    attention_forward<T>(q, k, v, options, p, y);
     return bool(close_to(In<T, 4>(o), In<T, 4>(y), tolerance<T>));
   }
 };
 
-template <class T, Layout layout, class U>
+template <class T, Layout layout, class U, Change change>
 Case decode(const std::vector<Index>& sizes) {
-  const auto problem = std::make_shared<Problem<T, U>>(sizes, layout);
+  const auto problem = std::make_shared<Problem<T, U>>(sizes, layout, change);
   const Problem<T, U>& p = *problem;
   Case one;
   one.run = [problem](const Context& context) { problem->run(context); };
@@ -95,11 +108,12 @@ Case decode(const std::vector<Index>& sizes) {
   return one;
 }
 
-template <class T, Layout layout, class U = T>
+template <class T, Layout layout, class U = T, Change change = Change::none>
 void add(Families& families, const std::string& family) {
   std::vector<std::vector<Index>> values;
   for (const DecodeShape& s : decode_shapes()) values.push_back({s.B, s.S, s.D, s.H, s.G});
-  families.push_back({name_of<T>(family), {"B", "S", "D", "H", "G"}, values, decode<T, layout, U>});
+  families.push_back(
+      {name_of<T>(family), {"B", "S", "D", "H", "G"}, values, decode<T, layout, U, change>});
 }
 
 }  // namespace
@@ -112,6 +126,10 @@ void add_decode(Families& families) {
   add<double, Layout::by_head>(families, "decode/by_head");
   add<float, Layout::cache, BFloat16>(families, "decode/bf16");
   add<float, Layout::cache, Float16>(families, "decode/fp16");
+  add<float, Layout::cache, float, Change::softcap>(families, "decode/softcap");
+  add<float, Layout::cache, float, Change::alibi>(families, "decode/alibi");
+  add<float, Layout::cache, float, Change::relative_bias>(families, "decode/relative_bias");
+  add<float, Layout::cache, float, Change::sinks>(families, "decode/sinks");
 }
 
 }  // namespace headwise::bench

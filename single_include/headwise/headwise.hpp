@@ -3792,12 +3792,17 @@ template <class T>
 struct DecodeGroup {
   AttentionHead<T> first;  // the first of the heads; what it may see, all may
   Index heads;             // that share the keys
-  Index q_head;            // from head to head of q
-  Matrix<T> o;             // [L, dv] of the first head, overwritten
+  /// What is done to the scores of the task's heads, from its first one on; null for nothing.
+  const HeadScore<T>* scores;
+  Index q_head;  // from head to head of q
+  Matrix<T> o;   // [L, dv] of the first head, overwritten
   Index o_head;
   Matrix<T> lse;  // [L, 2] of the first head; null for none
   Index lse_head;
 };
+
+/// Most rows of a task.
+inline constexpr Index most_decode_rows = 32;
 
 /// Some rows of a group, and the blocks of keys that a task takes them through.
 struct DecodeTask {
@@ -11535,7 +11540,7 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct DecodeTile {
-  static constexpr Index rows = 32;  // most of a task
+  static constexpr Index rows = most_decode_rows;  // most of a task
   // Most of a head: with more, the lanes of flash_forward are full enough (measured at d = 64).
   static constexpr Index queries = Tile<T>::width >= 8 ? 4 : 2;
   static constexpr Index keys = ForwardTile<T>::keys;  // of a block, as in flash_forward
@@ -11932,6 +11937,10 @@ struct DecodeRows {
 
   Index query(Index r) const { return (task.first + r) % head.L; }
   Index head_of(Index r) const { return (task.first + r) / head.L; }
+  /// What is done to the scores of a row; null for nothing.
+  const HeadScore<T>* score_of(Index r) const {
+    return group.scores == nullptr ? nullptr : group.scores + (head_of(r) - head_of(0));
+  }
   DecodeBlock block(Index number) const {
     return {number, number * keys, std::min<Index>(keys, range.end - number * keys)};
   }
@@ -11972,16 +11981,41 @@ void copy_queries(const DecodeRows<T, U>& rows, T* q) {
   }
 }
 
-/// Steps 4a of all rows of a task.
+/// Step 4b of query i and a block of keys, by the operations of change_panel: softcap, biases by
+/// distance, the user's function, of those keys that are seen.
+template <class T>
+void change_decoded(const HeadScore<T>& score, Index i, const DecodeBlock& block, KeyRange seen,
+                    T* s) {
+  using S = Simd<T>;
+  static_assert(KeyGap::block % DecodeTile<T>::keys == 0);  // keys are on one side of the gap
+  const Index filled = round_up(block.n, S::width);
+  if (score.caps()) cap_vectors<T>(score, s, filled);
+  if (score.by_distance()) {
+    T line[std::size_t{DecodeTile<T>::keys}];
+    fill_distances<T>(score, score.distance(i, block.j0), 1, filled, line);
+    for (Index j = 0; j < filled; j += S::width)
+      S::store(S::load(s + j) + S::load(line + j), s + j);
+  }
+  if (score.calls() && seen.size() > 0) {
+    score.function.change(score.function.function,
+                          score.run(i, block.j0 + seen.begin, 0, 1, seen.size()), s + seen.begin);
+  }
+}
+
+/// Steps 4a and 4b of all rows of a task.
 template <class T, class U>
 void score_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const RowsAhead<U>& ahead,
                  const DecodeScratch<T>& buffers, T alpha, const ScoreRows<T>& s) {
   const AttentionHead<T>& head = rows.head;
   const auto k = head.template keys_from<U>(block.j0);
   if (head.key_blocks != 0) {
-    return score_transposed<T>(k, head.d, block.n, ahead, buffers.q, rows.task.rows, alpha, s);
+    score_transposed<T>(k, head.d, block.n, ahead, buffers.q, rows.task.rows, alpha, s);
+  } else {
+    decode_scores<T>(k, head.d, block.n, ahead, buffers, rows.task.rows, alpha, s);
   }
-  decode_scores<T>(k, head.d, block.n, ahead, buffers, rows.task.rows, alpha, s);
+  for (Index r = 0; head.score.changes() && r < rows.task.rows; ++r) {
+    change_decoded<T>(*rows.score_of(r), rows.query(r), block, rows.seen[r], s.data + r * s.row);
+  }
 }
 
 HEADWISE_STRICT_MATH_END
@@ -12006,10 +12040,29 @@ struct ScoreUnits {
   T unit;      // that differences of them are multiplied by before weight_of
   T greatest;  // that the greatest is multiplied by for the logsumexp
 
-  explicit ScoreUnits(T scale)
-      : alpha(is_power_of_two(scale) ? T(1) : scale),
-        unit(simd::HEADWISE_ISA::weight_unit<T>() * (is_power_of_two(scale) ? scale : T(1))),
-        greatest(is_power_of_two(scale) ? scale : T(1)) {}
+  explicit ScoreUnits(const AttentionHead<T>& head)
+      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+
+ private:
+  ScoreUnits(T scale, bool folded)
+      : alpha(folded ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
+        greatest(folded ? scale : T(1)) {}
+};
+
+/// The softmax of a row before its first key. A sink counts as a key that came before the others
+/// and has no value.
+template <class T>
+struct RowSoftmax {
+  T greatest = std::numeric_limits<T>::lowest();
+  T sum = T(0);
+
+  RowSoftmax() = default;
+  explicit RowSoftmax(const HeadScore<T>* score) {
+    if (score == nullptr || !score->sink_counts()) return;
+    greatest = score->sink;
+    sum = T(1);
+  }
 };
 
 /// The lanes of keys j, j + 1 ... that lie in a range.
@@ -12112,26 +12165,30 @@ std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, c
   return products;
 }
 
-/// The sums of a row become a softmax; one that has seen no key has 0 and -infinity.
+/// The sums of a row become a softmax; one of which no key has a weight has 0 and -infinity.
 template <class T, class U>
-void store_row(const DecodeRows<T, U>& rows, Index r, const T* context, T greatest, T sum) {
+void store_row(const DecodeRows<T, U>& rows, Index r, T* context, const RowSoftmax<T>& softmax) {
   const DecodeGroup<T>& group = rows.group;
   const Index i = rows.query(r), h = rows.head_of(r);
-  const bool any = rows.head.visibility.range(i).size() != 0;
+  const bool none_left = rows.head.score.may_leave_nothing() && softmax.sum == T(0);
+  const bool any = rows.head.visibility.range(i).size() != 0 && !none_left;
+  if (!any) set_zero<T>(context, round_up(rows.head.dv, Tile<T>::width));
   auto o = group.o.from(i, 0);
   o.data += h * group.o_head;
-  divide_row<T>(context, any ? sum : T(1), rows.head.dv, o);
+  divide_row<T>(context, any ? softmax.sum : T(1), rows.head.dv, o);
   if (group.lse.data == nullptr) return;
   auto lse = group.lse.from(i, 0);
   lse.data += h * group.lse_head;
-  store_logsumexp<T>(any, greatest * ScoreUnits<T>(rows.head.scale).greatest, sum, lse, 0);
+  store_logsumexp<T>(any, softmax.greatest * ScoreUnits<T>(rows.head).greatest, softmax.sum, lse,
+                     0);
 }
 
 /// FLOPs that the scores and the softmax of a block take.
 template <class T, class U>
 std::int64_t score_flops(const DecodeRows<T, U>& rows, const DecodeBlock& block) {
   const Index lanes = Tile<T>::width * (rows.head.key_blocks != 0 ? KeyLines<T>::rest : 1);
-  return rows.task.rows * round_up(block.n, lanes) * (2 * rows.head.d + 5);
+  return rows.task.rows * round_up(block.n, lanes) *
+         (2 * rows.head.d + 5 + forward_extras(rows.head));
 }
 
 /// All keys of some rows, from the first to the last.
@@ -12143,10 +12200,10 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const Index context_row = round_up(head.dv, Tile<T>::width);
-  const ScoreUnits<T> units(head.scale);
-  T greatest[most], sum[most], factors[most];
-  std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
-  std::fill_n(sum, task.rows, T(0));
+  const ScoreUnits<T> units(head);
+  RowSoftmax<T> softmax[most];
+  T factors[most];
+  for (Index r = 0; r < task.rows; ++r) softmax[r] = RowSoftmax<T>(rows.score_of(r));
   TileWork work;
   copy_queries(rows, buffers.q);
   set_zero<T>(buffers.context, task.rows * context_row);
@@ -12154,25 +12211,26 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     work.pairs += rows.meet(block);
-    // 4a s = scale q k^T,  4c softmax,  4e o += p v
+    // 4a s = scale q k^T,  4b softcap, biases,  4c softmax,  4e o += p v
     const auto v = rows.v.from(block.j0, 0);
     score_block(rows, block, {v.data, v.row, head.dv, block.n}, buffers, units.alpha,
                 {buffers.s, keys});
     for (Index r = 0; r < task.rows; ++r) {
       T* s = buffers.s + r * keys;
       if (rows.seen[r].size() == 0) continue;
-      const T m = greatest_score<T>(s, rows.seen[r], greatest[r]);
-      factors[r] = factor_of<T>(greatest[r], m, units.unit);
+      auto& [greatest, sum] = softmax[r];
+      const T m = greatest_score<T>(s, rows.seen[r], greatest);
+      factors[r] = factor_of<T>(greatest, m, units.unit);
       const T block_sum = weigh_scores<T>(s, rows.seen[r], m, units.unit);
-      sum[r] = simd::HEADWISE_ISA::multiply_add<T>(sum[r], factors[r], block_sum);
-      greatest[r] = m;
+      sum = simd::HEADWISE_ISA::multiply_add<T>(sum, factors[r], block_sum);
+      greatest = m;
     }
     const auto products = add_block(rows, block, buffers.s, keys, rows.keys_behind(block),
                                     buffers.v, {buffers.context, context_row, factors});
     work.executed_flops += 2 * products + score_flops(rows, block);
   }
   for (Index r = 0; r < task.rows; ++r) {
-    store_row(rows, r, buffers.context + r * context_row, greatest[r], sum[r]);
+    store_row(rows, r, buffers.context + r * context_row, softmax[r]);
   }
   return work;
 }
@@ -12185,7 +12243,7 @@ TileWork decode_score(const DecodeGroup<T>& group, const DecodeTask& task,
   DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
-  const ScoreUnits<T> units(head.scale);
+  const ScoreUnits<T> units(head);
   const Index row = parts.blocks * keys;
   TileWork work;
   copy_queries(rows, buffers.q);
@@ -12212,10 +12270,10 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
   DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
-  const ScoreUnits<T> units(head.scale);
+  const ScoreUnits<T> units(head);
   const Index row = parts.blocks * keys;
   T greatest[most];
-  std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
+  for (Index r = 0; r < task.rows; ++r) greatest[r] = RowSoftmax<T>(rows.score_of(r)).greatest;
   const auto raise_to = [&](Index number, Index r) {
     const T other = parts.greatest[number * parts.rows + r];
     return greatest[r] < other ? other : greatest[r];
@@ -12251,7 +12309,8 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
   const DecodeRows<T> rows(group, task);
   const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
   for (Index r = 0; r < task.rows; ++r) {
-    T greatest = std::numeric_limits<T>::lowest(), sum = T(0);
+    RowSoftmax<T> softmax(rows.score_of(r));
+    auto& [greatest, sum] = softmax;
     set_zero<T>(buffers.context, parts.context_row);
     const KeyRange seen = rows.head.visibility.range(rows.query(r));
     for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
@@ -12267,7 +12326,7 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
         S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
       }
     }
-    store_row(rows, r, buffers.context, greatest, sum);
+    store_row(rows, r, buffers.context, softmax);
   }
 }
 
@@ -17620,7 +17679,7 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct DecodeTile {
-  static constexpr Index rows = 32;  // most of a task
+  static constexpr Index rows = most_decode_rows;  // most of a task
   static constexpr Index queries = Tile<T>::width >= 8 ? 4 : 2;
   static constexpr Index keys = ForwardTile<T>::keys;  // of a block, as in flash_forward
 };
@@ -17968,6 +18027,9 @@ struct DecodeRows {
 
   Index query(Index r) const { return (task.first + r) % head.L; }
   Index head_of(Index r) const { return (task.first + r) / head.L; }
+  const HeadScore<T>* score_of(Index r) const {
+    return group.scores == nullptr ? nullptr : group.scores + (head_of(r) - head_of(0));
+  }
   DecodeBlock block(Index number) const {
     return {number, number * keys, std::min<Index>(keys, range.end - number * keys)};
   }
@@ -18004,15 +18066,38 @@ void copy_queries(const DecodeRows<T, U>& rows, T* q) {
   }
 }
 
+template <class T>
+void change_decoded(const HeadScore<T>& score, Index i, const DecodeBlock& block, KeyRange seen,
+                    T* s) {
+  using S = Simd<T>;
+  static_assert(KeyGap::block % DecodeTile<T>::keys == 0);  // keys are on one side of the gap
+  const Index filled = round_up(block.n, S::width);
+  if (score.caps()) cap_vectors<T>(score, s, filled);
+  if (score.by_distance()) {
+    T line[std::size_t{DecodeTile<T>::keys}];
+    fill_distances<T>(score, score.distance(i, block.j0), 1, filled, line);
+    for (Index j = 0; j < filled; j += S::width)
+      S::store(S::load(s + j) + S::load(line + j), s + j);
+  }
+  if (score.calls() && seen.size() > 0) {
+    score.function.change(score.function.function,
+                          score.run(i, block.j0 + seen.begin, 0, 1, seen.size()), s + seen.begin);
+  }
+}
+
 template <class T, class U>
 void score_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const RowsAhead<U>& ahead,
                  const DecodeScratch<T>& buffers, T alpha, const ScoreRows<T>& s) {
   const AttentionHead<T>& head = rows.head;
   const auto k = head.template keys_from<U>(block.j0);
   if (head.key_blocks != 0) {
-    return score_transposed<T>(k, head.d, block.n, ahead, buffers.q, rows.task.rows, alpha, s);
+    score_transposed<T>(k, head.d, block.n, ahead, buffers.q, rows.task.rows, alpha, s);
+  } else {
+    decode_scores<T>(k, head.d, block.n, ahead, buffers, rows.task.rows, alpha, s);
   }
-  decode_scores<T>(k, head.d, block.n, ahead, buffers, rows.task.rows, alpha, s);
+  for (Index r = 0; head.score.changes() && r < rows.task.rows; ++r) {
+    change_decoded<T>(*rows.score_of(r), rows.query(r), block, rows.seen[r], s.data + r * s.row);
+  }
 }
 
 HEADWISE_STRICT_MATH_END
@@ -18031,10 +18116,27 @@ struct ScoreUnits {
   T unit;      // that differences of them are multiplied by before weight_of
   T greatest;  // that the greatest is multiplied by for the logsumexp
 
-  explicit ScoreUnits(T scale)
-      : alpha(is_power_of_two(scale) ? T(1) : scale),
-        unit(simd::HEADWISE_ISA::weight_unit<T>() * (is_power_of_two(scale) ? scale : T(1))),
-        greatest(is_power_of_two(scale) ? scale : T(1)) {}
+  explicit ScoreUnits(const AttentionHead<T>& head)
+      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+
+ private:
+  ScoreUnits(T scale, bool folded)
+      : alpha(folded ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
+        greatest(folded ? scale : T(1)) {}
+};
+
+template <class T>
+struct RowSoftmax {
+  T greatest = std::numeric_limits<T>::lowest();
+  T sum = T(0);
+
+  RowSoftmax() = default;
+  explicit RowSoftmax(const HeadScore<T>* score) {
+    if (score == nullptr || !score->sink_counts()) return;
+    greatest = score->sink;
+    sum = T(1);
+  }
 };
 
 template <class T>
@@ -18121,23 +18223,27 @@ std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, c
 }
 
 template <class T, class U>
-void store_row(const DecodeRows<T, U>& rows, Index r, const T* context, T greatest, T sum) {
+void store_row(const DecodeRows<T, U>& rows, Index r, T* context, const RowSoftmax<T>& softmax) {
   const DecodeGroup<T>& group = rows.group;
   const Index i = rows.query(r), h = rows.head_of(r);
-  const bool any = rows.head.visibility.range(i).size() != 0;
+  const bool none_left = rows.head.score.may_leave_nothing() && softmax.sum == T(0);
+  const bool any = rows.head.visibility.range(i).size() != 0 && !none_left;
+  if (!any) set_zero<T>(context, round_up(rows.head.dv, Tile<T>::width));
   auto o = group.o.from(i, 0);
   o.data += h * group.o_head;
-  divide_row<T>(context, any ? sum : T(1), rows.head.dv, o);
+  divide_row<T>(context, any ? softmax.sum : T(1), rows.head.dv, o);
   if (group.lse.data == nullptr) return;
   auto lse = group.lse.from(i, 0);
   lse.data += h * group.lse_head;
-  store_logsumexp<T>(any, greatest * ScoreUnits<T>(rows.head.scale).greatest, sum, lse, 0);
+  store_logsumexp<T>(any, softmax.greatest * ScoreUnits<T>(rows.head).greatest, softmax.sum, lse,
+                     0);
 }
 
 template <class T, class U>
 std::int64_t score_flops(const DecodeRows<T, U>& rows, const DecodeBlock& block) {
   const Index lanes = Tile<T>::width * (rows.head.key_blocks != 0 ? KeyLines<T>::rest : 1);
-  return rows.task.rows * round_up(block.n, lanes) * (2 * rows.head.d + 5);
+  return rows.task.rows * round_up(block.n, lanes) *
+         (2 * rows.head.d + 5 + forward_extras(rows.head));
 }
 
 template <class T, class U>
@@ -18148,10 +18254,10 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const Index context_row = round_up(head.dv, Tile<T>::width);
-  const ScoreUnits<T> units(head.scale);
-  T greatest[most], sum[most], factors[most];
-  std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
-  std::fill_n(sum, task.rows, T(0));
+  const ScoreUnits<T> units(head);
+  RowSoftmax<T> softmax[most];
+  T factors[most];
+  for (Index r = 0; r < task.rows; ++r) softmax[r] = RowSoftmax<T>(rows.score_of(r));
   TileWork work;
   copy_queries(rows, buffers.q);
   set_zero<T>(buffers.context, task.rows * context_row);
@@ -18165,18 +18271,19 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
     for (Index r = 0; r < task.rows; ++r) {
       T* s = buffers.s + r * keys;
       if (rows.seen[r].size() == 0) continue;
-      const T m = greatest_score<T>(s, rows.seen[r], greatest[r]);
-      factors[r] = factor_of<T>(greatest[r], m, units.unit);
+      auto& [greatest, sum] = softmax[r];
+      const T m = greatest_score<T>(s, rows.seen[r], greatest);
+      factors[r] = factor_of<T>(greatest, m, units.unit);
       const T block_sum = weigh_scores<T>(s, rows.seen[r], m, units.unit);
-      sum[r] = simd::HEADWISE_ISA::multiply_add<T>(sum[r], factors[r], block_sum);
-      greatest[r] = m;
+      sum = simd::HEADWISE_ISA::multiply_add<T>(sum, factors[r], block_sum);
+      greatest = m;
     }
     const auto products = add_block(rows, block, buffers.s, keys, rows.keys_behind(block),
                                     buffers.v, {buffers.context, context_row, factors});
     work.executed_flops += 2 * products + score_flops(rows, block);
   }
   for (Index r = 0; r < task.rows; ++r) {
-    store_row(rows, r, buffers.context + r * context_row, greatest[r], sum[r]);
+    store_row(rows, r, buffers.context + r * context_row, softmax[r]);
   }
   return work;
 }
@@ -18188,7 +18295,7 @@ TileWork decode_score(const DecodeGroup<T>& group, const DecodeTask& task,
   DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
-  const ScoreUnits<T> units(head.scale);
+  const ScoreUnits<T> units(head);
   const Index row = parts.blocks * keys;
   TileWork work;
   copy_queries(rows, buffers.q);
@@ -18214,10 +18321,10 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
   DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
-  const ScoreUnits<T> units(head.scale);
+  const ScoreUnits<T> units(head);
   const Index row = parts.blocks * keys;
   T greatest[most];
-  std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
+  for (Index r = 0; r < task.rows; ++r) greatest[r] = RowSoftmax<T>(rows.score_of(r)).greatest;
   const auto raise_to = [&](Index number, Index r) {
     const T other = parts.greatest[number * parts.rows + r];
     return greatest[r] < other ? other : greatest[r];
@@ -18252,7 +18359,8 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
   const DecodeRows<T> rows(group, task);
   const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
   for (Index r = 0; r < task.rows; ++r) {
-    T greatest = std::numeric_limits<T>::lowest(), sum = T(0);
+    RowSoftmax<T> softmax(rows.score_of(r));
+    auto& [greatest, sum] = softmax;
     set_zero<T>(buffers.context, parts.context_row);
     const KeyRange seen = rows.head.visibility.range(rows.query(r));
     for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
@@ -18268,7 +18376,7 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
         S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
       }
     }
-    store_row(rows, r, buffers.context, greatest, sum);
+    store_row(rows, r, buffers.context, softmax);
   }
 }
 
@@ -23616,7 +23724,7 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct DecodeTile {
-  static constexpr Index rows = 32;  // most of a task
+  static constexpr Index rows = most_decode_rows;  // most of a task
   static constexpr Index queries = Tile<T>::width >= 8 ? 4 : 2;
   static constexpr Index keys = ForwardTile<T>::keys;  // of a block, as in flash_forward
 };
@@ -23964,6 +24072,9 @@ struct DecodeRows {
 
   Index query(Index r) const { return (task.first + r) % head.L; }
   Index head_of(Index r) const { return (task.first + r) / head.L; }
+  const HeadScore<T>* score_of(Index r) const {
+    return group.scores == nullptr ? nullptr : group.scores + (head_of(r) - head_of(0));
+  }
   DecodeBlock block(Index number) const {
     return {number, number * keys, std::min<Index>(keys, range.end - number * keys)};
   }
@@ -24000,15 +24111,38 @@ void copy_queries(const DecodeRows<T, U>& rows, T* q) {
   }
 }
 
+template <class T>
+void change_decoded(const HeadScore<T>& score, Index i, const DecodeBlock& block, KeyRange seen,
+                    T* s) {
+  using S = Simd<T>;
+  static_assert(KeyGap::block % DecodeTile<T>::keys == 0);  // keys are on one side of the gap
+  const Index filled = round_up(block.n, S::width);
+  if (score.caps()) cap_vectors<T>(score, s, filled);
+  if (score.by_distance()) {
+    T line[std::size_t{DecodeTile<T>::keys}];
+    fill_distances<T>(score, score.distance(i, block.j0), 1, filled, line);
+    for (Index j = 0; j < filled; j += S::width)
+      S::store(S::load(s + j) + S::load(line + j), s + j);
+  }
+  if (score.calls() && seen.size() > 0) {
+    score.function.change(score.function.function,
+                          score.run(i, block.j0 + seen.begin, 0, 1, seen.size()), s + seen.begin);
+  }
+}
+
 template <class T, class U>
 void score_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const RowsAhead<U>& ahead,
                  const DecodeScratch<T>& buffers, T alpha, const ScoreRows<T>& s) {
   const AttentionHead<T>& head = rows.head;
   const auto k = head.template keys_from<U>(block.j0);
   if (head.key_blocks != 0) {
-    return score_transposed<T>(k, head.d, block.n, ahead, buffers.q, rows.task.rows, alpha, s);
+    score_transposed<T>(k, head.d, block.n, ahead, buffers.q, rows.task.rows, alpha, s);
+  } else {
+    decode_scores<T>(k, head.d, block.n, ahead, buffers, rows.task.rows, alpha, s);
   }
-  decode_scores<T>(k, head.d, block.n, ahead, buffers, rows.task.rows, alpha, s);
+  for (Index r = 0; head.score.changes() && r < rows.task.rows; ++r) {
+    change_decoded<T>(*rows.score_of(r), rows.query(r), block, rows.seen[r], s.data + r * s.row);
+  }
 }
 
 HEADWISE_STRICT_MATH_END
@@ -24027,10 +24161,27 @@ struct ScoreUnits {
   T unit;      // that differences of them are multiplied by before weight_of
   T greatest;  // that the greatest is multiplied by for the logsumexp
 
-  explicit ScoreUnits(T scale)
-      : alpha(is_power_of_two(scale) ? T(1) : scale),
-        unit(simd::HEADWISE_ISA::weight_unit<T>() * (is_power_of_two(scale) ? scale : T(1))),
-        greatest(is_power_of_two(scale) ? scale : T(1)) {}
+  explicit ScoreUnits(const AttentionHead<T>& head)
+      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+
+ private:
+  ScoreUnits(T scale, bool folded)
+      : alpha(folded ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
+        greatest(folded ? scale : T(1)) {}
+};
+
+template <class T>
+struct RowSoftmax {
+  T greatest = std::numeric_limits<T>::lowest();
+  T sum = T(0);
+
+  RowSoftmax() = default;
+  explicit RowSoftmax(const HeadScore<T>* score) {
+    if (score == nullptr || !score->sink_counts()) return;
+    greatest = score->sink;
+    sum = T(1);
+  }
 };
 
 template <class T>
@@ -24117,23 +24268,27 @@ std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, c
 }
 
 template <class T, class U>
-void store_row(const DecodeRows<T, U>& rows, Index r, const T* context, T greatest, T sum) {
+void store_row(const DecodeRows<T, U>& rows, Index r, T* context, const RowSoftmax<T>& softmax) {
   const DecodeGroup<T>& group = rows.group;
   const Index i = rows.query(r), h = rows.head_of(r);
-  const bool any = rows.head.visibility.range(i).size() != 0;
+  const bool none_left = rows.head.score.may_leave_nothing() && softmax.sum == T(0);
+  const bool any = rows.head.visibility.range(i).size() != 0 && !none_left;
+  if (!any) set_zero<T>(context, round_up(rows.head.dv, Tile<T>::width));
   auto o = group.o.from(i, 0);
   o.data += h * group.o_head;
-  divide_row<T>(context, any ? sum : T(1), rows.head.dv, o);
+  divide_row<T>(context, any ? softmax.sum : T(1), rows.head.dv, o);
   if (group.lse.data == nullptr) return;
   auto lse = group.lse.from(i, 0);
   lse.data += h * group.lse_head;
-  store_logsumexp<T>(any, greatest * ScoreUnits<T>(rows.head.scale).greatest, sum, lse, 0);
+  store_logsumexp<T>(any, softmax.greatest * ScoreUnits<T>(rows.head).greatest, softmax.sum, lse,
+                     0);
 }
 
 template <class T, class U>
 std::int64_t score_flops(const DecodeRows<T, U>& rows, const DecodeBlock& block) {
   const Index lanes = Tile<T>::width * (rows.head.key_blocks != 0 ? KeyLines<T>::rest : 1);
-  return rows.task.rows * round_up(block.n, lanes) * (2 * rows.head.d + 5);
+  return rows.task.rows * round_up(block.n, lanes) *
+         (2 * rows.head.d + 5 + forward_extras(rows.head));
 }
 
 template <class T, class U>
@@ -24144,10 +24299,10 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const Index context_row = round_up(head.dv, Tile<T>::width);
-  const ScoreUnits<T> units(head.scale);
-  T greatest[most], sum[most], factors[most];
-  std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
-  std::fill_n(sum, task.rows, T(0));
+  const ScoreUnits<T> units(head);
+  RowSoftmax<T> softmax[most];
+  T factors[most];
+  for (Index r = 0; r < task.rows; ++r) softmax[r] = RowSoftmax<T>(rows.score_of(r));
   TileWork work;
   copy_queries(rows, buffers.q);
   set_zero<T>(buffers.context, task.rows * context_row);
@@ -24161,18 +24316,19 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
     for (Index r = 0; r < task.rows; ++r) {
       T* s = buffers.s + r * keys;
       if (rows.seen[r].size() == 0) continue;
-      const T m = greatest_score<T>(s, rows.seen[r], greatest[r]);
-      factors[r] = factor_of<T>(greatest[r], m, units.unit);
+      auto& [greatest, sum] = softmax[r];
+      const T m = greatest_score<T>(s, rows.seen[r], greatest);
+      factors[r] = factor_of<T>(greatest, m, units.unit);
       const T block_sum = weigh_scores<T>(s, rows.seen[r], m, units.unit);
-      sum[r] = simd::HEADWISE_ISA::multiply_add<T>(sum[r], factors[r], block_sum);
-      greatest[r] = m;
+      sum = simd::HEADWISE_ISA::multiply_add<T>(sum, factors[r], block_sum);
+      greatest = m;
     }
     const auto products = add_block(rows, block, buffers.s, keys, rows.keys_behind(block),
                                     buffers.v, {buffers.context, context_row, factors});
     work.executed_flops += 2 * products + score_flops(rows, block);
   }
   for (Index r = 0; r < task.rows; ++r) {
-    store_row(rows, r, buffers.context + r * context_row, greatest[r], sum[r]);
+    store_row(rows, r, buffers.context + r * context_row, softmax[r]);
   }
   return work;
 }
@@ -24184,7 +24340,7 @@ TileWork decode_score(const DecodeGroup<T>& group, const DecodeTask& task,
   DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
-  const ScoreUnits<T> units(head.scale);
+  const ScoreUnits<T> units(head);
   const Index row = parts.blocks * keys;
   TileWork work;
   copy_queries(rows, buffers.q);
@@ -24210,10 +24366,10 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
   DecodeRows<T, U> rows(group, task);
   const AttentionHead<T>& head = rows.head;
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
-  const ScoreUnits<T> units(head.scale);
+  const ScoreUnits<T> units(head);
   const Index row = parts.blocks * keys;
   T greatest[most];
-  std::fill_n(greatest, task.rows, std::numeric_limits<T>::lowest());
+  for (Index r = 0; r < task.rows; ++r) greatest[r] = RowSoftmax<T>(rows.score_of(r)).greatest;
   const auto raise_to = [&](Index number, Index r) {
     const T other = parts.greatest[number * parts.rows + r];
     return greatest[r] < other ? other : greatest[r];
@@ -24248,7 +24404,8 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
   const DecodeRows<T> rows(group, task);
   const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
   for (Index r = 0; r < task.rows; ++r) {
-    T greatest = std::numeric_limits<T>::lowest(), sum = T(0);
+    RowSoftmax<T> softmax(rows.score_of(r));
+    auto& [greatest, sum] = softmax;
     set_zero<T>(buffers.context, parts.context_row);
     const KeyRange seen = rows.head.visibility.range(rows.query(r));
     for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
@@ -24264,7 +24421,7 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
         S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
       }
     }
-    store_row(rows, r, buffers.context, greatest, sum);
+    store_row(rows, r, buffers.context, softmax);
   }
 }
 
@@ -27165,6 +27322,10 @@ struct ScoreOptions {
     return !softcap && alibi_slopes.absent() && relative_bias.absent() && function.absent() &&
            sinks.absent();
   }
+  /// Whether what is done to a score depends on where its pair stands.
+  bool by_position() const {
+    return !alibi_slopes.absent() || !relative_bias.absent() || !function.absent();
+  }
   /// Throws ArgumentError unless the softcap is in range.
   void require_softcap(std::string_view caller) const {
     const T least = (std::numeric_limits<T>::min)();  // 1 / softcap is a number, too
@@ -28005,15 +28166,15 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// Whether the kernels of decoding take a call of few queries: nothing about a pair has to be asked
-/// for by itself, keys are transposed or their rows dense, and rows of values are. Every other call
-/// goes the general way.
+/// Whether the kernels of decoding take a call of few queries: which pairs are seen need not be
+/// asked pair by pair, nothing is added to a pair by itself, keys are transposed or their rows
+/// dense, and rows of values are. Every other call goes the general way.
 template <class T, class Q, class U>
 bool decodes(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options) {
   return (in.k.stride(3) == 1 || !in.blocks.absent()) && in.v.stride(3) == 1 &&
          options.mask.pair_masks().empty() && options.mask.functions().empty() &&
          options.mask.biases().empty() && options.mask.first_keys() == 0 &&
-         !options.mask.documents().present() && !options.dropout.active() && options.score.plain();
+         !options.mask.documents().present() && !options.dropout.active();
 }
 
 /// What a forward call asks the memory resource for.
@@ -28054,6 +28215,27 @@ const kernels::DecodeKernels<T>& decode_kernels_here() {
   }
 }
 
+/// What is done to the scores of some heads of a batch element, where anything is.
+template <class T>
+class ScoresOfHeads {
+ public:
+  /// Of heads first ... last, at most as many as a task has rows.
+  ScoresOfHeads(const AttentionOptions<T>& options, const AttentionSizes& sizes, Index b,
+                Index first, Index last) {
+    if (options.score.plain()) return;
+    scores_.emplace();
+    for (Index h = first; h <= last; ++h) {
+      (*scores_)[static_cast<std::size_t>(h - first)] =
+          head_score(options.score, options.origin.of_head(b, h), options.gap, h, sizes.L, sizes.S);
+    }
+  }
+  /// From the first head on; null for nothing.
+  const HeadScore<T>* data() const { return scores_ ? scores_->data() : nullptr; }
+
+ private:
+  std::optional<std::array<HeadScore<T>, std::size_t{kernels::most_decode_rows}>> scores_;
+};
+
 /// The call of few queries: o and lse are as flash_attention_forward leaves them.
 template <class T, class U>
 class DecodeCall {
@@ -28074,17 +28256,17 @@ class DecodeCall {
   void compute() {
     if (scratch_.plan().key_parts == 1) {
       for_each_task(1, [&](const auto& group, const auto& task, Index, Index worker) {
-        count(run_.run(group, task, scratch_.of(worker)));
+        count(group, run_.run(group, task, scratch_.of(worker)));
       });
       return;
     }
     for_each_task(scratch_.plan().key_parts,
                   [&](const auto& group, const auto& task, Index n, Index worker) {
-                    count(run_.score(group, task, parts(n, task), scratch_.of(worker)));
+                    count(group, run_.score(group, task, parts(n, task), scratch_.of(worker)));
                   });
     for_each_task(scratch_.plan().key_parts,
                   [&](const auto& group, const auto& task, Index n, Index worker) {
-                    count(run_.weigh(group, task, parts(n, task), scratch_.of(worker)));
+                    count(group, run_.weigh(group, task, parts(n, task), scratch_.of(worker)));
                   });
     for_each_task(1, [&](const auto& group, const auto& task, Index n, Index worker) {
       run_.join(group, task, parts(n, task), scratch_.of(worker));
@@ -28100,17 +28282,20 @@ class DecodeCall {
       const Index b = n / scratch_.plan().row_parts / sizes_.G,
                   g = n / scratch_.plan().row_parts % sizes_.G;
       const Index rows = std::min<Index>(run_.rows, scratch_.plan().rows - first);
-      f(group(b, g), kernels::DecodeTask{first, rows, t % key_parts, key_parts}, n, worker);
+      const Index h = g * sizes_.group(), last = first + rows - 1;
+      const ScoresOfHeads<T> scores(options_, sizes_, b, h + first / sizes_.L, h + last / sizes_.L);
+      f(group(b, g, scores), kernels::DecodeTask{first, rows, t % key_parts, key_parts}, n, worker);
     };
     context_.executor.run(sizes_.B * sizes_.G * scratch_.plan().row_parts * key_parts, task);
   }
 
   /// The query heads of batch element b that share key head g.
-  kernels::DecodeGroup<T> group(Index b, Index g) const {
+  kernels::DecodeGroup<T> group(Index b, Index g, const ScoresOfHeads<T>& scores) const {
     const Index heads = sizes_.group(), h = g * heads;
     const bool absent = lse_.absent();
     return {.first = forward_head(sizes_, in_, options_, b, h),
             .heads = heads,
+            .scores = scores.data(),
             .q_head = in_.q.stride(1),
             .o = kernels::matrix(o_, b, h),
             .o_head = o_.stride(1),
@@ -28124,8 +28309,10 @@ class DecodeCall {
     return {memory, run_, task.rows, scratch_.plan().blocks, sizes_.dv};
   }
 
-  void count(const kernels::TileWork& work) const {
-    context_.count_flops(work.pairs * (2 * (sizes_.d + sizes_.dv) + 5), work.executed_flops);
+  void count(const kernels::DecodeGroup<T>& group, const kernels::TileWork& work) const {
+    const std::int64_t extra = kernels::forward_extras(group.first);
+    context_.count_flops(work.pairs * (2 * (sizes_.d + sizes_.dv) + 5 + extra),
+                         work.executed_flops);
   }
 
   ForwardWorkspace<T>& scratch_;
@@ -36381,7 +36568,7 @@ void turn_new_tokens(const RotaryOptions& options, const WritableHeads<T>& heads
 /// how much that is. A sequence without a query sees nothing: 0.
 template <class T>
 void attend_with_lengths(const In<T, 4>& q, const NewTokens<T>& tokens,
-                         const std::optional<T>& scale, const Out<T, 4>& o,
+                         const MultiHeadAttentionStepCall<T>& call, const Out<T, 4>& o,
                          const Context& context) {
   auto lengths = Tensor<Index, 1>::uninitialized({tokens.batch()}, context.memory);
   Index longest = 0;
@@ -36390,7 +36577,8 @@ void attend_with_lengths(const In<T, 4>& q, const NewTokens<T>& tokens,
     longest = std::max<Index>(longest, lengths(b));
   }
   const std::span<const Index> view(lengths.data(), static_cast<std::size_t>(lengths.size()));
-  const AttentionOptions<T> options{.mask = {Mask::key_lengths(view)}, .scale = scale};
+  const AttentionOptions<T> options{
+      .mask = {Mask::key_lengths(view)}, .scale = call.scale, .score = call.score};
   tokens.with_keys(0, tokens.batch(), longest, [&](const auto& k, const auto& v) {
     flash_attention_forward(q, k, v, options, o, {}, context);
   });
@@ -36415,8 +36603,8 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
   if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
     return attend(q, 0, tokens.batch(), o);
   }
-  if (q.extent(2) == 1 && tokens.one_each() && call.score.plain()) {
-    return attend_with_lengths<T>(q, tokens, call.scale, o, context);
+  if (q.extent(2) == 1 && tokens.one_each() && !call.score.by_position()) {
+    return attend_with_lengths<T>(q, tokens, call, o, context);
   }
   for (Index b = 0; b < tokens.batch(); ++b) {
     const Index n = tokens.count(b), rest = q.extent(2) - n;

@@ -155,4 +155,31 @@ TEST_CASE("one token of each sequence at a time has the bits of the whole, with 
   }
 }
 
+TEMPLATE_TEST_CASE(
+    "one token of each of sequences of different lengths has the bits of the whole, with scores",
+    "[nn]", float, double) {
+  using T = TestType;
+  const auto module = drawn_module<T>();
+  const Scores<T> scores;
+  const auto x = random_tensor<T>(Shape{batch, Index{150}, Index{12}}, 8);
+  const std::vector<Index> prompt = {140, 3, 57};
+  for (const ScoreOptions<T>& score : scores.all()) {
+    const auto whole = module.forward(x, {.mask = {causal}, .score = score});
+    auto cache = key_value_cache(module, batch, 150);
+    (void)multi_head_attention_step(module, slice(x, 1, 0, 140), {.counts = prompt, .score = score},
+                                    cache);
+    Tensor3<T> next({batch, 1, 12});
+    for (int n = 0; n < 5; ++n) {
+      for (Index b = 0; b < batch; ++b) {
+        copy(In<T, 2>(slice(select(x, b), 0, cache.length(b), 1)), Out<T, 2>(select(next, b)));
+      }
+      const auto y = multi_head_attention_step(module, next, {.score = score}, cache);
+      for (Index b = 0; b < batch; ++b) {
+        REQUIRE(bitwise_equal(In<T, 1>(select(select(y, b), 0)),
+                              In<T, 1>(select(select(whole, b), cache.length(b) - 1))));
+      }
+    }
+  }
+}
+
 }  // namespace nn_kv_cache_scores

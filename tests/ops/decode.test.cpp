@@ -1,9 +1,14 @@
 // Few queries over many keys have kernels of their own: their results have the bits that the same
-// queries have among many, which go the general way.
+// queries have among many, which go the general way, whatever is done to scores.
+#include <cmath>
+#include <limits>
+#include <optional>
+
 #include "headwise/ops/flash_attention.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "support/attention_case.hpp"
 #include "support/attention_outputs.hpp"
+#include "support/bent_score.hpp"
 #include "support/catch.hpp"
 #include "support/transposed_copy.hpp"
 
@@ -19,7 +24,8 @@ Index many_queries() {
   return kernels::kernels_here<T>().decode.queries + 24;
 }
 
-/// What a call of few queries sees: keys and values where a cache has them, masks at random.
+/// What a call of few queries sees: keys and values where a cache has them, masks and what is done
+/// to scores at random.
 template <class T>
 struct DecodeCase {
   Numbers numbers;
@@ -28,6 +34,9 @@ struct DecodeCase {
   Tensor<T, 1> k_cache, v_cache;  // more than is seen, NaN where it is not
   View4<T> k, v;                  // [B, G, S, d], [B, G, S, dv]
   std::vector<Index> lengths;     // [B]
+  Tensor<T, 1> slopes, sinks;     // [H]
+  Tensor<T, 2> table;             // [H or 1, 2 R + 1]
+  std::optional<BentFunction<T>> function;
   AttentionOptions<T> options;
   std::string what;
 
@@ -51,6 +60,7 @@ struct DecodeCase {
       add("lengths", Mask::key_lengths(lengths));
     }
     if (numbers.coin(0.3)) options.scale = static_cast<T>(numbers.number());
+    if (numbers.coin(0.6)) change_scores();
     what += " B " + std::to_string(B) + " G " + std::to_string(G) + " H " + std::to_string(H) +
             " L " + std::to_string(L) + " S " + std::to_string(S) + " d " + std::to_string(d) +
             " dv " + std::to_string(dv) + " seed " + std::to_string(seed);
@@ -71,6 +81,7 @@ struct DecodeCase {
   template <class Keys>
   std::pair<Tensor4<T>, Tensor4<T>> last_over(const Keys& keys, Index n, const Context& context) {
     std::pair y{Tensor4<T>(Shape{B, H, n, dv}), Tensor4<T>(Shape{B, H, n, Index{2}})};
+    options.origin.query = q.extent(2) - n;
     for (auto* x : {&y.first, &y.second}) std::fill(x->begin(), x->end(), T(777));
     flash_attention_forward<T>(slice(q, 2, q.extent(2) - n, n), keys, v, options, y.first, y.second,
                                context);
@@ -80,6 +91,31 @@ struct DecodeCase {
   void add(const char* name, Term term) {
     options.mask.add(term);
     what += std::string(name) + " ";
+  }
+  void change_scores() {
+    ScoreOptions<T>& score = options.score;
+    const T nothing = -std::numeric_limits<T>::infinity();
+    const auto chosen = [&](const char* name) {
+      const bool taken = numbers.coin(0.4);
+      if (taken) what += std::string(name) + " ";
+      return taken;
+    };
+    if (chosen("softcap")) score.softcap = static_cast<T>(0.5 + std::abs(numbers.number()));
+    if (chosen("alibi")) score.alibi_slopes = slopes = numbers.tensor<T>(Shape{H});
+    if (chosen("table")) {
+      table = numbers.tensor<T>(Shape{numbers.coin(0.5) ? H : 1, 2 * numbers.below(300) + 1});
+      if (numbers.coin(0.2)) std::fill(table.begin(), table.end(), nothing);
+      score.relative_bias = table;
+    }
+    if (chosen("sinks")) {
+      sinks = numbers.tensor<T>(Shape{H});
+      if (numbers.coin(0.3)) sinks(0) = numbers.coin(0.5) ? nothing : T(60);
+      score.sinks = sinks;
+    }
+    if (chosen("function")) {
+      function.emplace(BentScore{}, std::array{T(0.75), T(0.5)});
+      score.function = *function;
+    }
   }
   /// Numbers, seen as [B, G, S, N]: heads behind each other, as KeyValueCache has them, or beside
   /// each other in the rows of tokens.
@@ -101,7 +137,7 @@ struct DecodeCase {
 }  // namespace
 
 TEMPLATE_TEST_CASE("few queries have the bits that they have among many", "[ops]", float, double) {
-  for (std::uint64_t seed = 1; seed <= 150; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     DecodeCase<TestType> one(seed);
     CAPTURE(one.what);
     const Index many = one.q.extent(2);
@@ -166,7 +202,10 @@ TEMPLATE_TEST_CASE("FLOPs of few queries are counted exactly, for any number of 
     FlopTally serial;
     (void)one.last(one.L, {.flops = &serial});
     CAPTURE(one.what);
-    CHECK(serial.useful == pairs * (2 * (one.d + one.dv) + 5));
+    const ScoreOptions<TestType>& score = one.options.score;
+    const Index changes = (score.softcap ? 3 : 0) + (score.alibi_slopes.absent() ? 0 : 2) +
+                          (score.relative_bias.absent() ? 0 : 1);
+    CHECK(serial.useful == pairs * (2 * (one.d + one.dv) + 5 + changes));
     CHECK(serial.executed >= serial.useful);
     for (const Index threads : {2, 3}) {
       ThreadPool pool(threads);

@@ -14,12 +14,17 @@ template <class T>
 struct DecodeGroup {
   AttentionHead<T> first;  // the first of the heads; what it may see, all may
   Index heads;             // that share the keys
-  Index q_head;            // from head to head of q
-  Matrix<T> o;             // [L, dv] of the first head, overwritten
+  /// What is done to the scores of the task's heads, from its first one on; null for nothing.
+  const HeadScore<T>* scores;
+  Index q_head;  // from head to head of q
+  Matrix<T> o;   // [L, dv] of the first head, overwritten
   Index o_head;
   Matrix<T> lse;  // [L, 2] of the first head; null for none
   Index lse_head;
 };
+
+/// Most rows of a task.
+inline constexpr Index most_decode_rows = 32;
 
 /// Some rows of a group, and the blocks of keys that a task takes them through.
 struct DecodeTask {

@@ -88,7 +88,7 @@ void turn_new_tokens(const RotaryOptions& options, const WritableHeads<T>& heads
 /// how much that is. A sequence without a query sees nothing: 0.
 template <class T>
 void attend_with_lengths(const In<T, 4>& q, const NewTokens<T>& tokens,
-                         const std::optional<T>& scale, const Out<T, 4>& o,
+                         const MultiHeadAttentionStepCall<T>& call, const Out<T, 4>& o,
                          const Context& context) {
   auto lengths = Tensor<Index, 1>::uninitialized({tokens.batch()}, context.memory);
   Index longest = 0;
@@ -97,7 +97,8 @@ void attend_with_lengths(const In<T, 4>& q, const NewTokens<T>& tokens,
     longest = std::max<Index>(longest, lengths(b));
   }
   const std::span<const Index> view(lengths.data(), static_cast<std::size_t>(lengths.size()));
-  const AttentionOptions<T> options{.mask = {Mask::key_lengths(view)}, .scale = scale};
+  const AttentionOptions<T> options{
+      .mask = {Mask::key_lengths(view)}, .scale = call.scale, .score = call.score};
   tokens.with_keys(0, tokens.batch(), longest, [&](const auto& k, const auto& v) {
     flash_attention_forward(q, k, v, options, o, {}, context);
   });
@@ -122,8 +123,8 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
   if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
     return attend(q, 0, tokens.batch(), o);
   }
-  if (q.extent(2) == 1 && tokens.one_each() && call.score.plain()) {
-    return attend_with_lengths<T>(q, tokens, call.scale, o, context);
+  if (q.extent(2) == 1 && tokens.one_each() && !call.score.by_position()) {
+    return attend_with_lengths<T>(q, tokens, call, o, context);
   }
   for (Index b = 0; b < tokens.batch(); ++b) {
     const Index n = tokens.count(b), rest = q.extent(2) - n;

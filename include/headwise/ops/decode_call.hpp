@@ -4,20 +4,22 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <optional>
 
 #include "headwise/ops/forward_inputs.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// Whether the kernels of decoding take a call of few queries: nothing about a pair has to be asked
-/// for by itself, keys are transposed or their rows dense, and rows of values are. Every other call
-/// goes the general way.
+/// Whether the kernels of decoding take a call of few queries: which pairs are seen need not be
+/// asked pair by pair, nothing is added to a pair by itself, keys are transposed or their rows
+/// dense, and rows of values are. Every other call goes the general way.
 template <class T, class Q, class U>
 bool decodes(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options) {
   return (in.k.stride(3) == 1 || !in.blocks.absent()) && in.v.stride(3) == 1 &&
          options.mask.pair_masks().empty() && options.mask.functions().empty() &&
          options.mask.biases().empty() && options.mask.first_keys() == 0 &&
-         !options.mask.documents().present() && !options.dropout.active() && options.score.plain();
+         !options.mask.documents().present() && !options.dropout.active();
 }
 
 /// What a forward call asks the memory resource for.
@@ -58,6 +60,27 @@ const kernels::DecodeKernels<T>& decode_kernels_here() {
   }
 }
 
+/// What is done to the scores of some heads of a batch element, where anything is.
+template <class T>
+class ScoresOfHeads {
+ public:
+  /// Of heads first ... last, at most as many as a task has rows.
+  ScoresOfHeads(const AttentionOptions<T>& options, const AttentionSizes& sizes, Index b,
+                Index first, Index last) {
+    if (options.score.plain()) return;
+    scores_.emplace();
+    for (Index h = first; h <= last; ++h) {
+      (*scores_)[static_cast<std::size_t>(h - first)] =
+          head_score(options.score, options.origin.of_head(b, h), options.gap, h, sizes.L, sizes.S);
+    }
+  }
+  /// From the first head on; null for nothing.
+  const HeadScore<T>* data() const { return scores_ ? scores_->data() : nullptr; }
+
+ private:
+  std::optional<std::array<HeadScore<T>, std::size_t{kernels::most_decode_rows}>> scores_;
+};
+
 /// The call of few queries: o and lse are as flash_attention_forward leaves them.
 template <class T, class U>
 class DecodeCall {
@@ -78,17 +101,17 @@ class DecodeCall {
   void compute() {
     if (scratch_.plan().key_parts == 1) {
       for_each_task(1, [&](const auto& group, const auto& task, Index, Index worker) {
-        count(run_.run(group, task, scratch_.of(worker)));
+        count(group, run_.run(group, task, scratch_.of(worker)));
       });
       return;
     }
     for_each_task(scratch_.plan().key_parts,
                   [&](const auto& group, const auto& task, Index n, Index worker) {
-                    count(run_.score(group, task, parts(n, task), scratch_.of(worker)));
+                    count(group, run_.score(group, task, parts(n, task), scratch_.of(worker)));
                   });
     for_each_task(scratch_.plan().key_parts,
                   [&](const auto& group, const auto& task, Index n, Index worker) {
-                    count(run_.weigh(group, task, parts(n, task), scratch_.of(worker)));
+                    count(group, run_.weigh(group, task, parts(n, task), scratch_.of(worker)));
                   });
     for_each_task(1, [&](const auto& group, const auto& task, Index n, Index worker) {
       run_.join(group, task, parts(n, task), scratch_.of(worker));
@@ -104,17 +127,20 @@ class DecodeCall {
       const Index b = n / scratch_.plan().row_parts / sizes_.G,
                   g = n / scratch_.plan().row_parts % sizes_.G;
       const Index rows = std::min<Index>(run_.rows, scratch_.plan().rows - first);
-      f(group(b, g), kernels::DecodeTask{first, rows, t % key_parts, key_parts}, n, worker);
+      const Index h = g * sizes_.group(), last = first + rows - 1;
+      const ScoresOfHeads<T> scores(options_, sizes_, b, h + first / sizes_.L, h + last / sizes_.L);
+      f(group(b, g, scores), kernels::DecodeTask{first, rows, t % key_parts, key_parts}, n, worker);
     };
     context_.executor.run(sizes_.B * sizes_.G * scratch_.plan().row_parts * key_parts, task);
   }
 
   /// The query heads of batch element b that share key head g.
-  kernels::DecodeGroup<T> group(Index b, Index g) const {
+  kernels::DecodeGroup<T> group(Index b, Index g, const ScoresOfHeads<T>& scores) const {
     const Index heads = sizes_.group(), h = g * heads;
     const bool absent = lse_.absent();
     return {.first = forward_head(sizes_, in_, options_, b, h),
             .heads = heads,
+            .scores = scores.data(),
             .q_head = in_.q.stride(1),
             .o = kernels::matrix(o_, b, h),
             .o_head = o_.stride(1),
@@ -128,8 +154,10 @@ class DecodeCall {
     return {memory, run_, task.rows, scratch_.plan().blocks, sizes_.dv};
   }
 
-  void count(const kernels::TileWork& work) const {
-    context_.count_flops(work.pairs * (2 * (sizes_.d + sizes_.dv) + 5), work.executed_flops);
+  void count(const kernels::DecodeGroup<T>& group, const kernels::TileWork& work) const {
+    const std::int64_t extra = kernels::forward_extras(group.first);
+    context_.count_flops(work.pairs * (2 * (sizes_.d + sizes_.dv) + 5 + extra),
+                         work.executed_flops);
   }
 
   ForwardWorkspace<T>& scratch_;

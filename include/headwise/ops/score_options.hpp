@@ -31,6 +31,10 @@ struct ScoreOptions {
     return !softcap && alibi_slopes.absent() && relative_bias.absent() && function.absent() &&
            sinks.absent();
   }
+  /// Whether what is done to a score depends on where its pair stands.
+  bool by_position() const {
+    return !alibi_slopes.absent() || !relative_bias.absent() || !function.absent();
+  }
   /// Throws ArgumentError unless the softcap is in range.
   void require_softcap(std::string_view caller) const {
     const T least = (std::numeric_limits<T>::min)();  // 1 / softcap is a number, too
