@@ -584,8 +584,9 @@ struct AttentionShape {
   std::span<const Index> key_starts = {};  // of keys that are not the queries' input
   Index mask_biases = 0;                   // how many Mask::bias are added to the scores
   bool softcap = false, alibi = false, relative_bias = false;  // what is done to scores
-  bool sinks = false;           // of the module's own, which a call's are not counted as
-  bool score_function = false;  // a function of the user's own, which is not counted
+  bool own_sinks = false, own_slopes = false;  // of the module's own: they have gradients
+  Index own_distances = 0;                     // numbers of a head in a table of the module's own
+  bool score_function = false;                 // a function of the user's own, which is not counted
   bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;  // of the projections
   bool layer_norm = false, layer_norm_affine = false;  // before them; with gamma and beta
   bool qk_norm = false, qk_norm_affine = false;  // of queries and keys; with gamma_Q and gamma_K
@@ -621,6 +622,10 @@ struct AttentionShape {
   Index v_width() const { return G() * dv(); }
   /// H dv, the rows of W_O.
   Index context_width() const { return num_heads * dv(); }
+  /// Numbers that a head of the module has of its own and pairs flow into: slope and distances.
+  Index own_numbers_of_pairs() const { return (own_slopes ? 1 : 0) + own_distances; }
+  /// All that it has of its own that changes its scores.
+  Index own_scores() const { return (own_sinks ? 1 : 0) + own_numbers_of_pairs(); }
   /// B L.
   Index query_rows() const { return batch_size * seq_len; }
   /// B S.
@@ -696,6 +701,7 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
   require_size(function, "window", s.window, 0);
   require_size(function, "first_keys", s.first_keys, 0);
   require_size(function, "mask_biases", s.mask_biases, 0);
+  require_size(function, "own_distances", s.own_distances, 0);
   require_size(function, "rotary_width", s.rotary_width, 0);
   require(s.num_heads % s.G() == 0, function, "num_kv_heads is ", s.num_kv_heads,
           ", expected a divisor of num_heads ", s.num_heads);
@@ -705,7 +711,8 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
   require_key_lengths(function, s);
   const auto product = [](auto... sizes) { return (static_cast<double>(sizes) * ... * 1.0); };
   const double B = product(s.batch_size), H = product(s.num_heads), L = product(s.seq_len),
-               S = product(s.S()), heads = H * product(s.d() + s.dv() + s.mask_biases + 1);
+               S = product(s.S()),
+               heads = H * product(s.d() + s.dv() + s.mask_biases + s.own_distances + 1);
   const double cost = B * L * S * heads +
                       (B * L + B * S + 1) * product(s.d_model + s.k_in() + s.v_in() + 1) * heads;
   require(64 * times * cost < 0x1p63, function,
@@ -24722,18 +24729,22 @@ std::int64_t flash_forward_bytes(const kernels::Kernels<T>& run, Index workers,
   return workspace_bytes<T>(workers, memory.each_worker) + workspace_bytes<T>(1, memory.shared);
 }
 /// What flash_attention_backward asks for: scratch for each worker, a delta for each query, and a
-/// count for each block of queries (and a sum, for the module's sinks); packed, for every sequence
-/// one more.
+/// count for each block of queries (and a sum, for the module's sinks; one for each block of keys,
+/// for its slopes and distances); packed, for every sequence one more.
 template <class T>
 std::int64_t flash_backward_bytes(const kernels::Kernels<T>& run, Index workers,
                                   const AttentionShape& s) {
   const Index heads = s.batch_size * s.num_heads;
-  const Index size = run.backward_queries,
-              sequences = static_cast<Index>(s.query_starts.size()) - 1;
-  const Index blocks = s.packed() ? s.seq_len / size + sequences : (s.seq_len + size - 1) / size;
+  const auto count_blocks = [&](Index length, Index size) {
+    const Index sequences = static_cast<Index>(s.query_starts.size()) - 1;
+    return s.packed() ? length / size + sequences : (length + size - 1) / size;
+  };
+  const Index blocks = count_blocks(s.seq_len, run.backward_queries);
+  const Index sums = count_blocks(s.S(), run.backward_keys) * s.own_numbers_of_pairs();
   return workspace_bytes<T>(workers, run.flash_backward_scratch(s.d(), s.dv())) +
          workspace_bytes<T>(1, heads * s.seq_len) + workspace_bytes<Index>(1, heads * blocks) +
-         workspace_bytes<T>(1, s.sinks ? heads * blocks : 0);
+         workspace_bytes<T>(1, s.own_sinks ? heads * blocks : 0) +
+         workspace_bytes<T>(1, heads * sums);
 }
 
 /// What attention asks for by either path: nothing where there is nothing to compute.
@@ -24753,7 +24764,7 @@ std::int64_t attention_backward_bytes(const kernels::Kernels<T>& run, Index work
   if (flash) return flash_backward_bytes<T>(run, workers, s);
   return workspace_bytes<T>(
       workers, run.attention_backward_scratch(s.seq_len, s.S(), s.d(), s.dv(), s.weight_dropout,
-                                              s.softcap || s.score_function || s.sinks));
+                                              s.softcap || s.score_function || s.own_scores() > 0));
 }
 ///@}
 
@@ -24823,10 +24834,9 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
   stages.add("gradients of inputs", inputs, 0);
   if (s.output_dropout) stages.add("dropout", N * D, 0);
   stages.add("o projection", N * cw, product(N, cw, D));
-  stages.add(
-      "attention",
-      (s.self_attention() ? N * width : N * qw + M * (kw + vw)) + (s.sinks ? s.num_heads : 0),
-      detail::attention_backward_bytes<T>(run, workers, s, flash));
+  const std::int64_t projected = s.self_attention() ? N * width : N * qw + M * (kw + vw);
+  stages.add("attention", projected + s.num_heads * s.own_scores(),
+             detail::attention_backward_bytes<T>(run, workers, s, flash));
   if (s.rotary_width != 0) stages.add("rotary", 0, detail::turns_bytes<T>(s));
   if (s.qk_norm) stages.add("qk norm", s.qk_norm_affine ? 2 * s.d() : 0, 0);
   if (s.self_attention()) {
@@ -33154,7 +33164,10 @@ struct MultiHeadAttentionOptions {
   bool qk_norm = false;              // rms norm of each head's queries and keys, before rotary
   bool qk_norm_affine = true;        // gamma_Q and gamma_K [d], each for all heads
   double qk_norm_epsilon = 1e-6;     // > 0
-  bool sinks = false;                // a learned logit a head that takes weight and has no value
+  // What is done to scores and learned, for each head:
+  bool sinks = false;        // a logit that takes weight and has no value
+  bool alibi = false;        // a slope by distance, at the start that of ALiBi's paper
+  Index relative_reach = 0;  // R, a bias for each distance from -R to R; 0: none
   /// How queries and keys are turned by their positions, from 0 and the offset on; {}: they are
   /// not.
   std::optional<RotaryOptions> rotary = {};
@@ -33178,6 +33191,7 @@ struct MultiHeadAttentionOptions {
     require_width("d_value", d_value, 0);
     require_width("kdim", kdim, 0);
     require_width("vdim", vdim, 0);
+    require_width("relative_reach", relative_reach, 0);
     if (d_head == 0) {
       require(d_model % num_heads == 0, name, "num_heads is ", num_heads,
               ", expected a divisor of d_model ", d_model, " (or give d_head)");
@@ -33215,6 +33229,7 @@ struct MultiHeadAttentionOptions {
            num_kv_heads == other.num_kv_heads && d_head == other.d_head &&
            d_value == other.d_value && kdim == other.kdim && vdim == other.vdim &&
            layer_norm == other.layer_norm && qk_norm == other.qk_norm && sinks == other.sinks &&
+           alibi == other.alibi && relative_reach == other.relative_reach &&
            rotary.has_value() == other.rotary.has_value() &&
            (!rotary || rotary->turns_like(*other.rotary, d_head));
   }
@@ -33282,10 +33297,12 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.key_starts = call.key_starts;
   shape.mask_biases = static_cast<Index>(call.mask.biases().size());
   shape.softcap = call.score.softcap.has_value();
-  shape.alibi = !call.score.alibi_slopes.absent();
-  shape.relative_bias = !call.score.relative_bias.absent();
+  shape.alibi = o.alibi || !call.score.alibi_slopes.absent();
+  shape.relative_bias = o.relative_reach > 0 || !call.score.relative_bias.absent();
   shape.score_function = !call.score.function.absent();
-  shape.sinks = o.sinks;
+  shape.own_sinks = o.sinks;
+  shape.own_slopes = o.alibi;
+  shape.own_distances = o.relative_reach > 0 ? 2 * o.relative_reach + 1 : 0;
   shape.q_bias = o.q_bias;
   shape.k_bias = o.k_bias;
   shape.v_bias = o.v_bias;
@@ -33950,7 +33967,10 @@ struct MultiHeadAttentionParameters {
   Tensor<T, 1> beta;     // [D]
   Tensor<T, 1> gamma_q;  // [d]     of qk_norm, each for all heads
   Tensor<T, 1> gamma_k;  // [d]
-  Tensor<T, 1> sinks;    // [H]     logits without a key
+  // What is done to scores, as in ScoreOptions; each absent where it is not asked for:
+  Tensor<T, 1> sinks;                           // [H]
+  Tensor<T, 1> alibi_slopes;                    // [H]
+  Tensor<T, 2> relative_bias;                   // [H, 2 R + 1]
   Index q_width = 0, k_width = 0, v_width = 0;  // columns of W_Q, W_K, W_V
 
   MultiHeadAttentionParameters() = default;
@@ -33983,6 +34003,10 @@ struct MultiHeadAttentionParameters {
       gamma_k = vector(o.d_head);
     }
     if (o.sinks) sinks = vector(o.num_heads);
+    if (o.alibi) alibi_slopes = vector(o.num_heads);
+    if (o.relative_reach > 0) {
+      relative_bias = Tensor<T, 2>({o.num_heads, 2 * o.relative_reach + 1}, memory);
+    }
   }
 
   /// Whether W_Q, W_K and W_V are columns of w_qkv.
@@ -34004,8 +34028,8 @@ struct MultiHeadAttentionParameters {
   ///@}
 
   /// f(name, view) for each parameter that is there; names W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O,
-  /// gamma, beta, gamma_Q, gamma_K, sinks behind `prefix`. Views are writable where this is not
-  /// const.
+  /// gamma, beta, gamma_Q, gamma_K, sinks, alibi_slopes, relative_bias behind `prefix`. Views are
+  /// writable where this is not const.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") {
     walk(*this, f, prefix);
@@ -34023,6 +34047,7 @@ struct MultiHeadAttentionParameters {
     for (const auto& [name, vector] : vectors_of(self)) {
       if (!vector->absent()) f(prefix + name, as_view(*vector));
     }
+    if (!self.relative_bias.absent()) f(prefix + "relative_bias", as_view(self.relative_bias));
   }
   template <class Self>
   static auto matrices_of(Self& self) {
@@ -34037,7 +34062,7 @@ struct MultiHeadAttentionParameters {
                       Named{"b_V", &self.b_v},         Named{"b_O", &self.b_o},
                       Named{"gamma", &self.gamma},     Named{"beta", &self.beta},
                       Named{"gamma_Q", &self.gamma_q}, Named{"gamma_K", &self.gamma_k},
-                      Named{"sinks", &self.sinks}};
+                      Named{"sinks", &self.sinks},     Named{"alibi_slopes", &self.alibi_slopes}};
   }
 };
 
@@ -34064,6 +34089,8 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   In<T, 1> grad_gamma_Q() const { return this->gamma_q; }
   In<T, 1> grad_gamma_K() const { return this->gamma_k; }
   In<T, 1> grad_sinks() const { return this->sinks; }
+  In<T, 1> grad_alibi_slopes() const { return this->alibi_slopes; }
+  In<T, 2> grad_relative_bias() const { return this->relative_bias; }
   ///@}
 
   /// f("grad_W_Q", view) and so on.
@@ -34088,8 +34115,9 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
       require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
     };
-    require(this->sinks.absent() || score.d_sinks.absent(), function,
-            "gradients.score.d_sinks is given, expected none: gradients.sinks are the module's");
+    require_no_second(function, "d_sinks", this->sinks, score.d_sinks);
+    require_no_second(function, "d_alibi_slopes", this->alibi_slopes, score.d_alibi_slopes);
+    require_no_second(function, "d_relative_bias", this->relative_bias, score.d_relative_bias);
     for_each_storage(*this, expected, check);
     // Of modules whose projections differ, what is fused may be alike.
     check("gradients.W_Q", this->W_Q(), expected.W_Q());
@@ -34106,6 +34134,13 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   }
 
  private:
+  /// What is learned by the module is not learned by a call, too.
+  template <class Own, class Given>
+  static void require_no_second(std::string_view function, const char* name, const Own& own,
+                                const Given& given) {
+    require(own.absent() || given.absent(), function, "gradients.score.", name,
+            " is given, expected none: the module has a gradient of its own");
+  }
   template <class Self, class Other, class F>
   static void for_each_storage(Self& self, const Other& other, F&& f) {
     f("gradients.w_qkv", self.w_qkv, other.w_qkv);
@@ -34122,6 +34157,8 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     f("gradients.gamma_q", self.gamma_q, other.gamma_q);
     f("gradients.gamma_k", self.gamma_k, other.gamma_k);
     f("gradients.sinks", self.sinks, other.sinks);
+    f("gradients.alibi_slopes", self.alibi_slopes, other.alibi_slopes);
+    f("gradients.relative_bias", self.relative_bias, other.relative_bias);
   }
 };
 
@@ -34511,8 +34548,13 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 template <class T>
 void require_own_scores(std::string_view function, const MultiHeadAttentionOptions& o,
                         const ScoreOptions<T>& given) {
-  require(!o.sinks || given.sinks.absent(), function,
-          "score.sinks is given, expected none: the module has sinks of its own");
+  const auto require_one = [&](const char* name, bool own, bool call_has) {
+    require(!own || !call_has, function, "score.", name,
+            " is given, expected none: the module has its own");
+  };
+  require_one("sinks", o.sinks, !given.sinks.absent());
+  require_one("alibi_slopes", o.alibi, !given.alibi_slopes.absent());
+  require_one("relative_bias", o.relative_reach > 0, !given.relative_bias.absent());
 }
 
 /// What a call gives, and what the module has learned.
@@ -34521,6 +34563,8 @@ ScoreOptions<T> score_options(const ScoreOptions<T>& given,
                               const MultiHeadAttentionParameters<T, W>& p) {
   ScoreOptions<T> all = given;
   if (!p.sinks.absent()) all.sinks = p.sinks;
+  if (!p.alibi_slopes.absent()) all.alibi_slopes = p.alibi_slopes;
+  if (!p.relative_bias.absent()) all.relative_bias = p.relative_bias;
   return all;
 }
 /// The part of a call that concerns attention, with what the module has learned.
@@ -34536,6 +34580,8 @@ template <class T>
 ScoreGradients<T> score_gradients(MultiHeadAttentionGradients<T>& gradients) {
   ScoreGradients<T> all = gradients.score;
   if (!gradients.sinks.absent()) all.d_sinks = gradients.sinks;
+  if (!gradients.alibi_slopes.absent()) all.d_alibi_slopes = gradients.alibi_slopes;
+  if (!gradients.relative_bias.absent()) all.d_relative_bias = gradients.relative_bias;
   return all;
 }
 
@@ -35175,6 +35221,31 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
+// headwise/score/alibi.hpp
+// The slopes of ALiBi as its paper gives them.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// ALiBi's slopes [heads], for ScoreOptions::alibi_slopes: 2^(-8 n / H), n = 1 ... H, where the
+/// number of heads H is a power of 2; else those of the next lower power, and behind them every
+/// other one of the next higher. Throws ArgumentError for less than one head, std::bad_alloc.
+/// Source: Press, Smith and Lewis, "Train Short, Test Long", 2022, arXiv 2108.12409, section 3.
+template <Scalar T>
+Tensor<T, 1> alibi_slopes(Index heads) {
+  require(heads >= 1, "alibi_slopes", "heads is ", heads, ", expected >= 1");
+  Index power = 1;
+  while (2 * power <= heads) power *= 2;
+  Tensor<T, 1> slopes({heads});
+  const auto slope = [](Index n, Index of) {
+    return T(std::exp2(-8.0 * static_cast<double>(n) / static_cast<double>(of)));
+  };
+  for (Index n = 0; n < power; ++n) slopes(n) = slope(n + 1, power);
+  for (Index n = power; n < heads; ++n) slopes(n) = slope(2 * (n - power) + 1, 2 * power);
+  return slopes;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/nn/multi_head_attention.hpp
 // Multi-head attention as a module: projections, heads, attention on either path, output.
 // The step numbers are those of docs/derivations/attention_backward.md.
@@ -35189,7 +35260,10 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// executor of the caller's that throws while it runs leaves gradients that are added to in part.
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.2.2; grouped: Ainslie et al., 2023,
 /// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745; norms of queries and keys:
-/// Dehghani et al., 2023, arXiv 2302.05442; rotary positions: Su et al., 2021, arXiv 2104.09864.
+/// Dehghani et al., 2023, arXiv 2302.05442; rotary positions: Su et al., 2021, arXiv 2104.09864;
+/// slopes by distance: Press et al., 2022, arXiv 2108.12409; biases of distances: Shaw et al.,
+/// 2018, arXiv 1803.02155; sinks: OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025, arXiv
+/// 2508.10925.
 ///
 /// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
 template <Scalar T, KeptAs<T> W = T>
@@ -35204,7 +35278,8 @@ class MultiHeadAttention {
   /// What backward adds to.
   using Gradients = MultiHeadAttentionGradients<T>;
 
-  /// Weights by options.init and options.seed, biases 0, every gamma 1, beta 0.
+  /// Weights by options.init and options.seed, biases, sinks and beta 0, every gamma 1, slopes
+  /// those of alibi_slopes.
   /// Throws ArgumentError or ShapeError for options that make no module.
   explicit MultiHeadAttention(const MultiHeadAttentionOptions& options)
       : options_(options.resolved()), parameters_(options_) {
@@ -35215,6 +35290,7 @@ class MultiHeadAttention {
     for (Tensor<T, 1>* gamma : {&parameters_.gamma, &parameters_.gamma_q, &parameters_.gamma_k}) {
       fill(Out<T, 1>(*gamma), T(1));
     }
+    if (options_.alibi) parameters_.alibi_slopes = headwise::alibi_slopes<T>(options_.num_heads);
   }
   /// Of parameters that are taken as they are.
   MultiHeadAttention(MultiHeadAttentionOptions options,
@@ -35485,6 +35561,8 @@ MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first
   copy(In<T, 1>(from.gamma_q), to.gamma_q);
   copy(In<T, 1>(from.gamma_k), to.gamma_k);
   if (o.sinks) copy(slice(from.sinks, 0, first, count), to.sinks);
+  if (o.alibi) copy(slice(from.alibi_slopes, 0, first, count), to.alibi_slopes);
+  if (o.relative_reach > 0) copy(slice(from.relative_bias, 0, first, count), to.relative_bias);
   return shard;
 }
 
@@ -37095,7 +37173,9 @@ struct TransformerBlockOptions {
   bool norm_bias = true;                     // beta; rms_norm has none
   double norm_epsilon = 1e-5;                // > 0; of qk_norm too
   bool qk_norm = false;                      // rms norm of each head's queries and keys
-  bool sinks = false;                        // a learned logit a head without a key
+  bool sinks = false;                        // a learned logit a head, without a key
+  bool alibi = false;                        // a learned slope a head, by distance
+  Index relative_reach = 0;                  // R, learned biases of distances; 0: none
   std::optional<RotaryOptions> rotary = {};  // positions of queries and keys; {}: none
   Init init = Init::xavier_normal;           // the scale of the weights at the start
   std::uint64_t seed = 0;                    // of the weights at the start
@@ -37148,6 +37228,8 @@ struct TransformerBlockOptions {
     o.qk_norm = qk_norm;
     o.qk_norm_epsilon = norm_epsilon;
     o.sinks = sinks;
+    o.alibi = alibi;
+    o.relative_reach = relative_reach;
     o.rotary = rotary;
     o.init = init;
     o.seed = seed;
@@ -37815,7 +37897,7 @@ namespace headwise::inline v0_1 {
 struct TransformerDecoderOptions {
   Index vocabulary = 0;               // V, tokens that there are
   Index max_length = 0;               // most tokens of a sequence
-  bool position_vectors = true;       // one for each position; false: block.rotary tells them
+  bool position_vectors = true;       // one for each position; false: the blocks tell them
   Index num_blocks = 1;               // one after the other
   TransformerBlockOptions block;      // each of them; its seed is the decoder's
   double embedding_deviation = 0.02;  // of the vectors of tokens and positions at the start
@@ -56056,31 +56138,6 @@ inline std::string format_config() {
 
 /// Prints format_config() to stdout.
 inline void print_config() { std::fputs(format_config().c_str(), stdout); }
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/score/alibi.hpp
-// The slopes of ALiBi as its paper gives them.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// ALiBi's slopes [heads], for ScoreOptions::alibi_slopes: 2^(-8 n / H), n = 1 ... H, where the
-/// number of heads H is a power of 2; else those of the next lower power, and behind them every
-/// other one of the next higher. Throws ArgumentError for less than one head, std::bad_alloc.
-/// Source: Press, Smith and Lewis, "Train Short, Test Long", 2022, arXiv 2108.12409, section 3.
-template <Scalar T>
-Tensor<T, 1> alibi_slopes(Index heads) {
-  require(heads >= 1, "alibi_slopes", "heads is ", heads, ", expected >= 1");
-  Index power = 1;
-  while (2 * power <= heads) power *= 2;
-  Tensor<T, 1> slopes({heads});
-  const auto slope = [](Index n, Index of) {
-    return T(std::exp2(-8.0 * static_cast<double>(n) / static_cast<double>(of)));
-  };
-  for (Index n = 0; n < power; ++n) slopes(n) = slope(n + 1, power);
-  for (Index n = power; n < heads; ++n) slopes(n) = slope(2 * (n - power) + 1, 2 * power);
-  return slopes;
-}
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 

@@ -133,7 +133,9 @@ TEST_CASE("bytes asked of the memory resource equal the formula to the byte", "[
   check_bytes<double>({.d_model = 8, .num_heads = 2}, {.score = {.softcap = 2.0}}, 2, 21,
                       std::nullopt, 1);
   check_bytes<double>({.d_model = 8, .num_heads = 2, .sinks = true}, {}, 3, 21, std::nullopt, 2);
-  check_bytes<float>({.d_model = 30, .num_heads = 3, .kdim = 5, .sinks = true}, {}, 2, 700, 9, 1);
+  check_bytes<float>({.d_model = 30, .num_heads = 3, .kdim = 5, .sinks = true, .relative_reach = 4},
+                     {}, 2, 700, 9, 1);
+  check_bytes<float>({.d_model = 30, .num_heads = 3, .alibi = true}, {}, 2, 9, 700, 1);
   // Few queries, whose keys threads share.
   check_bytes<float>({.d_model = 64, .num_heads = 2, .num_kv_heads = 1}, {.mask = {causal}}, 1, 1,
                      2100, 3);

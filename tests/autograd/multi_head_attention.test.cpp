@@ -73,12 +73,14 @@ class Comparison {
     }
     if (o.rotary) q = rotary(q, *o.rotary), k = rotary(k, *o.rotary);
     const auto v = split_heads(slice(qkv, 2, qw + kw, vw), o.num_kv_heads);
-    const LearnedScores<T> learned{.sinks = with(p.sinks, d.sinks)};
+    const LearnedScores<T> learned{.alibi_slopes = with(p.alibi_slopes, d.alibi_slopes),
+                                   .relative_bias = with(p.relative_bias, d.relative_bias),
+                                   .sinks = with(p.sinks, d.sinks)};
     const auto heads = attention(save(q), save(k), save(v), call_.attention(), learned, call_.path);
     const auto y = dropout(linear(merge_heads(heads), with(p.w_o, d.w_o), with(p.b_o, d.b_o)),
                            call_.output_dropout);
     const Index calls = p.b_q.absent() ? 4 : 5;  // and no views
-    const Index leaves = (p.b_q.absent() ? 5 : 9) + (p.sinks.absent() ? 0 : 1);
+    const Index leaves = (p.b_q.absent() ? 5 : 9) + (p.sinks.absent() ? 0 : 3);
     const Index placed = (o.qk_norm ? 2 : 0) + (p.gamma_q.absent() ? 0 : 2) + (o.rotary ? 2 : 0);
     if (context.saved.exact()) {
       CHECK(tape.size() == calls + leaves + placed + (call_.output_dropout.active() ? 1 : 0));
@@ -145,7 +147,8 @@ TEST_CASE("multi-head attention composed on the tape has the bits of the module"
 }
 
 TEST_CASE(
-    "norms and rotary positions of heads, and their sinks, composed on the tape have the bits of "
+    "norms and rotary positions of heads, and scores of their own, composed on the tape have the "
+    "bits of "
     "the module",
     "[autograd]") {
   for (const Path path : {Path::flash, Path::materialized}) {
@@ -159,7 +162,9 @@ TEST_CASE(
                                           .layer_norm = true,
                                           .qk_norm = true,
                                           .qk_norm_affine = affine,
-                                          .sinks = affine};
+                                          .sinks = affine,
+                                          .alibi = affine,
+                                          .relative_reach = affine ? 3 : 0};
         if (turned) options.rotary = RotaryOptions{.width = 4, .offset = 7};
         ThreadPool pool(3);
         Comparison<float>(options, {.mask = {causal}, .path = path}).check();

@@ -51,6 +51,7 @@ const Spoilt rules[] = {
     {"d_value is -1, expected 0 to 2^30", [](auto& s) { s.d_value = -1; }},
     {"kdim is -1, expected 0 to 2^30", [](auto& s) { s.kdim = -1; }},
     {"vdim is -1, expected 0 to 2^30", [](auto& s) { s.vdim = -1; }},
+    {"own_distances is -1, expected 0 to 2^30", [](auto& s) { s.own_distances = -1; }},
     {"window is -1, expected 0 to 2^30", [](auto& s) { s.window = -1; }},
     {"first_keys is -1, expected 0 to 2^30", [](auto& s) { s.first_keys = -1; }},
     {"mask_biases is -1, expected 0 to 2^30", [](auto& s) { s.mask_biases = -1; }},

@@ -47,8 +47,34 @@ std::vector<Refusal> of_scores(const std::string& function) {
   };
 }
 
+/// What the module has of its own, and is given: `own` makes it a module of that.
+template <class C>
+std::vector<Refusal> given_twice(const std::string& function, void (*own)(C&)) {
+  const auto twice = [&](const std::string& name, void (*give)(C&)) {
+    return argument_error(
+        function + "score." + name + " is given, expected none: the module has its own",
+        [=](Witness& m) {
+          C c{m};
+          own(c);
+          give(c);
+          c.call();
+        });
+  };
+  return {twice("sinks", [](C& c) { c.options.score.sinks = c.m.tensor(2); }),
+          twice("alibi_slopes", [](C& c) { c.options.score.alibi_slopes = c.m.tensor(2); }),
+          twice("relative_bias", [](C& c) { c.options.score.relative_bias = c.m.tensor(1, 3); })};
+}
+
 const Refusals steps(all_of({
     of_scores<Step>("multi_head_attention_step: "),
+    given_twice<Step>("multi_head_attention_step: ",
+                      [](Step& c) {
+                        c.attention = MultiHeadAttention<double>({.d_model = 6,
+                                                                  .num_heads = 2,
+                                                                  .sinks = true,
+                                                                  .alibi = true,
+                                                                  .relative_reach = 2});
+                      }),
     {
         argument<Step>("multi_head_attention_step: kdim or vdim differ from d_model, expected a "
                        "module of self-attention",
@@ -95,13 +121,6 @@ const Refusals steps(all_of({
                          c.x = m.tensor(2, 9999, 6);
                          c.call();
                        }),
-        argument<Step>("multi_head_attention_step: score.sinks is given, expected none: the module "
-                       "has sinks of its own",
-                       [](auto& c) {
-                         c.attention = MultiHeadAttention<double>(
-                             {.d_model = 6, .num_heads = 2, .sinks = true});
-                         c.options.score.sinks = c.m.tensor(2);
-                       }),
         argument_error("KeyValueCache: capacity is -1, expected >= 0",
                        [](Witness& m) { (void)key_value_cache(Step{m}.attention, 1, -1); }),
     },
@@ -126,6 +145,15 @@ struct BlockStep {
 
 const Refusals block_steps(all_of(
     {of_scores<BlockStep>("transformer_block_step: "),
+     given_twice<BlockStep>("transformer_block_step: ",
+                            [](BlockStep& c) {
+                              c.block = TransformerBlock<double>({.d_model = 4,
+                                                                  .num_heads = 2,
+                                                                  .d_hidden = 5,
+                                                                  .sinks = true,
+                                                                  .alibi = true,
+                                                                  .relative_reach = 2});
+                            }),
      {
          shape<BlockStep>("transformer_block_step: W_O is [0, 0], expected [4, 4] (the options: a "
                           "module that was moved from has none)",
@@ -165,13 +193,6 @@ const Refusals block_steps(all_of(
              "transformer_block_step: 4 tokens behind 0 are more than the capacity 3 of "
              "the cache: roll it back, clear it or make a larger one",
              [](auto& c) { c.x = c.m.tensor(2, 4, 4); }),
-         argument<BlockStep>("transformer_block_step: score.sinks is given, expected none: the "
-                             "module has sinks of its own",
-                             [](auto& c) {
-                               c.block = TransformerBlock<double>(
-                                   {.d_model = 4, .num_heads = 2, .d_hidden = 5, .sinks = true});
-                               c.options.score.sinks = c.m.tensor(2);
-                             }),
      }}));
 
 }  // namespace

@@ -41,8 +41,9 @@ std::vector<Exception> exceptions() {
        {"attention_backward", "flash_attention_backward", "packed_attention_backward"}) {
     all.push_back({function + ": d_scale holds one element*", "it is of one element"});
   }
-  for (const std::string field : {"key_len", "num_kv_heads", "d_head", "d_value", "kdim", "vdim",
-                                  "window", "first_keys", "mask_biases", "rotary_width"}) {
+  for (const std::string field :
+       {"key_len", "num_kv_heads", "d_head", "d_value", "kdim", "vdim", "window", "first_keys",
+        "mask_biases", "own_distances", "rotary_width"}) {
     all.push_back({"count_memory_bytes: " + field + " is *", "it takes none of these"});
   }
   for (const std::string function : {"visible_pairs", "count_flops", "count_backward_flops",

@@ -147,29 +147,46 @@ const Refusals bad_gradients(of_backward({
      [](Attention& a) { a.gradients.beta = Tensor1<double>(8); }},
     {true, shape_of, "gradients.sinks is [4], expected [0] (zero_gradients())",
      [](Attention& a) { a.gradients.sinks = Tensor1<double>(4); }},
+    {true, shape_of, "gradients.alibi_slopes is [4], expected [0] (zero_gradients())",
+     [](Attention& a) { a.gradients.alibi_slopes = Tensor1<double>(4); }},
+    {true, shape_of, "gradients.relative_bias is [4, 5], expected [0, 0] (zero_gradients())",
+     [](Attention& a) {
+       a.gradients.relative_bias = Tensor2<double>({4, 5});
+     }},
 }));
 
-/// Gradients of a module with sinks of its own that name a place for those of a call.
-Refusal given_twice(const std::string& function, bool self, void (*call)(Attention&)) {
-  return argument_error(function +
-                            ": gradients.score.d_sinks is given, expected none: gradients.sinks "
-                            "are the module's",
-                        [=](Witness& memory) {
-                          Attention a{memory, self};
-                          a.module = Module({.d_model = 8, .num_heads = 4, .sinks = true});
-                          a.gradients = a.module.zero_gradients();
-                          a.fill_cache();
-                          a.gradients.score.d_sinks = memory.tensor(4);
-                          call(a);
-                        });
+/// Gradients of a module with scores of its own that name a place for those of a call, too.
+Refusal given_twice(const std::string& function, const std::string& name,
+                    void (*call)(Attention&)) {
+  return argument_error(
+      function + ": gradients.score." + name +
+          " is given, expected none: the module has a gradient of its own",
+      [=](Witness& memory) {
+        Attention a{memory, function != "MultiHeadAttention::backward_cross"};
+        a.module = Module(
+            {.d_model = 8, .num_heads = 4, .sinks = true, .alibi = true, .relative_reach = 2});
+        a.gradients = a.module.zero_gradients();
+        a.fill_cache();
+        ScoreGradients<double>& score = a.gradients.score;
+        if (name == "d_sinks") score.d_sinks = memory.tensor(4);
+        if (name == "d_alibi_slopes") score.d_alibi_slopes = memory.tensor(4);
+        if (name == "d_relative_bias") score.d_relative_bias = memory.tensor(4, 5);
+        call(a);
+      });
 }
-const Refusals bad_score_gradients({
-    given_twice("MultiHeadAttention::backward", true, [](Attention& a) { a.backward(); }),
-    given_twice("MultiHeadAttention::backward_cross", false,
-                [](Attention& a) { a.backward_cross(); }),
-    given_twice("MultiHeadAttentionGradients::add", true,
-                [](Attention& a) { a.gradients.add(a.module.zero_gradients()); }),
-});
+std::vector<Refusal> all_given_twice() {
+  std::vector<Refusal> table;
+  for (const char* name : {"d_sinks", "d_alibi_slopes", "d_relative_bias"}) {
+    table.push_back(
+        given_twice("MultiHeadAttention::backward", name, [](Attention& a) { a.backward(); }));
+    table.push_back(given_twice("MultiHeadAttention::backward_cross", name,
+                                [](Attention& a) { a.backward_cross(); }));
+    table.push_back(given_twice("MultiHeadAttentionGradients::add", name,
+                                [](Attention& a) { a.gradients.add(a.module.zero_gradients()); }));
+  }
+  return table;
+}
+const Refusals bad_score_gradients(all_given_twice());
 
 }  // namespace
 

@@ -29,6 +29,7 @@ const Refusals no_modules({
     options("d_value is -1, expected 0 to 2^30", {.d_model = 4, .d_value = -1}),
     options("kdim is -1, expected 0 to 2^30", {.d_model = 4, .kdim = -1}),
     options("vdim is -1, expected 0 to 2^30", {.d_model = 4, .vdim = -1}),
+    options("relative_reach is -1, expected 0 to 2^30", {.d_model = 4, .relative_reach = -1}),
     options("num_heads is 3, expected a divisor of d_model 8 (or give d_head)",
             {.d_model = 8, .num_heads = 3}),
     options("num_kv_heads is 3, expected a divisor of num_heads 4",
@@ -172,10 +173,20 @@ const Refusals bad_options(of_forward({
      [](Attention& a) { a.call.score.alibi_slopes = a.m.tensor(3); }},
     {true, shape_of, "sinks is [5], expected [4] (the number of heads)",
      [](Attention& a) { a.call.score.sinks = a.m.tensor(5); }},
-    {true, argument_of, "score.sinks is given, expected none: the module has sinks of its own",
+    {true, argument_of, "score.sinks is given, expected none: the module has its own",
      [](Attention& a) {
        a.module = Module(Options{.d_model = 8, .num_heads = 4, .sinks = true});
        a.call.score.sinks = a.m.tensor(4);
+     }},
+    {true, argument_of, "score.alibi_slopes is given, expected none: the module has its own",
+     [](Attention& a) {
+       a.module = Module(Options{.d_model = 8, .num_heads = 4, .alibi = true});
+       a.call.score.alibi_slopes = a.m.tensor(4);
+     }},
+    {true, argument_of, "score.relative_bias is given, expected none: the module has its own",
+     [](Attention& a) {
+       a.module = Module(Options{.d_model = 8, .num_heads = 4, .relative_reach = 2});
+       a.call.score.relative_bias = a.m.tensor(1, 3);
      }},
     {true, shape_of,
      "relative_bias is [2, 5], expected [4 or 1, 2 R + 1] (a number for each distance from -R to "

@@ -75,6 +75,9 @@ std::vector<Refusal> options_table() {
        [](Options& o) { o.layer_norm = true; }},
       {": qk_norm is set, which PyTorch's module has not", [](Options& o) { o.qk_norm = true; }},
       {": sinks is set, which PyTorch's module has not", [](Options& o) { o.sinks = true; }},
+      {": alibi is set, which PyTorch's module has not", [](Options& o) { o.alibi = true; }},
+      {": relative_reach is set, which PyTorch's module has not",
+       [](Options& o) { o.relative_reach = 2; }},
       {": rotary is set, which PyTorch's module has not",
        [](Options& o) { o.rotary = RotaryOptions{}; }}};
   std::vector<Refusal> table;

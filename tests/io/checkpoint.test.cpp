@@ -12,8 +12,12 @@ namespace {
 
 /// A module with slices among its parameters, and what trains it.
 struct Training {
-  MultiHeadAttention<float> module{
-      {.d_model = 8, .num_heads = 2, .q_bias = true, .sinks = true, .seed = 3}};
+  MultiHeadAttention<float> module{{.d_model = 8,
+                                    .num_heads = 2,
+                                    .q_bias = true,
+                                    .sinks = true,
+                                    .relative_reach = 2,
+                                    .seed = 3}};
   MultiHeadAttentionGradients<float> gradients = module.zero_gradients();
   ParameterList<float> list;
   AdamW<float> optimizer;

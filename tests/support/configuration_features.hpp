@@ -36,6 +36,7 @@ inline std::vector<std::string> features(const RandomConfiguration& c) {
     note(o.qk_norm && o.qk_norm_affine, "qk_norm"), note(o.rotary.has_value(), "rotary");
     note(o.qk_norm && !o.qk_norm_affine, "qk_norm without gamma");
     note(o.qk_norm && o.rotary, "qk_norm and rotary"), note(o.sinks, "sinks of the module");
+    note(o.alibi, "alibi of the module"), note(o.relative_reach > 0, "distances of the module");
   }
   if (o.rotary) {
     const bool part = o.rotary->width_of(o.d_head) < o.d_head;

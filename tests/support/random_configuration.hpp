@@ -195,10 +195,15 @@ inline void draw_scores(RandomConfiguration& c) {
   s.convert_all();
 }
 
-/// Sinks that are the module's own, likewise.
-inline void draw_own_sinks(RandomConfiguration& c) {
+/// What changes scores and is the module's own, likewise.
+inline void draw_own_scores(RandomConfiguration& c) {
   Draw draw(c.seed + 7000000);
-  c.options.sinks = !c.bare && c.score.tensors.sinks.absent() && draw.coin(0.3);
+  const auto& given = c.score.tensors;
+  c.options.sinks = !c.bare && given.sinks.absent() && draw.coin(0.3);
+  c.options.alibi = !c.bare && given.slopes.absent() && draw.coin(0.2);
+  if (!c.bare && given.table.absent() && draw.coin(0.2)) {
+    c.options.relative_reach = draw.between(1, 6);
+  }
 }
 
 /// The configuration of this number.
@@ -220,7 +225,7 @@ inline RandomConfiguration random_configuration(std::uint64_t seed) {
   c.dead_rows = count_dead_rows(c, -1e9);
   draw_positions(c);
   draw_scores(c);
-  draw_own_sinks(c);
+  draw_own_scores(c);
   for (auto& bias : c.mask.biases) {
     const In<double, 4> values = bias.values;
     bias.others = {convert<long double>(values), convert<Dual<double>>(values),

@@ -40,7 +40,8 @@ std::string state_of(const In<T, R>& x) {
 inline std::string state_of(const MultiHeadAttentionParameters<double>& p) {
   return state_of(p.w_qkv) + state_of(p.w_q) + state_of(p.w_k) + state_of(p.w_v) + state_of(p.w_o) +
          state_of(p.b_q) + state_of(p.b_k) + state_of(p.b_v) + state_of(p.b_o) + state_of(p.gamma) +
-         state_of(p.beta) + state_of(p.gamma_q) + state_of(p.gamma_k) + state_of(p.sinks);
+         state_of(p.beta) + state_of(p.gamma_q) + state_of(p.gamma_k) + state_of(p.sinks) +
+         state_of(p.alibi_slopes) + state_of(p.relative_bias);
 }
 inline std::string state_of(const MultiHeadAttention<double>& module) {
   return state_of(module.parameters());

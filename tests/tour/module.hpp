@@ -139,6 +139,8 @@ void visit_cross_attention(const std::string& type, Path path, const Context& co
                                     .vdim = 6,
                                     .qk_norm = true,
                                     .sinks = true,
+                                    .alibi = true,
+                                    .relative_reach = 2,
                                     .rotary = RotaryOptions{.width = 4},
                                     .init = Init::he_normal,
                                     .seed = 2});

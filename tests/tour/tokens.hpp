@@ -86,6 +86,8 @@ void visit_decoding(const std::string& type, const Context& context, std::vector
                                          .layer_norm = true,
                                          .qk_norm = true,
                                          .sinks = true,
+                                         .alibi = true,
+                                         .relative_reach = 2,
                                          .rotary = RotaryOptions{.theta = 100},
                                          .seed = 6});
   const auto x = noise<T>(Shape{2, 9, 24}, 34);

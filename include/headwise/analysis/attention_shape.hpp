@@ -35,8 +35,9 @@ struct AttentionShape {
   std::span<const Index> key_starts = {};  // of keys that are not the queries' input
   Index mask_biases = 0;                   // how many Mask::bias are added to the scores
   bool softcap = false, alibi = false, relative_bias = false;  // what is done to scores
-  bool sinks = false;           // of the module's own, which a call's are not counted as
-  bool score_function = false;  // a function of the user's own, which is not counted
+  bool own_sinks = false, own_slopes = false;  // of the module's own: they have gradients
+  Index own_distances = 0;                     // numbers of a head in a table of the module's own
+  bool score_function = false;                 // a function of the user's own, which is not counted
   bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;  // of the projections
   bool layer_norm = false, layer_norm_affine = false;  // before them; with gamma and beta
   bool qk_norm = false, qk_norm_affine = false;  // of queries and keys; with gamma_Q and gamma_K
@@ -72,6 +73,10 @@ struct AttentionShape {
   Index v_width() const { return G() * dv(); }
   /// H dv, the rows of W_O.
   Index context_width() const { return num_heads * dv(); }
+  /// Numbers that a head of the module has of its own and pairs flow into: slope and distances.
+  Index own_numbers_of_pairs() const { return (own_slopes ? 1 : 0) + own_distances; }
+  /// All that it has of its own that changes its scores.
+  Index own_scores() const { return (own_sinks ? 1 : 0) + own_numbers_of_pairs(); }
   /// B L.
   Index query_rows() const { return batch_size * seq_len; }
   /// B S.
@@ -147,6 +152,7 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
   require_size(function, "window", s.window, 0);
   require_size(function, "first_keys", s.first_keys, 0);
   require_size(function, "mask_biases", s.mask_biases, 0);
+  require_size(function, "own_distances", s.own_distances, 0);
   require_size(function, "rotary_width", s.rotary_width, 0);
   require(s.num_heads % s.G() == 0, function, "num_kv_heads is ", s.num_kv_heads,
           ", expected a divisor of num_heads ", s.num_heads);
@@ -156,7 +162,8 @@ inline void require_shape_of_call(std::string_view function, const AttentionShap
   require_key_lengths(function, s);
   const auto product = [](auto... sizes) { return (static_cast<double>(sizes) * ... * 1.0); };
   const double B = product(s.batch_size), H = product(s.num_heads), L = product(s.seq_len),
-               S = product(s.S()), heads = H * product(s.d() + s.dv() + s.mask_biases + 1);
+               S = product(s.S()),
+               heads = H * product(s.d() + s.dv() + s.mask_biases + s.own_distances + 1);
   const double cost = B * L * S * heads +
                       (B * L + B * S + 1) * product(s.d_model + s.k_in() + s.v_in() + 1) * heads;
   require(64 * times * cost < 0x1p63, function,

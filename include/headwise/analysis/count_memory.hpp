@@ -150,18 +150,22 @@ std::int64_t flash_forward_bytes(const kernels::Kernels<T>& run, Index workers,
   return workspace_bytes<T>(workers, memory.each_worker) + workspace_bytes<T>(1, memory.shared);
 }
 /// What flash_attention_backward asks for: scratch for each worker, a delta for each query, and a
-/// count for each block of queries (and a sum, for the module's sinks); packed, for every sequence
-/// one more.
+/// count for each block of queries (and a sum, for the module's sinks; one for each block of keys,
+/// for its slopes and distances); packed, for every sequence one more.
 template <class T>
 std::int64_t flash_backward_bytes(const kernels::Kernels<T>& run, Index workers,
                                   const AttentionShape& s) {
   const Index heads = s.batch_size * s.num_heads;
-  const Index size = run.backward_queries,
-              sequences = static_cast<Index>(s.query_starts.size()) - 1;
-  const Index blocks = s.packed() ? s.seq_len / size + sequences : (s.seq_len + size - 1) / size;
+  const auto count_blocks = [&](Index length, Index size) {
+    const Index sequences = static_cast<Index>(s.query_starts.size()) - 1;
+    return s.packed() ? length / size + sequences : (length + size - 1) / size;
+  };
+  const Index blocks = count_blocks(s.seq_len, run.backward_queries);
+  const Index sums = count_blocks(s.S(), run.backward_keys) * s.own_numbers_of_pairs();
   return workspace_bytes<T>(workers, run.flash_backward_scratch(s.d(), s.dv())) +
          workspace_bytes<T>(1, heads * s.seq_len) + workspace_bytes<Index>(1, heads * blocks) +
-         workspace_bytes<T>(1, s.sinks ? heads * blocks : 0);
+         workspace_bytes<T>(1, s.own_sinks ? heads * blocks : 0) +
+         workspace_bytes<T>(1, heads * sums);
 }
 
 /// What attention asks for by either path: nothing where there is nothing to compute.
@@ -181,7 +185,7 @@ std::int64_t attention_backward_bytes(const kernels::Kernels<T>& run, Index work
   if (flash) return flash_backward_bytes<T>(run, workers, s);
   return workspace_bytes<T>(
       workers, run.attention_backward_scratch(s.seq_len, s.S(), s.d(), s.dv(), s.weight_dropout,
-                                              s.softcap || s.score_function || s.sinks));
+                                              s.softcap || s.score_function || s.own_scores() > 0));
 }
 ///@}
 
@@ -251,10 +255,9 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
   stages.add("gradients of inputs", inputs, 0);
   if (s.output_dropout) stages.add("dropout", N * D, 0);
   stages.add("o projection", N * cw, product(N, cw, D));
-  stages.add(
-      "attention",
-      (s.self_attention() ? N * width : N * qw + M * (kw + vw)) + (s.sinks ? s.num_heads : 0),
-      detail::attention_backward_bytes<T>(run, workers, s, flash));
+  const std::int64_t projected = s.self_attention() ? N * width : N * qw + M * (kw + vw);
+  stages.add("attention", projected + s.num_heads * s.own_scores(),
+             detail::attention_backward_bytes<T>(run, workers, s, flash));
   if (s.rotary_width != 0) stages.add("rotary", 0, detail::turns_bytes<T>(s));
   if (s.qk_norm) stages.add("qk norm", s.qk_norm_affine ? 2 * s.d() : 0, 0);
   if (s.self_attention()) {

@@ -8,8 +8,8 @@
 // Weights are [out, in] there and [in, out] here: the same numbers, transposed, to the bit. It is
 // either all biases or none there; what a module here lacks is written as 0, and a bias that is 0
 // fits a module without it. What that module cannot hold is refused by name: fewer key/value heads
-// than heads, heads of another width than D / H, layer_norm, qk_norm, sinks, rotary; and
-// add_bias_kv of theirs.
+// than heads, heads of another width than D / H, layer_norm, qk_norm, sinks, alibi, relative_reach,
+// rotary; and add_bias_kv of theirs.
 #pragma once
 
 #include <string>

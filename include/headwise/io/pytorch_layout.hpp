@@ -27,6 +27,8 @@ inline void require_pytorch_module(std::string_view function, const MultiHeadAtt
   require(!o.layer_norm, function, "layer_norm is set, which PyTorch's module has not");
   require(!o.qk_norm, function, "qk_norm is set, which PyTorch's module has not");
   require(!o.sinks, function, "sinks is set, which PyTorch's module has not");
+  require(!o.alibi, function, "alibi is set, which PyTorch's module has not");
+  require(o.relative_reach == 0, function, "relative_reach is set, which PyTorch's module has not");
   require(!o.rotary, function, "rotary is set, which PyTorch's module has not");
 }
 

@@ -36,10 +36,12 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.key_starts = call.key_starts;
   shape.mask_biases = static_cast<Index>(call.mask.biases().size());
   shape.softcap = call.score.softcap.has_value();
-  shape.alibi = !call.score.alibi_slopes.absent();
-  shape.relative_bias = !call.score.relative_bias.absent();
+  shape.alibi = o.alibi || !call.score.alibi_slopes.absent();
+  shape.relative_bias = o.relative_reach > 0 || !call.score.relative_bias.absent();
   shape.score_function = !call.score.function.absent();
-  shape.sinks = o.sinks;
+  shape.own_sinks = o.sinks;
+  shape.own_slopes = o.alibi;
+  shape.own_distances = o.relative_reach > 0 ? 2 * o.relative_reach + 1 : 0;
   shape.q_bias = o.q_bias;
   shape.k_bias = o.k_bias;
   shape.v_bias = o.v_bias;

@@ -45,6 +45,8 @@ MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first
   copy(In<T, 1>(from.gamma_q), to.gamma_q);
   copy(In<T, 1>(from.gamma_k), to.gamma_k);
   if (o.sinks) copy(slice(from.sinks, 0, first, count), to.sinks);
+  if (o.alibi) copy(slice(from.alibi_slopes, 0, first, count), to.alibi_slopes);
+  if (o.relative_reach > 0) copy(slice(from.relative_bias, 0, first, count), to.relative_bias);
   return shard;
 }
 

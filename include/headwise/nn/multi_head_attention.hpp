@@ -7,6 +7,7 @@
 #include "headwise/nn/narrow_ends.hpp"
 #include "headwise/nn/same_parameters.hpp"
 #include "headwise/runtime/viewed_input.hpp"
+#include "headwise/score/alibi.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -18,7 +19,10 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// executor of the caller's that throws while it runs leaves gradients that are added to in part.
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.2.2; grouped: Ainslie et al., 2023,
 /// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745; norms of queries and keys:
-/// Dehghani et al., 2023, arXiv 2302.05442; rotary positions: Su et al., 2021, arXiv 2104.09864.
+/// Dehghani et al., 2023, arXiv 2302.05442; rotary positions: Su et al., 2021, arXiv 2104.09864;
+/// slopes by distance: Press et al., 2022, arXiv 2108.12409; biases of distances: Shaw et al.,
+/// 2018, arXiv 1803.02155; sinks: OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025, arXiv
+/// 2508.10925.
 ///
 /// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
 template <Scalar T, KeptAs<T> W = T>
@@ -33,7 +37,8 @@ class MultiHeadAttention {
   /// What backward adds to.
   using Gradients = MultiHeadAttentionGradients<T>;
 
-  /// Weights by options.init and options.seed, biases 0, every gamma 1, beta 0.
+  /// Weights by options.init and options.seed, biases, sinks and beta 0, every gamma 1, slopes
+  /// those of alibi_slopes.
   /// Throws ArgumentError or ShapeError for options that make no module.
   explicit MultiHeadAttention(const MultiHeadAttentionOptions& options)
       : options_(options.resolved()), parameters_(options_) {
@@ -44,6 +49,7 @@ class MultiHeadAttention {
     for (Tensor<T, 1>* gamma : {&parameters_.gamma, &parameters_.gamma_q, &parameters_.gamma_k}) {
       fill(Out<T, 1>(*gamma), T(1));
     }
+    if (options_.alibi) parameters_.alibi_slopes = headwise::alibi_slopes<T>(options_.num_heads);
   }
   /// Of parameters that are taken as they are.
   MultiHeadAttention(MultiHeadAttentionOptions options,

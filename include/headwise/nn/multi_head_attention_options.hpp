@@ -30,7 +30,10 @@ struct MultiHeadAttentionOptions {
   bool qk_norm = false;              // rms norm of each head's queries and keys, before rotary
   bool qk_norm_affine = true;        // gamma_Q and gamma_K [d], each for all heads
   double qk_norm_epsilon = 1e-6;     // > 0
-  bool sinks = false;                // a learned logit a head that takes weight and has no value
+  // What is done to scores and learned, for each head:
+  bool sinks = false;        // a logit that takes weight and has no value
+  bool alibi = false;        // a slope by distance, at the start that of ALiBi's paper
+  Index relative_reach = 0;  // R, a bias for each distance from -R to R; 0: none
   /// How queries and keys are turned by their positions, from 0 and the offset on; {}: they are
   /// not.
   std::optional<RotaryOptions> rotary = {};
@@ -54,6 +57,7 @@ struct MultiHeadAttentionOptions {
     require_width("d_value", d_value, 0);
     require_width("kdim", kdim, 0);
     require_width("vdim", vdim, 0);
+    require_width("relative_reach", relative_reach, 0);
     if (d_head == 0) {
       require(d_model % num_heads == 0, name, "num_heads is ", num_heads,
               ", expected a divisor of d_model ", d_model, " (or give d_head)");
@@ -91,6 +95,7 @@ struct MultiHeadAttentionOptions {
            num_kv_heads == other.num_kv_heads && d_head == other.d_head &&
            d_value == other.d_value && kdim == other.kdim && vdim == other.vdim &&
            layer_norm == other.layer_norm && qk_norm == other.qk_norm && sinks == other.sinks &&
+           alibi == other.alibi && relative_reach == other.relative_reach &&
            rotary.has_value() == other.rotary.has_value() &&
            (!rotary || rotary->turns_like(*other.rotary, d_head));
   }

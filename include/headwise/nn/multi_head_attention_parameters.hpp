@@ -29,7 +29,10 @@ struct MultiHeadAttentionParameters {
   Tensor<T, 1> beta;     // [D]
   Tensor<T, 1> gamma_q;  // [d]     of qk_norm, each for all heads
   Tensor<T, 1> gamma_k;  // [d]
-  Tensor<T, 1> sinks;    // [H]     logits without a key
+  // What is done to scores, as in ScoreOptions; each absent where it is not asked for:
+  Tensor<T, 1> sinks;                           // [H]
+  Tensor<T, 1> alibi_slopes;                    // [H]
+  Tensor<T, 2> relative_bias;                   // [H, 2 R + 1]
   Index q_width = 0, k_width = 0, v_width = 0;  // columns of W_Q, W_K, W_V
 
   MultiHeadAttentionParameters() = default;
@@ -62,6 +65,10 @@ struct MultiHeadAttentionParameters {
       gamma_k = vector(o.d_head);
     }
     if (o.sinks) sinks = vector(o.num_heads);
+    if (o.alibi) alibi_slopes = vector(o.num_heads);
+    if (o.relative_reach > 0) {
+      relative_bias = Tensor<T, 2>({o.num_heads, 2 * o.relative_reach + 1}, memory);
+    }
   }
 
   /// Whether W_Q, W_K and W_V are columns of w_qkv.
@@ -83,8 +90,8 @@ struct MultiHeadAttentionParameters {
   ///@}
 
   /// f(name, view) for each parameter that is there; names W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O,
-  /// gamma, beta, gamma_Q, gamma_K, sinks behind `prefix`. Views are writable where this is not
-  /// const.
+  /// gamma, beta, gamma_Q, gamma_K, sinks, alibi_slopes, relative_bias behind `prefix`. Views are
+  /// writable where this is not const.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") {
     walk(*this, f, prefix);
@@ -102,6 +109,7 @@ struct MultiHeadAttentionParameters {
     for (const auto& [name, vector] : vectors_of(self)) {
       if (!vector->absent()) f(prefix + name, as_view(*vector));
     }
+    if (!self.relative_bias.absent()) f(prefix + "relative_bias", as_view(self.relative_bias));
   }
   template <class Self>
   static auto matrices_of(Self& self) {
@@ -116,7 +124,7 @@ struct MultiHeadAttentionParameters {
                       Named{"b_V", &self.b_v},         Named{"b_O", &self.b_o},
                       Named{"gamma", &self.gamma},     Named{"beta", &self.beta},
                       Named{"gamma_Q", &self.gamma_q}, Named{"gamma_K", &self.gamma_k},
-                      Named{"sinks", &self.sinks}};
+                      Named{"sinks", &self.sinks},     Named{"alibi_slopes", &self.alibi_slopes}};
   }
 };
 
@@ -143,6 +151,8 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   In<T, 1> grad_gamma_Q() const { return this->gamma_q; }
   In<T, 1> grad_gamma_K() const { return this->gamma_k; }
   In<T, 1> grad_sinks() const { return this->sinks; }
+  In<T, 1> grad_alibi_slopes() const { return this->alibi_slopes; }
+  In<T, 2> grad_relative_bias() const { return this->relative_bias; }
   ///@}
 
   /// f("grad_W_Q", view) and so on.
@@ -167,8 +177,9 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
       require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
     };
-    require(this->sinks.absent() || score.d_sinks.absent(), function,
-            "gradients.score.d_sinks is given, expected none: gradients.sinks are the module's");
+    require_no_second(function, "d_sinks", this->sinks, score.d_sinks);
+    require_no_second(function, "d_alibi_slopes", this->alibi_slopes, score.d_alibi_slopes);
+    require_no_second(function, "d_relative_bias", this->relative_bias, score.d_relative_bias);
     for_each_storage(*this, expected, check);
     // Of modules whose projections differ, what is fused may be alike.
     check("gradients.W_Q", this->W_Q(), expected.W_Q());
@@ -185,6 +196,13 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   }
 
  private:
+  /// What is learned by the module is not learned by a call, too.
+  template <class Own, class Given>
+  static void require_no_second(std::string_view function, const char* name, const Own& own,
+                                const Given& given) {
+    require(own.absent() || given.absent(), function, "gradients.score.", name,
+            " is given, expected none: the module has a gradient of its own");
+  }
   template <class Self, class Other, class F>
   static void for_each_storage(Self& self, const Other& other, F&& f) {
     f("gradients.w_qkv", self.w_qkv, other.w_qkv);
@@ -201,6 +219,8 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     f("gradients.gamma_q", self.gamma_q, other.gamma_q);
     f("gradients.gamma_k", self.gamma_k, other.gamma_k);
     f("gradients.sinks", self.sinks, other.sinks);
+    f("gradients.alibi_slopes", self.alibi_slopes, other.alibi_slopes);
+    f("gradients.relative_bias", self.relative_bias, other.relative_bias);
   }
 };
 

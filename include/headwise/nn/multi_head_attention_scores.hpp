@@ -10,8 +10,13 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 template <class T>
 void require_own_scores(std::string_view function, const MultiHeadAttentionOptions& o,
                         const ScoreOptions<T>& given) {
-  require(!o.sinks || given.sinks.absent(), function,
-          "score.sinks is given, expected none: the module has sinks of its own");
+  const auto require_one = [&](const char* name, bool own, bool call_has) {
+    require(!own || !call_has, function, "score.", name,
+            " is given, expected none: the module has its own");
+  };
+  require_one("sinks", o.sinks, !given.sinks.absent());
+  require_one("alibi_slopes", o.alibi, !given.alibi_slopes.absent());
+  require_one("relative_bias", o.relative_reach > 0, !given.relative_bias.absent());
 }
 
 /// What a call gives, and what the module has learned.
@@ -20,6 +25,8 @@ ScoreOptions<T> score_options(const ScoreOptions<T>& given,
                               const MultiHeadAttentionParameters<T, W>& p) {
   ScoreOptions<T> all = given;
   if (!p.sinks.absent()) all.sinks = p.sinks;
+  if (!p.alibi_slopes.absent()) all.alibi_slopes = p.alibi_slopes;
+  if (!p.relative_bias.absent()) all.relative_bias = p.relative_bias;
   return all;
 }
 /// The part of a call that concerns attention, with what the module has learned.
@@ -35,6 +42,8 @@ template <class T>
 ScoreGradients<T> score_gradients(MultiHeadAttentionGradients<T>& gradients) {
   ScoreGradients<T> all = gradients.score;
   if (!gradients.sinks.absent()) all.d_sinks = gradients.sinks;
+  if (!gradients.alibi_slopes.absent()) all.d_alibi_slopes = gradients.alibi_slopes;
+  if (!gradients.relative_bias.absent()) all.d_relative_bias = gradients.relative_bias;
   return all;
 }
 

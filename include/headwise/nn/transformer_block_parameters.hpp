@@ -29,7 +29,9 @@ struct TransformerBlockOptions {
   bool norm_bias = true;                     // beta; rms_norm has none
   double norm_epsilon = 1e-5;                // > 0; of qk_norm too
   bool qk_norm = false;                      // rms norm of each head's queries and keys
-  bool sinks = false;                        // a learned logit a head without a key
+  bool sinks = false;                        // a learned logit a head, without a key
+  bool alibi = false;                        // a learned slope a head, by distance
+  Index relative_reach = 0;                  // R, learned biases of distances; 0: none
   std::optional<RotaryOptions> rotary = {};  // positions of queries and keys; {}: none
   Init init = Init::xavier_normal;           // the scale of the weights at the start
   std::uint64_t seed = 0;                    // of the weights at the start
@@ -82,6 +84,8 @@ struct TransformerBlockOptions {
     o.qk_norm = qk_norm;
     o.qk_norm_epsilon = norm_epsilon;
     o.sinks = sinks;
+    o.alibi = alibi;
+    o.relative_reach = relative_reach;
     o.rotary = rotary;
     o.init = init;
     o.seed = seed;

@@ -26,7 +26,7 @@ namespace headwise::inline v0_1 {
 struct TransformerDecoderOptions {
   Index vocabulary = 0;               // V, tokens that there are
   Index max_length = 0;               // most tokens of a sequence
-  bool position_vectors = true;       // one for each position; false: block.rotary tells them
+  bool position_vectors = true;       // one for each position; false: the blocks tell them
   Index num_blocks = 1;               // one after the other
   TransformerBlockOptions block;      // each of them; its seed is the decoder's
   double embedding_deviation = 0.02;  // of the vectors of tokens and positions at the start

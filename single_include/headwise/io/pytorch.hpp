@@ -54,6 +54,8 @@ inline void require_pytorch_module(std::string_view function, const MultiHeadAtt
   require(!o.layer_norm, function, "layer_norm is set, which PyTorch's module has not");
   require(!o.qk_norm, function, "qk_norm is set, which PyTorch's module has not");
   require(!o.sinks, function, "sinks is set, which PyTorch's module has not");
+  require(!o.alibi, function, "alibi is set, which PyTorch's module has not");
+  require(o.relative_reach == 0, function, "relative_reach is set, which PyTorch's module has not");
   require(!o.rotary, function, "rotary is set, which PyTorch's module has not");
 }
 
@@ -198,8 +200,8 @@ void add_pytorch_weights(SafetensorsWriter& writer, const MultiHeadAttentionPara
 // Weights are [out, in] there and [in, out] here: the same numbers, transposed, to the bit. It is
 // either all biases or none there; what a module here lacks is written as 0, and a bias that is 0
 // fits a module without it. What that module cannot hold is refused by name: fewer key/value heads
-// than heads, heads of another width than D / H, layer_norm, qk_norm, sinks, rotary; and
-// add_bias_kv of theirs.
+// than heads, heads of another width than D / H, layer_norm, qk_norm, sinks, alibi, relative_reach,
+// rotary; and add_bias_kv of theirs.
 
 namespace headwise::inline v0_1 {
 
