@@ -2596,6 +2596,15 @@ inline void require_axis(std::string_view function, int axis, int rank) {
                     axis, " of ", extents);
 }
 
+/// f(index of its first element) for each row, rows lying along the last axis. (Index by
+/// index, 20 million numbers took 2 to 4 times as long to fill and 4 to 5 times to copy; EPYC of
+/// family 26.)
+template <int R, class F>
+void for_each_row(Shape<R> shape, F&& f) {
+  shape[R - 1] = 1;
+  for_each_index(shape, f);
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -2736,7 +2745,14 @@ void copy(In<T, R> from, Out<std::type_identity_t<T>, R> to) {
   require_shape("copy", "to", to, from.shape(), "from");
   require_distinct("copy", {"to", to});
   require_same_or_apart("copy", {"to", to}, {"from", from});
-  for_each_index(from.shape(), [&](const Shape<R>& index) { to(index) = from(index); });
+  const Index N = from.extent(R - 1), step = from.stride(R - 1), to_step = to.stride(R - 1);
+  if (N == 0) return;
+  detail::for_each_row(from.shape(), [&](const Shape<R>& at) {
+    const T* const x = &from(at);
+    T* const y = &to(at);
+    if (step == 1 && to_step == 1) return void(std::copy_n(x, N, y));
+    for (Index n = 0; n < N; ++n) y[n * to_step] = x[n * step];
+  });
 }
 
 /// A dense copy. Throws std::bad_alloc.
@@ -2752,7 +2768,13 @@ Tensor<T, R> contiguous(In<T, R> from,
 template <class T, int R>
 void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
   require_countable("fill", "tensor", tensor);
-  for_each_index(tensor.shape(), [&](const Shape<R>& index) { tensor(index) = value; });
+  const Index N = tensor.extent(R - 1), step = tensor.stride(R - 1);
+  if (N == 0) return;
+  detail::for_each_row(tensor.shape(), [&](const Shape<R>& at) {
+    T* const row = &tensor(at);
+    if (step == 1) return void(std::fill_n(row, N, value));
+    for (Index n = 0; n < N; ++n) row[n * step] = value;
+  });
 }
 
 /// The same values in another type, as static_cast rounds them; to 16 bits the nearest ones. Those
@@ -2763,8 +2785,12 @@ requires(!(NarrowFloat<To> || NarrowFloat<From>) || (StoredFloat<To> && StoredFl
                           std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
   require_countable("convert", "from", from);
   Tensor<To, R> result(from.shape(), memory);
-  for_each_index(from.shape(), [&](const Shape<R>& index) {
-    result(index) = detail::number_as<To>(from(index));
+  const Index N = from.extent(R - 1), step = from.stride(R - 1);
+  if (N == 0) return result;
+  detail::for_each_row(from.shape(), [&](const Shape<R>& at) {
+    const From* const x = &from(at);
+    To* const y = &result(at);
+    for (Index n = 0; n < N; ++n) y[n] = detail::number_as<To>(x[n * step]);
   });
   return result;
 }
@@ -27191,13 +27217,6 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// The first element of each row along the last axis.
-template <int R>
-Shape<R> row_begins(Shape<R> shape) {
-  shape[R - 1] = 1;
-  return shape;
-}
-
 /// Whether the row of d_o that begins at `at` is 0 throughout.
 template <class T, class U, int R>
 bool is_idle(const In<U, R>& d_o, const Shape<R>& at) {
@@ -27244,7 +27263,7 @@ class FlashWithoutIdle {
   [[gnu::cold, gnu::noinline]] void look(const In<U, R>& d_o, std::pmr::memory_resource* memory) {
     const T most = (std::numeric_limits<T>::max)();
     const In<T, R> given = lse;
-    for_each_index(row_begins(given.shape()), [&](const Shape<R>& at) {
+    for_each_row(given.shape(), [&](const Shape<R>& at) {
       const T* const of_row = given.data() + given.offset(at);
       if (of_row[0] < most && of_row[given.stride(R - 1)] < most) return;
       if (!is_idle<T>(d_o, at)) return;
@@ -27277,7 +27296,7 @@ class AttentionWithoutIdle {
                        const In<T, 4>& given_weights, const Context& context)
       : q(given_q), weights(given_weights) {
     if (given_weights.size() == 0) return;
-    for_each_index(row_begins(d_o.shape()), [&](const Shape<4>& at) {
+    for_each_row(d_o.shape(), [&](const Shape<4>& at) {
       if (!is_idle<T>(d_o, at)) return;
       const T* const of_row = given_weights.data() + given_weights.offset(at);
       const kernels::Matrix<const T> row{of_row, 0, given_weights.stride(3)};

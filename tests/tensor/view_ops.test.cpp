@@ -134,31 +134,53 @@ TEST_CASE("merge_heads inverts split_heads on the same storage", "[tensor]") {
 
 TEST_CASE("copy and contiguous move elements by index, whatever the strides", "[tensor]") {
   const Tensor3<int> x = counted(Shape{3, 2, 4});
-  const In<int, 3> turned = transpose(x, 0, 1);
-  const Tensor3<int> dense = contiguous(turned);
-  CHECK(dense.dense());
-  for_each_index(turned.shape(), [&](const Shape<3>& i) { CHECK(dense(i) == turned(i)); });
+  for (const auto& [a, b] : {std::pair{0, 1}, {1, 2}, {0, 2}}) {
+    CAPTURE(a, b);
+    const In<int, 3> turned = transpose(x, a, b);
+    const Tensor3<int> dense = contiguous(turned);
+    CHECK(dense.dense());
+    for_each_index(turned.shape(), [&](const Shape<3>& i) { CHECK(dense(i) == turned(i)); });
 
-  Tensor3<int> to(Shape{3, 2, 4});
-  copy(dense, transpose(to, 0, 1));
-  CHECK(std::equal(to.begin(), to.end(), x.begin()));
+    Tensor3<int> to(x.shape());
+    copy(dense, transpose(to, a, b));
+    CHECK(std::equal(to.begin(), to.end(), x.begin()));
+    copy(turned, transpose(to, a, b));
+    CHECK(std::equal(to.begin(), to.end(), x.begin()));
+  }
+}
+
+TEST_CASE("copy of a view to itself changes nothing, of none writes nothing", "[tensor]") {
+  Tensor2<int> x = counted(Shape{4, 5});
+  copy(In<int, 2>(slice(x, 1, 1, 3)), slice(x, 1, 1, 3));
+  for_each_index(x.shape(), [&](const Shape<2>& i) { CHECK(x(i) == 5 * i[0] + i[1]); });
+  copy(In<int, 2>(nullptr, Shape{4, 0}), slice(x, 1, 5, 0));
+  fill(slice(x, 1, 2, 0), -1);
+  CHECK(std::count(x.begin(), x.end(), -1) == 0);
 }
 
 TEST_CASE("fill sets the elements of a view and no others", "[tensor]") {
-  Tensor2<int> x = counted(Shape{4, 5});
-  fill(slice(slice(x, 0, 1, 2), 1, 2, 2), -1);
-  for_each_index(x.shape(), [&](const Shape<2>& i) {
-    const bool inside = i[0] >= 1 && i[0] < 3 && i[1] >= 2 && i[1] < 4;
-    CHECK(x(i) == (inside ? -1 : 5 * i[0] + i[1]));
-  });
+  for (const bool turned : {false, true}) {
+    Tensor2<int> x = counted(Shape{4, 5});
+    const View2<int> part = slice(slice(x, 0, 1, 2), 1, 2, 2);
+    fill(turned ? transpose(part, 0, 1) : part, -1);
+    for_each_index(x.shape(), [&](const Shape<2>& i) {
+      const bool inside = i[0] >= 1 && i[0] < 3 && i[1] >= 2 && i[1] < 4;
+      CHECK(x(i) == (inside ? -1 : 5 * i[0] + i[1]));
+    });
+  }
 }
 
-TEST_CASE("convert keeps the values in another type", "[tensor]") {
+TEST_CASE("convert keeps the values in another type, whatever the strides", "[tensor]") {
   const Tensor2<double> x(Shape{1, 3}, {0.5, -2.0, 1e300});
   const auto wide = convert<long double>(In<double, 2>(x));
   CHECK(wide(0, 2) == static_cast<long double>(1e300));
   const auto back = convert<double>(In<long double, 2>(wide));
   for (Index j = 0; j < 3; ++j) CHECK(back(0, j) == x(0, j));
+  const Tensor2<int> numbers = counted(Shape{4, 5});
+  const auto turned = convert<double>(In<int, 2>(transpose(numbers, 0, 1)));
+  CHECK(turned.shape() == Shape{5, 4});
+  for_each_index(turned.shape(),
+                 [&](const Shape<2>& i) { CHECK(turned(i) == numbers(i[1], i[0])); });
 }
 
 }  // namespace tensor_view_ops

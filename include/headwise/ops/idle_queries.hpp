@@ -18,13 +18,6 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// The first element of each row along the last axis.
-template <int R>
-Shape<R> row_begins(Shape<R> shape) {
-  shape[R - 1] = 1;
-  return shape;
-}
-
 /// Whether the row of d_o that begins at `at` is 0 throughout.
 template <class T, class U, int R>
 bool is_idle(const In<U, R>& d_o, const Shape<R>& at) {
@@ -71,7 +64,7 @@ class FlashWithoutIdle {
   [[gnu::cold, gnu::noinline]] void look(const In<U, R>& d_o, std::pmr::memory_resource* memory) {
     const T most = (std::numeric_limits<T>::max)();
     const In<T, R> given = lse;
-    for_each_index(row_begins(given.shape()), [&](const Shape<R>& at) {
+    for_each_row(given.shape(), [&](const Shape<R>& at) {
       const T* const of_row = given.data() + given.offset(at);
       if (of_row[0] < most && of_row[given.stride(R - 1)] < most) return;
       if (!is_idle<T>(d_o, at)) return;
@@ -104,7 +97,7 @@ class AttentionWithoutIdle {
                        const In<T, 4>& given_weights, const Context& context)
       : q(given_q), weights(given_weights) {
     if (given_weights.size() == 0) return;
-    for_each_index(row_begins(d_o.shape()), [&](const Shape<4>& at) {
+    for_each_row(d_o.shape(), [&](const Shape<4>& at) {
       if (!is_idle<T>(d_o, at)) return;
       const T* const of_row = given_weights.data() + given_weights.offset(at);
       const kernels::Matrix<const T> row{of_row, 0, given_weights.stride(3)};

@@ -1,6 +1,7 @@
 // Views of views: slices, transposes, heads. Nothing here copies but `copy` and `contiguous`.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <type_traits>
 
@@ -19,6 +20,15 @@ inline void require_axis(std::string_view function, int axis, int rank) {
                                                                std::span<const Index> extents) {
   raise<ShapeError>("slice: begin is ", begin, " and count ", count, ", expected a part of axis ",
                     axis, " of ", extents);
+}
+
+/// f(index of its first element) for each row, rows lying along the last axis. (Index by
+/// index, 20 million numbers took 2 to 4 times as long to fill and 4 to 5 times to copy; EPYC of
+/// family 26.)
+template <int R, class F>
+void for_each_row(Shape<R> shape, F&& f) {
+  shape[R - 1] = 1;
+  for_each_index(shape, f);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -161,7 +171,14 @@ void copy(In<T, R> from, Out<std::type_identity_t<T>, R> to) {
   require_shape("copy", "to", to, from.shape(), "from");
   require_distinct("copy", {"to", to});
   require_same_or_apart("copy", {"to", to}, {"from", from});
-  for_each_index(from.shape(), [&](const Shape<R>& index) { to(index) = from(index); });
+  const Index N = from.extent(R - 1), step = from.stride(R - 1), to_step = to.stride(R - 1);
+  if (N == 0) return;
+  detail::for_each_row(from.shape(), [&](const Shape<R>& at) {
+    const T* const x = &from(at);
+    T* const y = &to(at);
+    if (step == 1 && to_step == 1) return void(std::copy_n(x, N, y));
+    for (Index n = 0; n < N; ++n) y[n * to_step] = x[n * step];
+  });
 }
 
 /// A dense copy. Throws std::bad_alloc.
@@ -177,7 +194,13 @@ Tensor<T, R> contiguous(In<T, R> from,
 template <class T, int R>
 void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
   require_countable("fill", "tensor", tensor);
-  for_each_index(tensor.shape(), [&](const Shape<R>& index) { tensor(index) = value; });
+  const Index N = tensor.extent(R - 1), step = tensor.stride(R - 1);
+  if (N == 0) return;
+  detail::for_each_row(tensor.shape(), [&](const Shape<R>& at) {
+    T* const row = &tensor(at);
+    if (step == 1) return void(std::fill_n(row, N, value));
+    for (Index n = 0; n < N; ++n) row[n * step] = value;
+  });
 }
 
 /// The same values in another type, as static_cast rounds them; to 16 bits the nearest ones. Those
@@ -188,8 +211,12 @@ requires(!(NarrowFloat<To> || NarrowFloat<From>) || (StoredFloat<To> && StoredFl
                           std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
   require_countable("convert", "from", from);
   Tensor<To, R> result(from.shape(), memory);
-  for_each_index(from.shape(), [&](const Shape<R>& index) {
-    result(index) = detail::number_as<To>(from(index));
+  const Index N = from.extent(R - 1), step = from.stride(R - 1);
+  if (N == 0) return result;
+  detail::for_each_row(from.shape(), [&](const Shape<R>& at) {
+    const From* const x = &from(at);
+    To* const y = &result(at);
+    for (Index n = 0; n < N; ++n) y[n] = detail::number_as<To>(x[n * step]);
   });
   return result;
 }
