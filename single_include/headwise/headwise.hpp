@@ -830,7 +830,8 @@ namespace detail::inline HEADWISE_CODE {
 /// What is done to the score of a pair: a quotient, a tanh and a product; a product and a
 /// difference; a sum. A mask's bias is a sum.
 inline std::int64_t score_operations(const AttentionShape& s) {
-  return (s.softcap ? 3 : 0) + (s.alibi ? 2 : 0) + (s.relative_bias ? 1 : 0) + s.mask_biases;
+  return (s.softcap ? 3 : 0) + (s.alibi || s.own_slopes ? 2 : 0) +
+         (s.relative_bias || s.own_distances > 0 ? 1 : 0) + s.mask_biases;
 }
 
 }  // namespace detail::inline HEADWISE_CODE
@@ -12046,7 +12047,8 @@ void score_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const R
   } else {
     decode_scores<T>(k, head.d, block.n, ahead, buffers, rows.task.rows, alpha, s);
   }
-  for (Index r = 0; head.score.changes() && r < rows.task.rows; ++r) {
+  if (!head.score.changes()) return;
+  for (Index r = 0; r < rows.task.rows; ++r) {
     change_decoded<T>(*rows.score_of(r), rows.query(r), block, rows.seen[r], s.data + r * s.row);
   }
 }
@@ -18128,7 +18130,8 @@ void score_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const R
   } else {
     decode_scores<T>(k, head.d, block.n, ahead, buffers, rows.task.rows, alpha, s);
   }
-  for (Index r = 0; head.score.changes() && r < rows.task.rows; ++r) {
+  if (!head.score.changes()) return;
+  for (Index r = 0; r < rows.task.rows; ++r) {
     change_decoded<T>(*rows.score_of(r), rows.query(r), block, rows.seen[r], s.data + r * s.row);
   }
 }
@@ -24173,7 +24176,8 @@ void score_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const R
   } else {
     decode_scores<T>(k, head.d, block.n, ahead, buffers, rows.task.rows, alpha, s);
   }
-  for (Index r = 0; head.score.changes() && r < rows.task.rows; ++r) {
+  if (!head.score.changes()) return;
+  for (Index r = 0; r < rows.task.rows; ++r) {
     change_decoded<T>(*rows.score_of(r), rows.query(r), block, rows.seen[r], s.data + r * s.row);
   }
 }
@@ -33316,8 +33320,8 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.key_starts = call.key_starts;
   shape.mask_biases = static_cast<Index>(call.mask.biases().size());
   shape.softcap = call.score.softcap.has_value();
-  shape.alibi = o.alibi || !call.score.alibi_slopes.absent();
-  shape.relative_bias = o.relative_reach > 0 || !call.score.relative_bias.absent();
+  shape.alibi = !call.score.alibi_slopes.absent();
+  shape.relative_bias = !call.score.relative_bias.absent();
   shape.score_function = !call.score.function.absent();
   shape.own_sinks = o.sinks;
   shape.own_slopes = o.alibi;
@@ -34563,17 +34567,22 @@ GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// Throws ArgumentError where a call gives what the module has of its own.
-template <class T>
+/// Throws ShapeError unless what changes scores and is the module's own is as its options have it,
+/// ArgumentError where a call gives it, too.
+template <class T, class W>
 void require_own_scores(std::string_view function, const MultiHeadAttentionOptions& o,
-                        const ScoreOptions<T>& given) {
-  const auto require_one = [&](const char* name, bool own, bool call_has) {
-    require(!own || !call_has, function, "score.", name,
+                        const MultiHeadAttentionParameters<T, W>& p, const ScoreOptions<T>& given) {
+  const auto require_own = [&](const char* name, const auto& own, const auto& wanted, bool asked,
+                               const auto& of_call) {
+    using Extents = std::decay_t<decltype(wanted)>;
+    require_shape(function, name, own, asked ? wanted : Extents(), "the module's options");
+    require(!asked || of_call.absent(), function, "score.", name,
             " is given, expected none: the module has its own");
   };
-  require_one("sinks", o.sinks, !given.sinks.absent());
-  require_one("alibi_slopes", o.alibi, !given.alibi_slopes.absent());
-  require_one("relative_bias", o.relative_reach > 0, !given.relative_bias.absent());
+  const Index H = o.num_heads, R = o.relative_reach;
+  require_own("sinks", p.sinks, Shape{H}, o.sinks, given.sinks);
+  require_own("alibi_slopes", p.alibi_slopes, Shape{H}, o.alibi, given.alibi_slopes);
+  require_own("relative_bias", p.relative_bias, Shape{H, 2 * R + 1}, R > 0, given.relative_bias);
 }
 
 /// What a call gives, and what the module has learned.
@@ -35047,9 +35056,9 @@ struct ModuleInputs {
 
 /// All rules of a call, before the first step of it is taken and counted. Inputs are of T, or of 16
 /// bits.
-template <class T, class U>
-void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inputs,
-                  const MultiHeadAttentionCall<T>& call) {
+template <class T, class W, class U>
+void require_call(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
+                  const ModuleInputs<U>& inputs, const MultiHeadAttentionCall<T>& call) {
   constexpr std::string_view function = "MultiHeadAttention::forward";
   const auto& [query, key, value, self] = inputs;
   const Index B = call.packed() ? 1 : query.extent(0), L = query.extent(1), S = key.extent(1);
@@ -35073,7 +35082,7 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inp
   }
   call.attention().require_in_range(function);
   call.score.require_heads(function, o.num_heads);
-  require_own_scores(function, o, call.score);
+  require_own_scores(function, o, p, call.score);
   call.output_dropout.require_valid(function);
 }
 
@@ -35081,11 +35090,12 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inp
 class WidenedInputs {
  public:
   /// Throws as require_call does, before anything is read; std::bad_alloc.
-  template <class U>
-  WidenedInputs(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inputs,
-                const MultiHeadAttentionCall<float>& call, const Context& context)
+  template <class W, class U>
+  WidenedInputs(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<float, W>& p,
+                const ModuleInputs<U>& inputs, const MultiHeadAttentionCall<float>& call,
+                const Context& context)
       : self_(inputs.self_attention) {
-    require_call<float>(o, inputs, call);
+    require_call(o, p, inputs, call);
     query_ = widened_tensor(inputs.query, context);
     if (self_) return;
     key_ = widened_tensor(inputs.key, context);
@@ -35207,7 +35217,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
                                           const MultiHeadAttentionCall<T>& call,
                                           MultiHeadAttentionCache<T>& cache, bool training,
                                           const Context& context) {
-  require_call<T>(o, inputs, call);
+  require_call(o, p, inputs, call);
   const bool self = inputs.self_attention;
   cache.self_attention = self;
   cache.module = o;
@@ -35468,14 +35478,14 @@ class MultiHeadAttention {
   Tensor<U, 3> narrow_infer(const detail::ModuleInputs<U>& inputs, const Call& call,
                             const Context& context) const {
     require_parameters();
-    const detail::WidenedInputs wide(options_, inputs, call, context);
+    const detail::WidenedInputs wide(options_, parameters_, inputs, call, context);
     return detail::narrowed<U>(infer(wide.views(), call, context), context);
   }
   template <class U>
   Tensor<U, 3> narrow_train(const detail::ModuleInputs<U>& inputs, const Call& call, Cache& cache,
                             const Context& context) const {
     require_parameters();
-    const detail::WidenedInputs wide(options_, inputs, call, context);
+    const detail::WidenedInputs wide(options_, parameters_, inputs, call, context);
     Cache filled;
     Tensor<U, 3> y = detail::narrowed<U>(train(wide.views(), call, filled, context), context);
     filled.query = detail::viewed(inputs.query);
@@ -36618,14 +36628,15 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
 }
 
 /// What changes their scores fits the heads.
-template <class T>
+template <class T, class W>
 void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call,
-                    const MultiHeadAttentionOptions& o) {
+                    const MultiHeadAttentionOptions& o,
+                    const MultiHeadAttentionParameters<T, W>& p) {
   const ScoreOptions<T>& score = call.score;
   require_finite_scale(function, call.scale);
   score.require_softcap(function);
   score.require_heads(function, o.num_heads);
-  require_own_scores(function, o, score);
+  require_own_scores(function, o, p, score);
 }
 
 /// All rules of multi_head_attention_step.
@@ -36637,7 +36648,7 @@ void require_step_call(const MultiHeadAttentionOptions& o,
   require(o.fused(), function,
           "kdim or vdim differ from d_model, expected a module of self-attention");
   require_new_tokens<T>(function, o, p, x, call.counts, cache);
-  require_scores<T>(function, call, o);
+  require_scores(function, call, o, p);
 }
 
 /// Step 3b of new tokens, each at the position that it has in its sequence.
@@ -37767,7 +37778,8 @@ class TransformerBlock {
     require_shape(function, "x", x, Shape{B, L, options_.d_model}, "d_model ", options_.d_model);
     require_shape(function, "norm1.gamma", In<T, 1>(parameters_.norm1.gamma),
                   Shape{options_.d_model}, "the options: a block that was moved from has none");
-    detail::require_call<T, U>(options_.attention(), {x, x, x, true}, call.attention());
+    detail::require_call(options_.attention(), parameters_.attention,
+                         detail::ModuleInputs<U>{x, x, x, true}, call.attention());
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
   }
@@ -37821,7 +37833,7 @@ void require_block_step(const TransformerBlock<T, W>& block, const In<U, 3>& x,
   const TransformerBlockOptions& o = block.options();
   require_new_tokens<T>(function, o.attention(), block.parameters().attention, x, call.counts,
                         cache);
-  require_scores<T>(function, call, o.attention());
+  require_scores(function, call, o.attention(), block.parameters().attention);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -55348,7 +55360,7 @@ class ParameterList {
   auto end() const { return parameters_.end(); }
   ///@}
 
-  /// Those with two axes or more: what weight decay is for.
+  /// Those with two axes or more: what weight decay is for. Biases of distances are among them.
   ParameterList matrices() const {
     return those([](const Parameter<T>& p) { return p.rank >= 2; });
   }

@@ -28,6 +28,9 @@ TEST_CASE("FLOPs and bytes of packed calls are those of the formulas", "[analysi
                                        .v_bias = true,
                                        .layer_norm = true,
                                        .qk_norm = true,
+                                       .sinks = true,
+                                       .alibi = true,
+                                       .relative_reach = 2,
                                        .rotary = RotaryOptions{.width = 4, .offset = 7}};
   const Starts starts = {0, 5, 5, 6, 473, 500}, key_starts = {0, 9, 11, 12, 379, 450};
   const Starts lengths = {3, 2, 1, 300, 0};

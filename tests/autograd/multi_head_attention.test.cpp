@@ -148,8 +148,7 @@ TEST_CASE("multi-head attention composed on the tape has the bits of the module"
 
 TEST_CASE(
     "norms and rotary positions of heads, and scores of their own, composed on the tape have the "
-    "bits of "
-    "the module",
+    "bits of the module",
     "[autograd]") {
   for (const Path path : {Path::flash, Path::materialized}) {
     for (const bool affine : {false, true}) {

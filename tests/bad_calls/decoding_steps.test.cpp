@@ -65,8 +65,30 @@ std::vector<Refusal> given_twice(const std::string& function, void (*own)(C&)) {
           twice("relative_bias", [](C& c) { c.options.score.relative_bias = c.m.tensor(1, 3); })};
 }
 
+/// What is the module's own, of another shape than its options have it.
+template <class C>
+std::vector<Refusal> misshapen(const std::string& function,
+                               MultiHeadAttentionParameters<double>& (*of)(C&)) {
+  const auto spoilt = [&](const std::string& rule, auto spoil) {
+    return shape_error(function + rule + " (the module's options)", [=](Witness& m) {
+      C c{m};
+      spoil(of(c));
+      c.call();
+    });
+  };
+  using Parameters = MultiHeadAttentionParameters<double>;
+  return {spoilt("sinks is [2], expected [0]", [](Parameters& p) { p.sinks = Tensor1<double>(2); }),
+          spoilt("alibi_slopes is [2], expected [0]",
+                 [](Parameters& p) { p.alibi_slopes = Tensor1<double>(2); }),
+          spoilt("relative_bias is [2, 3], expected [0, 0]", [](Parameters& p) {
+            p.relative_bias = Tensor2<double>({2, 3});
+          })};
+}
+
 const Refusals steps(all_of({
     of_scores<Step>("multi_head_attention_step: "),
+    misshapen<Step>(
+        "multi_head_attention_step: ", [](Step& c) -> auto& { return c.attention.parameters(); }),
     given_twice<Step>("multi_head_attention_step: ",
                       [](Step& c) {
                         c.attention = MultiHeadAttention<double>({.d_model = 6,
@@ -145,6 +167,10 @@ struct BlockStep {
 
 const Refusals block_steps(all_of(
     {of_scores<BlockStep>("transformer_block_step: "),
+     misshapen<BlockStep>(
+         "transformer_block_step: ", [](BlockStep& c) -> auto& {
+           return c.block.parameters().attention;
+         }),
      given_twice<BlockStep>("transformer_block_step: ",
                             [](BlockStep& c) {
                               c.block = TransformerBlock<double>({.d_model = 4,

@@ -173,6 +173,15 @@ const Refusals bad_options(of_forward({
      [](Attention& a) { a.call.score.alibi_slopes = a.m.tensor(3); }},
     {true, shape_of, "sinks is [5], expected [4] (the number of heads)",
      [](Attention& a) { a.call.score.sinks = a.m.tensor(5); }},
+    {true, shape_of, "sinks is [3], expected [0] (the module's options)",
+     [](Attention& a) { a.module.parameters().sinks = Tensor1<double>(3); }},
+    {true, shape_of, "alibi_slopes is [4], expected [0] (the module's options)",
+     [](Attention& a) { a.module.parameters().alibi_slopes = Tensor1<double>(4); }},
+    {true, shape_of, "relative_bias is [4, 7], expected [4, 5] (the module's options)",
+     [](Attention& a) {
+       a.module = Module(Options{.d_model = 8, .num_heads = 4, .relative_reach = 2});
+       a.module.parameters().relative_bias = Tensor2<double>({4, 7});
+     }},
     {true, argument_of, "score.sinks is given, expected none: the module has its own",
      [](Attention& a) {
        a.module = Module(Options{.d_model = 8, .num_heads = 4, .sinks = true});

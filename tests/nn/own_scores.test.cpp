@@ -162,14 +162,15 @@ TEMPLATE_TEST_CASE(
 TEST_CASE("each of what changes a module's scores changes what it says", "[nn]") {
   const OwnCase<double> of(true);
   const auto y = of.with.forward(of.x);
-  for (const auto change : {0, 1, 2}) {
+  using Parameters = MultiHeadAttentionParameters<double>;
+  const auto changed = [&](void (*change)(Parameters&)) {
     MultiHeadAttention<double> other = of.with;
-    auto& p = other.parameters();
-    if (change == 0) p.sinks(1) += 1;
-    if (change == 1) p.alibi_slopes(1) += 1;
-    if (change == 2) p.relative_bias(1, reach) += 1;
-    CHECK_FALSE(close_to(other.forward(of.x), y, 1e-6));
-  }
+    change(other.parameters());
+    return other.forward(of.x);
+  };
+  CHECK_FALSE(close_to(changed([](Parameters& p) { p.sinks(1) += 1; }), y, 1e-6));
+  CHECK_FALSE(close_to(changed([](Parameters& p) { p.alibi_slopes(1) += 1; }), y, 1e-6));
+  CHECK_FALSE(close_to(changed([](Parameters& p) { p.relative_bias(1, reach) += 1; }), y, 1e-6));
 }
 
 TEST_CASE("a module adds the gradients of what changes its scores to what was there", "[nn]") {
@@ -244,9 +245,8 @@ TEST_CASE("the gradients of a decoder whose blocks have scores of their own are 
 }
 
 TEMPLATE_TEST_CASE(
-    "a decoder whose blocks have scores of their own decodes with the bits of the "
-    "whole",
-    "[nn]", float, double) {
+    "a decoder whose blocks have scores of their own decodes with the bits of the whole", "[nn]",
+    float, double) {
   const auto decoder = drawn<TestType>(decoder_with_own_scores(GENERATE(true, false)));
   const auto tokens = some_tokens(2, 37);
   for (const std::vector<Index>& cut : {std::vector<Index>(37, 1), {9, 1, 27}}) {
@@ -255,9 +255,8 @@ TEMPLATE_TEST_CASE(
 }
 
 TEMPLATE_TEST_CASE(
-    "a block with scores of its own decodes sequences of different lengths with "
-    "their bits",
-    "[nn]", float, double) {
+    "a block with scores of its own decodes sequences of different lengths with their bits", "[nn]",
+    float, double) {
   using T = TestType;
   TransformerBlockOptions options = decoder_with_own_scores(false).block;
   options.alibi = GENERATE(true, false);

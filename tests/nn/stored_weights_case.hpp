@@ -28,6 +28,9 @@ inline std::vector<MultiHeadAttentionOptions> self_attentions() {
            .o_bias = false,
            .layer_norm = true,
            .qk_norm = true,
+           .sinks = true,
+           .alibi = true,
+           .relative_reach = 3,
            .rotary = RotaryOptions{}}};
 }
 

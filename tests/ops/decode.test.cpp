@@ -44,7 +44,7 @@ struct DecodeCase {
     const auto one_of = [&](std::initializer_list<Index> list) {
       return list.begin()[numbers.below(static_cast<Index>(list.size()))];
     };
-    B = 1 + numbers.below(3), G = 1 + numbers.below(3), H = G * one_of({1, 1, 2, 3, 7, 9});
+    B = 1 + numbers.below(3), G = 1 + numbers.below(3), H = G * one_of({1, 1, 2, 3, 7, 9, 37});
     L = 1 + numbers.below(kernels::kernels_here<T>().decode.queries);
     if (numbers.coin(0.5)) L = 1;
     S = numbers.coin(0.5) ? 1 + numbers.below(60) : 100 + numbers.below(1500);
@@ -109,7 +109,10 @@ struct DecodeCase {
     }
     if (chosen("sinks")) {
       sinks = numbers.tensor<T>(Shape{H});
-      if (numbers.coin(0.3)) sinks(0) = numbers.coin(0.5) ? nothing : T(60);
+      const T most = (std::numeric_limits<T>::max)();
+      for (const T special : {nothing, -most, -most / 4, T(60), most}) {
+        if (numbers.coin(0.1)) sinks(numbers.below(H)) = special;
+      }
       score.sinks = sinks;
     }
     if (chosen("function")) {

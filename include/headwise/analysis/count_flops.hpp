@@ -66,7 +66,8 @@ namespace detail::inline HEADWISE_CODE {
 /// What is done to the score of a pair: a quotient, a tanh and a product; a product and a
 /// difference; a sum. A mask's bias is a sum.
 inline std::int64_t score_operations(const AttentionShape& s) {
-  return (s.softcap ? 3 : 0) + (s.alibi ? 2 : 0) + (s.relative_bias ? 1 : 0) + s.mask_biases;
+  return (s.softcap ? 3 : 0) + (s.alibi || s.own_slopes ? 2 : 0) +
+         (s.relative_bias || s.own_distances > 0 ? 1 : 0) + s.mask_biases;
 }
 
 }  // namespace detail::inline HEADWISE_CODE

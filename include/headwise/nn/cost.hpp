@@ -36,8 +36,8 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
   shape.key_starts = call.key_starts;
   shape.mask_biases = static_cast<Index>(call.mask.biases().size());
   shape.softcap = call.score.softcap.has_value();
-  shape.alibi = o.alibi || !call.score.alibi_slopes.absent();
-  shape.relative_bias = o.relative_reach > 0 || !call.score.relative_bias.absent();
+  shape.alibi = !call.score.alibi_slopes.absent();
+  shape.relative_bias = !call.score.relative_bias.absent();
   shape.score_function = !call.score.function.absent();
   shape.own_sinks = o.sinks;
   shape.own_slopes = o.alibi;

@@ -208,14 +208,14 @@ class MultiHeadAttention {
   Tensor<U, 3> narrow_infer(const detail::ModuleInputs<U>& inputs, const Call& call,
                             const Context& context) const {
     require_parameters();
-    const detail::WidenedInputs wide(options_, inputs, call, context);
+    const detail::WidenedInputs wide(options_, parameters_, inputs, call, context);
     return detail::narrowed<U>(infer(wide.views(), call, context), context);
   }
   template <class U>
   Tensor<U, 3> narrow_train(const detail::ModuleInputs<U>& inputs, const Call& call, Cache& cache,
                             const Context& context) const {
     require_parameters();
-    const detail::WidenedInputs wide(options_, inputs, call, context);
+    const detail::WidenedInputs wide(options_, parameters_, inputs, call, context);
     Cache filled;
     Tensor<U, 3> y = detail::narrowed<U>(train(wide.views(), call, filled, context), context);
     filled.query = detail::viewed(inputs.query);

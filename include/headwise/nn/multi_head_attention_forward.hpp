@@ -23,9 +23,9 @@ struct ModuleInputs {
 
 /// All rules of a call, before the first step of it is taken and counted. Inputs are of T, or of 16
 /// bits.
-template <class T, class U>
-void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inputs,
-                  const MultiHeadAttentionCall<T>& call) {
+template <class T, class W, class U>
+void require_call(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
+                  const ModuleInputs<U>& inputs, const MultiHeadAttentionCall<T>& call) {
   constexpr std::string_view function = "MultiHeadAttention::forward";
   const auto& [query, key, value, self] = inputs;
   const Index B = call.packed() ? 1 : query.extent(0), L = query.extent(1), S = key.extent(1);
@@ -49,7 +49,7 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inp
   }
   call.attention().require_in_range(function);
   call.score.require_heads(function, o.num_heads);
-  require_own_scores(function, o, call.score);
+  require_own_scores(function, o, p, call.score);
   call.output_dropout.require_valid(function);
 }
 
@@ -57,11 +57,12 @@ void require_call(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inp
 class WidenedInputs {
  public:
   /// Throws as require_call does, before anything is read; std::bad_alloc.
-  template <class U>
-  WidenedInputs(const MultiHeadAttentionOptions& o, const ModuleInputs<U>& inputs,
-                const MultiHeadAttentionCall<float>& call, const Context& context)
+  template <class W, class U>
+  WidenedInputs(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<float, W>& p,
+                const ModuleInputs<U>& inputs, const MultiHeadAttentionCall<float>& call,
+                const Context& context)
       : self_(inputs.self_attention) {
-    require_call<float>(o, inputs, call);
+    require_call(o, p, inputs, call);
     query_ = widened_tensor(inputs.query, context);
     if (self_) return;
     key_ = widened_tensor(inputs.key, context);
@@ -183,7 +184,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
                                           const MultiHeadAttentionCall<T>& call,
                                           MultiHeadAttentionCache<T>& cache, bool training,
                                           const Context& context) {
-  require_call<T>(o, inputs, call);
+  require_call(o, p, inputs, call);
   const bool self = inputs.self_attention;
   cache.self_attention = self;
   cache.module = o;

@@ -6,17 +6,22 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// Throws ArgumentError where a call gives what the module has of its own.
-template <class T>
+/// Throws ShapeError unless what changes scores and is the module's own is as its options have it,
+/// ArgumentError where a call gives it, too.
+template <class T, class W>
 void require_own_scores(std::string_view function, const MultiHeadAttentionOptions& o,
-                        const ScoreOptions<T>& given) {
-  const auto require_one = [&](const char* name, bool own, bool call_has) {
-    require(!own || !call_has, function, "score.", name,
+                        const MultiHeadAttentionParameters<T, W>& p, const ScoreOptions<T>& given) {
+  const auto require_own = [&](const char* name, const auto& own, const auto& wanted, bool asked,
+                               const auto& of_call) {
+    using Extents = std::decay_t<decltype(wanted)>;
+    require_shape(function, name, own, asked ? wanted : Extents(), "the module's options");
+    require(!asked || of_call.absent(), function, "score.", name,
             " is given, expected none: the module has its own");
   };
-  require_one("sinks", o.sinks, !given.sinks.absent());
-  require_one("alibi_slopes", o.alibi, !given.alibi_slopes.absent());
-  require_one("relative_bias", o.relative_reach > 0, !given.relative_bias.absent());
+  const Index H = o.num_heads, R = o.relative_reach;
+  require_own("sinks", p.sinks, Shape{H}, o.sinks, given.sinks);
+  require_own("alibi_slopes", p.alibi_slopes, Shape{H}, o.alibi, given.alibi_slopes);
+  require_own("relative_bias", p.relative_bias, Shape{H, 2 * R + 1}, R > 0, given.relative_bias);
 }
 
 /// What a call gives, and what the module has learned.

@@ -41,14 +41,15 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
 }
 
 /// What changes their scores fits the heads.
-template <class T>
+template <class T, class W>
 void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call,
-                    const MultiHeadAttentionOptions& o) {
+                    const MultiHeadAttentionOptions& o,
+                    const MultiHeadAttentionParameters<T, W>& p) {
   const ScoreOptions<T>& score = call.score;
   require_finite_scale(function, call.scale);
   score.require_softcap(function);
   score.require_heads(function, o.num_heads);
-  require_own_scores(function, o, score);
+  require_own_scores(function, o, p, score);
 }
 
 /// All rules of multi_head_attention_step.
@@ -60,7 +61,7 @@ void require_step_call(const MultiHeadAttentionOptions& o,
   require(o.fused(), function,
           "kdim or vdim differ from d_model, expected a module of self-attention");
   require_new_tokens<T>(function, o, p, x, call.counts, cache);
-  require_scores<T>(function, call, o);
+  require_scores(function, call, o, p);
 }
 
 /// Step 3b of new tokens, each at the position that it has in its sequence.

@@ -134,7 +134,8 @@ class TransformerBlock {
     require_shape(function, "x", x, Shape{B, L, options_.d_model}, "d_model ", options_.d_model);
     require_shape(function, "norm1.gamma", In<T, 1>(parameters_.norm1.gamma),
                   Shape{options_.d_model}, "the options: a block that was moved from has none");
-    detail::require_call<T, U>(options_.attention(), {x, x, x, true}, call.attention());
+    detail::require_call(options_.attention(), parameters_.attention,
+                         detail::ModuleInputs<U>{x, x, x, true}, call.attention());
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
   }

@@ -30,7 +30,7 @@ void require_block_step(const TransformerBlock<T, W>& block, const In<U, 3>& x,
   const TransformerBlockOptions& o = block.options();
   require_new_tokens<T>(function, o.attention(), block.parameters().attention, x, call.counts,
                         cache);
-  require_scores<T>(function, call, o.attention());
+  require_scores(function, call, o.attention(), block.parameters().attention);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -108,7 +108,7 @@ class ParameterList {
   auto end() const { return parameters_.end(); }
   ///@}
 
-  /// Those with two axes or more: what weight decay is for.
+  /// Those with two axes or more: what weight decay is for. Biases of distances are among them.
   ParameterList matrices() const {
     return those([](const Parameter<T>& p) { return p.rank >= 2; });
   }
