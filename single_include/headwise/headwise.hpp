@@ -8925,6 +8925,39 @@ struct ForwardTile {
 template <class T>
 using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
 
+/// What a scale becomes. One that is a power of 2 changes no digit: where nothing is done to scores
+/// it goes into the weights' unit.
+template <class T>
+struct ScoreUnits {
+  T alpha;     // that scores are multiplied by
+  T unit;      // that differences of them are multiplied by before weight_of
+  T greatest;  // that the greatest is multiplied by for the logsumexp
+
+  explicit ScoreUnits(const AttentionHead<T>& head)
+      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+
+ private:
+  ScoreUnits(T scale, bool folded)
+      : alpha(folded ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
+        greatest(folded ? scale : T(1)) {}
+};
+
+/// The softmax of a row before its first key. A sink counts as a key that came before the others
+/// and has no value.
+template <class T>
+struct RowSoftmax {
+  T greatest = std::numeric_limits<T>::lowest();
+  T sum = T(0);
+
+  RowSoftmax() = default;
+  explicit RowSoftmax(const HeadScore<T>* score) {
+    if (score == nullptr || !score->sink_counts()) return;
+    greatest = score->sink;
+    sum = T(1);
+  }
+};
+
 /// The softmax of the queries of a task so far.
 template <class T>
 struct OnlineSoftmax {
@@ -8936,14 +8969,13 @@ struct OnlineSoftmax {
   T factor[queries];  // what the context is multiplied by when a block of keys is added
   Int any[queries];   // whether a key was visible
 
-  /// Of so many queries. A sink counts as a key that came before the others and has no value.
+  /// Of so many queries.
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
-    const bool sink = score.sink_counts();
-    const T first = sink ? score.sink : std::numeric_limits<T>::lowest();
+    const RowSoftmax<T> begin(&score);
     for (Index r = 0; r < rows; r += S::width) {
-      S::store(S::broadcast(first), greatest + r);
-      S::store(S::broadcast(sink ? T(1) : T(0)), sum + r);
+      S::store(S::broadcast(begin.greatest), greatest + r);
+      S::store(S::broadcast(begin.sum), sum + r);
       S::store_ints(S::broadcast_int(0), any + r);
     }
   }
@@ -9706,11 +9738,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   TileWork work;
   pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
-  // A scale that is a power of 2 changes no digit: it goes into the weights' unit.
+  const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
-  const bool folded = plain && is_power_of_two(head.scale);
-  const T alpha = folded ? T(1) : head.scale;
-  const T unit = simd::HEADWISE_ISA::weight_unit<T>() * (folded ? head.scale : T(1));
 
   const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
   for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
@@ -9730,9 +9759,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
         continue;
       }
       // 4a s = scale q k^T,  4b softcap, bias,  4c softmax,  4d dropout,  4e o += p v
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, alpha, buffers);
+      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, unit, buffers, softmax);
+      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
       products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
       work.executed_flops += 2 * products + (5 + forward_extras(head)) *
@@ -9750,7 +9779,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       softmax.sum[r] = T(1);
     }
     divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
+    const T greatest = softmax.greatest[r] * units.greatest;
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
   return work;
@@ -12027,8 +12056,9 @@ void change_decoded(const HeadScore<T>& score, Index i, const DecodeBlock& block
   if (score.by_distance()) {
     T line[std::size_t{DecodeTile<T>::keys}];
     fill_distances<T>(score, score.distance(i, block.j0), 1, filled, line);
-    for (Index j = 0; j < filled; j += S::width)
+    for (Index j = 0; j < filled; j += S::width) {
       S::store(S::load(s + j) + S::load(line + j), s + j);
+    }
   }
   if (score.calls() && seen.size() > 0) {
     score.function.change(score.function.function,
@@ -12066,39 +12096,6 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
-
-/// What a scale becomes. One that is a power of 2 changes no digit: it goes into the weights' unit,
-/// as in flash_forward.
-template <class T>
-struct ScoreUnits {
-  T alpha;     // that scores are multiplied by
-  T unit;      // that differences of them are multiplied by before weight_of
-  T greatest;  // that the greatest is multiplied by for the logsumexp
-
-  explicit ScoreUnits(const AttentionHead<T>& head)
-      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
-
- private:
-  ScoreUnits(T scale, bool folded)
-      : alpha(folded ? T(1) : scale),
-        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
-        greatest(folded ? scale : T(1)) {}
-};
-
-/// The softmax of a row before its first key. A sink counts as a key that came before the others
-/// and has no value.
-template <class T>
-struct RowSoftmax {
-  T greatest = std::numeric_limits<T>::lowest();
-  T sum = T(0);
-
-  RowSoftmax() = default;
-  explicit RowSoftmax(const HeadScore<T>* score) {
-    if (score == nullptr || !score->sink_counts()) return;
-    greatest = score->sink;
-    sum = T(1);
-  }
-};
 
 /// The lanes of keys j, j + 1 ... that lie in a range.
 template <class T>
@@ -15345,6 +15342,35 @@ template <class T>
 using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
 
 template <class T>
+struct ScoreUnits {
+  T alpha;     // that scores are multiplied by
+  T unit;      // that differences of them are multiplied by before weight_of
+  T greatest;  // that the greatest is multiplied by for the logsumexp
+
+  explicit ScoreUnits(const AttentionHead<T>& head)
+      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+
+ private:
+  ScoreUnits(T scale, bool folded)
+      : alpha(folded ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
+        greatest(folded ? scale : T(1)) {}
+};
+
+template <class T>
+struct RowSoftmax {
+  T greatest = std::numeric_limits<T>::lowest();
+  T sum = T(0);
+
+  RowSoftmax() = default;
+  explicit RowSoftmax(const HeadScore<T>* score) {
+    if (score == nullptr || !score->sink_counts()) return;
+    greatest = score->sink;
+    sum = T(1);
+  }
+};
+
+template <class T>
 struct OnlineSoftmax {
   static constexpr std::size_t queries = static_cast<std::size_t>(ForwardTile<T>::queries);
   using Int = typename Simd<T>::Int;
@@ -15356,11 +15382,10 @@ struct OnlineSoftmax {
 
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
-    const bool sink = score.sink_counts();
-    const T first = sink ? score.sink : std::numeric_limits<T>::lowest();
+    const RowSoftmax<T> begin(&score);
     for (Index r = 0; r < rows; r += S::width) {
-      S::store(S::broadcast(first), greatest + r);
-      S::store(S::broadcast(sink ? T(1) : T(0)), sum + r);
+      S::store(S::broadcast(begin.greatest), greatest + r);
+      S::store(S::broadcast(begin.sum), sum + r);
       S::store_ints(S::broadcast_int(0), any + r);
     }
   }
@@ -16037,10 +16062,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   TileWork work;
   pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
+  const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
-  const bool folded = plain && is_power_of_two(head.scale);
-  const T alpha = folded ? T(1) : head.scale;
-  const T unit = simd::HEADWISE_ISA::weight_unit<T>() * (folded ? head.scale : T(1));
 
   const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
   for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
@@ -16059,9 +16082,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
         work.pairs += mask.pairs();
         continue;
       }
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, alpha, buffers);
+      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, unit, buffers, softmax);
+      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
       products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
       work.executed_flops += 2 * products + (5 + forward_extras(head)) *
@@ -16078,7 +16101,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       softmax.sum[r] = T(1);
     }
     divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
+    const T greatest = softmax.greatest[r] * units.greatest;
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
   return work;
@@ -18111,8 +18134,9 @@ void change_decoded(const HeadScore<T>& score, Index i, const DecodeBlock& block
   if (score.by_distance()) {
     T line[std::size_t{DecodeTile<T>::keys}];
     fill_distances<T>(score, score.distance(i, block.j0), 1, filled, line);
-    for (Index j = 0; j < filled; j += S::width)
+    for (Index j = 0; j < filled; j += S::width) {
       S::store(S::load(s + j) + S::load(line + j), s + j);
+    }
   }
   if (score.calls() && seen.size() > 0) {
     score.function.change(score.function.function,
@@ -18145,35 +18169,6 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
-
-template <class T>
-struct ScoreUnits {
-  T alpha;     // that scores are multiplied by
-  T unit;      // that differences of them are multiplied by before weight_of
-  T greatest;  // that the greatest is multiplied by for the logsumexp
-
-  explicit ScoreUnits(const AttentionHead<T>& head)
-      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
-
- private:
-  ScoreUnits(T scale, bool folded)
-      : alpha(folded ? T(1) : scale),
-        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
-        greatest(folded ? scale : T(1)) {}
-};
-
-template <class T>
-struct RowSoftmax {
-  T greatest = std::numeric_limits<T>::lowest();
-  T sum = T(0);
-
-  RowSoftmax() = default;
-  explicit RowSoftmax(const HeadScore<T>* score) {
-    if (score == nullptr || !score->sink_counts()) return;
-    greatest = score->sink;
-    sum = T(1);
-  }
-};
 
 template <class T>
 HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
@@ -21391,6 +21386,35 @@ template <class T>
 using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
 
 template <class T>
+struct ScoreUnits {
+  T alpha;     // that scores are multiplied by
+  T unit;      // that differences of them are multiplied by before weight_of
+  T greatest;  // that the greatest is multiplied by for the logsumexp
+
+  explicit ScoreUnits(const AttentionHead<T>& head)
+      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+
+ private:
+  ScoreUnits(T scale, bool folded)
+      : alpha(folded ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
+        greatest(folded ? scale : T(1)) {}
+};
+
+template <class T>
+struct RowSoftmax {
+  T greatest = std::numeric_limits<T>::lowest();
+  T sum = T(0);
+
+  RowSoftmax() = default;
+  explicit RowSoftmax(const HeadScore<T>* score) {
+    if (score == nullptr || !score->sink_counts()) return;
+    greatest = score->sink;
+    sum = T(1);
+  }
+};
+
+template <class T>
 struct OnlineSoftmax {
   static constexpr std::size_t queries = static_cast<std::size_t>(ForwardTile<T>::queries);
   using Int = typename Simd<T>::Int;
@@ -21402,11 +21426,10 @@ struct OnlineSoftmax {
 
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
-    const bool sink = score.sink_counts();
-    const T first = sink ? score.sink : std::numeric_limits<T>::lowest();
+    const RowSoftmax<T> begin(&score);
     for (Index r = 0; r < rows; r += S::width) {
-      S::store(S::broadcast(first), greatest + r);
-      S::store(S::broadcast(sink ? T(1) : T(0)), sum + r);
+      S::store(S::broadcast(begin.greatest), greatest + r);
+      S::store(S::broadcast(begin.sum), sum + r);
       S::store_ints(S::broadcast_int(0), any + r);
     }
   }
@@ -22083,10 +22106,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   TileWork work;
   pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
+  const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
-  const bool folded = plain && is_power_of_two(head.scale);
-  const T alpha = folded ? T(1) : head.scale;
-  const T unit = simd::HEADWISE_ISA::weight_unit<T>() * (folded ? head.scale : T(1));
 
   const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
   for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
@@ -22105,9 +22126,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
         work.pairs += mask.pairs();
         continue;
       }
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, alpha, buffers);
+      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, unit, buffers, softmax);
+      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
       products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
       work.executed_flops += 2 * products + (5 + forward_extras(head)) *
@@ -22124,7 +22145,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       softmax.sum[r] = T(1);
     }
     divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
+    const T greatest = softmax.greatest[r] * units.greatest;
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
   return work;
@@ -24157,8 +24178,9 @@ void change_decoded(const HeadScore<T>& score, Index i, const DecodeBlock& block
   if (score.by_distance()) {
     T line[std::size_t{DecodeTile<T>::keys}];
     fill_distances<T>(score, score.distance(i, block.j0), 1, filled, line);
-    for (Index j = 0; j < filled; j += S::width)
+    for (Index j = 0; j < filled; j += S::width) {
       S::store(S::load(s + j) + S::load(line + j), s + j);
+    }
   }
   if (score.calls() && seen.size() > 0) {
     score.function.change(score.function.function,
@@ -24191,35 +24213,6 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
-
-template <class T>
-struct ScoreUnits {
-  T alpha;     // that scores are multiplied by
-  T unit;      // that differences of them are multiplied by before weight_of
-  T greatest;  // that the greatest is multiplied by for the logsumexp
-
-  explicit ScoreUnits(const AttentionHead<T>& head)
-      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
-
- private:
-  ScoreUnits(T scale, bool folded)
-      : alpha(folded ? T(1) : scale),
-        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
-        greatest(folded ? scale : T(1)) {}
-};
-
-template <class T>
-struct RowSoftmax {
-  T greatest = std::numeric_limits<T>::lowest();
-  T sum = T(0);
-
-  RowSoftmax() = default;
-  explicit RowSoftmax(const HeadScore<T>* score) {
-    if (score == nullptr || !score->sink_counts()) return;
-    greatest = score->sink;
-    sum = T(1);
-  }
-};
 
 template <class T>
 HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
@@ -27351,10 +27344,7 @@ struct ScoreOptions {
   LastingIn<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value
 
   /// Whether nothing is done.
-  bool plain() const {
-    return !softcap && alibi_slopes.absent() && relative_bias.absent() && function.absent() &&
-           sinks.absent();
-  }
+  bool plain() const { return !softcap && !by_position() && sinks.absent(); }
   /// Whether what is done to a score depends on where its pair stands.
   bool by_position() const {
     return !alibi_slopes.absent() || !relative_bias.absent() || !function.absent();
@@ -34622,47 +34612,40 @@ class ScoreGradientTensors {
  public:
   /// Throws std::bad_alloc.
   ScoreGradientTensors(const ScoreGradients<T>& asked, std::pmr::memory_resource* memory) {
-    const auto make = [&](auto& tensor, const auto& like) {
+    walk(*this, asked, [&](auto& tensor, const auto& like) {
       if (!like.absent()) tensor = std::decay_t<decltype(tensor)>(like.shape(), memory);
-    };
-    make(scale_, asked.d_scale);
-    make(slopes_, asked.d_alibi_slopes);
-    make(table_, asked.d_relative_bias);
-    make(sinks_, asked.d_sinks);
-    make(function_, asked.d_function);
-    for (std::size_t n = 0; n < biases_.size(); ++n) make(biases_[n], asked.d_biases[n]);
+    });
   }
 
   /// Views of them.
   ScoreGradients<T> views() {
     ScoreGradients<T> to;
-    const auto see = [](auto& view, auto& tensor) {
+    walk(*this, to, [](auto& tensor, auto& view) {
       if (!tensor.absent()) view = tensor;
-    };
-    see(to.d_scale, scale_);
-    see(to.d_alibi_slopes, slopes_);
-    see(to.d_relative_bias, table_);
-    see(to.d_sinks, sinks_);
-    see(to.d_function, function_);
-    for (std::size_t n = 0; n < biases_.size(); ++n) see(to.d_biases[n], biases_[n]);
+    });
     return to;
   }
 
   /// Adds those that have a place there.
   void add_to(const ScoreGradients<T>& to) const {
-    const auto add = [](const auto& tensor, const auto& sum) {
+    walk(*this, to, [](const auto& tensor, const auto& sum) {
       if (tensor.absent() || sum.absent()) return;
       for_each_index(tensor.shape(), [&](const auto& at) { sum(at) = sum(at) + tensor(at); });
-    };
-    add(scale_, to.d_scale);
-    add(slopes_, to.d_alibi_slopes);
-    add(table_, to.d_relative_bias);
-    add(sinks_, to.d_sinks);
-    add(function_, to.d_function);
-    for (std::size_t n = 0; n < biases_.size(); ++n) add(biases_[n], to.d_biases[n]);
+    });
   }
 
  private:
+  /// f(tensor, the gradient that it stands for) for each.
+  template <class Self, class Gradients, class F>
+  static void walk(Self& self, Gradients& of, const F& f) {
+    f(self.scale_, of.d_scale);
+    f(self.slopes_, of.d_alibi_slopes);
+    f(self.table_, of.d_relative_bias);
+    f(self.sinks_, of.d_sinks);
+    f(self.function_, of.d_function);
+    for (std::size_t n = 0; n < self.biases_.size(); ++n) f(self.biases_[n], of.d_biases[n]);
+  }
+
   Tensor<T, 1> scale_, slopes_, sinks_, function_;
   Tensor<T, 2> table_;
   std::array<Tensor<T, 4>, AttentionMask<T>::most> biases_;
@@ -35290,9 +35273,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.2.2; grouped: Ainslie et al., 2023,
 /// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745; norms of queries and keys:
 /// Dehghani et al., 2023, arXiv 2302.05442; rotary positions: Su et al., 2021, arXiv 2104.09864;
-/// slopes by distance: Press et al., 2022, arXiv 2108.12409; biases of distances: Shaw et al.,
-/// 2018, arXiv 1803.02155; sinks: OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025, arXiv
-/// 2508.10925.
+/// slopes by distance: Press et al., 2022, arXiv 2108.12409; biases of distances: Raffel et al.,
+/// 2020, arXiv 1910.10683, section 2.1; sinks: OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card",
+/// 2025, arXiv 2508.10925.
 ///
 /// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
 template <Scalar T, KeptAs<T> W = T>
@@ -41683,6 +41666,35 @@ template <class T>
 using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
 
 template <class T>
+struct ScoreUnits {
+  T alpha;     // that scores are multiplied by
+  T unit;      // that differences of them are multiplied by before weight_of
+  T greatest;  // that the greatest is multiplied by for the logsumexp
+
+  explicit ScoreUnits(const AttentionHead<T>& head)
+      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+
+ private:
+  ScoreUnits(T scale, bool folded)
+      : alpha(folded ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
+        greatest(folded ? scale : T(1)) {}
+};
+
+template <class T>
+struct RowSoftmax {
+  T greatest = std::numeric_limits<T>::lowest();
+  T sum = T(0);
+
+  RowSoftmax() = default;
+  explicit RowSoftmax(const HeadScore<T>* score) {
+    if (score == nullptr || !score->sink_counts()) return;
+    greatest = score->sink;
+    sum = T(1);
+  }
+};
+
+template <class T>
 struct OnlineSoftmax {
   static constexpr std::size_t queries = static_cast<std::size_t>(ForwardTile<T>::queries);
   using Int = typename Simd<T>::Int;
@@ -41694,11 +41706,10 @@ struct OnlineSoftmax {
 
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
-    const bool sink = score.sink_counts();
-    const T first = sink ? score.sink : std::numeric_limits<T>::lowest();
+    const RowSoftmax<T> begin(&score);
     for (Index r = 0; r < rows; r += S::width) {
-      S::store(S::broadcast(first), greatest + r);
-      S::store(S::broadcast(sink ? T(1) : T(0)), sum + r);
+      S::store(S::broadcast(begin.greatest), greatest + r);
+      S::store(S::broadcast(begin.sum), sum + r);
       S::store_ints(S::broadcast_int(0), any + r);
     }
   }
@@ -42375,10 +42386,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   TileWork work;
   pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
+  const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
-  const bool folded = plain && is_power_of_two(head.scale);
-  const T alpha = folded ? T(1) : head.scale;
-  const T unit = simd::HEADWISE_ISA::weight_unit<T>() * (folded ? head.scale : T(1));
 
   const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
   for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
@@ -42397,9 +42406,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
         work.pairs += mask.pairs();
         continue;
       }
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, alpha, buffers);
+      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, unit, buffers, softmax);
+      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
       products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
       work.executed_flops += 2 * products + (5 + forward_extras(head)) *
@@ -42416,7 +42425,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       softmax.sum[r] = T(1);
     }
     divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
+    const T greatest = softmax.greatest[r] * units.greatest;
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
   return work;
@@ -45786,6 +45795,35 @@ template <class T>
 using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
 
 template <class T>
+struct ScoreUnits {
+  T alpha;     // that scores are multiplied by
+  T unit;      // that differences of them are multiplied by before weight_of
+  T greatest;  // that the greatest is multiplied by for the logsumexp
+
+  explicit ScoreUnits(const AttentionHead<T>& head)
+      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+
+ private:
+  ScoreUnits(T scale, bool folded)
+      : alpha(folded ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
+        greatest(folded ? scale : T(1)) {}
+};
+
+template <class T>
+struct RowSoftmax {
+  T greatest = std::numeric_limits<T>::lowest();
+  T sum = T(0);
+
+  RowSoftmax() = default;
+  explicit RowSoftmax(const HeadScore<T>* score) {
+    if (score == nullptr || !score->sink_counts()) return;
+    greatest = score->sink;
+    sum = T(1);
+  }
+};
+
+template <class T>
 struct OnlineSoftmax {
   static constexpr std::size_t queries = static_cast<std::size_t>(ForwardTile<T>::queries);
   using Int = typename Simd<T>::Int;
@@ -45797,11 +45835,10 @@ struct OnlineSoftmax {
 
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
-    const bool sink = score.sink_counts();
-    const T first = sink ? score.sink : std::numeric_limits<T>::lowest();
+    const RowSoftmax<T> begin(&score);
     for (Index r = 0; r < rows; r += S::width) {
-      S::store(S::broadcast(first), greatest + r);
-      S::store(S::broadcast(sink ? T(1) : T(0)), sum + r);
+      S::store(S::broadcast(begin.greatest), greatest + r);
+      S::store(S::broadcast(begin.sum), sum + r);
       S::store_ints(S::broadcast_int(0), any + r);
     }
   }
@@ -46478,10 +46515,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   TileWork work;
   pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
+  const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
-  const bool folded = plain && is_power_of_two(head.scale);
-  const T alpha = folded ? T(1) : head.scale;
-  const T unit = simd::HEADWISE_ISA::weight_unit<T>() * (folded ? head.scale : T(1));
 
   const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
   for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
@@ -46500,9 +46535,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
         work.pairs += mask.pairs();
         continue;
       }
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, alpha, buffers);
+      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, unit, buffers, softmax);
+      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
       products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
       work.executed_flops += 2 * products + (5 + forward_extras(head)) *
@@ -46519,7 +46554,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       softmax.sum[r] = T(1);
     }
     divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
+    const T greatest = softmax.greatest[r] * units.greatest;
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
   return work;
@@ -49885,6 +49920,35 @@ template <class T>
 using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
 
 template <class T>
+struct ScoreUnits {
+  T alpha;     // that scores are multiplied by
+  T unit;      // that differences of them are multiplied by before weight_of
+  T greatest;  // that the greatest is multiplied by for the logsumexp
+
+  explicit ScoreUnits(const AttentionHead<T>& head)
+      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+
+ private:
+  ScoreUnits(T scale, bool folded)
+      : alpha(folded ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
+        greatest(folded ? scale : T(1)) {}
+};
+
+template <class T>
+struct RowSoftmax {
+  T greatest = std::numeric_limits<T>::lowest();
+  T sum = T(0);
+
+  RowSoftmax() = default;
+  explicit RowSoftmax(const HeadScore<T>* score) {
+    if (score == nullptr || !score->sink_counts()) return;
+    greatest = score->sink;
+    sum = T(1);
+  }
+};
+
+template <class T>
 struct OnlineSoftmax {
   static constexpr std::size_t queries = static_cast<std::size_t>(ForwardTile<T>::queries);
   using Int = typename Simd<T>::Int;
@@ -49896,11 +49960,10 @@ struct OnlineSoftmax {
 
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
-    const bool sink = score.sink_counts();
-    const T first = sink ? score.sink : std::numeric_limits<T>::lowest();
+    const RowSoftmax<T> begin(&score);
     for (Index r = 0; r < rows; r += S::width) {
-      S::store(S::broadcast(first), greatest + r);
-      S::store(S::broadcast(sink ? T(1) : T(0)), sum + r);
+      S::store(S::broadcast(begin.greatest), greatest + r);
+      S::store(S::broadcast(begin.sum), sum + r);
       S::store_ints(S::broadcast_int(0), any + r);
     }
   }
@@ -50577,10 +50640,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   TileWork work;
   pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
+  const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
-  const bool folded = plain && is_power_of_two(head.scale);
-  const T alpha = folded ? T(1) : head.scale;
-  const T unit = simd::HEADWISE_ISA::weight_unit<T>() * (folded ? head.scale : T(1));
 
   const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
   for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
@@ -50599,9 +50660,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
         work.pairs += mask.pairs();
         continue;
       }
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, alpha, buffers);
+      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, unit, buffers, softmax);
+      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
       products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
       work.executed_flops += 2 * products + (5 + forward_extras(head)) *
@@ -50618,7 +50679,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       softmax.sum[r] = T(1);
     }
     divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
+    const T greatest = softmax.greatest[r] * units.greatest;
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
   return work;
@@ -53984,6 +54045,35 @@ template <class T>
 using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
 
 template <class T>
+struct ScoreUnits {
+  T alpha;     // that scores are multiplied by
+  T unit;      // that differences of them are multiplied by before weight_of
+  T greatest;  // that the greatest is multiplied by for the logsumexp
+
+  explicit ScoreUnits(const AttentionHead<T>& head)
+      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+
+ private:
+  ScoreUnits(T scale, bool folded)
+      : alpha(folded ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
+        greatest(folded ? scale : T(1)) {}
+};
+
+template <class T>
+struct RowSoftmax {
+  T greatest = std::numeric_limits<T>::lowest();
+  T sum = T(0);
+
+  RowSoftmax() = default;
+  explicit RowSoftmax(const HeadScore<T>* score) {
+    if (score == nullptr || !score->sink_counts()) return;
+    greatest = score->sink;
+    sum = T(1);
+  }
+};
+
+template <class T>
 struct OnlineSoftmax {
   static constexpr std::size_t queries = static_cast<std::size_t>(ForwardTile<T>::queries);
   using Int = typename Simd<T>::Int;
@@ -53995,11 +54085,10 @@ struct OnlineSoftmax {
 
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
-    const bool sink = score.sink_counts();
-    const T first = sink ? score.sink : std::numeric_limits<T>::lowest();
+    const RowSoftmax<T> begin(&score);
     for (Index r = 0; r < rows; r += S::width) {
-      S::store(S::broadcast(first), greatest + r);
-      S::store(S::broadcast(sink ? T(1) : T(0)), sum + r);
+      S::store(S::broadcast(begin.greatest), greatest + r);
+      S::store(S::broadcast(begin.sum), sum + r);
       S::store_ints(S::broadcast_int(0), any + r);
     }
   }
@@ -54676,10 +54765,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   TileWork work;
   pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
+  const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
-  const bool folded = plain && is_power_of_two(head.scale);
-  const T alpha = folded ? T(1) : head.scale;
-  const T unit = simd::HEADWISE_ISA::weight_unit<T>() * (folded ? head.scale : T(1));
 
   const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
   for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
@@ -54698,9 +54785,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
         work.pairs += mask.pairs();
         continue;
       }
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, alpha, buffers);
+      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, unit, buffers, softmax);
+      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
       products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
       work.executed_flops += 2 * products + (5 + forward_extras(head)) *
@@ -54717,7 +54804,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
       softmax.sum[r] = T(1);
     }
     divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = folded ? softmax.greatest[r] * head.scale : softmax.greatest[r];
+    const T greatest = softmax.greatest[r] * units.greatest;
     if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
   }
   return work;

@@ -64,17 +64,10 @@ struct OwnCase {
     numbers.sinks = random_tensor<T>(Shape{H}, 5);
     numbers.slopes = random_tensor<T>(Shape{H}, 6);
     numbers.table = random_tensor<T>(Shape{H, 2 * reach + 1}, 7);
-    draw_all(without.parameters(), 8);
     auto& p = with.parameters();
-    without.parameters().for_each([&](const std::string& name, auto from) {
-      constexpr int rank = decltype(from)::rank;
-      const In<T, rank> values = from;
-      p.for_each([&](const std::string& other, auto to) {
-        if constexpr (decltype(to)::rank == rank) {
-          if (name == other) copy(values, Out<T, rank>(to));
-        }
-      });
-    });
+    draw_all(p, 8);
+    detail::for_each_of_both("OwnCase", "", without.parameters(), p,
+                             [](auto to, auto from) { copy(In<T, decltype(to)::rank>(from), to); });
     const ScoreTensors<T> mine = chosen(numbers, own, true);
     if (own.sinks) p.sinks = mine.sinks;
     if (own.slopes) p.alibi_slopes = mine.slopes;
@@ -105,17 +98,12 @@ void check_same(const Result<T>& own, const Result<T>& of_call) {
   CHECK(bitwise_equal(own.d.key, of_call.d.key));
   CHECK(bitwise_equal(own.d.value, of_call.d.value));
   Index compared = 0;
-  of_call.gradients.for_each([&](const std::string& name, auto view) {
-    constexpr int rank = decltype(view)::rank;
-    const In<T, rank> expected = view;
-    own.gradients.for_each([&](const std::string& other, auto got) {
-      if constexpr (decltype(got)::rank == rank) {
-        if (name != other) return;
-        CHECK(bitwise_equal(In<T, rank>(got), expected));
-        ++compared;
-      }
-    });
-  });
+  detail::for_each_of_both("check_same", "", of_call.gradients, own.gradients,
+                           [&](auto expected, auto got) {
+                             constexpr int rank = decltype(got)::rank;
+                             CHECK(bitwise_equal(In<T, rank>(got), In<T, rank>(expected)));
+                             ++compared;
+                           });
   CHECK(compared == 5);  // four matrices and b_O
 }
 

@@ -20,9 +20,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.2.2; grouped: Ainslie et al., 2023,
 /// arXiv 2305.13245; pre-LN: Xiong et al., 2020, arXiv 2002.04745; norms of queries and keys:
 /// Dehghani et al., 2023, arXiv 2302.05442; rotary positions: Su et al., 2021, arXiv 2104.09864;
-/// slopes by distance: Press et al., 2022, arXiv 2108.12409; biases of distances: Shaw et al.,
-/// 2018, arXiv 1803.02155; sinks: OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025, arXiv
-/// 2508.10925.
+/// slopes by distance: Press et al., 2022, arXiv 2108.12409; biases of distances: Raffel et al.,
+/// 2020, arXiv 1910.10683, section 2.1; sinks: OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card",
+/// 2025, arXiv 2508.10925.
 ///
 /// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
 template <Scalar T, KeptAs<T> W = T>

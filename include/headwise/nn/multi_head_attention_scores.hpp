@@ -61,47 +61,40 @@ class ScoreGradientTensors {
  public:
   /// Throws std::bad_alloc.
   ScoreGradientTensors(const ScoreGradients<T>& asked, std::pmr::memory_resource* memory) {
-    const auto make = [&](auto& tensor, const auto& like) {
+    walk(*this, asked, [&](auto& tensor, const auto& like) {
       if (!like.absent()) tensor = std::decay_t<decltype(tensor)>(like.shape(), memory);
-    };
-    make(scale_, asked.d_scale);
-    make(slopes_, asked.d_alibi_slopes);
-    make(table_, asked.d_relative_bias);
-    make(sinks_, asked.d_sinks);
-    make(function_, asked.d_function);
-    for (std::size_t n = 0; n < biases_.size(); ++n) make(biases_[n], asked.d_biases[n]);
+    });
   }
 
   /// Views of them.
   ScoreGradients<T> views() {
     ScoreGradients<T> to;
-    const auto see = [](auto& view, auto& tensor) {
+    walk(*this, to, [](auto& tensor, auto& view) {
       if (!tensor.absent()) view = tensor;
-    };
-    see(to.d_scale, scale_);
-    see(to.d_alibi_slopes, slopes_);
-    see(to.d_relative_bias, table_);
-    see(to.d_sinks, sinks_);
-    see(to.d_function, function_);
-    for (std::size_t n = 0; n < biases_.size(); ++n) see(to.d_biases[n], biases_[n]);
+    });
     return to;
   }
 
   /// Adds those that have a place there.
   void add_to(const ScoreGradients<T>& to) const {
-    const auto add = [](const auto& tensor, const auto& sum) {
+    walk(*this, to, [](const auto& tensor, const auto& sum) {
       if (tensor.absent() || sum.absent()) return;
       for_each_index(tensor.shape(), [&](const auto& at) { sum(at) = sum(at) + tensor(at); });
-    };
-    add(scale_, to.d_scale);
-    add(slopes_, to.d_alibi_slopes);
-    add(table_, to.d_relative_bias);
-    add(sinks_, to.d_sinks);
-    add(function_, to.d_function);
-    for (std::size_t n = 0; n < biases_.size(); ++n) add(biases_[n], to.d_biases[n]);
+    });
   }
 
  private:
+  /// f(tensor, the gradient that it stands for) for each.
+  template <class Self, class Gradients, class F>
+  static void walk(Self& self, Gradients& of, const F& f) {
+    f(self.scale_, of.d_scale);
+    f(self.slopes_, of.d_alibi_slopes);
+    f(self.table_, of.d_relative_bias);
+    f(self.sinks_, of.d_sinks);
+    f(self.function_, of.d_function);
+    for (std::size_t n = 0; n < self.biases_.size(); ++n) f(self.biases_[n], of.d_biases[n]);
+  }
+
   Tensor<T, 1> scale_, slopes_, sinks_, function_;
   Tensor<T, 2> table_;
   std::array<Tensor<T, 4>, AttentionMask<T>::most> biases_;

@@ -27,10 +27,7 @@ struct ScoreOptions {
   LastingIn<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value
 
   /// Whether nothing is done.
-  bool plain() const {
-    return !softcap && alibi_slopes.absent() && relative_bias.absent() && function.absent() &&
-           sinks.absent();
-  }
+  bool plain() const { return !softcap && !by_position() && sinks.absent(); }
   /// Whether what is done to a score depends on where its pair stands.
   bool by_position() const {
     return !alibi_slopes.absent() || !relative_bias.absent() || !function.absent();
