@@ -1,8 +1,10 @@
-// Catch2 for every test, 3 where it is found and 2.13 elsewhere. Nothing here but what differs
-// between the two: test cases, GENERATE and matchers read the same after this include.
+// Catch2 for every test, 3 or 2.13. Nothing here but what differs between the two: test cases,
+// GENERATE and matchers read the same after this include.
 #pragma once
 
-#if __has_include(<catch2/catch_test_macros.hpp>)
+#include "support/catch_version.hpp"
+
+#if HEADWISE_CATCH2 >= 3
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_message.hpp>
 #include <catch2/catch_template_test_macros.hpp>
