@@ -14,10 +14,11 @@ class PartnerFailed(Exception):
 
 
 class Partner:
-    """A process that answers requests on its standard input; pinned to as many cores as threads."""
+    """A process that answers requests on its standard input; pinned to as many cores as threads.
+    `can_check`: it also says whether the result of a case is right."""
 
-    def __init__(self, name, command, threads, extra_environment=None):
-        self.name = name
+    def __init__(self, name, command, threads, extra_environment=None, can_check=False):
+        self.name, self.can_check = name, can_check
         self.errors = tempfile.TemporaryFile(mode="w+")
         environment = {**os.environ, "HEADWISE_NUM_THREADS": str(threads),
                        **(extra_environment or {})}
@@ -150,7 +151,7 @@ def start_headwise(command, threads, seconds, name="headwise", openblas=True):
     if not openblas:
         environment["HEADWISE_OPENBLAS"] = ""
     return Partner(name, shlex.split(command) + ["--turns", f"--seconds={seconds}"], threads,
-                   environment)
+                   environment, can_check=True)
 
 
 def start_torch(threads, seconds):

@@ -22,7 +22,7 @@ def setting(results):
             f"float32, median of {count_of(results['settings']['rounds'], 'round')}")
 
 
-def curves_page(title, subtitle, panels, lengths, unit, names):
+def curves_page(title, subtitle, panels, lengths, unit, names, along="sequence length L"):
     """Panels side by side: (heading, {who: [(L, value)]}), both axes logarithmic."""
     width, height, top, bottom = 900, 430, 112, 370
     page = Page(width, height, title, subtitle)
@@ -42,7 +42,7 @@ def curves_page(title, subtitle, panels, lengths, unit, names):
             page.line(x.at(length), top, x.at(length), bottom, "grid")
             page.text(x.at(length), bottom + 18, str(length), anchor="middle", kind="quiet", size=11)
         page.line(left, bottom, right, bottom, "axis")
-        page.text((left + right) / 2, bottom + 40, "sequence length L", anchor="middle")
+        page.text((left + right) / 2, bottom + 40, along, anchor="middle")
         page.text(left - 46, (top + bottom) / 2, unit, anchor="middle", turn=-90)
         drawn = [(who, name, colour) for who, name, colour in names if lines.get(who)]
         for who, _, colour in drawn:

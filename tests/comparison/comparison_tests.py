@@ -172,25 +172,31 @@ class Pictures(unittest.TestCase):
                 self.assertGreaterEqual(len(ticks), 2)
 
 
+def run_on_partners(program, folder, *options, **environment):
+    """Runs bench/comparison's `program` on made-up partners: exit status, what it said, and who was
+    asked what."""
+    partner, log = os.path.join(HERE, "partner"), os.path.join(folder, "turns")
+    command = [sys.executable, "-B", os.path.join(COMPARISON, program), "--program",
+               f"{sys.executable} {partner}", "--seconds", "0", "--out", folder, *options]
+    done = subprocess.run(command, capture_output=True, text=True, env={
+        **os.environ, "TURNS": log, "HEADWISE_TORCH": f"{sys.executable} {partner}", **environment})
+    with open(log) as file:
+        return done.returncode, done.stdout + done.stderr, file.read().splitlines()
+
+
 class Turns(unittest.TestCase):
     def compare(self, *options, **environment):
         """Runs the comparison on made-up partners: exit status, results, who was asked what."""
         with tempfile.TemporaryDirectory() as folder:
-            partner, log = os.path.join(HERE, "partner"), os.path.join(folder, "turns")
-            command = [sys.executable, "-B", os.path.join(COMPARISON, "run"), "--program",
-                       f"{sys.executable} {partner}", "--seconds", "0", "--out", folder, *options]
-            done = subprocess.run(command, capture_output=True, text=True, env={
-                **os.environ, "TURNS": log, "HEADWISE_TORCH": f"{sys.executable} {partner}",
-                **environment})
+            status, said, asked = run_on_partners("run", folder, *options, **environment)
             try:
                 with open(os.path.join(folder, "results.json")) as file:
                     results = json.load(file)
                 with open(os.path.join(folder, "table.md")) as file:
                     results["table"] = file.read()
             except OSError:
-                self.fail(done.stdout + done.stderr)
-            with open(log) as file:
-                return done.returncode, results, file.read().splitlines()
+                self.fail(said)
+            return status, results, asked
 
     def test_partners_alternate_and_who_goes_first_changes(self):
         status, results, asked = self.compare("--rounds", "3", "--parts", "mha",
@@ -223,6 +229,42 @@ class Turns(unittest.TestCase):
         self.assertEqual(status, 0)
         self.assertTrue(any("too small" in problem for problem in results["problems"]))
         self.assertTrue(all("torch" not in entry["seconds"] for entry in results["cases"]))
+
+
+@unittest.skipIf(len(os.sched_getaffinity(0)) < 2, "two threads need two cores")
+class Scaling(unittest.TestCase):
+    def scale(self, *options, **environment):
+        """Exit status, what was said, who was asked what, the table and the picture."""
+        with tempfile.TemporaryDirectory() as folder:
+            found = run_on_partners("scaling", folder, "--threads", "2", *options, **environment)
+            pages = []
+            for name in ("scaling.md", "scaling.svg"):
+                with open(os.path.join(folder, name)) as file:
+                    pages.append(file.read())
+            return *found, *pages
+
+    def test_each_gain_is_against_the_same_program_with_one_thread(self):
+        status, said, _, page, picture = self.scale("--rounds", "1", SCALES="1")
+        self.assertEqual(status, 0, said)
+        self.assertIn("| (1, 128, 256, 4) | no | 1 | 10 | 1.00 | 30 | 1.00 | 3.00 |", page)
+        self.assertIn("| (1, 128, 256, 4) | yes | 2 | 5 | 2.00 | 15 | 2.00 | 3.00 |", page)
+        self.assertIn("| (1, 128, 64, 4) |  | 2 | 5 | 2.00 | 15 | 2.00 | 3.00 |", page)
+        self.assertNotIn("(1, 16, 64, 4)", page)
+        xml.fromstring(picture)
+
+    def test_every_number_of_threads_takes_its_turn_and_is_checked(self):
+        _, said, asked, _, _ = self.scale("--rounds", "2")
+        case = "mha/forward/f32 1 128 256 4 4 0"
+        turns = [line.split()[0] for line in asked if line.endswith(case) and "check" not in line]
+        self.assertEqual(turns, ["headwise", "torch"] * 2 + ["torch", "headwise"] * 2, said)
+        self.assertEqual(len([line for line in asked if line.endswith("check " + case)]), 2)
+
+    def test_without_pytorch_its_columns_are_empty(self):
+        status, _, _, page, picture = self.scale("--rounds", "1", NO_TORCH="1")
+        self.assertEqual(status, 0)
+        self.assertIn("| (1, 128, 256, 4) | no | 2 | 10 | 1.00 |  |  |  |", page)
+        self.assertIn("no torch today", page)
+        self.assertNotIn("PyTorch</text>", picture)
 
 
 if __name__ == "__main__":
