@@ -14,15 +14,15 @@ class PartnerFailed(Exception):
 
 
 class Partner:
-    """A process that answers requests on its standard input; pinned to as many cores as threads.
-    `can_check`: it also says whether the result of a case is right."""
+    """A process that answers requests on its standard input; pinned to `cores`, or to as many as it
+    has threads. `can_check`: it also says whether the result of a case is right."""
 
-    def __init__(self, name, command, threads, extra_environment=None, can_check=False):
+    def __init__(self, name, command, threads, extra_environment=None, can_check=False, cores=None):
         self.name, self.can_check = name, can_check
         self.errors = tempfile.TemporaryFile(mode="w+")
         environment = {**os.environ, "HEADWISE_NUM_THREADS": str(threads),
                        **(extra_environment or {})}
-        cores = pick_cores(threads)
+        cores = cores or pick_cores(threads)
         try:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
@@ -33,12 +33,18 @@ class Partner:
 
     def ask(self, request):
         """The answer to one line. Raises PartnerFailed where there is none."""
+        self.send(request)
+        return self.receive()
+
+    def send(self, request):
         try:
             self.process.stdin.write(request + "\n")
             self.process.stdin.flush()
-            line = self.process.stdout.readline()
         except BrokenPipeError:
-            line = ""
+            pass  # receive() says why
+
+    def receive(self):
+        line = self.process.stdout.readline()
         if not line:
             raise PartnerFailed(f"{self.name} went away: {self.last_words()}")
         try:
@@ -75,6 +81,33 @@ class Partner:
 
     def __exit__(self, *_):
         self.close()
+
+
+class Copies:
+    """Partners of one thread, each on a core of its own, that do the same at the same time: what
+    cores gain where none waits for another."""
+    can_check = False
+
+    def __init__(self, partners):
+        self.partners, self.process = partners, partners[0].process
+
+    def ask(self, request):
+        """`seconds` is the time in which one of them would be done if all worked for it."""
+        for partner in self.partners:
+            partner.send(request)
+        failures, replies = [], []
+        for partner in self.partners:
+            try:
+                replies.append(partner.receive())
+            except PartnerFailed as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+        return {**replies[0], "seconds": 1 / sum(1 / reply["seconds"] for reply in replies)}
+
+    def close(self):
+        for partner in self.partners:
+            partner.close()
 
 
 def machine():
@@ -145,13 +178,13 @@ def blas_environment(threads):
     return environment
 
 
-def start_headwise(command, threads, seconds, name="headwise", openblas=True):
+def start_headwise(command, threads, seconds, name="headwise", openblas=True, cores=None):
     """`openblas` False: it does not load that library, whose memory would count as its own."""
     environment = blas_environment(threads)
     if not openblas:
         environment["HEADWISE_OPENBLAS"] = ""
     return Partner(name, shlex.split(command) + ["--turns", f"--seconds={seconds}"], threads,
-                   environment, can_check=True)
+                   environment, can_check=True, cores=cores)
 
 
 def start_torch(threads, seconds):

@@ -49,8 +49,9 @@ def show_progress(number, rounds, done, entries):
         print(f"\r{text + request[:60]:<98}\r", end="", flush=True)
 
 
-def run_rounds(partners, entries, rounds, problems, before_and_after):
-    """`before_and_after` is called at the begin and the end of each round."""
+def run_rounds(partners, entries, rounds, problems, before_and_after, keep=lambda done: None):
+    """`before_and_after` is called at the begin and the end of each round, then `keep` with how many
+    are done: who is stopped loses no more than a round."""
     gone = set()  # whose process ended: they are not asked again
     for number in range(rounds):
         started = time.time()
@@ -64,3 +65,4 @@ def run_rounds(partners, entries, rounds, problems, before_and_after):
                     take_turn(partners, entry, who, problems, gone)
         before_and_after()
         say(f"round {number + 1} of {rounds}: {time.time() - started:.0f} s")
+        keep(number + 1)

@@ -246,11 +246,31 @@ class Scaling(unittest.TestCase):
     def test_each_gain_is_against_the_same_program_with_one_thread(self):
         status, said, _, page, picture = self.scale("--rounds", "1", SCALES="1")
         self.assertEqual(status, 0, said)
-        self.assertIn("| (1, 128, 256, 4) | no | 1 | 10 | 1.00 | 30 | 1.00 | 3.00 |", page)
-        self.assertIn("| (1, 128, 256, 4) | yes | 2 | 5 | 2.00 | 15 | 2.00 | 3.00 |", page)
+        self.assertIn("| (1, 128, 256, 4) | no | 1 | 10 | 1.00 | 30 | 1.00 | 3.00 |\n", page)
+        self.assertIn("| (1, 128, 256, 4) | yes | 2 | 5 | 2.00 | 15 | 2.00 | 3.00 | 2.00 |\n", page)
         self.assertIn("| (1, 128, 64, 4) |  | 2 | 5 | 2.00 | 15 | 2.00 | 3.00 |", page)
         self.assertNotIn("(1, 16, 64, 4)", page)
         xml.fromstring(picture)
+
+    def test_copies_run_side_by_side_with_one_thread_each(self):
+        status, said, asked, page, _ = self.scale("--rounds", "1")
+        self.assertEqual(status, 0, said)
+        self.assertIn("| (1, 128, 256, 4) | no | 2 | 10 | 1.00 | 30 | 1.00 | 3.00 | 2.00 |\n", page)
+        case = "headwise mha/forward_backward/f32 1 128 256 4 4 0"
+        self.assertEqual(asked.count(case), 4)  # with 1 thread, with 2, and both copies
+
+    def test_a_run_that_is_stopped_has_kept_the_rounds_that_were_done(self):
+        with tempfile.TemporaryDirectory() as folder:
+            status, _, _ = run_on_partners("scaling", folder, "--rounds", "3", STOPS_AT_PEAK="3")
+            self.assertNotEqual(status, 0)
+            recorded = os.path.join(folder, "scaling.json")
+            with open(recorded) as file:
+                results = json.load(file)
+            self.assertEqual(results["settings"]["rounds"], 1)
+            command = [os.path.join(COMPARISON, "scaling"), "--draw", recorded, "--out", folder]
+            subprocess.run(command, check=True, capture_output=True)
+            with open(os.path.join(folder, "scaling.md")) as file:
+                self.assertIn("medians of 1 round,", file.read())
 
     def test_every_number_of_threads_takes_its_turn_and_is_checked(self):
         _, said, asked, _, _ = self.scale("--rounds", "2")
@@ -262,7 +282,7 @@ class Scaling(unittest.TestCase):
     def test_without_pytorch_its_columns_are_empty(self):
         status, _, _, page, picture = self.scale("--rounds", "1", NO_TORCH="1")
         self.assertEqual(status, 0)
-        self.assertIn("| (1, 128, 256, 4) | no | 2 | 10 | 1.00 |  |  |  |", page)
+        self.assertIn("| (1, 128, 256, 4) | no | 2 | 10 | 1.00 |  |  |  |\n", page)
         self.assertIn("no torch today", page)
         self.assertNotIn("PyTorch</text>", picture)
 
