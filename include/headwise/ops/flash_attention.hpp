@@ -44,8 +44,11 @@ void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
   const Index queries = queries_of_task(run, rows, sizes.H, context.executor.concurrency());
   Workspace<T> to_round(context.executor.concurrency(), rows_to_round<T, O>(queries, sizes.dv),
                         context.memory);
+  const Index tasks = sizes.H * rows.block_numbers(queries);
   const auto task = [&](Index t, Index worker) {
-    const auto [b, number] = rows.task(t, sizes.H, queries);
+    // The last first: behind a causal mask they see most keys, and should not be what is waited
+    // for.
+    const auto [b, number] = rows.task(tasks - 1 - t, sizes.H, queries);
     const Index blocks = rows.block_numbers(queries, b), h = number / blocks;
     const Index i0 = number % blocks * queries;
     if (i0 >= rows.length(b)) return;
@@ -61,7 +64,7 @@ void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
     const std::int64_t extra = kernels::forward_extras(head);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
-  context.executor.run(sizes.H * rows.block_numbers(queries), task);
+  context.executor.run(tasks, task);
 }
 
 /// The kernels of decoding, which read queries of T and write o of T: of other types copies, for
