@@ -27,14 +27,14 @@ struct GemmTasks {
     constexpr Index most_turns = 4, fewest_rows = 24;  // of a worker; of a task
     const Index most_down = std::max<Index>(1, size.M / fewest_rows);
     const Index most_across = std::min<Index>(pieces(size.N, panel), most_turns * workers);
-    double least = 0;
+    double least = time(1, size.K, packs_a);
     for (Index n = 1; workers != 1 && n <= most_across; ++n) {
       for (Index turns = 1; turns <= most_turns; ++turns) {
         const Index m = std::clamp<Index>(turns * workers / n, 1, most_down);
         const GemmTasks cut(pieces(size.M, m), kernels::round_up(pieces(size.N, n), panel), size);
-        const double time = cut.time(pieces(cut.count, workers), size.K, packs_a);
-        if (least != 0 && time >= least) continue;
-        least = time;
+        const double needed = cut.time(pieces(cut.count, workers), size.K, packs_a);
+        if (needed >= least) continue;
+        least = needed;
         *this = cut;
       }
     }
@@ -47,16 +47,18 @@ struct GemmTasks {
   static Index pieces(Index n, Index piece) { return (n + piece - 1) / piece; }
 
   /// Of so many tasks one after the other, in that of K multiply-adds: a task packs its columns of
-  /// b, and reads or copies its rows of a. Workers do not all begin and end at once. (The numbers
-  /// are those by which the best of 30 cuts of six products is found, on 2 cores of an AMD EPYC of
-  /// family 26. On 16 of a Xeon the products so cut reach 1350 to 1600 GFLOP/s together; 16 threads
-  /// with a product each, of as little as the second cache holds, 1050 to 1250.)
+  /// b, and reads or copies its rows of a. Workers do not all begin and end at once, and what one
+  /// has in its cache another has to fetch. (The numbers are those by which the best of 30 cuts of
+  /// six products is found, on 2 cores of an AMD EPYC of family 26. On 16 of a Xeon the products so
+  /// cut reach 1350 to 1600 GFLOP/s together; 16 threads with a product each, of as little as the
+  /// second cache holds, 1050 to 1250.)
   double time(Index turns, Index K, bool packs_a) const {
-    constexpr double begin = 50000, pack = 16, copy = 40, read = 8, late = 0.1;
+    constexpr double share = 500000, begin = 50000, pack = 16, copy = 40, read = 8, late = 0.1;
     const auto m = static_cast<double>(rows), n = static_cast<double>(columns);
-    const double one =
-        m * n + pack * n + (packs_a ? copy : read) * m + begin / static_cast<double>(K);
-    return (static_cast<double>(turns) + late) * one;
+    const auto k = static_cast<double>(std::max<Index>(1, K));
+    const double one = m * n + pack * n + (packs_a ? copy : read) * m + begin / k;
+    if (count == 1) return one;
+    return (static_cast<double>(turns) + late) * one + share / k;
   }
 };
 
