@@ -130,7 +130,7 @@ class LinearProduct {
 
 /// Whether all of x is finite.
 template <class T>
-bool all_finite(const kernels::Kernels<T>& run, const In<T, 2>& x, const Context& context) {
+bool all_rows_finite(const kernels::Kernels<T>& run, const In<T, 2>& x, const Context& context) {
   std::atomic<bool> finite = true;
   for_rows(context, x.extent(0), x.extent(1), [&](Index begin, Index end) {
     if (!finite.load(std::memory_order_relaxed)) return;
@@ -145,7 +145,7 @@ bool all_finite(const kernels::Kernels<T>& run, const In<T, 2>& x, const Context
 template <class T>
 In<T, 2> without_idle_rows(const kernels::Kernels<T>& run, const In<T, 2>& x, const In<T, 2>& dy,
                            Tensor<T, 2>& storage, const Context& context) {
-  if (all_finite<T>(run, x, context)) return x;
+  if (all_rows_finite<T>(run, x, context)) return x;
   storage = contiguous(x, context.memory);
   for (Index n = 0; n < x.extent(0); ++n) {
     bool idle = true;
