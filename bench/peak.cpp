@@ -110,11 +110,11 @@ double best_rate(Index threads, int attempts,
       mine.end = watch.seconds();
       gate.arrive_and_wait();
       if (thread != 0) continue;
-      Part all = parts[0];
+      Part all{mine.begin, mine.end, 0};
       for (const Part& part : parts) {
         all.begin = std::min(all.begin, part.begin);
         all.end = std::max(all.end, part.end);
-        if (&part != &parts[0]) all.done += part.done;
+        all.done += part.done;
       }
       best = std::max(best, all.done / (all.end - all.begin));
     }

@@ -194,3 +194,15 @@ def start_torch(threads, seconds):
         source = file.read()  # the command may run where this folder is not
     return Partner("PyTorch", command + ["-c", source, str(seconds)], threads,
                    {**blas_environment(threads), "PYTHONUNBUFFERED": "1"})
+
+
+def start_torch_if_any(threads, seconds):
+    """PyTorch and what it says of itself; or None, and why there is none."""
+    torch = None
+    try:
+        torch = start_torch(threads, seconds)
+        return torch, torch.ask("about")
+    except PartnerFailed as failure:
+        if torch is not None:
+            torch.close()
+        return None, {"absent": f"{failure}. HEADWISE_TORCH names the command of a Python with torch."}
