@@ -25188,6 +25188,9 @@ struct Target {
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
+/// How many parts of `size` n has, the last of which may be smaller.
+constexpr Index count_parts(Index n, Index size) { return (n + size - 1) / size; }
+
 /// Elements of a task along rows: some microseconds.
 inline constexpr Index elements_of_rows = 16384;
 
@@ -25196,7 +25199,7 @@ template <class F>
 void for_rows(const Context& context, Index N, Index width, const F& run) {
   const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, width));
   const auto task = [&](Index t, Index) { run(t * rows, std::min<Index>(N, (t + 1) * rows)); };
-  context.executor.run((N + rows - 1) / rows, task);
+  context.executor.run(count_parts(N, rows), task);
 }
 
 /// run(begin, end) for parts of `columns` columns of N elements: as few as workers need, for a row
@@ -25208,12 +25211,11 @@ void for_columns(const Context& context, Index N, Index columns, const F& run) {
   const Index workers = context.executor.concurrency();
   const Index most = std::max<Index>(1, N * columns / elements_of_rows);
   const Index tasks = workers == 1 ? 1 : std::min<Index>(2 * workers, most);
-  const Index pieces = (columns + together - 1) / together;
-  const Index width = (pieces + tasks - 1) / tasks * together;
+  const Index width = count_parts(count_parts(columns, together), tasks) * together;
   const auto task = [&](Index t, Index) {
     run(t * width, std::min<Index>(columns, (t + 1) * width));
   };
-  context.executor.run((columns + width - 1) / width, task);
+  context.executor.run(count_parts(columns, width), task);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -27697,7 +27699,7 @@ class SequenceRows {
   /// Blocks of `size` rows are numbered, those of a sequence one behind the other. Packed, there is
   /// a number more, at most, for each sequence than it has blocks.
   Index first_block(Index b, Index size) const {
-    return packed() ? starts_[b] / size + b : b * blocks(length_, size);
+    return packed() ? starts_[b] / size + b : b * count_parts(length_, size);
   }
   Index block_numbers(Index size) const { return first_block(sequences_, size); }
   /// How many numbers sequence b has.
@@ -27708,12 +27710,12 @@ class SequenceRows {
   Index count_blocks(Index size) const {
     if (!packed()) return block_numbers(size);
     Index count = 0;
-    for (Index b = 0; b < sequences_; ++b) count += blocks(length(b), size);
+    for (Index b = 0; b < sequences_; ++b) count += count_parts(length(b), size);
     return count;
   }
 
   /// How many of them sequence b has.
-  Index count_blocks(Index size, Index b) const { return blocks(length(b), size); }
+  Index count_blocks(Index size, Index b) const { return count_parts(length(b), size); }
 
   /// One of `heads` tasks for each number of a block: the sequence, and which task of it.
   struct Task {
@@ -27721,7 +27723,7 @@ class SequenceRows {
   };
   Task task(Index t, Index heads, Index size) const {
     if (!packed()) {
-      const Index each = heads * blocks(length_, size);
+      const Index each = heads * count_parts(length_, size);
       return {t / each, t % each};
     }
     Index b = 0, end = sequences_;  // the last sequence whose first task is not behind t
@@ -27743,8 +27745,6 @@ class SequenceRows {
   }
 
  private:
-  static Index blocks(Index rows, Index size) { return (rows + size - 1) / size; }
-
   Index sequences_;
   Index length_ = 0;
   const Index* starts_ = nullptr;
@@ -28791,7 +28791,6 @@ template <class T>
 Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, Index heads,
                       Index workers) {
   constexpr Index tasks_a_worker = 4;
-  const auto parts = [](Index n, Index part) { return (n + part - 1) / part; };
   Index most = run.forward_queries;
   while (workers > 1 && most / 2 >= run.columns &&
          heads * rows.count_blocks(most) < tasks_a_worker * workers) {
@@ -28799,7 +28798,7 @@ Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, 
   }
   if (rows.packed()) return most;
   const Index L = rows.length(0);
-  return kernels::round_up(parts(L, parts(L, most)), run.columns);
+  return kernels::round_up(count_parts(L, count_parts(L, most)), run.columns);
 }
 
 /// A call of flash attention forward whose arguments fit. A task is some queries of a head. The
@@ -29980,13 +29979,14 @@ struct GemmTasks {
       : GemmTasks(size.M, size.N, size) {
     constexpr Index most_turns = 4, fewest_rows = 24;  // of a worker; of a task
     const Index most_down = std::max<Index>(1, size.M / fewest_rows);
-    const Index most_across = std::min<Index>(pieces(size.N, panel), most_turns * workers);
+    const Index most_across = std::min<Index>(count_parts(size.N, panel), most_turns * workers);
     double least = time(1, size.K, packs_a);
     for (Index n = 1; workers != 1 && n <= most_across; ++n) {
       for (Index turns = 1; turns <= most_turns; ++turns) {
         const Index m = std::clamp<Index>(turns * workers / n, 1, most_down);
-        const GemmTasks cut(pieces(size.M, m), kernels::round_up(pieces(size.N, n), panel), size);
-        const double needed = cut.time(pieces(cut.count, workers), size.K, packs_a);
+        const GemmTasks cut(count_parts(size.M, m),
+                            kernels::round_up(count_parts(size.N, n), panel), size);
+        const double needed = cut.time(count_parts(cut.count, workers), size.K, packs_a);
         if (needed >= least) continue;
         least = needed;
         *this = cut;
@@ -29996,16 +29996,16 @@ struct GemmTasks {
 
  private:
   GemmTasks(Index M, Index N, const kernels::Extents& size)
-      : rows(M), columns(N), across(pieces(size.N, N)), count(across * pieces(size.M, M)) {}
-
-  static Index pieces(Index n, Index piece) { return (n + piece - 1) / piece; }
+      : rows(M),
+        columns(N),
+        across(count_parts(size.N, N)),
+        count(across * count_parts(size.M, M)) {}
 
   /// Of so many tasks one after the other, in that of K multiply-adds: a task packs its columns of
-  /// b, and reads or copies its rows of a. Workers do not all begin and end at once, and what one
-  /// has in its cache another has to fetch. (The numbers are those by which the best of 30 cuts of
-  /// six products is found, on 2 cores of an AMD EPYC of family 26. On 16 of a Xeon the products so
-  /// cut reach 1350 to 1600 GFLOP/s together; 16 threads with a product each, of as little as the
-  /// second cache holds, 1050 to 1250.)
+  /// b, and reads or copies its rows of a. Workers do not all begin and end at once (`late`, of a
+  /// task), and what one has in its cache another has to fetch (`share`, once). By these numbers
+  /// six products of modules are cut within 6 % of the best of 30 ways (2 cores of an AMD EPYC of
+  /// family 26).
   double time(Index turns, Index K, bool packs_a) const {
     constexpr double share = 500000, begin = 50000, pack = 16, copy = 40, read = 8, late = 0.1;
     const auto m = static_cast<double>(rows), n = static_cast<double>(columns);
@@ -31673,7 +31673,7 @@ void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
                                    options.pairing == RotaryPairing::interleaved,
                                    transposed};
   const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
-  const Index blocks = (L + rows - 1) / rows;
+  const Index blocks = count_parts(L, rows);
   const auto task = [&](Index t, Index) {
     const Index b = t / blocks, begin = t % blocks * rows;
     const Index end = std::min<Index>(L, begin + rows);
@@ -32024,7 +32024,7 @@ void for_head_rows(const In<T, 4>& x, const Context& context, const F& run) {
   const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
   const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
   const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
-  const Index blocks = (L + rows - 1) / rows;
+  const Index blocks = count_parts(L, rows);
   const auto task = [&](Index t, Index) {
     const Index b = t / blocks, begin = t % blocks * rows;
     const Index end = std::min<Index>(L, begin + rows);

@@ -11,6 +11,7 @@
 #include "headwise/ops/flash_backward_call.hpp"
 #include "headwise/ops/flash_backward_views.hpp"
 #include "headwise/ops/idle_queries.hpp"
+#include "headwise/ops/rows.hpp"
 #include "headwise/ops/stored_rows.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
@@ -21,7 +22,6 @@ template <class T>
 Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, Index heads,
                       Index workers) {
   constexpr Index tasks_a_worker = 4;
-  const auto parts = [](Index n, Index part) { return (n + part - 1) / part; };
   Index most = run.forward_queries;
   while (workers > 1 && most / 2 >= run.columns &&
          heads * rows.count_blocks(most) < tasks_a_worker * workers) {
@@ -29,7 +29,7 @@ Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, 
   }
   if (rows.packed()) return most;
   const Index L = rows.length(0);
-  return kernels::round_up(parts(L, parts(L, most)), run.columns);
+  return kernels::round_up(count_parts(L, count_parts(L, most)), run.columns);
 }
 
 /// A call of flash attention forward whose arguments fit. A task is some queries of a head. The

@@ -17,7 +17,7 @@ void for_head_rows(const In<T, 4>& x, const Context& context, const F& run) {
   const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
   const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
   const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
-  const Index blocks = (L + rows - 1) / rows;
+  const Index blocks = count_parts(L, rows);
   const auto task = [&](Index t, Index) {
     const Index b = t / blocks, begin = t % blocks * rows;
     const Index end = std::min<Index>(L, begin + rows);

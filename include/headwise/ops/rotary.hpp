@@ -55,7 +55,7 @@ void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
                                    options.pairing == RotaryPairing::interleaved,
                                    transposed};
   const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
-  const Index blocks = (L + rows - 1) / rows;
+  const Index blocks = count_parts(L, rows);
   const auto task = [&](Index t, Index) {
     const Index b = t / blocks, begin = t % blocks * rows;
     const Index end = std::min<Index>(L, begin + rows);

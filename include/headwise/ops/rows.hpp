@@ -7,6 +7,9 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
+/// How many parts of `size` n has, the last of which may be smaller.
+constexpr Index count_parts(Index n, Index size) { return (n + size - 1) / size; }
+
 /// Elements of a task along rows: some microseconds.
 inline constexpr Index elements_of_rows = 16384;
 
@@ -15,7 +18,7 @@ template <class F>
 void for_rows(const Context& context, Index N, Index width, const F& run) {
   const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, width));
   const auto task = [&](Index t, Index) { run(t * rows, std::min<Index>(N, (t + 1) * rows)); };
-  context.executor.run((N + rows - 1) / rows, task);
+  context.executor.run(count_parts(N, rows), task);
 }
 
 /// run(begin, end) for parts of `columns` columns of N elements: as few as workers need, for a row
@@ -27,12 +30,11 @@ void for_columns(const Context& context, Index N, Index columns, const F& run) {
   const Index workers = context.executor.concurrency();
   const Index most = std::max<Index>(1, N * columns / elements_of_rows);
   const Index tasks = workers == 1 ? 1 : std::min<Index>(2 * workers, most);
-  const Index pieces = (columns + together - 1) / together;
-  const Index width = (pieces + tasks - 1) / tasks * together;
+  const Index width = count_parts(count_parts(columns, together), tasks) * together;
   const auto task = [&](Index t, Index) {
     run(t * width, std::min<Index>(columns, (t + 1) * width));
   };
-  context.executor.run((columns + width - 1) / width, task);
+  context.executor.run(count_parts(columns, width), task);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "headwise/ops/forward_inputs.hpp"
+#include "headwise/ops/rows.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -28,7 +29,7 @@ class SequenceRows {
   /// Blocks of `size` rows are numbered, those of a sequence one behind the other. Packed, there is
   /// a number more, at most, for each sequence than it has blocks.
   Index first_block(Index b, Index size) const {
-    return packed() ? starts_[b] / size + b : b * blocks(length_, size);
+    return packed() ? starts_[b] / size + b : b * count_parts(length_, size);
   }
   Index block_numbers(Index size) const { return first_block(sequences_, size); }
   /// How many numbers sequence b has.
@@ -39,12 +40,12 @@ class SequenceRows {
   Index count_blocks(Index size) const {
     if (!packed()) return block_numbers(size);
     Index count = 0;
-    for (Index b = 0; b < sequences_; ++b) count += blocks(length(b), size);
+    for (Index b = 0; b < sequences_; ++b) count += count_parts(length(b), size);
     return count;
   }
 
   /// How many of them sequence b has.
-  Index count_blocks(Index size, Index b) const { return blocks(length(b), size); }
+  Index count_blocks(Index size, Index b) const { return count_parts(length(b), size); }
 
   /// One of `heads` tasks for each number of a block: the sequence, and which task of it.
   struct Task {
@@ -52,7 +53,7 @@ class SequenceRows {
   };
   Task task(Index t, Index heads, Index size) const {
     if (!packed()) {
-      const Index each = heads * blocks(length_, size);
+      const Index each = heads * count_parts(length_, size);
       return {t / each, t % each};
     }
     Index b = 0, end = sequences_;  // the last sequence whose first task is not behind t
@@ -74,8 +75,6 @@ class SequenceRows {
   }
 
  private:
-  static Index blocks(Index rows, Index size) { return (rows + size - 1) / size; }
-
   Index sequences_;
   Index length_ = 0;
   const Index* starts_ = nullptr;
