@@ -31434,6 +31434,44 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/ops/head_rows.hpp
+// Rows of heads [B, H, L, d], cut into tasks that go along memory: where heads lie between each
+// other, as in a projection, token by token, else head by head.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// run(b, h, i, rows, axis) for tasks over x [B, H, L, d]: `rows` rows from that of head h and
+/// token i on, which follow one another along axis 1, the heads of one token, or 2, the tokens of a
+/// head.
+template <class T, class F>
+void for_head_rows(const In<T, 4>& x, const Context& context, const F& run) {
+  const Index H = x.extent(1), L = x.extent(2), d = x.extent(3);
+  const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
+  const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
+  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
+  const Index blocks = count_parts(L, rows);
+  const auto task = [&](Index t, Index) {
+    const Index b = t / blocks, begin = t % blocks * rows;
+    const Index end = std::min<Index>(L, begin + rows);
+    if (heads_inside) {
+      for (Index i = begin; i < end; ++i) run(b, Index{0}, i, H, 1);
+    } else {
+      for (Index h = 0; h < H; ++h) run(b, h, begin, end - begin, 2);
+    }
+  };
+  context.executor.run(x.extent(0) * blocks, task);
+}
+
+/// Rows of x from that of head h and token i on, one another along `axis`.
+template <class V>
+auto head_rows(const V& x, Index b, Index h, Index i, int axis) {
+  auto* const at = x.data() + b * x.stride(0) + h * x.stride(1) + i * x.stride(2);
+  return kernels::Matrix<std::remove_pointer_t<decltype(x.data())>>{at, x.stride(axis),
+                                                                    x.stride(3)};
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/ops/rotary_table.hpp
 // The angles of rotary positions: their cosines and sines, position by position, as a function of
 // options alone. They are computed in double, so that position 100,000 is right in float.
@@ -31655,8 +31693,7 @@ void require_angles(std::string_view function, const Out<T, 4>& y, const RotaryA
                 {{"angles.cosines", angles.cosines}, {"angles.sines", angles.sines}});
 }
 
-/// Rotates all rows of y = x by tables whose row i is of row i. Position by position where heads
-/// lie between each other, else head by head: along memory.
+/// Rotates all rows of y = x by tables whose row i is of token i.
 template <class T>
 void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
             const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
@@ -31664,35 +31701,19 @@ void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
   if (x.size() == 0) return;
   const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
-  const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
   const kernels::RotaryRows<T> all{kernels::matrix(cosines),
                                    kernels::matrix(sines),
                                    d,
                                    options.width_of(d),
                                    options.pairing == RotaryPairing::interleaved,
                                    transposed};
-  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
-  const Index blocks = count_parts(L, rows);
-  const auto task = [&](Index t, Index) {
-    const Index b = t / blocks, begin = t % blocks * rows;
-    const Index end = std::min<Index>(L, begin + rows);
-    for (Index h = 0; h < H && !heads_inside; ++h) {
-      run.rotate_rows(all, kernels::matrix(x, b, h), kernels::matrix(y, b, h), begin, end);
-    }
+  for_head_rows(x, context, [&](Index b, Index h, Index i, Index rows, int axis) {
     kernels::RotaryRows<T> here = all;
-    here.cosines.row = here.sines.row = 0;  // one position for all heads
-    for (Index i = begin; i < end && heads_inside; ++i) {
-      here.cosines.data = all.cosines.data + i * all.cosines.row;
-      here.sines.data = all.sines.data + i * all.sines.row;
-      const kernels::Matrix<const T> from{x.data() + b * x.stride(0) + i * x.stride(2), x.stride(1),
-                                          x.stride(3)};
-      const kernels::Matrix<T> to{y.data() + b * y.stride(0) + i * y.stride(2), y.stride(1),
-                                  y.stride(3)};
-      run.rotate_rows(here, from, to, 0, H);
-    }
-  };
-  context.executor.run(B * blocks, task);
+    here.cosines = all.cosines.from(i, 0);
+    here.sines = all.sines.from(i, 0);
+    if (axis == 1) here.cosines.row = here.sines.row = 0;  // one position for all heads
+    run.rotate_rows(here, head_rows(x, b, h, i, axis), head_rows(y, b, h, i, axis), 0, rows);
+  });
   const std::int64_t flops = 3 * std::int64_t{B * H * L} * all.width;
   context.count_flops(flops, flops);
 }
@@ -32016,33 +32037,7 @@ HEADWISE_STRICT_MATH_END
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// run(b, i, h, rows, along) for tasks over x [B, H, L, d]: rows of one token from head h on where
-/// heads lie between each other, of one head from token i on elsewhere. Along memory.
-template <class T, class F>
-void for_head_rows(const In<T, 4>& x, const Context& context, const F& run) {
-  const Index H = x.extent(1), L = x.extent(2), d = x.extent(3);
-  const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
-  const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
-  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
-  const Index blocks = count_parts(L, rows);
-  const auto task = [&](Index t, Index) {
-    const Index b = t / blocks, begin = t % blocks * rows;
-    const Index end = std::min<Index>(L, begin + rows);
-    if (heads_inside) {
-      for (Index i = begin; i < end; ++i) run(b, Index{0}, i, H, 1);
-    } else {
-      for (Index h = 0; h < H; ++h) run(b, h, begin, end - begin, 2);
-    }
-  };
-  context.executor.run(x.extent(0) * blocks, task);
-}
-/// The rows of a task: they follow one another along `axis`.
-template <class V>
-auto head_rows(const V& x, Index b, Index h, Index i, int axis) {
-  auto* const at = x.data() + b * x.stride(0) + h * x.stride(1) + i * x.stride(2);
-  return kernels::Matrix<std::remove_pointer_t<decltype(x.data())>>{at, x.stride(axis),
-                                                                    x.stride(3)};
-}
+/// The numbers of a task's rows, one a row; none where x is absent.
 template <class V>
 auto head_numbers(const V& x, Index b, Index h, Index i, int axis) {
   using Row = kernels::Row<std::remove_pointer_t<decltype(x.data())>>;
@@ -55677,6 +55672,17 @@ void for_tasks(const ParameterList<T>& list, const Context& context, const F& f)
   context.executor.run(static_cast<Index>(tasks.size()), run);
 }
 
+/// f(gradient, count, step) for runs of all gradients, `step` apart, on the context's workers.
+template <class T, class F>
+void for_gradient_runs(const ParameterList<T>& list, const Context& context, const F& f) {
+  for_tasks(list, context, [&](const Parameter<T>& p, const ParameterTask& task) {
+    const bool dense = p.gradient.dense();
+    const Index step = dense ? 1 : stride_of(p.gradient);
+    for_runs(p.gradient, dense, task.begin, task.end,
+             [&](Index first, Index count) { f(element_at(p.gradient, first), count, step); });
+  });
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/optim/gradients.hpp
@@ -55735,14 +55741,9 @@ template <Scalar T>
 void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>& factor,
                      const Context& context = {}) {
   const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
-  detail::for_tasks(list, context, [&](const Parameter<T>& p, const auto& task) {
-    const bool dense = p.gradient.dense();
-    const Index step = dense ? 1 : detail::stride_of(p.gradient);
-    detail::for_runs(p.gradient, dense, task.begin, task.end, [&](Index first, Index count) {
-      T* const at = detail::element_at(p.gradient, first);
-      if (step == 1) return run.scale_elements(factor, at, count);
-      for (Index i = 0; i < count; ++i) at[i * step] = at[i * step] * factor;
-    });
+  detail::for_gradient_runs(list, context, [&](T* gradient, Index count, Index step) {
+    if (step == 1) return run.scale_elements(factor, gradient, count);
+    for (Index i = 0; i < count; ++i) gradient[i * step] = gradient[i * step] * factor;
   });
   context.count_flops(list.elements(), list.elements());
 }
@@ -55771,14 +55772,9 @@ HEADWISE_STRICT_MATH_END
 /// Every gradient to 0: before the first backward of a step.
 template <Scalar T>
 void zero_gradients(const ParameterList<T>& list, const Context& context = {}) {
-  detail::for_tasks(list, context, [&](const Parameter<T>& p, const auto& task) {
-    const bool dense = p.gradient.dense();
-    const Index step = dense ? 1 : detail::stride_of(p.gradient);
-    detail::for_runs(p.gradient, dense, task.begin, task.end, [&](Index first, Index count) {
-      T* const at = detail::element_at(p.gradient, first);
-      if (step == 1) return void(std::fill_n(at, count, T(0)));
-      for (Index i = 0; i < count; ++i) at[i * step] = T(0);
-    });
+  detail::for_gradient_runs(list, context, [](T* gradient, Index count, Index step) {
+    if (step == 1) return void(std::fill_n(gradient, count, T(0)));
+    for (Index i = 0; i < count; ++i) gradient[i * step] = T(0);
   });
 }
 

@@ -3,12 +3,11 @@
 // where they stand. A rotation is its own gradient, turned back.
 #pragma once
 
-#include <algorithm>
 #include <type_traits>
 
 #include "headwise/kernels/kernels.hpp"
+#include "headwise/ops/head_rows.hpp"
 #include "headwise/ops/rotary_table.hpp"
-#include "headwise/ops/rows.hpp"
 #include "headwise/tensor/overlap.hpp"
 #include "headwise/tensor/require.hpp"
 
@@ -37,8 +36,7 @@ void require_angles(std::string_view function, const Out<T, 4>& y, const RotaryA
                 {{"angles.cosines", angles.cosines}, {"angles.sines", angles.sines}});
 }
 
-/// Rotates all rows of y = x by tables whose row i is of row i. Position by position where heads
-/// lie between each other, else head by head: along memory.
+/// Rotates all rows of y = x by tables whose row i is of token i.
 template <class T>
 void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
             const RotaryOptions& options, bool transposed, const Out<T, 4>& y,
@@ -46,35 +44,19 @@ void rotate(const In<T, 4>& x, const In<T, 2>& cosines, const In<T, 2>& sines,
   if (x.size() == 0) return;
   const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
   const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  const auto magnitude = [](Index stride) { return stride < 0 ? -stride : stride; };
-  const bool heads_inside = magnitude(x.stride(1)) < magnitude(x.stride(2));
   const kernels::RotaryRows<T> all{kernels::matrix(cosines),
                                    kernels::matrix(sines),
                                    d,
                                    options.width_of(d),
                                    options.pairing == RotaryPairing::interleaved,
                                    transposed};
-  const Index rows = std::max<Index>(1, elements_of_rows / std::max<Index>(1, H * d));
-  const Index blocks = count_parts(L, rows);
-  const auto task = [&](Index t, Index) {
-    const Index b = t / blocks, begin = t % blocks * rows;
-    const Index end = std::min<Index>(L, begin + rows);
-    for (Index h = 0; h < H && !heads_inside; ++h) {
-      run.rotate_rows(all, kernels::matrix(x, b, h), kernels::matrix(y, b, h), begin, end);
-    }
+  for_head_rows(x, context, [&](Index b, Index h, Index i, Index rows, int axis) {
     kernels::RotaryRows<T> here = all;
-    here.cosines.row = here.sines.row = 0;  // one position for all heads
-    for (Index i = begin; i < end && heads_inside; ++i) {
-      here.cosines.data = all.cosines.data + i * all.cosines.row;
-      here.sines.data = all.sines.data + i * all.sines.row;
-      const kernels::Matrix<const T> from{x.data() + b * x.stride(0) + i * x.stride(2), x.stride(1),
-                                          x.stride(3)};
-      const kernels::Matrix<T> to{y.data() + b * y.stride(0) + i * y.stride(2), y.stride(1),
-                                  y.stride(3)};
-      run.rotate_rows(here, from, to, 0, H);
-    }
-  };
-  context.executor.run(B * blocks, task);
+    here.cosines = all.cosines.from(i, 0);
+    here.sines = all.sines.from(i, 0);
+    if (axis == 1) here.cosines.row = here.sines.row = 0;  // one position for all heads
+    run.rotate_rows(here, head_rows(x, b, h, i, axis), head_rows(y, b, h, i, axis), 0, rows);
+  });
   const std::int64_t flops = 3 * std::int64_t{B * H * L} * all.width;
   context.count_flops(flops, flops);
 }

@@ -60,14 +60,9 @@ template <Scalar T>
 void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>& factor,
                      const Context& context = {}) {
   const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
-  detail::for_tasks(list, context, [&](const Parameter<T>& p, const auto& task) {
-    const bool dense = p.gradient.dense();
-    const Index step = dense ? 1 : detail::stride_of(p.gradient);
-    detail::for_runs(p.gradient, dense, task.begin, task.end, [&](Index first, Index count) {
-      T* const at = detail::element_at(p.gradient, first);
-      if (step == 1) return run.scale_elements(factor, at, count);
-      for (Index i = 0; i < count; ++i) at[i * step] = at[i * step] * factor;
-    });
+  detail::for_gradient_runs(list, context, [&](T* gradient, Index count, Index step) {
+    if (step == 1) return run.scale_elements(factor, gradient, count);
+    for (Index i = 0; i < count; ++i) gradient[i * step] = gradient[i * step] * factor;
   });
   context.count_flops(list.elements(), list.elements());
 }
@@ -96,14 +91,9 @@ HEADWISE_STRICT_MATH_END
 /// Every gradient to 0: before the first backward of a step.
 template <Scalar T>
 void zero_gradients(const ParameterList<T>& list, const Context& context = {}) {
-  detail::for_tasks(list, context, [&](const Parameter<T>& p, const auto& task) {
-    const bool dense = p.gradient.dense();
-    const Index step = dense ? 1 : detail::stride_of(p.gradient);
-    detail::for_runs(p.gradient, dense, task.begin, task.end, [&](Index first, Index count) {
-      T* const at = detail::element_at(p.gradient, first);
-      if (step == 1) return void(std::fill_n(at, count, T(0)));
-      for (Index i = 0; i < count; ++i) at[i * step] = T(0);
-    });
+  detail::for_gradient_runs(list, context, [](T* gradient, Index count, Index step) {
+    if (step == 1) return void(std::fill_n(gradient, count, T(0)));
+    for (Index i = 0; i < count; ++i) gradient[i * step] = T(0);
   });
 }
 

@@ -105,4 +105,15 @@ void for_tasks(const ParameterList<T>& list, const Context& context, const F& f)
   context.executor.run(static_cast<Index>(tasks.size()), run);
 }
 
+/// f(gradient, count, step) for runs of all gradients, `step` apart, on the context's workers.
+template <class T, class F>
+void for_gradient_runs(const ParameterList<T>& list, const Context& context, const F& f) {
+  for_tasks(list, context, [&](const Parameter<T>& p, const ParameterTask& task) {
+    const bool dense = p.gradient.dense();
+    const Index step = dense ? 1 : stride_of(p.gradient);
+    for_runs(p.gradient, dense, task.begin, task.end,
+             [&](Index first, Index count) { f(element_at(p.gradient, first), count, step); });
+  });
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
