@@ -1,6 +1,11 @@
 // The weights of PyTorch's TransformerEncoderLayer, in and out of a TransformerBlock.
 #include "headwise/io/pytorch_block.hpp"
 
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "headwise/testing/close_to.hpp"
 #include "io/pytorch_modules.hpp"
 #include "support/parameter_values.hpp"
@@ -37,6 +42,37 @@ TEMPLATE_TEST_CASE("a block comes back from PyTorch's names with the same bits",
   const auto linear2 = file.get<T, 2>("layers.0.linear2.weight");
   CHECK(linear2(1, 4) == block.parameters().feed_forward.w_out(4, 1));
   CHECK(file.contains("layers.0.norm1.bias") == o.norm_bias);
+}
+
+// PyTorch's layer has all biases or none.
+TEST_CASE("of a block with some biases those that it lacks are written as 0", "[io]") {
+  TransformerBlockOptions o{.d_model = 6, .num_heads = 2, .d_hidden = 5};
+  o.attention_bias = GENERATE(false, true);
+  o.feed_forward_bias = GENERATE(false, true);
+  o.norm_bias = GENERATE(false, true);
+  const auto block = drawn<double>(o);
+  SafetensorsWriter writer;
+  add_pytorch(writer, block);
+  const SafetensorsFile file = reread(writer);
+  const std::vector<std::pair<std::string, bool>> biases = {
+      {"self_attn.in_proj_bias", o.attention_bias},
+      {"self_attn.out_proj.bias", o.attention_bias},
+      {"linear1.bias", o.feed_forward_bias},
+      {"linear2.bias", o.feed_forward_bias},
+      {"norm1.bias", o.norm_bias},
+      {"norm2.bias", o.norm_bias}};
+  const bool some = o.attention_bias || o.feed_forward_bias || o.norm_bias;
+  for (const auto& [name, there] : biases) {
+    CAPTURE(name, o.attention_bias, o.feed_forward_bias, o.norm_bias);
+    REQUIRE(file.contains(name) == some);
+    if (!some) continue;
+    const auto bias = file.get<double, 1>(name);
+    const bool zeros = std::all_of(bias.begin(), bias.end(), [](double x) { return x == 0; });
+    CHECK(zeros == !there);
+  }
+  TransformerBlock<double> again(o);
+  load_pytorch(file, again);
+  CHECK(same_bits(values_of<double>(again.parameters()), values_of<double>(block.parameters())));
 }
 
 TEST_CASE("a block keeps its views when weights are loaded, and takes a bias of 0 for none",

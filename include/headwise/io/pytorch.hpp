@@ -123,10 +123,8 @@ void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T, W>& modu
   detail::require_parameters("add_pytorch", o, p);
   SafetensorsWriter added;
   detail::add_pytorch_weights(added, p, at, dtype);
-  if (o.q_bias || o.k_bias || o.v_bias || o.o_bias) {
-    added.add(at + "in_proj_bias", detail::join_biases(p, o.d_model), dtype);
-    added.add(at + "out_proj.bias", o.o_bias ? p.b_o : Tensor<T, 1>({o.d_model}), dtype);
-  }
+  const bool some = o.q_bias || o.k_bias || o.v_bias || o.o_bias;
+  if (some) detail::add_pytorch_biases(added, p, o.d_model, at, dtype);
   writer.merge(std::move(added));
 }
 

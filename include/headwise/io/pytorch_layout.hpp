@@ -160,4 +160,12 @@ void add_pytorch_weights(SafetensorsWriter& writer, const MultiHeadAttentionPara
   writer.add(prefix + "out_proj.weight", transpose(p.w_o, 0, 1), dtype);
 }
 
+/// All biases, 0 where there is none.
+template <class T, class W>
+void add_pytorch_biases(SafetensorsWriter& writer, const MultiHeadAttentionParameters<T, W>& p,
+                        Index D, const std::string& prefix, DType dtype) {
+  writer.add(prefix + "in_proj_bias", join_biases(p, D), dtype);
+  writer.add(prefix + "out_proj.bias", p.b_o.absent() ? Tensor<T, 1>({D}) : p.b_o, dtype);
+}
+
 }  // namespace headwise::inline v0_1::detail

@@ -187,6 +187,14 @@ void add_pytorch_weights(SafetensorsWriter& writer, const MultiHeadAttentionPara
   writer.add(prefix + "out_proj.weight", transpose(p.w_o, 0, 1), dtype);
 }
 
+/// All biases, 0 where there is none.
+template <class T, class W>
+void add_pytorch_biases(SafetensorsWriter& writer, const MultiHeadAttentionParameters<T, W>& p,
+                        Index D, const std::string& prefix, DType dtype) {
+  writer.add(prefix + "in_proj_bias", join_biases(p, D), dtype);
+  writer.add(prefix + "out_proj.bias", p.b_o.absent() ? Tensor<T, 1>({D}) : p.b_o, dtype);
+}
+
 }  // namespace headwise::inline v0_1::detail
 
 // headwise/io/pytorch.hpp
@@ -306,10 +314,8 @@ void add_pytorch(SafetensorsWriter& writer, const MultiHeadAttention<T, W>& modu
   detail::require_parameters("add_pytorch", o, p);
   SafetensorsWriter added;
   detail::add_pytorch_weights(added, p, at, dtype);
-  if (o.q_bias || o.k_bias || o.v_bias || o.o_bias) {
-    added.add(at + "in_proj_bias", detail::join_biases(p, o.d_model), dtype);
-    added.add(at + "out_proj.bias", o.o_bias ? p.b_o : Tensor<T, 1>({o.d_model}), dtype);
-  }
+  const bool some = o.q_bias || o.k_bias || o.v_bias || o.o_bias;
+  if (some) detail::add_pytorch_biases(added, p, o.d_model, at, dtype);
   writer.merge(std::move(added));
 }
 

@@ -93,16 +93,24 @@ void read_pytorch_block(std::string_view function, const SafetensorsFile& file,
       });
 }
 
+/// What a file has for a vector that the block lacks.
+enum class LackingBias { none, zeros };
+
 /// All but attention's.
 template <class T, class W, class Attention>
 void add_pytorch_block(SafetensorsWriter& writer,
                        const TransformerBlockParameters<T, W, Attention>& p,
-                       const std::string& prefix, DType dtype) {
+                       const std::string& prefix, LackingBias lacking, DType dtype) {
   writer.add(prefix + "linear1.weight", transpose(p.feed_forward.w_in, 0, 1), dtype);
   writer.add(prefix + "linear2.weight", transpose(p.feed_forward.w_out, 0, 1), dtype);
-  for_each_pytorch_vector(p, [&](const char* name, const Tensor<T, 1>& vector, Index, const char*) {
-    if (!vector.absent()) writer.add(prefix + name, vector, dtype);
-  });
+  for_each_pytorch_vector(
+      p, [&](const char* name, const Tensor<T, 1>& vector, Index width, const char*) {
+        if (!vector.absent()) {
+          writer.add(prefix + name, vector, dtype);
+        } else if (lacking == LackingBias::zeros) {
+          writer.add(prefix + name, Tensor<T, 1>({width}), dtype);
+        }
+      });
 }
 
 }  // namespace detail
@@ -175,7 +183,8 @@ requires StoredFloat<T> TransformerBlock<T, W> from_pytorch(const SafetensorsFil
   return block;
 }
 
-/// Adds a block's weights, so that torch.nn.TransformerEncoderLayer loads them.
+/// Adds a block's weights, so that torch.nn.TransformerEncoderLayer loads them: bias=True where the
+/// block has any bias, and those that it has not are 0.
 ///
 /// dtype   f64, f32, f16 or bf16; T's own: load_pytorch gives back the same bits
 ///
@@ -187,18 +196,23 @@ requires StoredFloat<T>
 void add_pytorch(SafetensorsWriter& writer, const TransformerBlock<T, W>& block,
                  std::string_view prefix = "", DType dtype = dtype_of<T>) {
   const std::string at{prefix};
-  detail::require_pytorch_block("add_pytorch", block.options());
+  const TransformerBlockOptions& o = block.options();
+  detail::require_pytorch_block("add_pytorch", o);
   detail::require_block_parameters("add_pytorch", block);
-  MultiHeadAttention<T, W> attention(block.options().attention());
-  attention.parameters() = block.parameters().attention;
+  const MultiHeadAttentionParameters<T, W>& attention = block.parameters().attention;
+  detail::require_parameters("add_pytorch", o.attention(), attention);
   SafetensorsWriter added;
-  add_pytorch(added, attention, at + "self_attn.", dtype);
-  detail::add_pytorch_block(added, block.parameters(), at, dtype);
+  detail::add_pytorch_weights(added, attention, at + "self_attn.", dtype);
+  const bool some = o.attention_bias || o.feed_forward_bias || o.norm_bias;
+  if (some) detail::add_pytorch_biases(added, attention, o.d_model, at + "self_attn.", dtype);
+  const auto lacking = some ? detail::LackingBias::zeros : detail::LackingBias::none;
+  detail::add_pytorch_block(added, block.parameters(), at, lacking, dtype);
   writer.merge(std::move(added));
 }
 
 /// Adds the gradients of a block's weights as PyTorch's autograd lays them out:
-/// "grad.linear1.weight" and so on.
+/// "grad.linear1.weight" and so on. Those of biases that the block has not are left out: they are
+/// not 0 but unknown.
 ///
 /// Throws   as add_pytorch does, and ShapeError for gradients of another block. The writer then is
 ///          as it was.
@@ -223,7 +237,7 @@ void add_pytorch_gradients(SafetensorsWriter& writer, const TransformerBlock<T>&
   const MultiHeadAttention<T> attention(block.options().attention());
   SafetensorsWriter added;
   add_pytorch_gradients(added, attention, gradients.attention, at + "self_attn.", dtype);
-  detail::add_pytorch_block(added, gradients, at, dtype);
+  detail::add_pytorch_block(added, gradients, at, detail::LackingBias::none, dtype);
   writer.merge(std::move(added));
 }
 
