@@ -106,12 +106,11 @@ std::vector<Rule> options() {
   const auto gap = [](const KeyGap& given) {
     return [given](Call& c) { c.options.origin.key = 1, c.options.gap = given; };
   };
-  static const auto function = mask_function([](const Position& at) { return at.key != 2; });
   const std::string no_gap = ", expected 0 to 4611686018427387903 (2^62 - origin.key)",
                     no_block = ", expected a multiple of 128 from 0 to 2^62",
                     gap_counted =
-                        "gap lacks keys, expected none with dropout of the weights or "
-                        "mask functions: they count the keys of the call";
+                        "gap lacks keys, expected none with dropout of the weights: its masks "
+                        "count those of the call";
   const std::string no_origin = ", expected 0 to 2^62",
                     counted =
                         "origin moves queries or keys, expected 0 with dropout of the weights: its "
@@ -143,7 +142,6 @@ std::vector<Rule> options() {
       {"gap.size is -1" + no_gap, gap({128, -1}), false},
       {"gap.size is 4611686018427387904" + no_gap, gap({128, Index{1} << 62}), false},
       {gap_counted, [](Call& c) { c.options.gap.size = 5, c.options.dropout.rate = 0.5; }, false},
-      {gap_counted, [](Call& c) { c.options.gap.size = 5, c.options.mask.add(function); }, false},
       {no_softcap, softcap(0), false},
       {no_softcap, softcap(-2), false},
       {no_softcap, softcap(1e-310), false},

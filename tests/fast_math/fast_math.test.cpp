@@ -14,7 +14,7 @@ std::vector<Named> tour_with_fast_math();
 
 using namespace headwise_tests;
 
-TEST_CASE("every op, kernel and module gives the same under -ffast-math", "[fast_math]") {
+TEST_CASE("ops, kernels and modules give the same under -ffast-math", "[fast_math]") {
   const Comparison comparison = compare(tour(), tour_with_fast_math());
   for (const std::string& difference : comparison.differences) FAIL_CHECK(difference);
   CAPTURE(comparison.worst_float, comparison.worst_double);

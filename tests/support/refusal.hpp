@@ -50,7 +50,8 @@ inline std::string state_of(const MultiHeadAttentionCache<double>& c) {
   return std::to_string(c.filled) + std::to_string(c.self_attention) +
          std::to_string(c.module.d_model) + std::to_string(c.module.num_heads) +
          std::to_string(c.call.path == Path::flash) + state_of(c.query) + state_of(c.key) +
-         state_of(c.value) + state_of(c.x_norm) + state_of(c.mean) + state_of(c.rstd) +
+         state_of(c.value) + state_of(c.query_copy) + state_of(c.key_copy) +
+         state_of(c.value_copy) + state_of(c.x_norm) + state_of(c.mean) + state_of(c.rstd) +
          state_of(c.qkv) + state_of(c.q) + state_of(c.k) + state_of(c.v) + state_of(c.context) +
          state_of(c.weights) + state_of(c.lse) + state_of(c.q_normed) + state_of(c.k_normed) +
          state_of(c.q_rstd) + state_of(c.k_rstd);
@@ -87,9 +88,13 @@ template <class Attention>
 std::string state_of(const TransformerBlockParameters<double, double, Attention>& p) {
   return state_of(p.norm1) + state_of(p.attention) + state_of(p.norm2) + state_of(p.feed_forward);
 }
+inline std::string state_of(const TransformerHalfCache<double>& c) {
+  return state_of(c.norm_input) + state_of(c.normed) + state_of(c.sum) + state_of(c.mean) +
+         state_of(c.rstd);
+}
 inline std::string state_of(const TransformerBlockCache<double>& c) {
-  return state_of(c.x) + state_of(c.attention) + state_of(c.h) + state_of(c.first.rstd) +
-         state_of(c.second.rstd) + state_of(c.feed_forward) + std::to_string(c.filled);
+  return state_of(c.x) + state_of(c.x_copy) + state_of(c.first) + state_of(c.attention) +
+         state_of(c.h) + state_of(c.second) + state_of(c.feed_forward) + std::to_string(c.filled);
 }
 template <class Block>
 std::string state_of(const TransformerDecoderParameters<double, double, Block>& p) {
@@ -98,21 +103,38 @@ std::string state_of(const TransformerDecoderParameters<double, double, Block>& 
   return state;
 }
 inline std::string state_of(const TransformerDecoderCache<double>& c) {
-  std::string state = state_of(c.tokens) + state_of(c.h) + state_of(c.normed) +
-                      state_of(c.norm.rstd) + std::to_string(c.filled);
+  std::string state = state_of(c.tokens) + state_of(c.h) + state_of(c.normed) + state_of(c.norm) +
+                      std::to_string(c.filled);
+  for (const auto& input : c.inputs) state += state_of(input);
   for (const auto& block : c.blocks) state += state_of(block);
   return state;
 }
 inline std::string state_of(const TransformerDecoderState<double>& s) {
   return std::to_string(s.length()) + " of " + std::to_string(s.length() + s.room());
 }
-inline std::string state_of(const KeyValueCache<double>& c) { return std::to_string(c.length()); }
+/// What is held, number by number, and how much more fits.
+inline std::string state_of(const KeyValueCache<double>& c) {
+  std::string state;
+  const auto append = [&](const In<double, 4>& x) {
+    for_each_index(x.shape(), [&](const Shape<4>& at) {
+      state.append(reinterpret_cast<const char*>(&x(at)), sizeof(double));
+    });
+  };
+  for (Index b = 0; b < c.options().batch_size && c.options().capacity != 0; ++b) {
+    state += std::to_string(c.length(b)) + " and " + std::to_string(c.room(b)) + ", without " +
+             std::to_string(c.gap(b).size) + ": ";
+    append(c.k(b).rows());
+    append(c.v(b));
+  }
+  return state;
+}
 inline std::string state_of(const AttentionMask<double>& m) {
   std::string state = std::to_string(m.is_causal()) + std::to_string(m.window()) +
                       std::to_string(m.first_keys()) + std::to_string(m.has_key_lengths()) +
                       std::to_string(m.key_lengths().size());
   for (const PairMask& mask : m.pair_masks()) state += state_of(mask.pairs);
   for (const BiasMask<double>& mask : m.biases()) state += state_of(mask.values);
+  state += state_of(m.documents().ids) + state_of(m.documents().narrow_ids);
   state += std::to_string(m.functions().size());
   return state;
 }
