@@ -1,6 +1,6 @@
 // Holds the headers to the layers: an #include points to a lower rank, into its own folder, or to
 // the system or Eigen. Fragments, x.inc, are read once for each instruction set: they include
-// fragments alone, and two headers alone include them. It reads lines, not C++: an #include that
+// fragments alone, and only three headers include them. It reads lines, not C++: an #include that
 // the preprocessor would skip counts too.
 #include <algorithm>
 #include <array>

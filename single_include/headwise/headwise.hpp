@@ -394,7 +394,7 @@ requires(sizeof...(Parts) > 1) [[noreturn]] HEADWISE_INLINE void raise(const Par
 ///@}
 
 /// Throws ArgumentError `function: message` unless `rule` holds. A message is its parts, or a
-/// callable that makes a text of what nobody should compute where a call is right.
+/// callable that returns a text: called only where the rule is broken.
 template <class... Parts>
 HEADWISE_INLINE void require(bool rule, std::string_view function, const Parts&... message) {
   if (rule) [[likely]]
@@ -1060,7 +1060,7 @@ inline constexpr StoredAs stored_as = std::same_as<T, BFloat16>  ? StoredAs::bf1
                                       : std::same_as<T, Float16> ? StoredAs::fp16
                                                                  : StoredAs::same;
 
-/// f(std::type_identity of what numbers of T are kept as). In 16 bits they are of float alone.
+/// f(std::type_identity<U>()), U being what numbers of T are kept as: of 16 bits for float alone.
 template <class T, class F>
 constexpr void with_stored_type(StoredAs as, const F& f) {
   if constexpr (std::same_as<T, float>) {
@@ -2111,9 +2111,11 @@ struct MaskFunctionRef {
 /// The mask functions of one head.
 class HeadMaskFunctions {
  public:
-  /// At most MaskFunctionRef::most, of the head whose pair (0, 0) stands at `first`.
-  HeadMaskFunctions(std::span<const MaskFunctionRef> functions, const Position& first)
-      : first_(first) {
+  /// At most MaskFunctionRef::most, of the head whose pair (0, 0) stands at `first` and whose keys
+  /// from the gap on stand further.
+  HeadMaskFunctions(std::span<const MaskFunctionRef> functions, const Position& first,
+                    const KeyGap& gap)
+      : first_(first), gap_(gap) {
     for (const MaskFunctionRef& function : functions) {
       functions_[static_cast<std::size_t>(count_++)] = function;
       have_bounds_ = have_bounds_ || function.bounds != nullptr;
@@ -2130,10 +2132,9 @@ class HeadMaskFunctions {
     for (int t = 0; have_bounds_ && t < count_; ++t) {
       const MaskFunctionRef& f = functions_[static_cast<std::size_t>(t)];
       if (f.bounds == nullptr) continue;
-      const Index j = first_.key;
-      const KeyRange own =
-          KeyRange{j + keys.begin, j + keys.end}.in(f.bounds(f.function, first_.of_pair(i, 0)));
-      keys = {own.begin - j, own.end - j};
+      const KeyRange own = KeyRange{place(i, keys.begin).key, place(i, keys.end).key}.in(
+          f.bounds(f.function, first_.of_pair(i, 0)));
+      keys = {number(own.begin), number(own.end)};
     }
     return keys;
   }
@@ -2161,12 +2162,25 @@ class HeadMaskFunctions {
     }
     for (int t = 0; n != 0 && t < count_; ++t) {
       const MaskFunctionRef& f = functions_[static_cast<std::size_t>(t)];
-      f.hide(f.function, first_.of_pair(i, own.begin), n, bytes + (own.begin - keys.begin));
+      const Index gap = std::clamp(gap_.at, own.begin, own.end);
+      for (const KeyRange part : {KeyRange{own.begin, gap}, KeyRange{gap, own.end}}) {
+        if (part.size() == 0) continue;
+        f.hide(f.function, place(i, part.begin), part.size(), bytes + (part.begin - keys.begin));
+      }
     }
   }
 
  private:
+  /// Where query i and key j stand.
+  Position place(Index i, Index j) const { return first_.of_pair(i, j + gap_.before(j)); }
+  /// Which key stands at `key`; of those that are lacking, the next.
+  Index number(Index key) const {
+    const Index j = key - first_.key;
+    return j < gap_.at ? j : std::max<Index>(gap_.at, j - gap_.size);
+  }
+
   Position first_;
+  KeyGap gap_;
   int count_ = 0;
   bool have_bounds_ = false;
   std::array<MaskFunctionRef, MaskFunctionRef::most> functions_{};
@@ -3006,7 +3020,7 @@ class AttentionMask {
   /// Whether causality is among the terms.
   bool is_causal() const { return causal_; }
   /// The smallest window, or 0 for none.
-  Index window() const { return window_; }  // 0: none
+  Index window() const { return window_; }
   /// How many first keys the window keeps.
   Index first_keys() const { return first_keys_; }
   /// Whether key lengths are among the terms.
@@ -3116,9 +3130,10 @@ HEADWISE_STRICT_MATH_BEGIN
 template <Scalar T>
 class HeadVisibility {
  public:
-  /// Of a mask that fits, whose functions count from `origin`; what it views must outlive this.
+  /// Of a mask that fits, whose functions count from `origin` and over a gap; what it views must
+  /// outlive this.
   HeadVisibility(const AttentionMask<T>& mask, Index b, Index h, Index L, Index S,
-                 const Position& origin = {})
+                 const Position& origin = {}, const KeyGap& gap = {})
       : offset_(S - L),
         causal_(mask.is_causal()),
         window_(mask.window()),
@@ -3126,7 +3141,7 @@ class HeadVisibility {
         keys_(mask.has_key_lengths() ? mask.key_lengths()[static_cast<std::size_t>(b)] : S),
         all_keys_(S),
         documents_(mask.documents(), b),
-        functions_(mask.functions(), origin.of_head(b, h)),
+        functions_(mask.functions(), origin.of_head(b, h), gap),
         hidden_below_(std::numeric_limits<T>::lowest()) {
     if (!mask.biases().empty()) hidden_below_ = hidden_below_ / T(4);
     for (const PairMask& term : mask.pair_masks()) {
@@ -25184,12 +25199,27 @@ struct Target {
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/ops/rows.hpp
-// How work along rows and down columns is cut into tasks. No element depends on the cut.
+// How work along rows and down columns is cut into tasks, and which tasks threads share. No element
+// depends on either.
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// How many parts of `size` n has, the last of which may be smaller.
 constexpr Index count_parts(Index n, Index size) { return (n + size - 1) / size; }
+
+/// Tasks of attention, of so many multiply-adds together. Those that are done sooner than another
+/// thread has taken over its part stay with the calling one. (Forward + backward of a module of
+/// width 64 with 4 heads took two threads whose cores lie apart 1.5, 1.3, 1.2 and 0.96 of the time
+/// of one for 16, 32, 64 and 128 tokens while all attention was shared; where they lie beside each
+/// other attention alone took 1.0 to 0.5. AMD EPYC of family 26.)
+inline void run_tasks(const Context& context, Index tasks, double multiply_adds, TaskRef task) {
+  constexpr double worth_sharing = 500000;
+  if (multiply_adds < worth_sharing) {
+    SerialExecutor().run(tasks, task);
+  } else {
+    context.executor.run(tasks, task);
+  }
+}
 
 /// Elements of a task along rows: some microseconds.
 inline constexpr Index elements_of_rows = 16384;
@@ -26180,7 +26210,8 @@ class Recording {
   }
 
   /// The output as a variable. backward(pass, dy) is called in the sweep, once, if anything flows
-  /// here; what it captures is destroyed behind it. y is the output, or another view of all of it.
+  /// here; what it captures is destroyed after that call. y is the output, or another view of all
+  /// of it.
   template <int R, class Backward>
   Variable<T, R> finish(const In<T, R>& y, Backward&& backward) {
     detail::Handle<T> handle{tape_, detail::no_node, tape_->step, output_};
@@ -27207,124 +27238,6 @@ typename Module::Gradients hessian_vector_product(F&& gradient, const Module& mo
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/ops/idle_queries.hpp
-// Queries that have no part in the loss and whose results are no numbers: padding, say, that holds
-// NaN and hides its keys alone. Backward of attention multiplies what they weigh by 0, and 0 times
-// NaN is NaN; so it reads 0 in their place. What others see is not looked at.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// Whether the row of d_o that begins at `at` is 0 throughout.
-template <class T, class U, int R>
-bool is_idle(const In<U, R>& d_o, const Shape<R>& at) {
-  if (d_o.extent(R - 1) == 0) return true;
-  const U* const x = d_o.data() + d_o.offset(at);
-  const Index step = d_o.stride(R - 1);
-  for (Index n = 0; n < d_o.extent(R - 1); ++n) {
-    if (!(number_as<T>(x[n * step]) == T(0))) return false;
-  }
-  return true;
-}
-
-/// The row of x that begins at `at` = value.
-template <class T, int R>
-void fill_row(Tensor<T, R>& x, const Shape<R>& at, const std::type_identity_t<T>& value) {
-  if (x.extent(R - 1) != 0) std::fill_n(x.data() + x.offset(at), x.extent(R - 1), value);
-}
-
-/// Whether all are numbers, or -infinity: of lse [.., 2], where they lie dense.
-template <class T, int R>
-bool all_below_infinity(const In<T, R>& lse) {
-  if (!lse.dense()) return false;
-  const T most = (std::numeric_limits<T>::max)();
-  const T *x = lse.data(), *const end = x + lse.size();
-  while (x != end && *x < most) ++x;  // NaN is not below it
-  return x == end;
-}
-
-/// What flash backward reads of queries: q [.., d], o [.., dv] and lse [.., 2], or copies of them
-/// in which idle queries without numbers are 0 and weigh no key: their lse is the greatest number.
-template <class T, class U, int R>
-class FlashWithoutIdle {
- public:
-  /// Of d_o [.., dv]. Throws std::bad_alloc.
-  FlashWithoutIdle(const In<U, R>& d_o, const In<U, R>& given_q, const In<U, R>& given_o,
-                   const In<T, R>& given_lse, const Context& context)
-      : q(given_q), o(given_o), lse(given_lse) {
-    if (!all_below_infinity(given_lse)) look(d_o, context.memory);
-  }
-  FlashWithoutIdle(const FlashWithoutIdle&) = delete;
-  FlashWithoutIdle& operator=(const FlashWithoutIdle&) = delete;
-
- private:
-  [[gnu::cold, gnu::noinline]] void look(const In<U, R>& d_o, std::pmr::memory_resource* memory) {
-    const T most = (std::numeric_limits<T>::max)();
-    const In<T, R> given = lse;
-    for_each_row(given.shape(), [&](const Shape<R>& at) {
-      const T* const of_row = given.data() + given.offset(at);
-      if (of_row[0] < most && of_row[given.stride(R - 1)] < most) return;
-      if (!is_idle<T>(d_o, at)) return;
-      if (lse_.absent()) {
-        q = q_ = contiguous(q, memory);
-        o = o_ = contiguous(o, memory);
-        lse = lse_ = contiguous(lse, memory);
-      }
-      fill_row(q_, at, U());
-      fill_row(o_, at, U());
-      fill_row(lse_, at, T(0));
-      lse_(at) = most;
-    });
-  }
-
-  Tensor<U, R> q_, o_;
-  Tensor<T, R> lse_;
-
- public:
-  In<U, R> q, o;
-  In<T, R> lse;
-};
-
-/// The same of what backward of kept weights reads: q [B, H, L, d] and weights [B, H, L, S].
-template <class T>
-class AttentionWithoutIdle {
- public:
-  /// Of d_o [B, H, L, dv]. Throws std::bad_alloc.
-  AttentionWithoutIdle(const kernels::Kernels<T>& run, const In<T, 4>& d_o, const In<T, 4>& given_q,
-                       const In<T, 4>& given_weights, const Context& context)
-      : q(given_q), weights(given_weights) {
-    if (given_weights.size() == 0) return;
-    for_each_row(d_o.shape(), [&](const Shape<4>& at) {
-      if (!is_idle<T>(d_o, at)) return;
-      const T* const of_row = given_weights.data() + given_weights.offset(at);
-      const kernels::Matrix<const T> row{of_row, 0, given_weights.stride(3)};
-      if (!run.all_finite(row, 1, given_weights.extent(3))) clear(at, context.memory);
-    });
-  }
-  AttentionWithoutIdle(const AttentionWithoutIdle&) = delete;
-  AttentionWithoutIdle& operator=(const AttentionWithoutIdle&) = delete;
-
- private:
-  [[gnu::cold, gnu::noinline]] void clear(const Shape<4>& at, std::pmr::memory_resource* memory) {
-    if (weights_.absent()) {
-      q = q_ = contiguous(q, memory);
-      weights = weights_ = contiguous(weights, memory);
-    }
-    fill_row(q_, at, T(0));
-    fill_row(weights_, at, T(0));
-  }
-
-  Tensor<T, 4> q_, weights_;
-
- public:
-  In<T, 4> q, weights;
-};
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
 // headwise/ops/score_options.hpp
 // What changes scores, as a caller names it, with its gradients.
 
@@ -27429,6 +27342,175 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
+// headwise/ops/idle_queries.hpp
+// Queries that have no part in the loss and that hold, or whose results are, no numbers: padding,
+// say, that holds NaN and hides its keys alone. Backward of attention multiplies what they hold and
+// weigh by 0, and 0 times NaN is NaN; so it reads 0 in their place. What others see is not looked
+// at.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Whether the row of d_o that begins at `at` is 0 throughout.
+template <class T, class U, int R>
+bool is_idle(const In<U, R>& d_o, const Shape<R>& at) {
+  if (d_o.extent(R - 1) == 0) return true;
+  const U* const x = d_o.data() + d_o.offset(at);
+  const Index step = d_o.stride(R - 1);
+  for (Index n = 0; n < d_o.extent(R - 1); ++n) {
+    if (!(number_as<T>(x[n * step]) == T(0))) return false;
+  }
+  return true;
+}
+
+/// Whether the row of x that begins at `at` holds numbers alone, which rounding to bf16 leaves so.
+template <class T, class U, int R>
+bool is_of_numbers(const In<U, R>& x, const Shape<R>& at) {
+  if (x.extent(R - 1) == 0) return true;
+  const T most = (std::numeric_limits<T>::max)() / T(2), least = T(0) - most;
+  const U* const from = x.data() + x.offset(at);
+  const Index step = x.stride(R - 1);
+  for (Index n = 0; n < x.extent(R - 1); ++n) {
+    const T number = number_as<T>(from[n * step]);
+    if (!(number < most && least < number)) return false;
+  }
+  return true;
+}
+
+/// Whether x is sure to hold numbers alone, for products that read it as it is: found out by
+/// vectors. (Query by query, those without a part in the loss alone, it took 3 to 20 % of
+/// backward.)
+template <class T, class U, int R>
+bool surely_of_numbers(const In<U, R>& x, const Context& context) {
+  if (x.size() == 0) return true;
+  bool finite = std::same_as<T, U> && context.products.exact();
+  if constexpr (std::same_as<T, U>) {
+    Shape<R> matrices = x.shape();
+    matrices[R - 2] = matrices[R - 1] = 1;
+    for_each_index(matrices, [&](const Shape<R>& at) {
+      const kernels::Matrix<const T> rows{x.data() + x.offset(at), x.stride(R - 2),
+                                          x.stride(R - 1)};
+      finite =
+          finite && kernels::kernels_here<T>().all_finite(rows, x.extent(R - 2), x.extent(R - 1));
+    });
+  }
+  return finite;
+}
+
+/// Whether results may be numbers where the scores that made them are not: a softcap bounds those,
+/// a sink takes the weight of those that are -infinity, a function or a table leaves nothing of
+/// them.
+template <class T>
+bool may_bound_infinities(const ScoreOptions<T>& score) {
+  return score.softcap || !score.sinks.absent() || !score.function.absent() ||
+         !score.relative_bias.absent();
+}
+
+/// The row of x that begins at `at` = value.
+template <class T, int R>
+void fill_row(Tensor<T, R>& x, const Shape<R>& at, const std::type_identity_t<T>& value) {
+  if (x.extent(R - 1) != 0) std::fill_n(x.data() + x.offset(at), x.extent(R - 1), value);
+}
+
+/// Whether all are numbers, or -infinity: of lse [.., 2], where they lie dense.
+template <class T, int R>
+bool all_below_infinity(const In<T, R>& lse) {
+  if (!lse.dense()) return false;
+  const T most = (std::numeric_limits<T>::max)();
+  const T *x = lse.data(), *const end = x + lse.size();
+  while (x != end && *x < most) ++x;  // NaN is not below it
+  return x == end;
+}
+
+/// What flash backward reads of queries: q [.., d], o [.., dv] and lse [.., 2], or copies of them
+/// in which idle queries without numbers are 0 and weigh no key: their lse is the greatest number.
+/// Where nothing bounds scores, a query without numbers shows in its lse, and no other is looked
+/// at.
+template <class T, class U, int R>
+class FlashWithoutIdle {
+ public:
+  /// Of d_o [.., dv]. Throws std::bad_alloc.
+  FlashWithoutIdle(const In<U, R>& d_o, const In<U, R>& given_q, const In<U, R>& given_o,
+                   const In<T, R>& given_lse, const ScoreOptions<T>& score, const Context& context)
+      : q(given_q), o(given_o), lse(given_lse) {
+    const bool hides = may_bound_infinities(score) && !surely_of_numbers<T>(given_q, context);
+    if (hides || !all_below_infinity(given_lse)) look(d_o, hides, context.memory);
+  }
+  FlashWithoutIdle(const FlashWithoutIdle&) = delete;
+  FlashWithoutIdle& operator=(const FlashWithoutIdle&) = delete;
+
+ private:
+  [[gnu::cold, gnu::noinline]] void look(const In<U, R>& d_o, bool hides,
+                                         std::pmr::memory_resource* memory) {
+    const T most = (std::numeric_limits<T>::max)();
+    const In<T, R> given = lse;
+    const In<U, R> of_query = q;
+    for_each_row(given.shape(), [&](const Shape<R>& at) {
+      const T* const of_row = given.data() + given.offset(at);
+      const bool shows = !(of_row[0] < most && of_row[given.stride(R - 1)] < most);
+      if (!(shows || hides) || !is_idle<T>(d_o, at)) return;
+      if (!shows && is_of_numbers<T>(of_query, at)) return;
+      if (lse_.absent()) {
+        q = q_ = contiguous(q, memory);
+        o = o_ = contiguous(o, memory);
+        lse = lse_ = contiguous(lse, memory);
+      }
+      fill_row(q_, at, U());
+      fill_row(o_, at, U());
+      fill_row(lse_, at, T(0));
+      lse_(at) = most;
+    });
+  }
+
+  Tensor<U, R> q_, o_;
+  Tensor<T, R> lse_;
+
+ public:
+  In<U, R> q, o;
+  In<T, R> lse;
+};
+
+/// The same of what backward of kept weights reads: q [B, H, L, d] and weights [B, H, L, S].
+template <class T>
+class AttentionWithoutIdle {
+ public:
+  /// Of d_o [B, H, L, dv]. Throws std::bad_alloc.
+  AttentionWithoutIdle(const kernels::Kernels<T>& run, const In<T, 4>& d_o, const In<T, 4>& given_q,
+                       const In<T, 4>& given_weights, const Context& context)
+      : q(given_q), weights(given_weights) {
+    if (given_weights.size() == 0) return;
+    for_each_row(d_o.shape(), [&](const Shape<4>& at) {
+      if (!is_idle<T>(d_o, at)) return;
+      const T* const of_row = given_weights.data() + given_weights.offset(at);
+      const kernels::Matrix<const T> row{of_row, 0, given_weights.stride(3)};
+      const bool numbers = run.all_finite(row, 1, given_weights.extent(3));
+      if (!numbers || !is_of_numbers<T>(given_q, at)) clear(at, context.memory);
+    });
+  }
+  AttentionWithoutIdle(const AttentionWithoutIdle&) = delete;
+  AttentionWithoutIdle& operator=(const AttentionWithoutIdle&) = delete;
+
+ private:
+  [[gnu::cold, gnu::noinline]] void clear(const Shape<4>& at, std::pmr::memory_resource* memory) {
+    if (weights_.absent()) {
+      q = q_ = contiguous(q, memory);
+      weights = weights_ = contiguous(weights, memory);
+    }
+    fill_row(q_, at, T(0));
+    fill_row(weights_, at, T(0));
+  }
+
+  Tensor<T, 4> q_, weights_;
+
+ public:
+  In<T, 4> q, weights;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/ops/attention_options.hpp
 // What both attentions take, and the rules that their arguments keep.
 
@@ -27451,9 +27533,9 @@ struct AttentionOptions {
   /// From where functions of pairs and dropout count: the place that the call's first batch
   /// element, head, query and key have in a whole of which the call is a part.
   Position origin = {};
-  /// Keys that the call lacks and the whole has, as a cache that drops some of the midst, of which
-  /// biases by distance and the score function know: of forward calls without dropout and mask
-  /// functions. Masks go by the keys that are there.
+  /// Keys that the whole has and the call lacks in its midst, as a cache with a window does. Biases
+  /// by distance and functions of pairs count them; other masks go by the keys that are there. For
+  /// forward calls without dropout.
   KeyGap gap = {};
 
   static constexpr Index most = Index{1} << 62;  // that a part may be away from the whole's first
@@ -27477,9 +27559,9 @@ struct AttentionOptions {
             gap.at, ", expected a multiple of ", KeyGap::block, " from 0 to 2^62");
     require(gap.size >= 0 && gap.size <= most - origin.key, function, "gap.size is ", gap.size,
             ", expected 0 to ", most - origin.key, " (2^62 - origin.key)");
-    require(gap.size == 0 || (!dropout.active() && mask.functions().empty()), function,
-            "gap lacks keys, expected none with dropout of the weights or mask functions: they "
-            "count the keys of the call");
+    require(gap.size == 0 || !dropout.active(), function,
+            "gap lacks keys, expected none with dropout of the weights: its masks count those of "
+            "the call");
   }
   /// Throws ArgumentError where keys are lacking: backward and packed sequences know no gap.
   void require_no_gap(std::string_view function) const {
@@ -27513,6 +27595,13 @@ struct AttentionSizes {
 }  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Multiply-adds of forward, were all pairs visible.
+inline double multiply_adds(const AttentionSizes& sizes) {
+  const auto [B, H, G, L, S, d, dv] = sizes;
+  return static_cast<double>(B) * static_cast<double>(H) * static_cast<double>(L) *
+         static_cast<double>(S) * static_cast<double>(d + dv);
+}
 
 /// Throws ShapeError unless H query heads share G of keys evenly.
 inline void require_groups(std::string_view function, Index H, Index G) {
@@ -27587,7 +27676,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           d,
           dv,
           scale,
-          HeadVisibility<T>(options.mask, b, h, L, S, options.origin),
+          HeadVisibility<T>(options.mask, b, h, L, S, options.origin, options.gap),
           DropoutMask(options.dropout, DropoutStream::weights),
           first.batch,
           first.head,
@@ -27696,8 +27785,8 @@ class SequenceRows {
   Index before(Index b) const { return packed() ? starts_[b] : b * length_; }
   Index total() const { return before(sequences_); }
 
-  /// Blocks of `size` rows are numbered, those of a sequence one behind the other. Packed, there is
-  /// a number more, at most, for each sequence than it has blocks.
+  /// Blocks of `size` rows are numbered, those of a sequence one behind the other. A packed
+  /// sequence may own one number more than it has blocks.
   Index first_block(Index b, Index size) const {
     return packed() ? starts_[b] / size + b : b * count_parts(length_, size);
   }
@@ -27763,6 +27852,18 @@ struct FlashSequences {
     return own;
   }
 };
+
+/// Multiply-adds of forward, were all pairs of a sequence visible.
+inline double multiply_adds(const FlashSequences& sequences) {
+  if (!sequences.queries.packed()) return multiply_adds(sequences.sizes);
+  double sum = 0;
+  for (Index b = 0; b < sequences.sizes.B; ++b) {
+    AttentionSizes one = sequences.of(b);
+    one.B = 1;
+    sum += multiply_adds(one);
+  }
+  return sum;
+}
 
 /// Those of a batch.
 inline FlashSequences sequences_of(const AttentionSizes& sizes) {
@@ -28108,7 +28209,7 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                             run.executed_gemm_flops({head.L, head.dv, head.S}) +
                             (5 + extra) * head.L * head.S);
   };
-  context.executor.run(B * H, task);
+  detail::run_tasks(context, B * H, detail::multiply_adds(sizes), task);
 }
 
 /// The gradients of attention_forward.
@@ -28122,8 +28223,8 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
 /// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
-/// from a query whose d_o is 0, whatever it holds: where its weights are no numbers, copies of q
-/// and weights are made. Outputs must not overlap inputs or each other.
+/// from a query whose d_o is 0, whatever it holds: where it or its weights are no numbers, copies
+/// of q and weights are made. Outputs must not overlap inputs or each other.
 /// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  docs/derivations/attention_backward.md, steps 4e to 4a.
@@ -28176,7 +28277,7 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   if (gradients.score.any()) {  // which heads share: one after the other
     for (Index t = 0; t < B * G; ++t) task(t, 0);
   } else {
-    context.executor.run(B * G, task);
+    detail::run_tasks(context, B * G, detail::multiply_adds(sizes), task);
   }
 }
 
@@ -28309,7 +28410,9 @@ class DecodeCall {
       const ScoresOfHeads<T> scores(options_, sizes_, b, h + first / sizes_.L, h + last / sizes_.L);
       f(group(b, g, scores), kernels::DecodeTask{first, rows, t % key_parts, key_parts}, n, worker);
     };
-    context_.executor.run(sizes_.B * sizes_.G * scratch_.plan().row_parts * key_parts, task);
+    constexpr double reading = 4;  // what one takes that waits for its key or value
+    run_tasks(context_, sizes_.B * sizes_.G * scratch_.plan().row_parts * key_parts,
+              reading * multiply_adds(sizes_), task);
   }
 
   /// The query heads of batch element b that share key head g.
@@ -28579,7 +28682,7 @@ class FlashBackwardCall {
       if (i0 >= queries_.length(b)) return;
       run(b, number / blocks, i0, std::min<Index>(most, queries_.length(b) - i0));
     };
-    context_.executor.run(sizes_.H * queries_.block_numbers(most), task);
+    run_tasks(context_, sizes_.H * queries_.block_numbers(most), multiply_adds_, task);
   }
 
   /// All blocks of keys, each taken behind those that it waits for.
@@ -28596,7 +28699,7 @@ class FlashBackwardCall {
       if (block * run_.backward_keys >= rows.length(b)) return;
       run_block(b, number % sizes_.G, block, worker);
     };
-    context_.executor.run(sizes_.G * rows.block_numbers(run_.backward_keys), task);
+    run_tasks(context_, sizes_.G * rows.block_numbers(run_.backward_keys), multiply_adds_, task);
   }
 
   /// All blocks of keys of one key/value head of a sequence, where no other may run beside it.
@@ -28607,7 +28710,8 @@ class FlashBackwardCall {
       return;
     }
     const auto task = [&](Index, Index worker) { run_block(b, g, turns_.take() - taken_, worker); };
-    context_.executor.run(blocks, task);
+    const auto heads = static_cast<double>(sizes_.B * sizes_.G);
+    run_tasks(context_, blocks, multiply_adds_ / heads, task);
     taken_ += blocks;
   }
 
@@ -28688,6 +28792,7 @@ class FlashBackwardCall {
   const FlashSequences& sequences_;
   const AttentionSizes& sizes_ = sequences_.sizes;
   const SequenceRows& queries_ = sequences_.queries;
+  const double multiply_adds_ = multiply_adds(sequences_);
   const In<U, 4> d_o_;
   const AttentionInputs<U>& inputs_;
   const FlashResults<T, U>& kept_;
@@ -28833,7 +28938,7 @@ void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
     const std::int64_t extra = kernels::forward_extras(head);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
-  context.executor.run(tasks, task);
+  run_tasks(context, tasks, multiply_adds(sequences), task);
 }
 
 /// The kernels of decoding, which read queries of T and write o of T: of other types copies, for
@@ -28895,7 +29000,7 @@ void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
   require_flash_backward<T, 4, U>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv}, options,
                                   d_score);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-  const FlashWithoutIdle<T, U, 4> of(d_o, q, kept.o, kept.lse, context);
+  const FlashWithoutIdle<T, U, 4> of(d_o, q, kept.o, kept.lse, options.score, context);
   flash_backward<T, U>(sequences_of(sizes), d_o, {of.q, k, v}, {of.o, of.lse}, options, gradients,
                        context);
 }
@@ -28996,8 +29101,8 @@ void flash_attention_forward(In<U, 4> q, const TransposedKeys<std::type_identity
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
 /// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
-/// from a query whose d_o is 0, whatever it holds: where its lse is no number, copies of q, o and
-/// lse are made. Outputs must not overlap inputs or each other.
+/// from a query whose d_o is 0, whatever it holds: where it or its lse is no number, copies of q, o
+/// and lse are made. Outputs must not overlap inputs or each other.
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
 ///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
@@ -30039,7 +30144,7 @@ void for_gemm_tasks(const kernels::Extents& size, Index panel, bool packs_a, con
   context.executor.run(tasks.count, task);
 }
 
-/// A product of no weights.
+/// c = a b in tasks, both as they lie in memory.
 template <class T>
 void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<T>& workspace,
               kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,
@@ -32503,7 +32608,7 @@ void packed_backward_call(const In<U, 3>& d_o, const PackedSequences<U>& inputs,
 
   const Index B = sequences.sizes.B;
   const auto of = [&](const auto& x) { return by_sequence(x, B); };
-  const FlashWithoutIdle<T, U, 3> kept(d_o, q, o, lse, context);
+  const FlashWithoutIdle<T, U, 3> kept(d_o, q, o, lse, options.score, context);
   flash_backward<T, U>(sequences, of(d_o), {of(kept.q), of(k), of(v)}, {of(kept.o), of(kept.lse)},
                        options, {of(dq), of(dk), of(dv), d_score}, context);
 }
@@ -34915,7 +35020,7 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
   return gains;
 }
 
-/// Step 2: through the projections, to what they were of.
+/// Step 2: from the gradients of the projections to those of their inputs.
 template <class T, class W>
 void backward_projections(const MultiHeadAttentionParameters<T, W>& p, const CachedInputs<T>& of,
                           bool self, const ProjectionGradients<T>& d,
@@ -34995,6 +35100,21 @@ template <class T, class W>
   trace.record("dX_norm", dx_norm);
 }
 
+/// Rows of dy, or where the output was dropped what flows into it before, in `storage`.
+template <class T>
+In<T, 3> backward_output_dropout(const MultiHeadAttentionCache<T>& cache, const In<T, 3>& dy,
+                                 Tensor<T, 3>& storage, const Context& context) {
+  const In<T, 3> rows = uniform_rows(dy, storage, context.memory);
+  if (cache.call.output_dropout.active()) {
+    auto dropped = Tensor<T, 3>::uninitialized(dy.shape(), context.memory);
+    dropout_backward(In<T, 2>(merge_rows(rows)), cache.call.output_dropout, merge_rows(dropped),
+                     context);
+    storage = std::move(dropped);
+    return storage;
+  }
+  return rows;
+}
+
 /// With self-attention the gradient of query alone, the sum over its three uses.
 template <class T, class W>
 CrossAttentionGradients<T> multi_head_attention_backward(
@@ -35020,14 +35140,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(
   if (context.trace != nullptr) context.trace->record("dA_out", dy_in);
   // 7 dropout
   Tensor<T, 3> dy_storage;
-  In<T, 3> dy = uniform_rows(dy_in, dy_storage, context.memory);
-  if (cache.call.output_dropout.active()) {
-    Tensor<T, 3> dropped = like(dy);
-    dropout_backward(In<T, 2>(merge_rows(dy)), cache.call.output_dropout, merge_rows(dropped),
-                     context);
-    dy_storage = std::move(dropped);
-    dy = dy_storage;
-  }
+  const In<T, 3> dy = backward_output_dropout(cache, dy_in, dy_storage, context);
   // 6 linear
   Tensor<T, 3> d_context = like(cache.context);
   linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(cache.context), In<W, 2>(p.w_o),
@@ -36622,6 +36735,7 @@ struct MultiHeadAttentionStepCall {
   LastingSpan<Index> counts = {};
   std::optional<T> scale = {};  // 1 / sqrt(d_head)
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
+  MaskFunctionRef mask = {};    // Mask::function, beside causal and the window of the cache
 };
 
 }  // namespace headwise::inline v0_1
@@ -36719,11 +36833,12 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
                        const Context& context) {
   if (tokens.batch() == 0) return;
   const auto attend = [&](const In<T, 4>& some_q, Index b, Index batch, const Out<T, 4>& some_o) {
-    const AttentionOptions<T> options{.mask = tokens.mask(b),
-                                      .scale = call.scale,
-                                      .score = call.score,
-                                      .origin = tokens.origin(b),
-                                      .gap = tokens.gap(b)};
+    AttentionOptions<T> options{.mask = tokens.mask(b),
+                                .scale = call.scale,
+                                .score = call.score,
+                                .origin = tokens.origin(b),
+                                .gap = tokens.gap(b)};
+    options.mask.add(call.mask);
     tokens.with_keys(b, batch, tokens.held(b), [&](const auto& k, const auto& v) {
       flash_attention_forward(some_q, k, v, options, some_o, {}, context);
     });
@@ -36731,7 +36846,8 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
   if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
     return attend(q, 0, tokens.batch(), o);
   }
-  if (q.extent(2) == 1 && tokens.one_each() && !call.score.by_position()) {
+  const bool by_position = call.score.by_position() || !call.mask.absent();
+  if (q.extent(2) == 1 && tokens.one_each() && !by_position) {
     return attend_with_lengths<T>(q, tokens, call, o, context);
   }
   for (Index b = 0; b < tokens.batch(); ++b) {
@@ -36812,13 +36928,15 @@ KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention,
 ///
 /// attention   a module of self-attention
 /// x           [B, n, D]   in; the tokens behind those of the cache
-/// call                    counts of tokens, and what changes scores; y behind the counts is b_O
+/// call                    counts of tokens, what changes scores, a mask function; y behind the
+///                         counts is b_O
 /// cache                   keys and values of the tokens before; those of x are appended
 ///
-/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal} and
-/// the same scale and score, for any cut into steps and any lengths beside it; of a cache with a
-/// window, those of a mask that also hides keys before the window, but for the first ones. A score
-/// function is told the positions in the sequence, b as its batch element.
+/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal}, the
+/// same scale and score, and the mask function beside causal, for any cut into steps and any
+/// lengths beside it; of a cache with a window, those of a mask that also hides keys before the
+/// window, but for the first ones. A function is told the positions in the sequence, b as its batch
+/// element.
 ///
 /// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
@@ -37864,14 +37982,14 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// block
 /// x       [B, n, D]   in; the tokens behind those of the cache
-/// call                counts of tokens, and what changes scores. x behind the counts may hold
-///                     anything, and y of it means nothing
+/// call                counts of tokens, what changes scores, a mask function. x behind the counts
+///                     may hold anything, and y of it means nothing
 /// cache               keys and values of the tokens before; those of x are appended. An empty one
 ///                     is key_value_cache<T>(block.options().attention(), B, capacity)
 ///
-/// The bits are those of block.forward of each whole sequence alone with {.mask = causal} and the
-/// same scale and score, for any cut into steps and any lengths beside it; with a window as
-/// multi_head_attention_step says.
+/// The bits are those of block.forward of each whole sequence alone with {.mask = causal}, the same
+/// scale and score, and the mask function beside causal, for any cut into steps and any lengths
+/// beside it; with a window as multi_head_attention_step says.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
 /// then, but that keys which no later query sees may be dropped.
 template <Scalar T, KeptAs<T> W>

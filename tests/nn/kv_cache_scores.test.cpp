@@ -2,6 +2,7 @@
 #include <array>
 #include <limits>
 
+#include "headwise/kernels/mask_function.hpp"
 #include "headwise/kernels/score_function.hpp"
 #include "headwise/nn/multi_head_attention_step.hpp"
 #include "headwise/runtime/thread_pool.hpp"
@@ -23,6 +24,16 @@ constexpr Index batch = 3, heads = 4;
 constexpr auto placed = [](auto s, const Position& at, const auto& w) {
   const auto remainder = (at.batch * 11 + at.head * 7 + at.query * 5 + at.key * 3) % 13;
   return s + w[0] * static_cast<float>(remainder);
+};
+
+/// Leaves each query its own key; told apart as `placed`.
+constexpr auto scattered = [](const Position& at) {
+  return at.key == at.query ||
+         (at.batch * 5 + at.head * 3 + at.query * 7 + at.key * 11) % 17 % 3 != 0;
+};
+/// Told of each query.
+constexpr auto near = [](const Position& query) {
+  return KeyRange{query.query - 61 - 10 * query.batch, query.query + 1};
 };
 
 template <class T>
@@ -62,12 +73,14 @@ MultiHeadAttention<T> drawn_module() {
 /// Sequences of a batch that fall behind each other, in steps as they come.
 template <class T>
 void check_steps(const MultiHeadAttention<T>& module, const ScoreOptions<T>& score, Index L,
-                 const KeyValueCacheOptions& options, const Context& context) {
+                 const KeyValueCacheOptions& options, const Context& context,
+                 const MaskFunctionRef& mask = {}) {
   const auto x = random_tensor<T>(Shape{batch, L, Index{12}}, 7);
   MultiHeadAttentionCall<T> call{.mask = {causal}, .scale = T(0.6), .score = score};
   if (options.window != 0) {
     call.mask = {causal, Mask::window(options.window).keeping_first(options.first_keys)};
   }
+  call.mask.add(mask);
   const auto whole = module.forward(x, call);
   PoisonedMemory memory;
   auto cache = key_value_cache(module, options, &memory);
@@ -93,7 +106,8 @@ void check_steps(const MultiHeadAttention<T>& module, const ScoreOptions<T>& sco
            slice(slice(step, 0, b, 1), 1, 0, counts.back()));
     }
     const auto y = multi_head_attention_step(
-        module, step, {.counts = counts, .scale = T(0.6), .score = score}, cache, context);
+        module, step, {.counts = counts, .scale = T(0.6), .score = score, .mask = mask}, cache,
+        context);
     for (Index b = 0; b < batch; ++b) {
       const auto at = static_cast<std::size_t>(b);
       CAPTURE(sizeof(T), options.window, b, before[at], counts[at]);
@@ -141,6 +155,26 @@ TEMPLATE_TEST_CASE("biases by distance and functions know where the first keys o
   }
 }
 
+TEMPLATE_TEST_CASE("a mask function hides from steps what it hides from the whole sequence", "[nn]",
+                   float, double) {
+  using T = TestType;
+  const auto module = drawn_module<T>();
+  const Scores<T> scores;
+  const auto everywhere = mask_function(scattered);
+  const auto bounded = mask_function(scattered, near);
+  ThreadPool pool(3);
+  const Index block = kernels::kernels_here<T>().forward_keys, longer = 5 * block + 50;
+  for (const MaskFunctionRef& mask : {Mask::function(everywhere), Mask::function(bounded)}) {
+    for (const ScoreOptions<T>& score : {ScoreOptions<T>(), scores.all().back()}) {
+      const auto check = [&](Index L, const KeyValueCacheOptions& options) {
+        check_steps(module, score, L, options, {.executor = pool}, mask);
+      };
+      check(130, {.batch_size = batch, .capacity = 130});
+      check(longer, {.batch_size = batch, .window = 37, .first_keys = block + 1});
+    }
+  }
+}
+
 TEST_CASE("one token of each sequence at a time has the bits of the whole, with scores", "[nn]") {
   const auto module = drawn_module<float>();
   const Scores<float> scores;
@@ -163,23 +197,27 @@ TEMPLATE_TEST_CASE(
   const Scores<T> scores;
   const auto x = random_tensor<T>(Shape{batch, Index{150}, Index{12}}, 8);
   const std::vector<Index> prompt = {140, 3, 57};
-  for (const ScoreOptions<T>& score : scores.all()) {
-    const auto whole = module.forward(x, {.mask = {causal}, .score = score});
+  const auto check = [&](const ScoreOptions<T>& score, const MaskFunctionRef& mask) {
+    const auto whole = module.forward(x, {.mask = {causal, mask}, .score = score});
+    MultiHeadAttentionStepCall<T> call{.counts = prompt, .score = score, .mask = mask};
     auto cache = key_value_cache(module, batch, 150);
-    (void)multi_head_attention_step(module, slice(x, 1, 0, 140), {.counts = prompt, .score = score},
-                                    cache);
+    (void)multi_head_attention_step(module, slice(x, 1, 0, 140), call, cache);
+    call.counts = {};
     Tensor3<T> next({batch, 1, 12});
     for (int n = 0; n < 5; ++n) {
       for (Index b = 0; b < batch; ++b) {
         copy(In<T, 2>(slice(select(x, b), 0, cache.length(b), 1)), Out<T, 2>(select(next, b)));
       }
-      const auto y = multi_head_attention_step(module, next, {.score = score}, cache);
+      const auto y = multi_head_attention_step(module, next, call, cache);
       for (Index b = 0; b < batch; ++b) {
         REQUIRE(bitwise_equal(In<T, 1>(select(select(y, b), 0)),
                               In<T, 1>(select(select(whole, b), cache.length(b) - 1))));
       }
     }
-  }
+  };
+  for (const ScoreOptions<T>& score : scores.all()) check(score, {});
+  const auto hiding = mask_function(scattered);
+  check({}, hiding);
 }
 
 }  // namespace nn_kv_cache_scores

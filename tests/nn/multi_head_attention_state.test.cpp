@@ -1,5 +1,7 @@
 // What MultiHeadAttention keeps between calls: caches, gradients, and what a failed call leaves.
 #include <cstring>
+#include <map>
+#include <string>
 #include <thread>
 
 #include "headwise/nn/multi_head_attention.hpp"
@@ -62,6 +64,39 @@ struct NoDefaultMemory {
 };
 
 }  // namespace
+
+TEST_CASE("each gradient is found by the name under which it is walked over", "[nn]") {
+  const Module module({.d_model = 12,
+                       .num_heads = 3,
+                       .q_bias = true,
+                       .k_bias = true,
+                       .v_bias = true,
+                       .layer_norm = true,
+                       .qk_norm = true,
+                       .sinks = true,
+                       .alibi = true,
+                       .relative_reach = 2});
+  const Gradients gradients = module.zero_gradients();
+  const std::map<std::string, const double*> by_name = {
+      {"grad_W_Q", gradients.grad_W_Q().data()},
+      {"grad_W_K", gradients.grad_W_K().data()},
+      {"grad_W_V", gradients.grad_W_V().data()},
+      {"grad_W_O", gradients.grad_W_O().data()},
+      {"grad_b_Q", gradients.grad_b_Q().data()},
+      {"grad_b_K", gradients.grad_b_K().data()},
+      {"grad_b_V", gradients.grad_b_V().data()},
+      {"grad_b_O", gradients.grad_b_O().data()},
+      {"grad_gamma", gradients.grad_gamma().data()},
+      {"grad_beta", gradients.grad_beta().data()},
+      {"grad_gamma_Q", gradients.grad_gamma_Q().data()},
+      {"grad_gamma_K", gradients.grad_gamma_K().data()},
+      {"grad_sinks", gradients.grad_sinks().data()},
+      {"grad_alibi_slopes", gradients.grad_alibi_slopes().data()},
+      {"grad_relative_bias", gradients.grad_relative_bias().data()}};
+  std::map<std::string, const double*> walked;
+  gradients.for_each([&](const std::string& name, auto view) { walked[name] = view.data(); });
+  CHECK(walked == by_name);
+}
 
 TEST_CASE("many forward calls may be pending, their backwards in any order", "[nn]") {
   const Path path = GENERATE(Path::flash, Path::materialized);

@@ -76,6 +76,8 @@ TEMPLATE_TEST_CASE("padding reaches no gradient of attention, whatever it holds"
       {.d_model = D, .num_heads = 3},
       {.d_model = D, .num_heads = 4, .num_kv_heads = 2, .d_head = 10, .d_value = 5},
       {.d_model = D, .num_heads = 2, .layer_norm = true},
+      {.d_model = D, .num_heads = D},  // scores of one product, which may all be infinite
+      {.d_model = D, .num_heads = D, .sinks = true},
       {.d_model = D, .num_heads = 2, .qk_norm = true, .rotary = RotaryOptions{}}};
   for (const MultiHeadAttentionOptions& options : all) {
     const auto module = drawn_module(MultiHeadAttention<TestType>(options));
@@ -111,7 +113,7 @@ TEMPLATE_TEST_CASE("padding reaches no gradient of a block, whatever it holds", 
   }
 }
 
-TEST_CASE("nor by a cache that is kept in 16 bits", "[nn]") {
+TEST_CASE("padding reaches nothing by a cache that is kept in 16 bits", "[nn]") {
   const auto block = drawn_module(TransformerBlock<float>({.d_model = D, .num_heads = 3}));
   TransformerBlockCall<float> call;
   call.mask = {Mask::key_lengths(lengths)};

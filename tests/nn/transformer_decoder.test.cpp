@@ -146,12 +146,12 @@ TEST_CASE("each block of a TransformerDecoder drops by a mask of its own", "[nn]
 TEST_CASE("a TransformerDecoder has the same bits for any strides and number of threads", "[nn]") {
   const bool norm_first = GENERATE(false, true);
   const auto decoder = drawn<float>(with(norm_first, NormKind::layer_norm, 48));
-  const auto tokens = some_tokens(3, 37);
-  Tensor2<std::int32_t> turned({37, 3});
+  const auto tokens = some_tokens(5, 37);  // so many that threads share them
+  Tensor2<std::int32_t> turned({37, 5});
   for_each_index(tokens.shape(), [&](const Shape<2>& i) {
     turned(i[1], i[0]) = static_cast<std::int32_t>(tokens(i));
   });
-  const auto d_logits = random_tensor<float>(Shape{111, 7}, 6);
+  const auto d_logits = random_tensor<float>(Shape{185, 7}, 6);
   const LaidOut<float, 2> wide(In<float, 2>(d_logits), Layout::in_wider_rows);
   const auto run = [&](auto input, In<float, 2> flow, const Context& context) {
     TransformerDecoderCache<float> cache, moved;

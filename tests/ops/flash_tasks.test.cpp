@@ -1,4 +1,9 @@
-// How flash attention is cut into tasks, and where it reads its operands, changes no bit.
+// How flash attention is cut into tasks, and where it reads its operands, changes no bit; which
+// calls threads share.
+#include <array>
+#include <vector>
+
+#include "headwise/ops/packed_attention.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "support/attention_case.hpp"
 #include "support/attention_outputs.hpp"
@@ -36,6 +41,65 @@ TEMPLATE_TEST_CASE("forward has the same bits in tasks of any size, over dense a
   // The last queries alone, few of them, read keys and values where they lie.
   const auto last = forward(slice(q, 2, L - 70, 70), k_strided, v_strided);
   CHECK(same_bits<TestType, 4>(last, In<TestType, 4>(slice(o, 2, L - 70, 70))));
+}
+
+/// Two workers that count what they are asked for, and are one.
+struct CountingExecutor {
+  Index runs = 0;
+  Index concurrency() const { return 2; }
+  void run(Index tasks, TaskRef task) {
+    ++runs;
+    SerialExecutor().run(tasks, task);
+  }
+};
+
+TEST_CASE("attention of few tokens stays with its thread, that of many is shared", "[ops]") {
+  using T = float;
+  const auto runs = [](Index L, Index S) {
+    Numbers numbers(5);
+    const auto q = numbers.tensor<T, 4>(Shape{1, 4, L, 16}),
+               k = numbers.tensor<T, 4>({1, 4, S, 16});
+    Tensor4<T> weights({1, 4, L, S}), o(q.shape()), lse({1, 4, L, 2}), dq(q.shape()), dk(k.shape()),
+        dv(k.shape());
+    std::array<Index, 4> counts{};
+    const auto count = [&](std::size_t n, const auto& call) {
+      CountingExecutor executor;
+      call(Context{.executor = executor});
+      counts[n] = executor.runs;
+    };
+    const AttentionInputs<T> inputs{q, k, k};
+    const AttentionGradients<T> to{dq, dk, dv};
+    count(0, [&](const Context& c) { attention_forward<T>(q, k, k, {}, weights, o, c); });
+    count(1, [&](const Context& c) { attention_backward<T>(q, inputs, weights, {}, to, c); });
+    count(2, [&](const Context& c) { flash_attention_forward<T>(q, k, k, {}, o, lse, c); });
+    count(3, [&](const Context& c) { flash_attention_backward<T>(q, inputs, o, lse, {}, to, c); });
+    return counts;
+  };
+  const std::array<Index, 4> none{};
+  CHECK(runs(16, 16) == none);
+  CHECK(runs(32, 32) == none);
+  CHECK(runs(1, 64) == none);
+  for (const Index count : runs(70, 70)) CHECK(count > 0);
+  for (const Index count : runs(1, 8192)) CHECK(count > 0);
+  // A key that is read for one query takes as long as four that are met by many.
+  const auto decoding = runs(1, 2048);
+  CHECK(decoding[0] == 0);
+  CHECK(decoding[2] > 0);
+}
+
+TEST_CASE("packed sequences are shared by what they hold, not by their number", "[ops]") {
+  const auto runs = [](Index count, Index length) {
+    std::vector<Index> starts;
+    for (Index b = 0; b <= count; ++b) starts.push_back(b * length);
+    const auto q = Numbers(6).tensor<float>(Shape{count * length, 4, 16});
+    Tensor3<float> o(q.shape());
+    CountingExecutor executor;
+    packed_attention_forward(PackedSequences<float>{q, q, q, starts, starts}, {}, o, {},
+                             {.executor = executor});
+    return executor.runs;
+  };
+  CHECK(runs(8, 16) == 0);
+  CHECK(runs(8, 40) > 0);
 }
 
 }  // namespace ops_flash_tasks

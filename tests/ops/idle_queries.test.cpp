@@ -92,7 +92,8 @@ TEMPLATE_TEST_CASE("a query that has no part in the loss has none in a gradient,
   }
 }
 
-TEST_CASE("nor has it one in gradients of what changes scores", "[ops]") {
+TEST_CASE("a query that has no part in the loss has none in gradients of what changes scores",
+          "[ops]") {
   Case<float> x({2, 4, 2, 49, 67, 5, 3}, 1400);
   idle_thirds(x.d_o);
   const auto flash = [&](Learned& learned) {
@@ -125,8 +126,10 @@ TEST_CASE("nor has it one in gradients of what changes scores", "[ops]") {
   check(kept);
 }
 
-TEMPLATE_TEST_CASE("nor where sequences are packed, or all tensors have 16 bits", "[ops]", float,
-                   BFloat16, Float16) {
+TEMPLATE_TEST_CASE(
+    "a query that has no part in the loss has none where sequences are packed or tensors of 16 "
+    "bits",
+    "[ops]", float, BFloat16, Float16) {
   using U = TestType;
   const Index N = 40, H = 4, G = 2, d = 5, dv = 3;
   const std::vector<Index> starts{0, 17, 17, 40};
@@ -152,6 +155,59 @@ TEMPLATE_TEST_CASE("nor where sequences are packed, or all tensors have 16 bits"
   CHECK(bitwise_equal(dq_poisoned, dq));
   CHECK(bitwise_equal(dk_poisoned, dk));
   CHECK(bitwise_equal(dv_poisoned, dv_of));
+}
+
+// Where all scores of a query are infinite, or all of them -infinity, its result may be a number
+// all the same: a softcap bounds them, a sink takes all weight, a function or a table leaves
+// nothing.
+TEMPLATE_TEST_CASE("a query whose infinite scores do not show has no part in a gradient either",
+                   "[ops]", float, double) {
+  using T = TestType;
+  const auto function =
+      score_function<T>([](const auto& s, const Position&) { return s * T(0.5); });
+  const Path path = GENERATE(Path::materialized, Path::flash);
+  const auto change = GENERATE(as<std::string>(), "none", "softcap", "sinks", "function", "table");
+  for (const Sizes& sizes : shapes) {
+    Case<T> x(sizes, 1600);
+    idle_thirds(x.d_o);
+    for (T& number : x.k) number = std::abs(number) + T(0.1);  // of one sign, so that scores are
+    Tensor1<T> sinks(sizes.H), d_scale(1);
+    fill(Out<T, 1>(sinks), T(0.3));
+    Tensor2<T> table({sizes.H, 5});
+    AttentionOptions<T> options;
+    if (change == "softcap") options.score.softcap = T(3);
+    if (change == "sinks") options.score.sinks = sinks;
+    if (change == "function") options.score.function = function;
+    if (change == "table") options.score.relative_bias = table;
+    const auto backward = [&] {
+      Outputs<T> y = run(path, x.q, x.k, x.v, x.d_o, options, {}, {});
+      fill(Out<T, 1>(d_scale), T(0));
+      const AttentionGradients<T> to{y.dq, y.dk, y.dv, {.d_scale = d_scale}};
+      if (path == Path::flash) {
+        flash_attention_backward(x.d_o, {x.q, x.k, x.v}, y.o, y.lse, options, to);
+      } else {
+        attention_backward(x.d_o, {x.q, x.k, x.v}, y.weights, options, to);
+      }
+      return y;
+    };
+    const Outputs<T> finite = backward();
+    const T expected = d_scale(0);
+    for (const T poison : {std::numeric_limits<T>::infinity(), -std::numeric_limits<T>::infinity(),
+                           std::numeric_limits<T>::quiet_NaN(), (std::numeric_limits<T>::max)(),
+                           std::numeric_limits<T>::lowest()}) {
+      const Tensor4<T> q = x.q;
+      for_each_index(q.shape(), [&](const Shape<4>& i) {
+        if (i[2] % 3 == 1) x.q(i) = poison;
+      });
+      const Outputs<T> y = backward();
+      x.q = q;
+      CAPTURE(change, sizes.format(), poison, path == Path::flash);
+      CHECK(same_bits(y.dq, finite.dq));
+      CHECK(same_bits(y.dk, finite.dk));
+      CHECK(same_bits(y.dv, finite.dv));
+      CHECK(d_scale(0) == expected);
+    }
+  }
 }
 
 TEST_CASE("a query that has a part in the loss shows what it holds", "[ops]") {

@@ -118,6 +118,13 @@ TEST_CASE("keys around a gap give what they give where those between are hidden"
       {.softcap = 2.0, .alibi_slopes = slopes, .relative_bias = table, .function = function}};
   const auto between =
       mask_function([=](const Position& p) { return p.key < gap.at || p.key >= end; });
+  const auto scattered = mask_function(CoinPattern{3, 5});
+  const auto bounded = mask_function(CoinPattern{3, 5}, [](const Position& query) {
+    const Index begin = 9 * query.query + 20;  // before the gap, in it and behind it, as its end
+    return KeyRange{begin, begin + 400 + query.batch};
+  });
+  const AttentionMask<double> masks[] = {
+      causal, {causal, Mask::function(scattered)}, {causal, Mask::function(bounded)}};
   const auto around = [&](const Tensor4<double>& t) {
     const Shape<4>& s = t.shape();
     Tensor4<double> part({s[0], s[1], s[2] - gap.size, s[3]});
@@ -134,15 +141,17 @@ TEST_CASE("keys around a gap give what they give where those between are hidden"
     }
     return o;
   };
-  for (const ScoreOptions<double>& score : scores) {
-    AttentionOptions<double> whole{.mask = {causal}, .score = score};
+  const auto check = [&](const ScoreOptions<double>& score, const AttentionMask<double>& mask) {
+    AttentionOptions<double> whole{.mask = mask, .score = score};
     whole.mask.add(between);
-    const AttentionOptions<double> part{.mask = {causal}, .score = score, .gap = gap};
+    const AttentionOptions<double> part{.mask = mask, .score = score, .gap = gap};
     CAPTURE(path, gap.at, gap.size, L);
     const auto one = forward(x.k, x.v, whole), other = forward(around(x.k), around(x.v), part);
     CHECK(close_to(other, one, 1e-14));
     if (path == Path::flash) CHECK(same_bits<double, 4>(other, one));  // blocks of keys as before
-  }
+  };
+  for (const ScoreOptions<double>& score : scores) check(score, causal);
+  for (const AttentionMask<double>& mask : masks) check(scores[3], mask);
 }
 
 TEST_CASE("an origin far off counts as it is", "[ops]") {

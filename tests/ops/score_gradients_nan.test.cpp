@@ -95,7 +95,8 @@ TEMPLATE_TEST_CASE("keys that no query sees have no part in gradients of what ch
 }
 
 TEMPLATE_TEST_CASE(
-    "nor have keys whose scores overflow, where queries that have no part in the loss see them",
+    "keys whose scores overflow reach no gradient, where only queries without a part in the loss "
+    "see them",
     "[ops]", float, double) {
   using T = TestType;
   for (const Path path : {Path::materialized, Path::flash}) {
@@ -105,8 +106,10 @@ TEMPLATE_TEST_CASE(
   }
 }
 
-TEMPLATE_TEST_CASE("nor, where weights are kept, have those keys if they are no numbers", "[ops]",
-                   float, double) {
+TEMPLATE_TEST_CASE(
+    "keys that are no numbers reach no gradient where weights are kept and only queries without a "
+    "part in the loss see them",
+    "[ops]", float, double) {
   using T = TestType;
   Apart<T> x(true);
   learn_all(x);

@@ -81,6 +81,33 @@ TEST_CASE("a pair is visible where the bounds hold it and the function says so",
   });
 }
 
+TEST_CASE("keys around a gap are asked for where they stand, within the bounds there", "[score]") {
+  const CoinPattern coins{9, 4};
+  const Index L = 40, S = 300, first_key = 1000;
+  const KeyGap gap = GENERATE(KeyGap{128, 50}, KeyGap{0, 128}, KeyGap{256, 1000});
+  const Index end = first_key + gap.at + gap.size;
+  const auto bounds = [=](const Position& query) {
+    const Index i = query.query;
+    return KeyRange{end - 80 + 3 * i, end - 30 + 60 * (i % 2) + i};
+  };
+  const auto f = mask_function(coins, bounds);
+  const AttentionMask<float> mask = Mask::function(f);
+  const HeadVisibility<float> rules(mask, 1, 2, L, S, {.key = first_key}, gap);
+  bool pairs_agree = true, runs_agree = true;
+  for (Index i = 0; i < L; ++i) {
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(S), 7);
+    rules.kept(i, {0, S}, bytes.data());
+    for (Index j = 0; j < S; ++j) {
+      const Position at{1, 2, i, first_key + j + (j < gap.at ? 0 : gap.size)};
+      const bool seen = bounds(at).in({at.key, at.key + 1}).size() == 1 && coins(at);
+      pairs_agree = pairs_agree && rules.visible(i, j) == seen;
+      runs_agree = runs_agree && bytes[static_cast<std::size_t>(j)] == (seen ? 1 : 0);
+    }
+  }
+  CHECK(pairs_agree);
+  CHECK(runs_agree);
+}
+
 TEST_CASE("queries look at every block of keys within their bounds, and at none beyond all of them",
           "[score]") {
   for_each_case([](const auto& rules, Index L, Index S, const auto& may_see, const auto&) {

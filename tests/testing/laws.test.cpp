@@ -67,7 +67,7 @@ TEMPLATE_TEST_CASE("a planted fault of attention is caught by the law that names
       {Fault::dk_transposed, "backward is forward's adjoint"},
       {Fault::dk_transposed, "gradients agree with plain loops"},
       {Fault::dk_of_last_head, "backward is forward's adjoint"},
-      {Fault::dead_row_gradient, "a query that sees nothing gives 0"},
+      {Fault::dead_row_gradient, "a query that sees nothing moves no gradient"},
       {Fault::output_left, "agrees with plain loops"},
       {Fault::throws, "agrees with plain loops"},
   }));

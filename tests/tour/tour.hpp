@@ -1,4 +1,4 @@
-// A tour of the library: every op, kernel and module once, forward and backward, float and double,
+// A tour of the library: ops, kernels and modules once, forward and backward, float and double,
 // on both paths, with every mask, dead rows and values that are not finite. Including files are
 // compiled in ways in which a library may be compiled (-ffast-math, -mavx2, sanitizers, without
 // exceptions), and their results are compared (compare.hpp) with those of a plain build, which the

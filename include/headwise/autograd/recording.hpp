@@ -114,7 +114,8 @@ class Recording {
   }
 
   /// The output as a variable. backward(pass, dy) is called in the sweep, once, if anything flows
-  /// here; what it captures is destroyed behind it. y is the output, or another view of all of it.
+  /// here; what it captures is destroyed after that call. y is the output, or another view of all
+  /// of it.
   template <int R, class Backward>
   Variable<T, R> finish(const In<T, R>& y, Backward&& backward) {
     detail::Handle<T> handle{tape_, detail::no_node, tape_->step, output_};

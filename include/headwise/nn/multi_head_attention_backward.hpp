@@ -117,7 +117,7 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
   return gains;
 }
 
-/// Step 2: through the projections, to what they were of.
+/// Step 2: from the gradients of the projections to those of their inputs.
 template <class T, class W>
 void backward_projections(const MultiHeadAttentionParameters<T, W>& p, const CachedInputs<T>& of,
                           bool self, const ProjectionGradients<T>& d,
@@ -197,6 +197,21 @@ template <class T, class W>
   trace.record("dX_norm", dx_norm);
 }
 
+/// Rows of dy, or where the output was dropped what flows into it before, in `storage`.
+template <class T>
+In<T, 3> backward_output_dropout(const MultiHeadAttentionCache<T>& cache, const In<T, 3>& dy,
+                                 Tensor<T, 3>& storage, const Context& context) {
+  const In<T, 3> rows = uniform_rows(dy, storage, context.memory);
+  if (cache.call.output_dropout.active()) {
+    auto dropped = Tensor<T, 3>::uninitialized(dy.shape(), context.memory);
+    dropout_backward(In<T, 2>(merge_rows(rows)), cache.call.output_dropout, merge_rows(dropped),
+                     context);
+    storage = std::move(dropped);
+    return storage;
+  }
+  return rows;
+}
+
 /// With self-attention the gradient of query alone, the sum over its three uses.
 template <class T, class W>
 CrossAttentionGradients<T> multi_head_attention_backward(
@@ -222,14 +237,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(
   if (context.trace != nullptr) context.trace->record("dA_out", dy_in);
   // 7 dropout
   Tensor<T, 3> dy_storage;
-  In<T, 3> dy = uniform_rows(dy_in, dy_storage, context.memory);
-  if (cache.call.output_dropout.active()) {
-    Tensor<T, 3> dropped = like(dy);
-    dropout_backward(In<T, 2>(merge_rows(dy)), cache.call.output_dropout, merge_rows(dropped),
-                     context);
-    dy_storage = std::move(dropped);
-    dy = dy_storage;
-  }
+  const In<T, 3> dy = backward_output_dropout(cache, dy_in, dy_storage, context);
   // 6 linear
   Tensor<T, 3> d_context = like(cache.context);
   linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(cache.context), In<W, 2>(p.w_o),

@@ -15,6 +15,7 @@ struct MultiHeadAttentionStepCall {
   LastingSpan<Index> counts = {};
   std::optional<T> scale = {};  // 1 / sqrt(d_head)
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
+  MaskFunctionRef mask = {};    // Mask::function, beside causal and the window of the cache
 };
 
 }  // namespace headwise::inline v0_1
@@ -112,11 +113,12 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
                        const Context& context) {
   if (tokens.batch() == 0) return;
   const auto attend = [&](const In<T, 4>& some_q, Index b, Index batch, const Out<T, 4>& some_o) {
-    const AttentionOptions<T> options{.mask = tokens.mask(b),
-                                      .scale = call.scale,
-                                      .score = call.score,
-                                      .origin = tokens.origin(b),
-                                      .gap = tokens.gap(b)};
+    AttentionOptions<T> options{.mask = tokens.mask(b),
+                                .scale = call.scale,
+                                .score = call.score,
+                                .origin = tokens.origin(b),
+                                .gap = tokens.gap(b)};
+    options.mask.add(call.mask);
     tokens.with_keys(b, batch, tokens.held(b), [&](const auto& k, const auto& v) {
       flash_attention_forward(some_q, k, v, options, some_o, {}, context);
     });
@@ -124,7 +126,8 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
   if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
     return attend(q, 0, tokens.batch(), o);
   }
-  if (q.extent(2) == 1 && tokens.one_each() && !call.score.by_position()) {
+  const bool by_position = call.score.by_position() || !call.mask.absent();
+  if (q.extent(2) == 1 && tokens.one_each() && !by_position) {
     return attend_with_lengths<T>(q, tokens, call, o, context);
   }
   for (Index b = 0; b < tokens.batch(); ++b) {
@@ -205,13 +208,15 @@ KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention,
 ///
 /// attention   a module of self-attention
 /// x           [B, n, D]   in; the tokens behind those of the cache
-/// call                    counts of tokens, and what changes scores; y behind the counts is b_O
+/// call                    counts of tokens, what changes scores, a mask function; y behind the
+///                         counts is b_O
 /// cache                   keys and values of the tokens before; those of x are appended
 ///
-/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal} and
-/// the same scale and score, for any cut into steps and any lengths beside it; of a cache with a
-/// window, those of a mask that also hides keys before the window, but for the first ones. A score
-/// function is told the positions in the sequence, b as its batch element.
+/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal}, the
+/// same scale and score, and the mask function beside causal, for any cut into steps and any
+/// lengths beside it; of a cache with a window, those of a mask that also hides keys before the
+/// window, but for the first ones. A function is told the positions in the sequence, b as its batch
+/// element.
 ///
 /// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was

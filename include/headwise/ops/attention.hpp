@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "headwise/ops/idle_queries.hpp"
+#include "headwise/ops/rows.hpp"
 #include "headwise/ops/score_gradients.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
@@ -94,7 +95,7 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                             run.executed_gemm_flops({head.L, head.dv, head.S}) +
                             (5 + extra) * head.L * head.S);
   };
-  context.executor.run(B * H, task);
+  detail::run_tasks(context, B * H, detail::multiply_adds(sizes), task);
 }
 
 /// The gradients of attention_forward.
@@ -108,8 +109,8 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
 /// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
-/// from a query whose d_o is 0, whatever it holds: where its weights are no numbers, copies of q
-/// and weights are made. Outputs must not overlap inputs or each other.
+/// from a query whose d_o is 0, whatever it holds: where it or its weights are no numbers, copies
+/// of q and weights are made. Outputs must not overlap inputs or each other.
 /// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  docs/derivations/attention_backward.md, steps 4e to 4a.
@@ -162,7 +163,7 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   if (gradients.score.any()) {  // which heads share: one after the other
     for (Index t = 0; t < B * G; ++t) task(t, 0);
   } else {
-    context.executor.run(B * G, task);
+    detail::run_tasks(context, B * G, detail::multiply_adds(sizes), task);
   }
 }
 

@@ -31,9 +31,9 @@ struct AttentionOptions {
   /// From where functions of pairs and dropout count: the place that the call's first batch
   /// element, head, query and key have in a whole of which the call is a part.
   Position origin = {};
-  /// Keys that the call lacks and the whole has, as a cache that drops some of the midst, of which
-  /// biases by distance and the score function know: of forward calls without dropout and mask
-  /// functions. Masks go by the keys that are there.
+  /// Keys that the whole has and the call lacks in its midst, as a cache with a window does. Biases
+  /// by distance and functions of pairs count them; other masks go by the keys that are there. For
+  /// forward calls without dropout.
   KeyGap gap = {};
 
   static constexpr Index most = Index{1} << 62;  // that a part may be away from the whole's first
@@ -57,9 +57,9 @@ struct AttentionOptions {
             gap.at, ", expected a multiple of ", KeyGap::block, " from 0 to 2^62");
     require(gap.size >= 0 && gap.size <= most - origin.key, function, "gap.size is ", gap.size,
             ", expected 0 to ", most - origin.key, " (2^62 - origin.key)");
-    require(gap.size == 0 || (!dropout.active() && mask.functions().empty()), function,
-            "gap lacks keys, expected none with dropout of the weights or mask functions: they "
-            "count the keys of the call");
+    require(gap.size == 0 || !dropout.active(), function,
+            "gap lacks keys, expected none with dropout of the weights: its masks count those of "
+            "the call");
   }
   /// Throws ArgumentError where keys are lacking: backward and packed sequences know no gap.
   void require_no_gap(std::string_view function) const {
@@ -93,6 +93,13 @@ struct AttentionSizes {
 }  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Multiply-adds of forward, were all pairs visible.
+inline double multiply_adds(const AttentionSizes& sizes) {
+  const auto [B, H, G, L, S, d, dv] = sizes;
+  return static_cast<double>(B) * static_cast<double>(H) * static_cast<double>(L) *
+         static_cast<double>(S) * static_cast<double>(d + dv);
+}
 
 /// Throws ShapeError unless H query heads share G of keys evenly.
 inline void require_groups(std::string_view function, Index H, Index G) {
@@ -167,7 +174,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
           d,
           dv,
           scale,
-          HeadVisibility<T>(options.mask, b, h, L, S, options.origin),
+          HeadVisibility<T>(options.mask, b, h, L, S, options.origin, options.gap),
           DropoutMask(options.dropout, DropoutStream::weights),
           first.batch,
           first.head,

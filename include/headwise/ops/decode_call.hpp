@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "headwise/ops/forward_inputs.hpp"
+#include "headwise/ops/rows.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -131,7 +132,9 @@ class DecodeCall {
       const ScoresOfHeads<T> scores(options_, sizes_, b, h + first / sizes_.L, h + last / sizes_.L);
       f(group(b, g, scores), kernels::DecodeTask{first, rows, t % key_parts, key_parts}, n, worker);
     };
-    context_.executor.run(sizes_.B * sizes_.G * scratch_.plan().row_parts * key_parts, task);
+    constexpr double reading = 4;  // what one takes that waits for its key or value
+    run_tasks(context_, sizes_.B * sizes_.G * scratch_.plan().row_parts * key_parts,
+              reading * multiply_adds(sizes_), task);
   }
 
   /// The query heads of batch element b that share key head g.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "headwise/ops/ordered_turns.hpp"
+#include "headwise/ops/rows.hpp"
 #include "headwise/ops/score_gradients.hpp"
 #include "headwise/ops/stored_rows.hpp"
 
@@ -109,7 +110,7 @@ class FlashBackwardCall {
       if (i0 >= queries_.length(b)) return;
       run(b, number / blocks, i0, std::min<Index>(most, queries_.length(b) - i0));
     };
-    context_.executor.run(sizes_.H * queries_.block_numbers(most), task);
+    run_tasks(context_, sizes_.H * queries_.block_numbers(most), multiply_adds_, task);
   }
 
   /// All blocks of keys, each taken behind those that it waits for.
@@ -126,7 +127,7 @@ class FlashBackwardCall {
       if (block * run_.backward_keys >= rows.length(b)) return;
       run_block(b, number % sizes_.G, block, worker);
     };
-    context_.executor.run(sizes_.G * rows.block_numbers(run_.backward_keys), task);
+    run_tasks(context_, sizes_.G * rows.block_numbers(run_.backward_keys), multiply_adds_, task);
   }
 
   /// All blocks of keys of one key/value head of a sequence, where no other may run beside it.
@@ -137,7 +138,8 @@ class FlashBackwardCall {
       return;
     }
     const auto task = [&](Index, Index worker) { run_block(b, g, turns_.take() - taken_, worker); };
-    context_.executor.run(blocks, task);
+    const auto heads = static_cast<double>(sizes_.B * sizes_.G);
+    run_tasks(context_, blocks, multiply_adds_ / heads, task);
     taken_ += blocks;
   }
 
@@ -218,6 +220,7 @@ class FlashBackwardCall {
   const FlashSequences& sequences_;
   const AttentionSizes& sizes_ = sequences_.sizes;
   const SequenceRows& queries_ = sequences_.queries;
+  const double multiply_adds_ = multiply_adds(sequences_);
   const In<U, 4> d_o_;
   const AttentionInputs<U>& inputs_;
   const FlashResults<T, U>& kept_;

@@ -86,7 +86,7 @@ void for_gemm_tasks(const kernels::Extents& size, Index panel, bool packs_a, con
   context.executor.run(tasks.count, task);
 }
 
-/// A product of no weights.
+/// c = a b in tasks, both as they lie in memory.
 template <class T>
 void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<T>& workspace,
               kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,

@@ -26,8 +26,8 @@ class SequenceRows {
   Index before(Index b) const { return packed() ? starts_[b] : b * length_; }
   Index total() const { return before(sequences_); }
 
-  /// Blocks of `size` rows are numbered, those of a sequence one behind the other. Packed, there is
-  /// a number more, at most, for each sequence than it has blocks.
+  /// Blocks of `size` rows are numbered, those of a sequence one behind the other. A packed
+  /// sequence may own one number more than it has blocks.
   Index first_block(Index b, Index size) const {
     return packed() ? starts_[b] / size + b : b * count_parts(length_, size);
   }
@@ -93,6 +93,18 @@ struct FlashSequences {
     return own;
   }
 };
+
+/// Multiply-adds of forward, were all pairs of a sequence visible.
+inline double multiply_adds(const FlashSequences& sequences) {
+  if (!sequences.queries.packed()) return multiply_adds(sequences.sizes);
+  double sum = 0;
+  for (Index b = 0; b < sequences.sizes.B; ++b) {
+    AttentionSizes one = sequences.of(b);
+    one.B = 1;
+    sum += multiply_adds(one);
+  }
+  return sum;
+}
 
 /// Those of a batch.
 inline FlashSequences sequences_of(const AttentionSizes& sizes) {

@@ -98,7 +98,7 @@ class AttentionMask {
   /// Whether causality is among the terms.
   bool is_causal() const { return causal_; }
   /// The smallest window, or 0 for none.
-  Index window() const { return window_; }  // 0: none
+  Index window() const { return window_; }
   /// How many first keys the window keeps.
   Index first_keys() const { return first_keys_; }
   /// Whether key lengths are among the terms.

@@ -32,9 +32,11 @@ struct MaskFunctionRef {
 /// The mask functions of one head.
 class HeadMaskFunctions {
  public:
-  /// At most MaskFunctionRef::most, of the head whose pair (0, 0) stands at `first`.
-  HeadMaskFunctions(std::span<const MaskFunctionRef> functions, const Position& first)
-      : first_(first) {
+  /// At most MaskFunctionRef::most, of the head whose pair (0, 0) stands at `first` and whose keys
+  /// from the gap on stand further.
+  HeadMaskFunctions(std::span<const MaskFunctionRef> functions, const Position& first,
+                    const KeyGap& gap)
+      : first_(first), gap_(gap) {
     for (const MaskFunctionRef& function : functions) {
       functions_[static_cast<std::size_t>(count_++)] = function;
       have_bounds_ = have_bounds_ || function.bounds != nullptr;
@@ -51,10 +53,9 @@ class HeadMaskFunctions {
     for (int t = 0; have_bounds_ && t < count_; ++t) {
       const MaskFunctionRef& f = functions_[static_cast<std::size_t>(t)];
       if (f.bounds == nullptr) continue;
-      const Index j = first_.key;
-      const KeyRange own =
-          KeyRange{j + keys.begin, j + keys.end}.in(f.bounds(f.function, first_.of_pair(i, 0)));
-      keys = {own.begin - j, own.end - j};
+      const KeyRange own = KeyRange{place(i, keys.begin).key, place(i, keys.end).key}.in(
+          f.bounds(f.function, first_.of_pair(i, 0)));
+      keys = {number(own.begin), number(own.end)};
     }
     return keys;
   }
@@ -82,12 +83,25 @@ class HeadMaskFunctions {
     }
     for (int t = 0; n != 0 && t < count_; ++t) {
       const MaskFunctionRef& f = functions_[static_cast<std::size_t>(t)];
-      f.hide(f.function, first_.of_pair(i, own.begin), n, bytes + (own.begin - keys.begin));
+      const Index gap = std::clamp(gap_.at, own.begin, own.end);
+      for (const KeyRange part : {KeyRange{own.begin, gap}, KeyRange{gap, own.end}}) {
+        if (part.size() == 0) continue;
+        f.hide(f.function, place(i, part.begin), part.size(), bytes + (part.begin - keys.begin));
+      }
     }
   }
 
  private:
+  /// Where query i and key j stand.
+  Position place(Index i, Index j) const { return first_.of_pair(i, j + gap_.before(j)); }
+  /// Which key stands at `key`; of those that are lacking, the next.
+  Index number(Index key) const {
+    const Index j = key - first_.key;
+    return j < gap_.at ? j : std::max<Index>(gap_.at, j - gap_.size);
+  }
+
   Position first_;
+  KeyGap gap_;
   int count_ = 0;
   bool have_bounds_ = false;
   std::array<MaskFunctionRef, MaskFunctionRef::most> functions_{};

@@ -19,9 +19,10 @@ HEADWISE_STRICT_MATH_BEGIN
 template <Scalar T>
 class HeadVisibility {
  public:
-  /// Of a mask that fits, whose functions count from `origin`; what it views must outlive this.
+  /// Of a mask that fits, whose functions count from `origin` and over a gap; what it views must
+  /// outlive this.
   HeadVisibility(const AttentionMask<T>& mask, Index b, Index h, Index L, Index S,
-                 const Position& origin = {})
+                 const Position& origin = {}, const KeyGap& gap = {})
       : offset_(S - L),
         causal_(mask.is_causal()),
         window_(mask.window()),
@@ -29,7 +30,7 @@ class HeadVisibility {
         keys_(mask.has_key_lengths() ? mask.key_lengths()[static_cast<std::size_t>(b)] : S),
         all_keys_(S),
         documents_(mask.documents(), b),
-        functions_(mask.functions(), origin.of_head(b, h)),
+        functions_(mask.functions(), origin.of_head(b, h), gap),
         hidden_below_(std::numeric_limits<T>::lowest()) {
     if (!mask.biases().empty()) hidden_below_ = hidden_below_ / T(4);
     for (const PairMask& term : mask.pair_masks()) {

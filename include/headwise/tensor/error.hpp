@@ -95,7 +95,7 @@ requires(sizeof...(Parts) > 1) [[noreturn]] HEADWISE_INLINE void raise(const Par
 ///@}
 
 /// Throws ArgumentError `function: message` unless `rule` holds. A message is its parts, or a
-/// callable that makes a text of what nobody should compute where a call is right.
+/// callable that returns a text: called only where the rule is broken.
 template <class... Parts>
 HEADWISE_INLINE void require(bool rule, std::string_view function, const Parts&... message) {
   if (rule) [[likely]]

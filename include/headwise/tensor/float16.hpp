@@ -52,7 +52,7 @@ inline constexpr StoredAs stored_as = std::same_as<T, BFloat16>  ? StoredAs::bf1
                                       : std::same_as<T, Float16> ? StoredAs::fp16
                                                                  : StoredAs::same;
 
-/// f(std::type_identity of what numbers of T are kept as). In 16 bits they are of float alone.
+/// f(std::type_identity<U>()), U being what numbers of T are kept as: of 16 bits for float alone.
 template <class T, class F>
 constexpr void with_stored_type(StoredAs as, const F& f) {
   if constexpr (std::same_as<T, float>) {

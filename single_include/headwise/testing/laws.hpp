@@ -1321,7 +1321,7 @@ std::vector<AttentionLaw<T>> attention_laws() {
        "NaN or infinity in a hidden key and value leaves the gradients it may not reach bit for "
        "bit",
        detail::hidden_gradient_law<T>},
-      {"a query that sees nothing gives 0",
+      {"a query that sees nothing moves no gradient",
        "a gradient that arrives at queries without keys alone gives dq, dk and dv of 0",
        detail::dead_gradient_law<T>},
   };
