@@ -27851,19 +27851,18 @@ struct FlashSequences {
     own.S = keys.length(b);
     return own;
   }
-};
-
-/// Multiply-adds of forward, were all pairs of a sequence visible.
-inline double multiply_adds(const FlashSequences& sequences) {
-  if (!sequences.queries.packed()) return multiply_adds(sequences.sizes);
-  double sum = 0;
-  for (Index b = 0; b < sequences.sizes.B; ++b) {
-    AttentionSizes one = sequences.of(b);
-    one.B = 1;
-    sum += multiply_adds(one);
+  /// Multiply-adds of forward, were all pairs of a sequence visible.
+  double multiply_adds() const {
+    if (!queries.packed()) return detail::multiply_adds(sizes);
+    double sum = 0;
+    for (Index b = 0; b < sizes.B; ++b) {
+      AttentionSizes one = of(b);
+      one.B = 1;
+      sum += detail::multiply_adds(one);
+    }
+    return sum;
   }
-  return sum;
-}
+};
 
 /// Those of a batch.
 inline FlashSequences sequences_of(const AttentionSizes& sizes) {
@@ -28792,7 +28791,7 @@ class FlashBackwardCall {
   const FlashSequences& sequences_;
   const AttentionSizes& sizes_ = sequences_.sizes;
   const SequenceRows& queries_ = sequences_.queries;
-  const double multiply_adds_ = multiply_adds(sequences_);
+  const double multiply_adds_ = sequences_.multiply_adds();
   const In<U, 4> d_o_;
   const AttentionInputs<U>& inputs_;
   const FlashResults<T, U>& kept_;
@@ -28938,7 +28937,7 @@ void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
     const std::int64_t extra = kernels::forward_extras(head);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
-  run_tasks(context, tasks, multiply_adds(sequences), task);
+  run_tasks(context, tasks, sequences.multiply_adds(), task);
 }
 
 /// The kernels of decoding, which read queries of T and write o of T: of other types copies, for

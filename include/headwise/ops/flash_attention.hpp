@@ -64,7 +64,7 @@ void forward_sequences(const FlashSequences& sequences, const Inputs& inputs,
     const std::int64_t extra = kernels::forward_extras(head);
     context.count_flops(work.pairs * (2 * (sizes.d + sizes.dv) + 5 + extra), work.executed_flops);
   };
-  run_tasks(context, tasks, multiply_adds(sequences), task);
+  run_tasks(context, tasks, sequences.multiply_adds(), task);
 }
 
 /// The kernels of decoding, which read queries of T and write o of T: of other types copies, for

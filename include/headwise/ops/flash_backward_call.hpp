@@ -220,7 +220,7 @@ class FlashBackwardCall {
   const FlashSequences& sequences_;
   const AttentionSizes& sizes_ = sequences_.sizes;
   const SequenceRows& queries_ = sequences_.queries;
-  const double multiply_adds_ = multiply_adds(sequences_);
+  const double multiply_adds_ = sequences_.multiply_adds();
   const In<U, 4> d_o_;
   const AttentionInputs<U>& inputs_;
   const FlashResults<T, U>& kept_;

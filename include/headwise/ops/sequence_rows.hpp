@@ -92,19 +92,18 @@ struct FlashSequences {
     own.S = keys.length(b);
     return own;
   }
-};
-
-/// Multiply-adds of forward, were all pairs of a sequence visible.
-inline double multiply_adds(const FlashSequences& sequences) {
-  if (!sequences.queries.packed()) return multiply_adds(sequences.sizes);
-  double sum = 0;
-  for (Index b = 0; b < sequences.sizes.B; ++b) {
-    AttentionSizes one = sequences.of(b);
-    one.B = 1;
-    sum += multiply_adds(one);
+  /// Multiply-adds of forward, were all pairs of a sequence visible.
+  double multiply_adds() const {
+    if (!queries.packed()) return detail::multiply_adds(sizes);
+    double sum = 0;
+    for (Index b = 0; b < sizes.B; ++b) {
+      AttentionSizes one = of(b);
+      one.B = 1;
+      sum += detail::multiply_adds(one);
+    }
+    return sum;
   }
-  return sum;
-}
+};
 
 /// Those of a batch.
 inline FlashSequences sequences_of(const AttentionSizes& sizes) {
