@@ -163,6 +163,14 @@ const Refusals bad_options(of_forward({
     {true, argument_of, "origin holds -1, expected 0 to 2^62",
      [](Attention& a) { a.call.origin.batch = -1; }},
     {true, argument_of,
+     "origin moves queries or keys by 281474976710650, expected 0 to 281474976710649 (2^48 - the "
+     "offset of rotary positions)",
+     [](Attention& a) {
+       a.module =
+           Module(Options{.d_model = 8, .num_heads = 4, .rotary = RotaryOptions{.offset = 7}});
+       a.call.origin.query = (Index{1} << 48) - 6;
+     }},
+    {true, argument_of,
      "origin moves queries or keys, expected 0 with dropout of the weights: its masks count those "
      "of the call",
      [](Attention& a) { a.call.origin.key = 1, a.call.weight_dropout.rate = 0.5; }},

@@ -63,15 +63,14 @@ std::int64_t workspace_bytes(Index workers, Index elements) {
 }
 
 /// Cosines and sines of as many positions as queries or keys have. Packed: of every row, copied
-/// from those of the longest sequence; where keys are rows of their own, one after the other.
+/// from those of the longest sequence; where keys are rows of their own, behind the queries.
 template <class T>
 std::int64_t turns_bytes(const AttentionShape& s) {
   std::int64_t positions = std::max<Index>(s.seq_len, s.S());
   if (s.packed()) {
     positions = s.seq_len + longest_of(s.query_starts);
     if (!s.self_attention()) {
-      const std::int64_t of_both = s.seq_len + s.S() + longest_of(s.key_starts);
-      positions = std::max<std::int64_t>(positions, of_both);
+      positions = std::max<std::int64_t>(positions, s.S() + longest_of(s.key_starts));
     }
   }
   return 2 * positions * (s.rotary_width / 2) * static_cast<std::int64_t>(sizeof(T));

@@ -48,6 +48,7 @@ void require_call(const MultiHeadAttentionOptions& o, const MultiHeadAttentionPa
     call.mask.require_fits(function, B, o.num_heads, L, S);
   }
   call.attention().require_in_range(function);
+  require_rotary_origin(function, o, call.origin);
   call.score.require_heads(function, o.num_heads);
   require_own_scores(function, o, p, call.score);
   call.output_dropout.require_valid(function);

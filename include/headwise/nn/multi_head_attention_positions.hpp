@@ -8,28 +8,47 @@
 // Backward walks them up: dq = R_i^T dq_i, then through the norm.
 #pragma once
 
+#include <algorithm>
+#include <span>
+#include <string_view>
+
 #include "headwise/nn/multi_head_attention_packed.hpp"
 #include "headwise/ops/packed_rotary.hpp"
 #include "headwise/ops/rms_norm_heads.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// Step 3b, or its way back, of q [B, H, L, d] and k [B, G, S, d] in place.
+/// Throws ArgumentError where rotary positions would count beyond the farthest offset.
+inline void require_rotary_origin(std::string_view function, const MultiHeadAttentionOptions& o,
+                                  const Position& origin) {
+  if (!o.rotary) return;
+  const Index moved = std::max<Index>(origin.query, origin.key);
+  const Index most = farthest_position - o.rotary->offset;
+  require(moved <= most, function, "origin moves queries or keys by ", moved, ", expected 0 to ",
+          most, " (2^48 - the offset of rotary positions)");
+}
+
+/// Step 3b, or its way back, of q [B, H, L, d] and k [B, G, S, d] in place. Positions count from
+/// the call's origin, of packed sequences in each.
 template <class T>
 void turn_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
                 const Out<T, 4>& q, const Out<T, 4>& k, bool back, const Context& context) {
-  if (!cache.call.packed()) {
-    const Index longest = std::max<Index>(q.extent(2), k.extent(2));
-    const Turns<T> turns(*o.rotary, o.d_head, longest, context.memory);
-    turns.apply(q, 0, back, context);
-    turns.apply(k, 0, back, context);
-    return;
+  const MultiHeadAttentionCall<T>& call = cache.call;
+  const auto turn = [&](Index first, std::span<const Index> starts, Index rows,
+                        const auto&... heads) {
+    RotaryOptions options = *o.rotary;
+    options.offset += first;
+    const Turns<T> turns = call.packed() ? Turns<T>(options, o.d_head, starts, context.memory)
+                                         : Turns<T>(options, o.d_head, rows, context.memory);
+    (turns.apply(heads, 0, back, context), ...);
+  };
+  const auto& key_starts = cache.self_attention ? call.query_starts : call.key_starts;
+  if (call.origin.query == call.origin.key && (cache.self_attention || !call.packed())) {
+    return turn(call.origin.query, call.query_starts, std::max<Index>(q.extent(2), k.extent(2)), q,
+                k);
   }
-  const Turns<T> of_queries(*o.rotary, o.d_head, cache.call.query_starts, context.memory);
-  of_queries.apply(q, 0, back, context);
-  if (cache.self_attention) return of_queries.apply(k, 0, back, context);
-  const Turns<T> of_keys(*o.rotary, o.d_head, cache.call.key_starts, context.memory);
-  of_keys.apply(k, 0, back, context);
+  turn(call.origin.query, call.query_starts, q.extent(2), q);
+  turn(call.origin.key, key_starts, k.extent(2), k);
 }
 
 /// Step 3a, forward. `training` keeps what was normalised, and a number a row.

@@ -104,14 +104,15 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
+inline constexpr Index farthest_position = Index{1} << 48;
+
 /// Throws ArgumentError or ShapeError for options that are none, of rows of d elements.
 inline void require_rotary(std::string_view function, const RotaryOptions& options, Index d) {
   const Index width = options.width_of(d);
   require(width >= 0 && width <= d && width % 2 == 0, function, "width is ", width,
           ", expected an even number from 0 to ", d, ", the width of a head");
-  constexpr Index farthest = Index{1} << 48;
-  require(options.offset >= 0 && options.offset <= farthest, function, "offset is ", options.offset,
-          ", expected 0 to 2^48");
+  require(options.offset >= 0 && options.offset <= farthest_position, function, "offset is ",
+          options.offset, ", expected 0 to 2^48");
   if (options.frequencies.absent()) {
     require(is_finite_option(options.theta) && options.theta > 0, function, "theta is ",
             options.theta, ", expected a finite number above 0");
