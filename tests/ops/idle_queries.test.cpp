@@ -210,6 +210,78 @@ TEMPLATE_TEST_CASE("a query whose infinite scores do not show has no part in a g
   }
 }
 
+// What is done to scores may make no numbers of those of a query that holds nothing but numbers, or
+// 0 in its place.
+TEMPLATE_TEST_CASE(
+    "a query that has no part in the loss has none in a gradient, whatever is done to its scores",
+    "[ops]", float, double) {
+  using T = TestType;
+  constexpr T nan = std::numeric_limits<T>::quiet_NaN(),
+              infinity = std::numeric_limits<T>::infinity();
+  const auto odd = score_function<T>([](const auto& s, const Position& at) {
+    return at.query % 3 == 1 ? s * std::numeric_limits<T>::quiet_NaN() : s;
+  });
+  const auto inverse = score_function<T>(
+      [](const auto& s, const Position&) { return std::remove_cvref_t<decltype(s)>(T(1)) / s; });
+  const Path path = GENERATE(Path::materialized, Path::flash);
+  const bool is_causal = GENERATE(false, true);
+  for (const Sizes& sizes : shapes) {
+    Case<T> x(sizes, 1700);
+    idle_thirds(x.d_o);
+    for (T& number : x.k) number = std::abs(number) + T(0.1);  // no score is 0
+    for (T& number : x.q) number = std::abs(number) + T(0.1);
+    const Tensor4<T> q = x.q;
+    Tensor4<T> bias({sizes.B, sizes.H, sizes.L, sizes.S}), d_bias(bias.shape());
+    const auto backward = [&](const ScoreFunctionRef<T>& function, T of_idle, bool holds_nan) {
+      AttentionOptions<T> options{.score = {.function = function}};
+      if (is_causal) options.mask.add(causal);
+      for_each_index(bias.shape(), [&](const Shape<4>& i) {
+        bias(i) = i[2] % 3 == 1 ? of_idle : T(0.25) * static_cast<T>(i[3] % 3);
+      });
+      options.mask.add(Mask::bias(bias));
+      x.q = q;
+      if (holds_nan) poison_thirds(x.q, nan);
+      Outputs<T> y = run(path, x.q, x.k, x.v, x.d_o, options, {}, {});
+      fill(Out<T, 4>(d_bias), T(0));
+      const AttentionGradients<T> to{y.dq, y.dk, y.dv, {.d_biases = {d_bias}}};
+      if (path == Path::flash) {
+        flash_attention_backward(x.d_o, {x.q, x.k, x.v}, y.o, y.lse, options, to);
+      } else {
+        attention_backward(x.d_o, {x.q, x.k, x.v}, y.weights, options, to);
+      }
+      return std::pair{std::move(y), d_bias};
+    };
+    const auto check = [&](const auto& given, const auto& expected) {
+      CHECK(same_bits(given.first.dq, expected.first.dq));
+      CHECK(same_bits(given.first.dk, expected.first.dk));
+      CHECK(same_bits(given.first.dv, expected.first.dv));
+      CHECK(same_bits(given.second, expected.second));
+    };
+    CAPTURE(sizes.format(), path == Path::flash, is_causal);
+    const auto plain = backward({}, 0, false);
+    check(backward({}, nan, false), plain);
+    check(backward({}, infinity, false), plain);
+    check(backward(odd, 0, false), plain);
+    check(backward(inverse, 0, true), backward(inverse, 0, false));
+  }
+}
+
+TEMPLATE_TEST_CASE(
+    "a query without a part in the loss whose values sum to infinity has none either", "[ops]",
+    float, double) {
+  const Path path = GENERATE(Path::materialized, Path::flash);
+  for (const Sizes& sizes : shapes) {
+    Case<TestType> x(sizes, 1800);
+    for (TestType& number : x.v) number = (std::numeric_limits<TestType>::max)() / 2;
+    fill(Out<TestType, 4>(x.d_o), TestType(0));
+    const Outputs<TestType> y = run(path, x);
+    CAPTURE(sizes.format(), path == Path::flash);
+    for (const Tensor4<TestType>* d : {&y.dq, &y.dk, &y.dv}) {
+      CHECK(std::all_of(d->begin(), d->end(), [](TestType n) { return n == 0; }));
+    }
+  }
+}
+
 TEST_CASE("a query that has a part in the loss shows what it holds", "[ops]") {
   const Path path = GENERATE(Path::materialized, Path::flash);
   Case<double> x({1, 2, 1, 7, 11, 3, 5}, 1500);

@@ -92,7 +92,8 @@ bool all_below_infinity(const In<T, R>& lse) {
 }
 
 /// What flash backward reads of queries: q [.., d], o [.., dv] and lse [.., 2], or copies of them
-/// in which idle queries without numbers are 0 and weigh no key: their lse is the greatest number.
+/// in which idle queries without numbers are 0 and weigh no key, whatever their scores are: both
+/// numbers of their lse are the greatest.
 /// Where nothing bounds scores, a query without numbers shows in its lse, and no other is looked
 /// at.
 template <class T, class U, int R>
@@ -126,8 +127,7 @@ class FlashWithoutIdle {
       }
       fill_row(q_, at, U());
       fill_row(o_, at, U());
-      fill_row(lse_, at, T(0));
-      lse_(at) = most;
+      fill_row(lse_, at, most);
     });
   }
 
