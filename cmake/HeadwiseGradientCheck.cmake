@@ -1,5 +1,6 @@
 # A gradient check of your own op as a test of your own project:
 #
+#   enable_testing()
 #   find_package(headwise REQUIRED)
 #   headwise_add_gradient_check(my_op_gradients my_op_gradients.cpp LIBRARIES my_op)
 #
@@ -16,6 +17,11 @@ function(headwise_add_gradient_check name source)
   if(NOT TARGET headwise::headwise)
     message(FATAL_ERROR "headwise_add_gradient_check(${name}): there is no target "
                         "headwise::headwise; call find_package(headwise) first.")
+  endif()
+  if(NOT CMAKE_TESTING_ENABLED)
+    message(FATAL_ERROR "headwise_add_gradient_check(${name}): tests are off, and ctest would pass "
+                        "without having run one; call enable_testing() first, in the project's "
+                        "topmost CMakeLists.txt.")
   endif()
   add_executable(${name} ${source})
   target_link_libraries(${name} PRIVATE headwise::headwise ${check_LIBRARIES})

@@ -9224,6 +9224,13 @@ T negated_lse(const FlashHead<T>& head, Index i) {
   return lse < lowest ? lowest : T(0) - lse;
 }
 
+/// Whether query i weighs no key, whatever its scores are: its lse says so by a second number that
+/// no sum has.
+template <class T>
+bool weighs_nothing(const FlashHead<T>& head, Index i) {
+  return head.lse(i, 1) == (std::numeric_limits<T>::max)();
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -9872,6 +9879,7 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
 /// tile forms d_o v^T by, so that dp - delta is exactly 0 where o is one of the values. (Summed in
 /// another order the difference is rounding noise, which large keys blow up: 3,000 times the error
 /// of plain loops in dW_Q for scores in the thousands.) A lane is a query: squares are transposed.
+/// Where nothing flows into a result, it may be an infinity that the sum of finite values gave.
 /// (Pairs are summed up in another order; what rounding them takes away is more.) The next rows are
 /// asked for meanwhile: 16 side by side are no stream (1.2 % of backward for a window of 256 keys).
 template <class T, class U>
@@ -9894,14 +9902,17 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
       transpose_square<T>(d_o.data + n, d_o.row, left, width);
       transpose_square<T>(o.data + n, o.row, right, width);
       for (Index t = 0; t < width; ++t) {
-        sums = S::fma(F::read_number(S::load(left + t * width)), S::load(right + t * width), sums);
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
       }
     }
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
-            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
@@ -9944,11 +9955,14 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const bool open = mask.open();
   KeyRange range = panel;
   if (!mask.whole()) {
-    // Products read six keys and six queries at a time: what no query of theirs sees must be 0.
     const KeyRange seen = mask.range(r);
     range.begin = std::clamp<Index>(seen.begin / S::width * S::width, panel.begin, panel.end);
     range.end = std::clamp<Index>(round_up(seen.end, S::width), range.begin, panel.end);
     if (seen.size() == 0) range.end = range.begin;
+  }
+  if (weighs_nothing(head, i)) range.end = range.begin;
+  if (range.size() < panel.size()) {
+    // Products read six keys and six queries at a time: what no query of theirs sees must be 0.
     set_zero<T>(p + panel.begin, range.begin - panel.begin);
     set_zero<T>(ds + panel.begin, range.begin - panel.begin);
     set_zero<T>(p + range.end, panel.end - range.end);
@@ -15609,6 +15623,11 @@ T negated_lse(const FlashHead<T>& head, Index i) {
   return lse < lowest ? lowest : T(0) - lse;
 }
 
+template <class T>
+bool weighs_nothing(const FlashHead<T>& head, Index i) {
+  return head.lse(i, 1) == (std::numeric_limits<T>::max)();
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -16205,14 +16224,17 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
       transpose_square<T>(d_o.data + n, d_o.row, left, width);
       transpose_square<T>(o.data + n, o.row, right, width);
       for (Index t = 0; t < width; ++t) {
-        sums = S::fma(F::read_number(S::load(left + t * width)), S::load(right + t * width), sums);
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
       }
     }
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
-            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
@@ -16254,6 +16276,9 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     range.begin = std::clamp<Index>(seen.begin / S::width * S::width, panel.begin, panel.end);
     range.end = std::clamp<Index>(round_up(seen.end, S::width), range.begin, panel.end);
     if (seen.size() == 0) range.end = range.begin;
+  }
+  if (weighs_nothing(head, i)) range.end = range.begin;
+  if (range.size() < panel.size()) {
     set_zero<T>(p + panel.begin, range.begin - panel.begin);
     set_zero<T>(ds + panel.begin, range.begin - panel.begin);
     set_zero<T>(p + range.end, panel.end - range.end);
@@ -21653,6 +21678,11 @@ T negated_lse(const FlashHead<T>& head, Index i) {
   return lse < lowest ? lowest : T(0) - lse;
 }
 
+template <class T>
+bool weighs_nothing(const FlashHead<T>& head, Index i) {
+  return head.lse(i, 1) == (std::numeric_limits<T>::max)();
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -22249,14 +22279,17 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
       transpose_square<T>(d_o.data + n, d_o.row, left, width);
       transpose_square<T>(o.data + n, o.row, right, width);
       for (Index t = 0; t < width; ++t) {
-        sums = S::fma(F::read_number(S::load(left + t * width)), S::load(right + t * width), sums);
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
       }
     }
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
-            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
@@ -22298,6 +22331,9 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     range.begin = std::clamp<Index>(seen.begin / S::width * S::width, panel.begin, panel.end);
     range.end = std::clamp<Index>(round_up(seen.end, S::width), range.begin, panel.end);
     if (seen.size() == 0) range.end = range.begin;
+  }
+  if (weighs_nothing(head, i)) range.end = range.begin;
+  if (range.size() < panel.size()) {
     set_zero<T>(p + panel.begin, range.begin - panel.begin);
     set_zero<T>(ds + panel.begin, range.begin - panel.begin);
     set_zero<T>(p + range.end, panel.end - range.end);
@@ -24680,15 +24716,14 @@ std::int64_t workspace_bytes(Index workers, Index elements) {
 }
 
 /// Cosines and sines of as many positions as queries or keys have. Packed: of every row, copied
-/// from those of the longest sequence; where keys are rows of their own, one after the other.
+/// from those of the longest sequence; where keys are rows of their own, behind the queries.
 template <class T>
 std::int64_t turns_bytes(const AttentionShape& s) {
   std::int64_t positions = std::max<Index>(s.seq_len, s.S());
   if (s.packed()) {
     positions = s.seq_len + longest_of(s.query_starts);
     if (!s.self_attention()) {
-      const std::int64_t of_both = s.seq_len + s.S() + longest_of(s.key_starts);
-      positions = std::max<std::int64_t>(positions, of_both);
+      positions = std::max<std::int64_t>(positions, s.S() + longest_of(s.key_starts));
     }
   }
   return 2 * positions * (s.rotary_width / 2) * static_cast<std::int64_t>(sizeof(T));
@@ -27424,7 +27459,8 @@ bool all_below_infinity(const In<T, R>& lse) {
 }
 
 /// What flash backward reads of queries: q [.., d], o [.., dv] and lse [.., 2], or copies of them
-/// in which idle queries without numbers are 0 and weigh no key: their lse is the greatest number.
+/// in which idle queries without numbers are 0 and weigh no key, whatever their scores are: both
+/// numbers of their lse are the greatest.
 /// Where nothing bounds scores, a query without numbers shows in its lse, and no other is looked
 /// at.
 template <class T, class U, int R>
@@ -27458,8 +27494,7 @@ class FlashWithoutIdle {
       }
       fill_row(q_, at, U());
       fill_row(o_, at, U());
-      fill_row(lse_, at, T(0));
-      lse_(at) = most;
+      fill_row(lse_, at, most);
     });
   }
 
@@ -29855,7 +29890,7 @@ HEADWISE_STRICT_MATH_BEGIN
 /// moments.rstd      [N]      out; kept for backward, {} for inference
 ///
 /// Outputs must not overlap anything else. Squares are numbers of T: a row that holds floats above
-/// 1e19 overflows, and gives 0.
+/// 1e19 overflows, and gives 0, or NaN where its sum overflows, too.
 /// Work    6 D + 5 FLOPs a row, and D for each of gamma and beta.
 /// Throws  ShapeError or ArgumentError before anything is written.
 /// Source  Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv 1607.06450.
@@ -31276,12 +31311,11 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// x           [N, F]   in
 /// y           [N, F]   out; may be x
 ///
-/// float and double within 6 units in the last place of f(x), also far below 0 where f is small, as
-/// long as |f(x)| is 4096 times the least normal number or more; that of gelu_tanh within
-/// 3 (1 + |z|), where f is x / (1 + e^-z). NaN stays NaN; infinity stays, -infinity gives 0.
-/// Work    0 FLOPs an element for relu, 4 for gelu and silu, 8 for gelu_tanh.
-/// Throws  ShapeError before anything is written.
-/// Source  see Activation.
+/// float and double within 7 epsilon |f(x)| (a unit in the last place is half as much, or all of
+/// it), also far below 0 where f is small, as long as |f(x)| is 4096 times the least normal number
+/// or more; that of gelu_tanh within 3 (1 + |z|), where f is x / (1 + e^-z). NaN stays NaN;
+/// infinity stays, -infinity gives 0. Work    0 FLOPs an element for relu, 4 for gelu and silu, 8
+/// for gelu_tanh. Throws  ShapeError before anything is written. Source  see Activation.
 template <Scalar T>
 void activation_forward(Activation activation, In<T, 2> x, Out<std::type_identity_t<T>, 2> y,
                         const Context& context = {}) {
@@ -31669,14 +31703,15 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
 
+inline constexpr Index farthest_position = Index{1} << 48;
+
 /// Throws ArgumentError or ShapeError for options that are none, of rows of d elements.
 inline void require_rotary(std::string_view function, const RotaryOptions& options, Index d) {
   const Index width = options.width_of(d);
   require(width >= 0 && width <= d && width % 2 == 0, function, "width is ", width,
           ", expected an even number from 0 to ", d, ", the width of a head");
-  constexpr Index farthest = Index{1} << 48;
-  require(options.offset >= 0 && options.offset <= farthest, function, "offset is ", options.offset,
-          ", expected 0 to 2^48");
+  require(options.offset >= 0 && options.offset <= farthest_position, function, "offset is ",
+          options.offset, ", expected 0 to 2^48");
   if (options.frequencies.absent()) {
     require(is_finite_option(options.theta) && options.theta > 0, function, "theta is ",
             options.theta, ", expected a finite number above 0");
@@ -34588,22 +34623,37 @@ PackedSequences<T> packed_heads(const MultiHeadAttentionCache<T>& cache, const H
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// Step 3b, or its way back, of q [B, H, L, d] and k [B, G, S, d] in place.
+/// Throws ArgumentError where rotary positions would count beyond the farthest offset.
+inline void require_rotary_origin(std::string_view function, const MultiHeadAttentionOptions& o,
+                                  const Position& origin) {
+  if (!o.rotary) return;
+  const Index moved = std::max<Index>(origin.query, origin.key);
+  const Index most = farthest_position - o.rotary->offset;
+  require(moved <= most, function, "origin moves queries or keys by ", moved, ", expected 0 to ",
+          most, " (2^48 - the offset of rotary positions)");
+}
+
+/// Step 3b, or its way back, of q [B, H, L, d] and k [B, G, S, d] in place. Positions count from
+/// the call's origin, of packed sequences in each.
 template <class T>
 void turn_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
                 const Out<T, 4>& q, const Out<T, 4>& k, bool back, const Context& context) {
-  if (!cache.call.packed()) {
-    const Index longest = std::max<Index>(q.extent(2), k.extent(2));
-    const Turns<T> turns(*o.rotary, o.d_head, longest, context.memory);
-    turns.apply(q, 0, back, context);
-    turns.apply(k, 0, back, context);
-    return;
+  const MultiHeadAttentionCall<T>& call = cache.call;
+  const auto turn = [&](Index first, std::span<const Index> starts, Index rows,
+                        const auto&... heads) {
+    RotaryOptions options = *o.rotary;
+    options.offset += first;
+    const Turns<T> turns = call.packed() ? Turns<T>(options, o.d_head, starts, context.memory)
+                                         : Turns<T>(options, o.d_head, rows, context.memory);
+    (turns.apply(heads, 0, back, context), ...);
+  };
+  const auto& key_starts = cache.self_attention ? call.query_starts : call.key_starts;
+  if (call.origin.query == call.origin.key && (cache.self_attention || !call.packed())) {
+    return turn(call.origin.query, call.query_starts, std::max<Index>(q.extent(2), k.extent(2)), q,
+                k);
   }
-  const Turns<T> of_queries(*o.rotary, o.d_head, cache.call.query_starts, context.memory);
-  of_queries.apply(q, 0, back, context);
-  if (cache.self_attention) return of_queries.apply(k, 0, back, context);
-  const Turns<T> of_keys(*o.rotary, o.d_head, cache.call.key_starts, context.memory);
-  of_keys.apply(k, 0, back, context);
+  turn(call.origin.query, call.query_starts, q.extent(2), q);
+  turn(call.origin.key, key_starts, k.extent(2), k);
 }
 
 /// Step 3a, forward. `training` keeps what was normalised, and a number a row.
@@ -35213,6 +35263,7 @@ void require_call(const MultiHeadAttentionOptions& o, const MultiHeadAttentionPa
     call.mask.require_fits(function, B, o.num_heads, L, S);
   }
   call.attention().require_in_range(function);
+  require_rotary_origin(function, o, call.origin);
   call.score.require_heads(function, o.num_heads);
   require_own_scores(function, o, p, call.score);
   call.output_dropout.require_valid(function);
@@ -42072,6 +42123,11 @@ T negated_lse(const FlashHead<T>& head, Index i) {
   return lse < lowest ? lowest : T(0) - lse;
 }
 
+template <class T>
+bool weighs_nothing(const FlashHead<T>& head, Index i) {
+  return head.lse(i, 1) == (std::numeric_limits<T>::max)();
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -42668,14 +42724,17 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
       transpose_square<T>(d_o.data + n, d_o.row, left, width);
       transpose_square<T>(o.data + n, o.row, right, width);
       for (Index t = 0; t < width; ++t) {
-        sums = S::fma(F::read_number(S::load(left + t * width)), S::load(right + t * width), sums);
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
       }
     }
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
-            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
@@ -42717,6 +42776,9 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     range.begin = std::clamp<Index>(seen.begin / S::width * S::width, panel.begin, panel.end);
     range.end = std::clamp<Index>(round_up(seen.end, S::width), range.begin, panel.end);
     if (seen.size() == 0) range.end = range.begin;
+  }
+  if (weighs_nothing(head, i)) range.end = range.begin;
+  if (range.size() < panel.size()) {
     set_zero<T>(p + panel.begin, range.begin - panel.begin);
     set_zero<T>(ds + panel.begin, range.begin - panel.begin);
     set_zero<T>(p + range.end, panel.end - range.end);
@@ -46201,6 +46263,11 @@ T negated_lse(const FlashHead<T>& head, Index i) {
   return lse < lowest ? lowest : T(0) - lse;
 }
 
+template <class T>
+bool weighs_nothing(const FlashHead<T>& head, Index i) {
+  return head.lse(i, 1) == (std::numeric_limits<T>::max)();
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -46797,14 +46864,17 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
       transpose_square<T>(d_o.data + n, d_o.row, left, width);
       transpose_square<T>(o.data + n, o.row, right, width);
       for (Index t = 0; t < width; ++t) {
-        sums = S::fma(F::read_number(S::load(left + t * width)), S::load(right + t * width), sums);
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
       }
     }
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
-            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
@@ -46846,6 +46916,9 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     range.begin = std::clamp<Index>(seen.begin / S::width * S::width, panel.begin, panel.end);
     range.end = std::clamp<Index>(round_up(seen.end, S::width), range.begin, panel.end);
     if (seen.size() == 0) range.end = range.begin;
+  }
+  if (weighs_nothing(head, i)) range.end = range.begin;
+  if (range.size() < panel.size()) {
     set_zero<T>(p + panel.begin, range.begin - panel.begin);
     set_zero<T>(ds + panel.begin, range.begin - panel.begin);
     set_zero<T>(p + range.end, panel.end - range.end);
@@ -50326,6 +50399,11 @@ T negated_lse(const FlashHead<T>& head, Index i) {
   return lse < lowest ? lowest : T(0) - lse;
 }
 
+template <class T>
+bool weighs_nothing(const FlashHead<T>& head, Index i) {
+  return head.lse(i, 1) == (std::numeric_limits<T>::max)();
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -50922,14 +51000,17 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
       transpose_square<T>(d_o.data + n, d_o.row, left, width);
       transpose_square<T>(o.data + n, o.row, right, width);
       for (Index t = 0; t < width; ++t) {
-        sums = S::fma(F::read_number(S::load(left + t * width)), S::load(right + t * width), sums);
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
       }
     }
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
-            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
@@ -50971,6 +51052,9 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     range.begin = std::clamp<Index>(seen.begin / S::width * S::width, panel.begin, panel.end);
     range.end = std::clamp<Index>(round_up(seen.end, S::width), range.begin, panel.end);
     if (seen.size() == 0) range.end = range.begin;
+  }
+  if (weighs_nothing(head, i)) range.end = range.begin;
+  if (range.size() < panel.size()) {
     set_zero<T>(p + panel.begin, range.begin - panel.begin);
     set_zero<T>(ds + panel.begin, range.begin - panel.begin);
     set_zero<T>(p + range.end, panel.end - range.end);
@@ -54451,6 +54535,11 @@ T negated_lse(const FlashHead<T>& head, Index i) {
   return lse < lowest ? lowest : T(0) - lse;
 }
 
+template <class T>
+bool weighs_nothing(const FlashHead<T>& head, Index i) {
+  return head.lse(i, 1) == (std::numeric_limits<T>::max)();
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -55047,14 +55136,17 @@ void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Ind
       transpose_square<T>(d_o.data + n, d_o.row, left, width);
       transpose_square<T>(o.data + n, o.row, right, width);
       for (Index t = 0; t < width; ++t) {
-        sums = S::fma(F::read_number(S::load(left + t * width)), S::load(right + t * width), sums);
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
       }
     }
     S::store(sums, left);
     for (; n < dv; ++n) {
       for (Index lane = 0; lane < count; ++lane) {
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(
-            F::read_number(element_as<T>(d_o(lane, n))), element_as<T>(o(lane, n)), left[lane]);
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
       }
     }
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
@@ -55096,6 +55188,9 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     range.begin = std::clamp<Index>(seen.begin / S::width * S::width, panel.begin, panel.end);
     range.end = std::clamp<Index>(round_up(seen.end, S::width), range.begin, panel.end);
     if (seen.size() == 0) range.end = range.begin;
+  }
+  if (weighs_nothing(head, i)) range.end = range.begin;
+  if (range.size() < panel.size()) {
     set_zero<T>(p + panel.begin, range.begin - panel.begin);
     set_zero<T>(ds + panel.begin, range.begin - panel.begin);
     set_zero<T>(p + range.end, panel.end - range.end);
@@ -56186,7 +56281,7 @@ struct CosineSchedule {
   double peak = 1e-3;             // >= 0
   double floor = 0;               // >= 0
   std::int64_t warmup_steps = 0;  // >= 0
-  std::int64_t total_steps = 1;   // >= warmup_steps
+  std::int64_t total_steps = -1;  // >= warmup_steps; no default: it has to be given
 
   /// The rate of a step. Throws ArgumentError.
   double operator()(std::int64_t step) const {
@@ -56207,7 +56302,7 @@ struct LinearSchedule {
   double peak = 1e-3;             // >= 0
   double floor = 0;               // >= 0
   std::int64_t warmup_steps = 0;  // >= 0
-  std::int64_t total_steps = 1;   // >= warmup_steps
+  std::int64_t total_steps = -1;  // >= warmup_steps; no default: it has to be given
 
   /// The rate of a step. Throws ArgumentError.
   double operator()(std::int64_t step) const {
@@ -56467,9 +56562,18 @@ inline constexpr bool reads_by_rows = static_cast<bool>(Derived::IsRowMajor) ||
 /// Element (i, j) stays element (i, j), whichever way the matrix is stored.
 template <class View, class Derived>
 View eigen_view(Derived& m) {
-  const Index outer = m.outerStride(), inner = m.innerStride();
-  const bool by_rows = static_cast<bool>(Derived::IsRowMajor);
-  return {m.data(), Shape{m.rows(), m.cols()}, by_rows ? Shape{outer, inner} : Shape{inner, outer}};
+  constexpr bool stored = (static_cast<int>(Derived::Flags) & Eigen::DirectAccessBit) != 0;
+  static_assert(stored,
+                "this Eigen expression is not stored anywhere: evaluate it into a matrix with a "
+                "name, and pass that");
+  if constexpr (stored) {
+    const Index outer = m.outerStride(), inner = m.innerStride();
+    const bool by_rows = static_cast<bool>(Derived::IsRowMajor);
+    return {m.data(), Shape{m.rows(), m.cols()},
+            by_rows ? Shape{outer, inner} : Shape{inner, outer}};
+  } else {
+    return {};
+  }
 }
 
 }  // namespace detail
@@ -56488,10 +56592,14 @@ template <class Derived>
 requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> from_eigen(
     Eigen::DenseBase<Derived>& matrix) {
   static_assert(detail::reads_by_rows<Derived>,
-                "this Eigen matrix is column-major, Eigen's default, and headwise writes rows: "
-                "pass from_column_major(m) or declare it as headwise::EigenMatrix<T>");
+                "this Eigen matrix is column-major, Eigen's default, and headwise reads and writes "
+                "rows: pass from_column_major(m), which is the same N x M matrix in place, or "
+                "declare it as headwise::EigenMatrix<T>");
   return detail::eigen_view<Out<typename Derived::Scalar, 2>>(matrix.derived());
 }
+/// A matrix without a name does not compile: it would be gone when its view is read.
+template <class Derived>
+void from_eigen(const Eigen::PlainObjectBase<Derived>&& temporary) = delete;
 
 /// A column-major Eigen matrix in place: element (i, j) stays element (i, j).
 template <class Derived>
@@ -56508,6 +56616,9 @@ requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> fro
                 "this Eigen matrix is row-major: pass from_eigen(m)");
   return detail::eigen_view<Out<typename Derived::Scalar, 2>>(matrix.derived());
 }
+/// Likewise.
+template <class Derived>
+void from_column_major(const Eigen::PlainObjectBase<Derived>&& temporary) = delete;
 
 }  // namespace headwise::inline v0_1
 
@@ -57273,12 +57384,17 @@ struct Closeness {
   /// ok.
   explicit operator bool() const { return ok; }
 
-  /// `[1, 2] is 0.5, expected 0.25, error 0.1 > 1e-06; 3 of 24 elements fail`
+  /// `[1, 2] is 0.5, expected 0.25, error 0.1 > 1e-06; 3 of 24 elements fail`; of bits
+  /// `[1, 2] is 0.5, expected 0.25, of other bits; 3 of 24 elements fail`
   std::string message() const {
     if (count == 0) return "no elements, nothing differs";
     const auto values = detail::format_apart(actual, expected);
-    return format_extents(index) + " is " + values[0] + ", expected " + values[1] + ", error " +
-           detail::format_error(error) + (ok ? " <= " : " > ") + detail::format_number(tolerance) +
+    const bool numbers = detail::is_finite_number(actual) && detail::is_finite_number(expected);
+    const std::string held = numbers && error == detail::no_error_bound
+                                 ? "of other bits"
+                                 : "error " + detail::format_error(error) + (ok ? " <= " : " > ") +
+                                       detail::format_number(tolerance);
+    return format_extents(index) + " is " + values[0] + ", expected " + values[1] + ", " + held +
            "; " + std::to_string(failures) + " of " + std::to_string(count) + " elements fail";
   }
 

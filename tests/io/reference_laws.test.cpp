@@ -82,8 +82,12 @@ TEST_CASE("a kernel is not given what it does not take, and what it throws is a 
   CHECK(all.rows.size() == laws + cases().size());
 }
 
-TEST_CASE("a folder that is not there and a kernel without forward are refused", "[io]") {
+TEST_CASE("a folder without cases and a kernel without forward are refused", "[io]") {
   CHECK_THROWS_AS(read_attention_cases("no/such/folder"), FileError);
+  const TemporaryFolder folder;
+  fs::create_directory(folder / "empty");
+  CHECK_THROWS_WITH(read_attention_cases(folder / "empty"),
+                    (folder / "empty").string() + ": holds no case of kind sdpa");
   CHECK_THROWS_WITH(run_reference_cases<double>(AttentionKernel<double>{}, cases()),
                     "run_reference_cases: the kernel has no forward");
 }

@@ -113,9 +113,44 @@ TEST_CASE("score_card prints a line a law and returns how many failed", "[testin
   CHECK_THAT(good.str(), ContainsSubstring("every law that applies holds"));
   for (const auto& law : attention_laws<float>())
     CHECK_THAT(good.str(), ContainsSubstring(law.name));
-  CHECK(score_card(bad, loops_kernel<float>(Fault::throws), options) ==
-        static_cast<int>(attention_laws<float>().size()));
+  CHECK(score_card(bad, loops_kernel<float>(Fault::throws), options) == 17);
   CHECK_THAT(bad.str(), ContainsSubstring("threw: more queries than keys"));
+}
+
+TEST_CASE("what a kernel throws fails the laws that say something of it, and no other",
+          "[testing]") {
+  auto good = loops_kernel<float>(Fault::none), bad = loops_kernel<float>(Fault::throws);
+  if (GENERATE(false, true)) {
+    good.backward = bad.backward = {};
+    good.gives_weights = bad.gives_weights = false;
+  }
+  const ScoreCardOptions options{
+      .shapes = {{1, 2, 1, 8, 5, 4, 6, true}, {2, 2, 2, 8, 5, 4, 6, false, true}}};
+  const auto passed = run_laws(good, options), thrown = run_laws(bad, options);
+  CAPTURE(passed.format(), thrown.format());
+  for (std::size_t n = 0; n < passed.rows.size(); ++n) {
+    CAPTURE(passed.rows[n].law);
+    CHECK(thrown.rows[n].shapes == passed.rows[n].shapes);
+    CHECK(thrown.rows[n].failures == passed.rows[n].shapes);
+  }
+}
+
+TEST_CASE("the columns of a score card stand below each other, whatever a law is called",
+          "[testing]") {
+  ScoreCard card{"kernel", {{"a law of attention", "it holds", {}, {}}}};
+  card.rows.push_back({std::string(60, 'x'), "it holds", {}, {}});
+  card.rows[0].worst.status = card.rows[1].worst.status = LawStatus::pass;
+  std::istringstream lines(card.format());
+  std::string line;
+  std::getline(lines, line);
+  std::getline(lines, line);
+  const auto at = line.find("result");
+  for (const auto& row : card.rows) {
+    std::getline(lines, line);
+    CAPTURE(line);
+    CHECK(line.find(row.law) == 2);
+    CHECK(line.find("pass") == at);
+  }
 }
 
 TEST_CASE("a kernel is not given what it does not take", "[testing]") {

@@ -143,7 +143,7 @@ inline ReferenceCase read_reference_case(const std::filesystem::path& path) {
 }
 
 /// Every case of kind sdpa in a folder (its files *.safetensors), by name. Throws FileError for a
-/// file that is no case.
+/// file that is no case, and where there is none: what asks no case would pass.
 inline std::vector<ReferenceCase> read_attention_cases(const std::filesystem::path& folder) {
   std::error_code error;
   std::vector<std::filesystem::path> paths;
@@ -158,6 +158,7 @@ inline std::vector<ReferenceCase> read_attention_cases(const std::filesystem::pa
     ReferenceCase c = read_reference_case(path);
     if (c.kind == CaseKind::sdpa) cases.push_back(std::move(c));
   }
+  if (cases.empty()) raise<FileError>(folder.string() + ": holds no case of kind sdpa");
   return cases;
 }
 

@@ -60,7 +60,7 @@ HEADWISE_STRICT_MATH_BEGIN
 /// moments.rstd      [N]      out; kept for backward, {} for inference
 ///
 /// Outputs must not overlap anything else. Squares are numbers of T: a row that holds floats above
-/// 1e19 overflows, and gives 0.
+/// 1e19 overflows, and gives 0, or NaN where its sum overflows, too.
 /// Work    6 D + 5 FLOPs a row, and D for each of gamma and beta.
 /// Throws  ShapeError or ArgumentError before anything is written.
 /// Source  Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv 1607.06450.

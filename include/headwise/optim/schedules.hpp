@@ -64,7 +64,7 @@ struct CosineSchedule {
   double peak = 1e-3;             // >= 0
   double floor = 0;               // >= 0
   std::int64_t warmup_steps = 0;  // >= 0
-  std::int64_t total_steps = 1;   // >= warmup_steps
+  std::int64_t total_steps = -1;  // >= warmup_steps; no default: it has to be given
 
   /// The rate of a step. Throws ArgumentError.
   double operator()(std::int64_t step) const {
@@ -85,7 +85,7 @@ struct LinearSchedule {
   double peak = 1e-3;             // >= 0
   double floor = 0;               // >= 0
   std::int64_t warmup_steps = 0;  // >= 0
-  std::int64_t total_steps = 1;   // >= warmup_steps
+  std::int64_t total_steps = -1;  // >= warmup_steps; no default: it has to be given
 
   /// The rate of a step. Throws ArgumentError.
   double operator()(std::int64_t step) const {

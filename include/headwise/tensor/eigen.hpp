@@ -56,9 +56,18 @@ inline constexpr bool reads_by_rows = static_cast<bool>(Derived::IsRowMajor) ||
 /// Element (i, j) stays element (i, j), whichever way the matrix is stored.
 template <class View, class Derived>
 View eigen_view(Derived& m) {
-  const Index outer = m.outerStride(), inner = m.innerStride();
-  const bool by_rows = static_cast<bool>(Derived::IsRowMajor);
-  return {m.data(), Shape{m.rows(), m.cols()}, by_rows ? Shape{outer, inner} : Shape{inner, outer}};
+  constexpr bool stored = (static_cast<int>(Derived::Flags) & Eigen::DirectAccessBit) != 0;
+  static_assert(stored,
+                "this Eigen expression is not stored anywhere: evaluate it into a matrix with a "
+                "name, and pass that");
+  if constexpr (stored) {
+    const Index outer = m.outerStride(), inner = m.innerStride();
+    const bool by_rows = static_cast<bool>(Derived::IsRowMajor);
+    return {m.data(), Shape{m.rows(), m.cols()},
+            by_rows ? Shape{outer, inner} : Shape{inner, outer}};
+  } else {
+    return {};
+  }
 }
 
 }  // namespace detail
@@ -77,10 +86,14 @@ template <class Derived>
 requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> from_eigen(
     Eigen::DenseBase<Derived>& matrix) {
   static_assert(detail::reads_by_rows<Derived>,
-                "this Eigen matrix is column-major, Eigen's default, and headwise writes rows: "
-                "pass from_column_major(m) or declare it as headwise::EigenMatrix<T>");
+                "this Eigen matrix is column-major, Eigen's default, and headwise reads and writes "
+                "rows: pass from_column_major(m), which is the same N x M matrix in place, or "
+                "declare it as headwise::EigenMatrix<T>");
   return detail::eigen_view<Out<typename Derived::Scalar, 2>>(matrix.derived());
 }
+/// A matrix without a name does not compile: it would be gone when its view is read.
+template <class Derived>
+void from_eigen(const Eigen::PlainObjectBase<Derived>&& temporary) = delete;
 
 /// A column-major Eigen matrix in place: element (i, j) stays element (i, j).
 template <class Derived>
@@ -97,5 +110,8 @@ requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> fro
                 "this Eigen matrix is row-major: pass from_eigen(m)");
   return detail::eigen_view<Out<typename Derived::Scalar, 2>>(matrix.derived());
 }
+/// Likewise.
+template <class Derived>
+void from_column_major(const Eigen::PlainObjectBase<Derived>&& temporary) = delete;
 
 }  // namespace headwise::inline v0_1

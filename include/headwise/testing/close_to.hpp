@@ -34,12 +34,17 @@ struct Closeness {
   /// ok.
   explicit operator bool() const { return ok; }
 
-  /// `[1, 2] is 0.5, expected 0.25, error 0.1 > 1e-06; 3 of 24 elements fail`
+  /// `[1, 2] is 0.5, expected 0.25, error 0.1 > 1e-06; 3 of 24 elements fail`; of bits
+  /// `[1, 2] is 0.5, expected 0.25, of other bits; 3 of 24 elements fail`
   std::string message() const {
     if (count == 0) return "no elements, nothing differs";
     const auto values = detail::format_apart(actual, expected);
-    return format_extents(index) + " is " + values[0] + ", expected " + values[1] + ", error " +
-           detail::format_error(error) + (ok ? " <= " : " > ") + detail::format_number(tolerance) +
+    const bool numbers = detail::is_finite_number(actual) && detail::is_finite_number(expected);
+    const std::string held = numbers && error == detail::no_error_bound
+                                 ? "of other bits"
+                                 : "error " + detail::format_error(error) + (ok ? " <= " : " > ") +
+                                       detail::format_number(tolerance);
+    return format_extents(index) + " is " + values[0] + ", expected " + values[1] + ", " + held +
            "; " + std::to_string(failures) + " of " + std::to_string(count) + " elements fail";
   }
 
