@@ -9811,6 +9811,69 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/row_deltas.inc
+// What a row of the softmax gives back to itself, rowsum(d_o * o) of each query. Read once for each
+// instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// delta_r = rowsum(d_o * o) for `rows` queries from i0 on, by the chain of multiply-adds that a
+/// tile forms d_o v^T by, so that dp - delta is exactly 0 where o is one of the values. (Summed in
+/// another order the difference is rounding noise, which large keys blow up: 3,000 times the error
+/// of plain loops in dW_Q for scores in the thousands.) A lane is a query: squares are transposed.
+/// Where nothing flows into a result, it may be an infinity that the sum of finite values gave.
+/// (Pairs are summed up in another order; what rounding them takes away is more.) The next rows are
+/// asked for meanwhile: 16 side by side are no stream (1.2 % of backward for a window of 256 keys).
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
+  using S = Simd<T>;
+  using F = Factor<T>;
+  constexpr Index width = S::width;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
+  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
+  for (Index r = 0; r < rows; r += width) {
+    const Index count = std::min<Index>(width, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
+    auto sums = S::zero();
+    Index n = 0;
+    for (; dense && count == width && n + width <= dv; n += width) {
+      transpose_square<T>(d_o.data + n, d_o.row, left, width);
+      transpose_square<T>(o.data + n, o.row, right, width);
+      for (Index t = 0; t < width; ++t) {
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
+      }
+    }
+    S::store(sums, left);
+    for (; n < dv; ++n) {
+      for (Index lane = 0; lane < count; ++lane) {
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
+      }
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
+  }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/flash_backward_rows.inc
 // Flash attention backward, the rows of a tile: the weights of queries, computed again, and what
 // flows into their scores. Read once for each instruction set. Rows of a tile are queries, its
@@ -9873,57 +9936,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   Scratch<T> count;
   BackwardScratch<T>(count, d, dv);
   return count.taken();
-}
-
-/// delta_r = rowsum(d_o * o) for `rows` queries from i0 on, by the chain of multiply-adds that a
-/// tile forms d_o v^T by, so that dp - delta is exactly 0 where o is one of the values. (Summed in
-/// another order the difference is rounding noise, which large keys blow up: 3,000 times the error
-/// of plain loops in dW_Q for scores in the thousands.) A lane is a query: squares are transposed.
-/// Where nothing flows into a result, it may be an infinity that the sum of finite values gave.
-/// (Pairs are summed up in another order; what rounding them takes away is more.) The next rows are
-/// asked for meanwhile: 16 side by side are no stream (1.2 % of backward for a window of 256 keys).
-template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
-  using S = Simd<T>;
-  using F = Factor<T>;
-  constexpr Index width = S::width;
-  const bool dense = all_d_o.column == 1 && all_o.column == 1;
-  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
-  for (Index r = 0; r < rows; r += width) {
-    const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
-    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
-    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
-    prefetch_rows<U>(o.from(width, 0), ahead, dv);
-    auto sums = S::zero();
-    Index n = 0;
-    for (; dense && count == width && n + width <= dv; n += width) {
-      transpose_square<T>(d_o.data + n, d_o.row, left, width);
-      transpose_square<T>(o.data + n, o.row, right, width);
-      for (Index t = 0; t < width; ++t) {
-        const auto flow = F::read_number(S::load(left + t * width));
-        const auto result = S::load(right + t * width);
-        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
-      }
-    }
-    S::store(sums, left);
-    for (; n < dv; ++n) {
-      for (Index lane = 0; lane < count; ++lane) {
-        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
-        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
-      }
-    }
-    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
-  }
-}
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
-  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
-  });
 }
 
 /// x, or 0 where it is so near to 0 that sums of it would be denormal, and each of their steps
@@ -16145,6 +16157,60 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/row_deltas.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
+  using S = Simd<T>;
+  using F = Factor<T>;
+  constexpr Index width = S::width;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
+  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
+  for (Index r = 0; r < rows; r += width) {
+    const Index count = std::min<Index>(width, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
+    auto sums = S::zero();
+    Index n = 0;
+    for (; dense && count == width && n + width <= dv; n += width) {
+      transpose_square<T>(d_o.data + n, d_o.row, left, width);
+      transpose_square<T>(o.data + n, o.row, right, width);
+      for (Index t = 0; t < width; ++t) {
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
+      }
+    }
+    S::store(sums, left);
+    for (; n < dv; ++n) {
+      for (Index lane = 0; lane < count; ++lane) {
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
+      }
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
+  }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/flash_backward_rows.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -16202,50 +16268,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   Scratch<T> count;
   BackwardScratch<T>(count, d, dv);
   return count.taken();
-}
-
-template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
-  using S = Simd<T>;
-  using F = Factor<T>;
-  constexpr Index width = S::width;
-  const bool dense = all_d_o.column == 1 && all_o.column == 1;
-  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
-  for (Index r = 0; r < rows; r += width) {
-    const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
-    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
-    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
-    prefetch_rows<U>(o.from(width, 0), ahead, dv);
-    auto sums = S::zero();
-    Index n = 0;
-    for (; dense && count == width && n + width <= dv; n += width) {
-      transpose_square<T>(d_o.data + n, d_o.row, left, width);
-      transpose_square<T>(o.data + n, o.row, right, width);
-      for (Index t = 0; t < width; ++t) {
-        const auto flow = F::read_number(S::load(left + t * width));
-        const auto result = S::load(right + t * width);
-        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
-      }
-    }
-    S::store(sums, left);
-    for (; n < dv; ++n) {
-      for (Index lane = 0; lane < count; ++lane) {
-        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
-        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
-      }
-    }
-    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
-  }
-}
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
-  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
-  });
 }
 
 template <class T>
@@ -22200,6 +22222,60 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/row_deltas.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
+  using S = Simd<T>;
+  using F = Factor<T>;
+  constexpr Index width = S::width;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
+  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
+  for (Index r = 0; r < rows; r += width) {
+    const Index count = std::min<Index>(width, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
+    auto sums = S::zero();
+    Index n = 0;
+    for (; dense && count == width && n + width <= dv; n += width) {
+      transpose_square<T>(d_o.data + n, d_o.row, left, width);
+      transpose_square<T>(o.data + n, o.row, right, width);
+      for (Index t = 0; t < width; ++t) {
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
+      }
+    }
+    S::store(sums, left);
+    for (; n < dv; ++n) {
+      for (Index lane = 0; lane < count; ++lane) {
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
+      }
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
+  }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/flash_backward_rows.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -22257,50 +22333,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   Scratch<T> count;
   BackwardScratch<T>(count, d, dv);
   return count.taken();
-}
-
-template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
-  using S = Simd<T>;
-  using F = Factor<T>;
-  constexpr Index width = S::width;
-  const bool dense = all_d_o.column == 1 && all_o.column == 1;
-  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
-  for (Index r = 0; r < rows; r += width) {
-    const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
-    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
-    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
-    prefetch_rows<U>(o.from(width, 0), ahead, dv);
-    auto sums = S::zero();
-    Index n = 0;
-    for (; dense && count == width && n + width <= dv; n += width) {
-      transpose_square<T>(d_o.data + n, d_o.row, left, width);
-      transpose_square<T>(o.data + n, o.row, right, width);
-      for (Index t = 0; t < width; ++t) {
-        const auto flow = F::read_number(S::load(left + t * width));
-        const auto result = S::load(right + t * width);
-        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
-      }
-    }
-    S::store(sums, left);
-    for (; n < dv; ++n) {
-      for (Index lane = 0; lane < count; ++lane) {
-        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
-        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
-      }
-    }
-    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
-  }
-}
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
-  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
-  });
 }
 
 template <class T>
@@ -31311,11 +31343,12 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// x           [N, F]   in
 /// y           [N, F]   out; may be x
 ///
-/// float and double within 7 epsilon |f(x)| (a unit in the last place is half as much, or all of
-/// it), also far below 0 where f is small, as long as |f(x)| is 4096 times the least normal number
-/// or more; that of gelu_tanh within 3 (1 + |z|), where f is x / (1 + e^-z). NaN stays NaN;
-/// infinity stays, -infinity gives 0. Work    0 FLOPs an element for relu, 4 for gelu and silu, 8
-/// for gelu_tanh. Throws  ShapeError before anything is written. Source  see Activation.
+/// float and double within 7 epsilon |f(x)|, 7 to 14 units in its last place, also far below 0
+/// where f is small, as long as |f(x)| is 4096 times the least normal number or more; that of
+/// gelu_tanh within 3 (1 + |z|), where f is x / (1 + e^-z). NaN stays NaN; infinity stays,
+/// -infinity gives 0. Work    0 FLOPs an element for relu, 4 for gelu and silu, 8 for gelu_tanh.
+/// Throws  ShapeError before anything is written.
+/// Source  see Activation.
 template <Scalar T>
 void activation_forward(Activation activation, In<T, 2> x, Out<std::type_identity_t<T>, 2> y,
                         const Context& context = {}) {
@@ -36215,10 +36248,10 @@ class KeyValueCache {
       const Index more = detail::count_of(counts, b, n), there = taken ? 0 : lengths_(b);
       const Index fit = taken ? 0 : room(b);
       require(more <= fit || slots_.window != 0, function, more, " tokens behind ", there,
-              " are more than the capacity ", options_.capacity,
+              " of sequence ", b, " are more than the capacity ", options_.capacity,
               " of the cache: roll it back, clear it or make a larger one");
-      require(more <= fit, function, more, " tokens behind ", there, " are more than the ", fit,
-              " that fit beside the window: take fewer at a time");
+      require(more <= fit, function, more, " tokens behind ", there, " of sequence ", b,
+              " are more than the ", fit, " that fit beside the window: take fewer at a time");
     }
   }
 
@@ -36335,7 +36368,7 @@ class KeyValueCache {
   void require_way_back(Index b, Index n) const {
     constexpr std::string_view function = "KeyValueCache::rollback";
     require(n >= 0 && n <= lengths_(b), function, "n is ", n, ", expected 0 to ", lengths_(b),
-            ", the length");
+            ", the length of sequence ", b);
     require(at(b).reaches_back_to(slots_, lengths_(b) - n), function, "n is ", n,
             ", expected fewer: keys that token ", lengths_(b) - n, " sees are no longer held");
   }
@@ -42645,6 +42678,60 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/row_deltas.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
+  using S = Simd<T>;
+  using F = Factor<T>;
+  constexpr Index width = S::width;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
+  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
+  for (Index r = 0; r < rows; r += width) {
+    const Index count = std::min<Index>(width, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
+    auto sums = S::zero();
+    Index n = 0;
+    for (; dense && count == width && n + width <= dv; n += width) {
+      transpose_square<T>(d_o.data + n, d_o.row, left, width);
+      transpose_square<T>(o.data + n, o.row, right, width);
+      for (Index t = 0; t < width; ++t) {
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
+      }
+    }
+    S::store(sums, left);
+    for (; n < dv; ++n) {
+      for (Index lane = 0; lane < count; ++lane) {
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
+      }
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
+  }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/flash_backward_rows.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -42702,50 +42789,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   Scratch<T> count;
   BackwardScratch<T>(count, d, dv);
   return count.taken();
-}
-
-template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
-  using S = Simd<T>;
-  using F = Factor<T>;
-  constexpr Index width = S::width;
-  const bool dense = all_d_o.column == 1 && all_o.column == 1;
-  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
-  for (Index r = 0; r < rows; r += width) {
-    const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
-    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
-    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
-    prefetch_rows<U>(o.from(width, 0), ahead, dv);
-    auto sums = S::zero();
-    Index n = 0;
-    for (; dense && count == width && n + width <= dv; n += width) {
-      transpose_square<T>(d_o.data + n, d_o.row, left, width);
-      transpose_square<T>(o.data + n, o.row, right, width);
-      for (Index t = 0; t < width; ++t) {
-        const auto flow = F::read_number(S::load(left + t * width));
-        const auto result = S::load(right + t * width);
-        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
-      }
-    }
-    S::store(sums, left);
-    for (; n < dv; ++n) {
-      for (Index lane = 0; lane < count; ++lane) {
-        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
-        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
-      }
-    }
-    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
-  }
-}
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
-  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
-  });
 }
 
 template <class T>
@@ -46785,6 +46828,60 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/row_deltas.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
+  using S = Simd<T>;
+  using F = Factor<T>;
+  constexpr Index width = S::width;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
+  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
+  for (Index r = 0; r < rows; r += width) {
+    const Index count = std::min<Index>(width, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
+    auto sums = S::zero();
+    Index n = 0;
+    for (; dense && count == width && n + width <= dv; n += width) {
+      transpose_square<T>(d_o.data + n, d_o.row, left, width);
+      transpose_square<T>(o.data + n, o.row, right, width);
+      for (Index t = 0; t < width; ++t) {
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
+      }
+    }
+    S::store(sums, left);
+    for (; n < dv; ++n) {
+      for (Index lane = 0; lane < count; ++lane) {
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
+      }
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
+  }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/flash_backward_rows.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -46842,50 +46939,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   Scratch<T> count;
   BackwardScratch<T>(count, d, dv);
   return count.taken();
-}
-
-template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
-  using S = Simd<T>;
-  using F = Factor<T>;
-  constexpr Index width = S::width;
-  const bool dense = all_d_o.column == 1 && all_o.column == 1;
-  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
-  for (Index r = 0; r < rows; r += width) {
-    const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
-    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
-    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
-    prefetch_rows<U>(o.from(width, 0), ahead, dv);
-    auto sums = S::zero();
-    Index n = 0;
-    for (; dense && count == width && n + width <= dv; n += width) {
-      transpose_square<T>(d_o.data + n, d_o.row, left, width);
-      transpose_square<T>(o.data + n, o.row, right, width);
-      for (Index t = 0; t < width; ++t) {
-        const auto flow = F::read_number(S::load(left + t * width));
-        const auto result = S::load(right + t * width);
-        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
-      }
-    }
-    S::store(sums, left);
-    for (; n < dv; ++n) {
-      for (Index lane = 0; lane < count; ++lane) {
-        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
-        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
-      }
-    }
-    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
-  }
-}
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
-  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
-  });
 }
 
 template <class T>
@@ -50921,6 +50974,60 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/row_deltas.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
+  using S = Simd<T>;
+  using F = Factor<T>;
+  constexpr Index width = S::width;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
+  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
+  for (Index r = 0; r < rows; r += width) {
+    const Index count = std::min<Index>(width, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
+    auto sums = S::zero();
+    Index n = 0;
+    for (; dense && count == width && n + width <= dv; n += width) {
+      transpose_square<T>(d_o.data + n, d_o.row, left, width);
+      transpose_square<T>(o.data + n, o.row, right, width);
+      for (Index t = 0; t < width; ++t) {
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
+      }
+    }
+    S::store(sums, left);
+    for (; n < dv; ++n) {
+      for (Index lane = 0; lane < count; ++lane) {
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
+      }
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
+  }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/flash_backward_rows.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -50978,50 +51085,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   Scratch<T> count;
   BackwardScratch<T>(count, d, dv);
   return count.taken();
-}
-
-template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
-  using S = Simd<T>;
-  using F = Factor<T>;
-  constexpr Index width = S::width;
-  const bool dense = all_d_o.column == 1 && all_o.column == 1;
-  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
-  for (Index r = 0; r < rows; r += width) {
-    const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
-    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
-    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
-    prefetch_rows<U>(o.from(width, 0), ahead, dv);
-    auto sums = S::zero();
-    Index n = 0;
-    for (; dense && count == width && n + width <= dv; n += width) {
-      transpose_square<T>(d_o.data + n, d_o.row, left, width);
-      transpose_square<T>(o.data + n, o.row, right, width);
-      for (Index t = 0; t < width; ++t) {
-        const auto flow = F::read_number(S::load(left + t * width));
-        const auto result = S::load(right + t * width);
-        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
-      }
-    }
-    S::store(sums, left);
-    for (; n < dv; ++n) {
-      for (Index lane = 0; lane < count; ++lane) {
-        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
-        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
-      }
-    }
-    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
-  }
-}
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
-  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
-  });
 }
 
 template <class T>
@@ -55057,6 +55120,60 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/row_deltas.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, class U>
+void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
+                   T* delta) {
+  using S = Simd<T>;
+  using F = Factor<T>;
+  constexpr Index width = S::width;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
+  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
+  for (Index r = 0; r < rows; r += width) {
+    const Index count = std::min<Index>(width, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
+    auto sums = S::zero();
+    Index n = 0;
+    for (; dense && count == width && n + width <= dv; n += width) {
+      transpose_square<T>(d_o.data + n, d_o.row, left, width);
+      transpose_square<T>(o.data + n, o.row, right, width);
+      for (Index t = 0; t < width; ++t) {
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
+      }
+    }
+    S::store(sums, left);
+    for (; n < dv; ++n) {
+      for (Index lane = 0; lane < count; ++lane) {
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
+      }
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
+  }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/flash_backward_rows.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -55114,50 +55231,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   Scratch<T> count;
   BackwardScratch<T>(count, d, dv);
   return count.taken();
-}
-
-template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
-  using S = Simd<T>;
-  using F = Factor<T>;
-  constexpr Index width = S::width;
-  const bool dense = all_d_o.column == 1 && all_o.column == 1;
-  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
-  for (Index r = 0; r < rows; r += width) {
-    const Index count = std::min<Index>(width, rows - r);
-    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
-    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
-    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
-    prefetch_rows<U>(o.from(width, 0), ahead, dv);
-    auto sums = S::zero();
-    Index n = 0;
-    for (; dense && count == width && n + width <= dv; n += width) {
-      transpose_square<T>(d_o.data + n, d_o.row, left, width);
-      transpose_square<T>(o.data + n, o.row, right, width);
-      for (Index t = 0; t < width; ++t) {
-        const auto flow = F::read_number(S::load(left + t * width));
-        const auto result = S::load(right + t * width);
-        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
-      }
-    }
-    S::store(sums, left);
-    for (; n < dv; ++n) {
-      for (Index lane = 0; lane < count; ++lane) {
-        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
-        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
-        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
-      }
-    }
-    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
-  }
-}
-template <class T>
-void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
-  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
-  });
 }
 
 template <class T>

@@ -52,7 +52,7 @@ struct Windowed {
 const std::vector<Index> three_counts = {1, 1, 1}, too_great = {1, 3}, below = {-1, 1};
 
 const std::string too_many =
-    "2 tokens behind 3 are more than the capacity 4 of the cache: roll it "
+    "2 tokens behind 3 of sequence 0 are more than the capacity 4 of the cache: roll it "
     "back, clear it or make a larger one";
 
 const Refusals decoding(all_of({
@@ -95,14 +95,14 @@ const Refusals decoding(all_of({
               cache.append(In<double, 4>(&blocks(0, 0, 0, 2, 120), Shape{1, 1, 2, 3}),
                            m.tensor(1, 1, 2, 3));
             }),
-        argument_error(
-            "KeyValueCache::append: 1 tokens behind 0 are more than the capacity 0 of the cache: "
-            "roll it back, clear it or make a larger one",
-            [](Witness& m) {
-              KeyValueCache<double> cache({.capacity = 4, .d_head = 0});
-              const KeyValueCache<double> taken = std::move(cache);
-              cache.append(m.tensor(1, 1, 1, 0), m.tensor(1, 1, 1, 0));
-            }),
+        argument_error("KeyValueCache::append: 1 tokens behind 0 of sequence 0 are more than the "
+                       "capacity 0 of the cache: "
+                       "roll it back, clear it or make a larger one",
+                       [](Witness& m) {
+                         KeyValueCache<double> cache({.capacity = 4, .d_head = 0});
+                         const KeyValueCache<double> taken = std::move(cache);
+                         cache.append(m.tensor(1, 1, 1, 0), m.tensor(1, 1, 1, 0));
+                       }),
         made("window is -1, expected >= 0", {.window = -1}),
         made("first_keys is -1, expected >= 0", {.window = 4, .first_keys = -1}),
         made("first_keys is 281474976710657, expected at most 2^48 beside a window",
@@ -135,11 +135,11 @@ const Refusals decoding(all_of({
         argument<Append>("KeyValueCache::append: counts holds -1, expected 0 to 2 (the tokens of "
                          "the step)",
                          [](auto& c) { c.counts = below; }),
-        argument_error("KeyValueCache::append: 1000000 tokens behind " +
-                           std::to_string(5 * Windowed{}.block) + " are more than the " +
-                           std::to_string(Windowed{}.cache.room()) +
-                           " that fit beside the window: take fewer at a time",
-                       [](Witness&) { Windowed{}.take(1000000); }),
+        argument_error(
+            "KeyValueCache::append: 1000000 tokens behind " + std::to_string(5 * Windowed{}.block) +
+                " of sequence 0 are more than the " + std::to_string(Windowed{}.cache.room()) +
+                " that fit beside the window: take fewer at a time",
+            [](Witness&) { Windowed{}.take(1000000); }),
         argument_error("KeyValueCache::rollback: n is " + std::to_string(3 * Windowed{}.block) +
                            ", expected fewer: keys that token " +
                            std::to_string(2 * Windowed{}.block) + " sees are no longer held",
@@ -166,8 +166,8 @@ const Refusals decoding(all_of({
                        [](Witness&) { (void)Windowed{}.cache.k(1); }),
         argument_error("KeyValueCache::v: b is 1, expected 0 to 0, a sequence of the batch",
                        [](Witness&) { (void)Windowed{}.cache.v(1); }),
-        rolled_back("n is 6, expected 0 to 5, the length", 6),
-        rolled_back("n is -1, expected 0 to 5, the length", -1),
+        rolled_back("n is 6, expected 0 to 5, the length of sequence 0", 6),
+        rolled_back("n is -1, expected 0 to 5, the length of sequence 0", -1),
     },
 }));
 

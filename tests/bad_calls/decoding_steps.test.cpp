@@ -119,7 +119,8 @@ const Refusals steps(all_of({
                          c.cache =
                              KeyValueCache<double>({.batch_size = 2, .capacity = 9, .d_head = 6});
                        }),
-        argument<Step>("multi_head_attention_step: 4 tokens behind 0 are more than the capacity 3 "
+        argument<Step>("multi_head_attention_step: 4 tokens behind 0 of sequence 0 are more than "
+                       "the capacity 3 "
                        "of the cache: roll it back, clear it or make a larger one",
                        [](auto& c) { c.x = c.m.tensor(2, 4, 6); }),
         argument<Step>("multi_head_attention_step: counts are 3, expected 2 (the batch size), or "
@@ -128,21 +129,23 @@ const Refusals steps(all_of({
         argument<Step>("multi_head_attention_step: counts holds 3, expected 0 to 2 (the tokens of "
                        "the step)",
                        [](auto& c) { c.counts = too_great; }),
-        argument<Step>("multi_head_attention_step: 4 tokens behind 0 are more than the capacity 3 "
+        argument<Step>("multi_head_attention_step: 4 tokens behind 0 of sequence 1 are more than "
+                       "the capacity 3 "
                        "of the cache: roll it back, clear it or make a larger one",
                        [](auto& c) {
                          c.x = c.m.tensor(2, 4, 6);
                          c.counts = greater;
                        }),
-        argument_error("multi_head_attention_step: 9999 tokens behind 0 are more than the " +
-                           std::to_string(KeyValueCache<double>({.window = 2}).room()) +
-                           " that fit beside the window: take fewer at a time",
-                       [](Witness& m) {
-                         Step c{m};
-                         c.cache = key_value_cache(c.attention, {.batch_size = 2, .window = 2});
-                         c.x = m.tensor(2, 9999, 6);
-                         c.call();
-                       }),
+        argument_error(
+            "multi_head_attention_step: 9999 tokens behind 0 of sequence 0 are more than the " +
+                std::to_string(KeyValueCache<double>({.window = 2}).room()) +
+                " that fit beside the window: take fewer at a time",
+            [](Witness& m) {
+              Step c{m};
+              c.cache = key_value_cache(c.attention, {.batch_size = 2, .window = 2});
+              c.x = m.tensor(2, 9999, 6);
+              c.call();
+            }),
         argument_error("KeyValueCache: capacity is -1, expected >= 0",
                        [](Witness& m) { (void)key_value_cache(Step{m}.attention, 1, -1); }),
     },
@@ -205,20 +208,21 @@ const Refusals block_steps(all_of(
              "transformer_block_step: counts holds 3, expected 0 to 2 (the tokens of the "
              "step)",
              [](auto& c) { c.counts = too_great; }),
-         argument_error("transformer_block_step: 9999 tokens behind 0 are more than the " +
-                            std::to_string(KeyValueCache<double>({.window = 2}).room()) +
-                            " that fit beside the window: take fewer at a time",
-                        [](Witness& m) {
-                          BlockStep c{m};
-                          c.cache = key_value_cache<double>(c.block.options().attention(),
-                                                            {.batch_size = 2, .window = 2});
-                          c.x = m.tensor(2, 9999, 4);
-                          c.call();
-                        }),
-         argument<BlockStep>(
-             "transformer_block_step: 4 tokens behind 0 are more than the capacity 3 of "
-             "the cache: roll it back, clear it or make a larger one",
-             [](auto& c) { c.x = c.m.tensor(2, 4, 4); }),
+         argument_error(
+             "transformer_block_step: 9999 tokens behind 0 of sequence 0 are more than the " +
+                 std::to_string(KeyValueCache<double>({.window = 2}).room()) +
+                 " that fit beside the window: take fewer at a time",
+             [](Witness& m) {
+               BlockStep c{m};
+               c.cache = key_value_cache<double>(c.block.options().attention(),
+                                                 {.batch_size = 2, .window = 2});
+               c.x = m.tensor(2, 9999, 4);
+               c.call();
+             }),
+         argument<BlockStep>("transformer_block_step: 4 tokens behind 0 of sequence 0 are more "
+                             "than the capacity 3 of "
+                             "the cache: roll it back, clear it or make a larger one",
+                             [](auto& c) { c.x = c.m.tensor(2, 4, 4); }),
      }}));
 
 }  // namespace

@@ -222,7 +222,8 @@ const Refusals steps({
         },
         argument_error),
     step(
-        "TransformerDecoder::step: 5 tokens behind 2 are more than the capacity 6 of the cache: "
+        "TransformerDecoder::step: 5 tokens behind 2 of sequence 0 are more than the capacity 6 of "
+        "the cache: "
         "roll it back, clear it or make a larger one",
         [](Decoder& c) {
           c.tokens = c.m.make<Tokens>(Shape{2, 5});
@@ -230,7 +231,7 @@ const Refusals steps({
         argument_error),
     step(
         "TransformerDecoder::step: " + std::to_string(too_long) +
-            " tokens behind 2 are more than the " + std::to_string(too_long - 1) +
+            " tokens behind 2 of sequence 0 are more than the " + std::to_string(too_long - 1) +
             " that fit beside the window: take fewer at a time",
         [](Decoder& c) {
           Windowed windowed;
@@ -241,7 +242,7 @@ const Refusals steps({
     step(
         "embedding_forward: tokens(0) is -1, expected 0 or more and below 5 (rows of table [5, 4])",
         [](Decoder& c) { c.storage(0, 0) = -1; }, argument_error),
-    argument_error("KeyValueCache::rollback: n is 3, expected 0 to 2, the length",
+    argument_error("KeyValueCache::rollback: n is 3, expected 0 to 2, the length of sequence 0",
                    [](Witness& m) { Decoder{m}.pending().state.rollback(3); }),
 });
 

@@ -107,10 +107,10 @@ class KeyValueCache {
       const Index more = detail::count_of(counts, b, n), there = taken ? 0 : lengths_(b);
       const Index fit = taken ? 0 : room(b);
       require(more <= fit || slots_.window != 0, function, more, " tokens behind ", there,
-              " are more than the capacity ", options_.capacity,
+              " of sequence ", b, " are more than the capacity ", options_.capacity,
               " of the cache: roll it back, clear it or make a larger one");
-      require(more <= fit, function, more, " tokens behind ", there, " are more than the ", fit,
-              " that fit beside the window: take fewer at a time");
+      require(more <= fit, function, more, " tokens behind ", there, " of sequence ", b,
+              " are more than the ", fit, " that fit beside the window: take fewer at a time");
     }
   }
 
@@ -227,7 +227,7 @@ class KeyValueCache {
   void require_way_back(Index b, Index n) const {
     constexpr std::string_view function = "KeyValueCache::rollback";
     require(n >= 0 && n <= lengths_(b), function, "n is ", n, ", expected 0 to ", lengths_(b),
-            ", the length");
+            ", the length of sequence ", b);
     require(at(b).reaches_back_to(slots_, lengths_(b) - n), function, "n is ", n,
             ", expected fewer: keys that token ", lengths_(b) - n, " sees are no longer held");
   }

@@ -54,11 +54,12 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// x           [N, F]   in
 /// y           [N, F]   out; may be x
 ///
-/// float and double within 7 epsilon |f(x)| (a unit in the last place is half as much, or all of
-/// it), also far below 0 where f is small, as long as |f(x)| is 4096 times the least normal number
-/// or more; that of gelu_tanh within 3 (1 + |z|), where f is x / (1 + e^-z). NaN stays NaN;
-/// infinity stays, -infinity gives 0. Work    0 FLOPs an element for relu, 4 for gelu and silu, 8
-/// for gelu_tanh. Throws  ShapeError before anything is written. Source  see Activation.
+/// float and double within 7 epsilon |f(x)|, 7 to 14 units in its last place, also far below 0
+/// where f is small, as long as |f(x)| is 4096 times the least normal number or more; that of
+/// gelu_tanh within 3 (1 + |z|), where f is x / (1 + e^-z). NaN stays NaN; infinity stays,
+/// -infinity gives 0. Work    0 FLOPs an element for relu, 4 for gelu and silu, 8 for gelu_tanh.
+/// Throws  ShapeError before anything is written.
+/// Source  see Activation.
 template <Scalar T>
 void activation_forward(Activation activation, In<T, 2> x, Out<std::type_identity_t<T>, 2> y,
                         const Context& context = {}) {
