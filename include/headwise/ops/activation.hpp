@@ -54,10 +54,11 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// x           [N, F]   in
 /// y           [N, F]   out; may be x
 ///
-/// float and double within 7 epsilon |f(x)|, 7 to 14 units in its last place, also far below 0
-/// where f is small, as long as |f(x)| is 4096 times the least normal number or more; that of
-/// gelu_tanh within 3 (1 + |z|), where f is x / (1 + e^-z). NaN stays NaN; infinity stays,
-/// -infinity gives 0. Work    0 FLOPs an element for relu, 4 for gelu and silu, 8 for gelu_tanh.
+/// float and double within 7 epsilon |f(x)|, which is 7 to 14 units in its last place, also far
+/// below 0 where f is small, as long as |f(x)| is 4096 times the least normal number or more; that
+/// of gelu_tanh within 3 (1 + |z|), where f is x / (1 + e^-z). NaN stays NaN; infinity stays,
+/// -infinity gives 0.
+/// Work    0 FLOPs an element for relu, 4 for gelu and silu, 8 for gelu_tanh.
 /// Throws  ShapeError before anything is written.
 /// Source  see Activation.
 template <Scalar T>
