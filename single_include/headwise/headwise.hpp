@@ -27490,18 +27490,18 @@ bool all_below_infinity(const In<T, R>& lse) {
   return x == end;
 }
 
-/// What flash backward reads of queries: q [.., d], o [.., dv] and lse [.., 2], or copies of them
-/// in which idle queries without numbers are 0 and weigh no key, whatever their scores are: both
-/// numbers of their lse are the greatest.
+/// What flash backward reads of queries: q [.., d] and lse [.., 2], or copies of them in which idle
+/// queries without numbers are 0 and weigh no key, whatever their scores are: both numbers of their
+/// lse are the greatest. (Of o nothing is read where d_o is 0.)
 /// Where nothing bounds scores, a query without numbers shows in its lse, and no other is looked
 /// at.
 template <class T, class U, int R>
 class FlashWithoutIdle {
  public:
   /// Of d_o [.., dv]. Throws std::bad_alloc.
-  FlashWithoutIdle(const In<U, R>& d_o, const In<U, R>& given_q, const In<U, R>& given_o,
-                   const In<T, R>& given_lse, const ScoreOptions<T>& score, const Context& context)
-      : q(given_q), o(given_o), lse(given_lse) {
+  FlashWithoutIdle(const In<U, R>& d_o, const In<U, R>& given_q, const In<T, R>& given_lse,
+                   const ScoreOptions<T>& score, const Context& context)
+      : q(given_q), lse(given_lse) {
     const bool hides = may_bound_infinities(score) && !surely_of_numbers<T>(given_q, context);
     if (hides || !all_below_infinity(given_lse)) look(d_o, hides, context.memory);
   }
@@ -27521,20 +27521,18 @@ class FlashWithoutIdle {
       if (!shows && is_of_numbers<T>(of_query, at)) return;
       if (lse_.absent()) {
         q = q_ = contiguous(q, memory);
-        o = o_ = contiguous(o, memory);
         lse = lse_ = contiguous(lse, memory);
       }
       fill_row(q_, at, U());
-      fill_row(o_, at, U());
       fill_row(lse_, at, most);
     });
   }
 
-  Tensor<U, R> q_, o_;
+  Tensor<U, R> q_;
   Tensor<T, R> lse_;
 
  public:
-  In<U, R> q, o;
+  In<U, R> q;
   In<T, R> lse;
 };
 
@@ -29066,8 +29064,8 @@ void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
   require_flash_backward<T, 4, U>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv}, options,
                                   d_score);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-  const FlashWithoutIdle<T, U, 4> of(d_o, q, kept.o, kept.lse, options.score, context);
-  flash_backward<T, U>(sequences_of(sizes), d_o, {of.q, k, v}, {of.o, of.lse}, options, gradients,
+  const FlashWithoutIdle<T, U, 4> of(d_o, q, kept.lse, options.score, context);
+  flash_backward<T, U>(sequences_of(sizes), d_o, {of.q, k, v}, {kept.o, of.lse}, options, gradients,
                        context);
 }
 
@@ -29167,9 +29165,9 @@ void flash_attention_forward(In<U, 4> q, const TransposedKeys<std::type_identity
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
 /// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
-/// from a query whose d_o is 0, whatever it holds: where it or its lse is no number, copies of q, o
-/// and lse are made. Outputs must not overlap inputs or each other.
-/// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
+/// from a query whose d_o is 0, whatever it holds: where it or its lse is no number, copies of q
+/// and lse are made. Outputs must not overlap inputs or each other. Work    6 d + 4 dv + 7 FLOPs a
+/// visible pair (one score product more than with kept weights), one
 ///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
@@ -32676,8 +32674,8 @@ void packed_backward_call(const In<U, 3>& d_o, const PackedSequences<U>& inputs,
 
   const Index B = sequences.sizes.B;
   const auto of = [&](const auto& x) { return by_sequence(x, B); };
-  const FlashWithoutIdle<T, U, 3> kept(d_o, q, o, lse, options.score, context);
-  flash_backward<T, U>(sequences, of(d_o), {of(kept.q), of(k), of(v)}, {of(kept.o), of(kept.lse)},
+  const FlashWithoutIdle<T, U, 3> read(d_o, q, lse, options.score, context);
+  flash_backward<T, U>(sequences, of(d_o), {of(read.q), of(k), of(v)}, {of(o), of(read.lse)},
                        options, {of(dq), of(dk), of(dv), d_score}, context);
 }
 
@@ -33475,7 +33473,7 @@ struct MultiHeadAttentionCall {
   Dropout weight_dropout = {};           // of the attention weights; none: inference
   Dropout output_dropout = {};           // of the output, after its bias
   ScoreOptions<T> score = {};            // softcap, biases by distance, sinks
-  Position origin = {};                  // from where functions of pairs and weight_dropout count
+  Position origin = {};                  // where rotary, functions and weight_dropout count from
   LastingSpan<Index> query_starts = {};  // [B + 1]; of packed sequences; none: a batch
   LastingSpan<Index> key_starts = {};    // [B + 1]; of keys that are not the queries' input
 

@@ -126,8 +126,8 @@ void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
   require_flash_backward<T, 4, U>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv}, options,
                                   d_score);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-  const FlashWithoutIdle<T, U, 4> of(d_o, q, kept.o, kept.lse, options.score, context);
-  flash_backward<T, U>(sequences_of(sizes), d_o, {of.q, k, v}, {of.o, of.lse}, options, gradients,
+  const FlashWithoutIdle<T, U, 4> of(d_o, q, kept.lse, options.score, context);
+  flash_backward<T, U>(sequences_of(sizes), d_o, {of.q, k, v}, {kept.o, of.lse}, options, gradients,
                        context);
 }
 
@@ -227,9 +227,9 @@ void flash_attention_forward(In<U, 4> q, const TransposedKeys<std::type_identity
 /// dv       [B, G, S, dv]   out; summed likewise
 ///
 /// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
-/// from a query whose d_o is 0, whatever it holds: where it or its lse is no number, copies of q, o
-/// and lse are made. Outputs must not overlap inputs or each other.
-/// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
+/// from a query whose d_o is 0, whatever it holds: where it or its lse is no number, copies of q
+/// and lse are made. Outputs must not overlap inputs or each other. Work    6 d + 4 dv + 7 FLOPs a
+/// visible pair (one score product more than with kept weights), one
 ///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.

@@ -91,18 +91,18 @@ bool all_below_infinity(const In<T, R>& lse) {
   return x == end;
 }
 
-/// What flash backward reads of queries: q [.., d], o [.., dv] and lse [.., 2], or copies of them
-/// in which idle queries without numbers are 0 and weigh no key, whatever their scores are: both
-/// numbers of their lse are the greatest.
+/// What flash backward reads of queries: q [.., d] and lse [.., 2], or copies of them in which idle
+/// queries without numbers are 0 and weigh no key, whatever their scores are: both numbers of their
+/// lse are the greatest. (Of o nothing is read where d_o is 0.)
 /// Where nothing bounds scores, a query without numbers shows in its lse, and no other is looked
 /// at.
 template <class T, class U, int R>
 class FlashWithoutIdle {
  public:
   /// Of d_o [.., dv]. Throws std::bad_alloc.
-  FlashWithoutIdle(const In<U, R>& d_o, const In<U, R>& given_q, const In<U, R>& given_o,
-                   const In<T, R>& given_lse, const ScoreOptions<T>& score, const Context& context)
-      : q(given_q), o(given_o), lse(given_lse) {
+  FlashWithoutIdle(const In<U, R>& d_o, const In<U, R>& given_q, const In<T, R>& given_lse,
+                   const ScoreOptions<T>& score, const Context& context)
+      : q(given_q), lse(given_lse) {
     const bool hides = may_bound_infinities(score) && !surely_of_numbers<T>(given_q, context);
     if (hides || !all_below_infinity(given_lse)) look(d_o, hides, context.memory);
   }
@@ -122,20 +122,18 @@ class FlashWithoutIdle {
       if (!shows && is_of_numbers<T>(of_query, at)) return;
       if (lse_.absent()) {
         q = q_ = contiguous(q, memory);
-        o = o_ = contiguous(o, memory);
         lse = lse_ = contiguous(lse, memory);
       }
       fill_row(q_, at, U());
-      fill_row(o_, at, U());
       fill_row(lse_, at, most);
     });
   }
 
-  Tensor<U, R> q_, o_;
+  Tensor<U, R> q_;
   Tensor<T, R> lse_;
 
  public:
-  In<U, R> q, o;
+  In<U, R> q;
   In<T, R> lse;
 };
 
