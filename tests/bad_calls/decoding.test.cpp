@@ -96,8 +96,7 @@ const Refusals decoding(all_of({
                            m.tensor(1, 1, 2, 3));
             }),
         argument_error("KeyValueCache::append: 1 tokens behind 0 of sequence 0 are more than the "
-                       "capacity 0 of the cache: "
-                       "roll it back, clear it or make a larger one",
+                       "capacity 0 of the cache: roll it back, clear it or make a larger one",
                        [](Witness& m) {
                          KeyValueCache<double> cache({.capacity = 4, .d_head = 0});
                          const KeyValueCache<double> taken = std::move(cache);

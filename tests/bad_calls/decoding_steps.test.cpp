@@ -120,8 +120,7 @@ const Refusals steps(all_of({
                              KeyValueCache<double>({.batch_size = 2, .capacity = 9, .d_head = 6});
                        }),
         argument<Step>("multi_head_attention_step: 4 tokens behind 0 of sequence 0 are more than "
-                       "the capacity 3 "
-                       "of the cache: roll it back, clear it or make a larger one",
+                       "the capacity 3 of the cache: roll it back, clear it or make a larger one",
                        [](auto& c) { c.x = c.m.tensor(2, 4, 6); }),
         argument<Step>("multi_head_attention_step: counts are 3, expected 2 (the batch size), or "
                        "none for all",
@@ -130,8 +129,7 @@ const Refusals steps(all_of({
                        "the step)",
                        [](auto& c) { c.counts = too_great; }),
         argument<Step>("multi_head_attention_step: 4 tokens behind 0 of sequence 1 are more than "
-                       "the capacity 3 "
-                       "of the cache: roll it back, clear it or make a larger one",
+                       "the capacity 3 of the cache: roll it back, clear it or make a larger one",
                        [](auto& c) {
                          c.x = c.m.tensor(2, 4, 6);
                          c.counts = greater;
@@ -219,10 +217,10 @@ const Refusals block_steps(all_of(
                c.x = m.tensor(2, 9999, 4);
                c.call();
              }),
-         argument<BlockStep>("transformer_block_step: 4 tokens behind 0 of sequence 0 are more "
-                             "than the capacity 3 of "
-                             "the cache: roll it back, clear it or make a larger one",
-                             [](auto& c) { c.x = c.m.tensor(2, 4, 4); }),
+         argument<BlockStep>(
+             "transformer_block_step: 4 tokens behind 0 of sequence 0 are more "
+             "than the capacity 3 of the cache: roll it back, clear it or make a larger one",
+             [](auto& c) { c.x = c.m.tensor(2, 4, 4); }),
      }}));
 
 }  // namespace

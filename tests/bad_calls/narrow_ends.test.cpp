@@ -173,8 +173,7 @@ TEST_CASE("cross-attention and steps refuse inputs of 16 bits in the words that 
         multi_head_attention_step(self, unread(Shape{2, far, 6}), std::span<const Index>(), steps);
       }) == "multi_head_attention_step: " + std::to_string(far) +
                 " tokens behind 0 of sequence 0 are more than the capacity 4 of the cache: roll it "
-                "back, clear it or "
-                "make a larger one");
+                "back, clear it or make a larger one");
   CHECK(refusal([&] {
           multi_head_attention_step(attention, unread(Shape{2, 1, 6}), steps);
         }) ==

@@ -118,7 +118,7 @@ struct MultiHeadAttentionCall {
   Dropout weight_dropout = {};           // of the attention weights; none: inference
   Dropout output_dropout = {};           // of the output, after its bias
   ScoreOptions<T> score = {};            // softcap, biases by distance, sinks
-  Position origin = {};                  // from where functions of pairs and weight_dropout count
+  Position origin = {};                  // where rotary, functions and weight_dropout count from
   LastingSpan<Index> query_starts = {};  // [B + 1]; of packed sequences; none: a batch
   LastingSpan<Index> key_starts = {};    // [B + 1]; of keys that are not the queries' input
 

@@ -1359,8 +1359,8 @@ struct ScoreCardOptions {
 
 namespace detail::inline HEADWISE_CODE {
 
-/// Whether a law says anything of a kernel on a shape: found out by one that takes and gives the
-/// same, and answers 0. A law that throws even then does.
+/// Whether a law says anything of a kernel that threw: found out by a kernel that takes and gives
+/// the same, and answers 0. A law that throws even then says something.
 template <class T>
 bool has_a_say(const AttentionLaw<T>& law, const AttentionKernel<T>& kernel,
                const LawShape& shape) {
