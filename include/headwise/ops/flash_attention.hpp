@@ -228,8 +228,8 @@ void flash_attention_forward(In<U, 4> q, const TransposedKeys<std::type_identity
 ///
 /// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
 /// from a query whose d_o is 0, whatever it holds: where it or its lse is no number, copies of q
-/// and lse are made. Outputs must not overlap inputs or each other. Work    6 d + 4 dv + 7 FLOPs a
-/// visible pair (one score product more than with kept weights), one
+/// and lse are made. Outputs must not overlap inputs or each other.
+/// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
 ///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
