@@ -6624,11 +6624,13 @@ template <class T, int M, int V>
 HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
-  T* const c = panel.c + first * panel.c_row;
+  const Index row = panel.c_row;  // of its own: a store might have changed what panel holds
+  T* const c = panel.c + first * row;
   if (panel.finish == Finish::rescale) {
+    const T* const factor = panel.factor + first;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
-      S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
+      T* const at = c + m * row + v * S::width;
+      S::store(S::fma(S::broadcast(factor[m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
@@ -6639,7 +6641,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   }
   if (panel.finish == Finish::add) {
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
+      T* const at = c + m * row + v * S::width;
       S::store(S::load(at) + sum[m][v], at);
     });
     return;
@@ -6650,7 +6652,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
     });
   }
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+    S::store(sum[m][v], c + m * row + v * S::width);
   });
 }
 
@@ -13359,11 +13361,13 @@ template <class T, int M, int V>
 HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
-  T* const c = panel.c + first * panel.c_row;
+  const Index row = panel.c_row;  // of its own: a store might have changed what panel holds
+  T* const c = panel.c + first * row;
   if (panel.finish == Finish::rescale) {
+    const T* const factor = panel.factor + first;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
-      S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
+      T* const at = c + m * row + v * S::width;
+      S::store(S::fma(S::broadcast(factor[m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
@@ -13374,7 +13378,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   }
   if (panel.finish == Finish::add) {
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
+      T* const at = c + m * row + v * S::width;
       S::store(S::load(at) + sum[m][v], at);
     });
     return;
@@ -13385,7 +13389,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
     });
   }
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+    S::store(sum[m][v], c + m * row + v * S::width);
   });
 }
 
@@ -19424,11 +19428,13 @@ template <class T, int M, int V>
 HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
-  T* const c = panel.c + first * panel.c_row;
+  const Index row = panel.c_row;  // of its own: a store might have changed what panel holds
+  T* const c = panel.c + first * row;
   if (panel.finish == Finish::rescale) {
+    const T* const factor = panel.factor + first;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
-      S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
+      T* const at = c + m * row + v * S::width;
+      S::store(S::fma(S::broadcast(factor[m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
@@ -19439,7 +19445,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   }
   if (panel.finish == Finish::add) {
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
+      T* const at = c + m * row + v * S::width;
       S::store(S::load(at) + sum[m][v], at);
     });
     return;
@@ -19450,7 +19456,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
     });
   }
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+    S::store(sum[m][v], c + m * row + v * S::width);
   });
 }
 
@@ -39879,11 +39885,13 @@ template <class T, int M, int V>
 HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
-  T* const c = panel.c + first * panel.c_row;
+  const Index row = panel.c_row;  // of its own: a store might have changed what panel holds
+  T* const c = panel.c + first * row;
   if (panel.finish == Finish::rescale) {
+    const T* const factor = panel.factor + first;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
-      S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
+      T* const at = c + m * row + v * S::width;
+      S::store(S::fma(S::broadcast(factor[m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
@@ -39894,7 +39902,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   }
   if (panel.finish == Finish::add) {
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
+      T* const at = c + m * row + v * S::width;
       S::store(S::load(at) + sum[m][v], at);
     });
     return;
@@ -39905,7 +39913,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
     });
   }
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+    S::store(sum[m][v], c + m * row + v * S::width);
   });
 }
 
@@ -44029,11 +44037,13 @@ template <class T, int M, int V>
 HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
-  T* const c = panel.c + first * panel.c_row;
+  const Index row = panel.c_row;  // of its own: a store might have changed what panel holds
+  T* const c = panel.c + first * row;
   if (panel.finish == Finish::rescale) {
+    const T* const factor = panel.factor + first;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
-      S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
+      T* const at = c + m * row + v * S::width;
+      S::store(S::fma(S::broadcast(factor[m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
@@ -44044,7 +44054,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   }
   if (panel.finish == Finish::add) {
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
+      T* const at = c + m * row + v * S::width;
       S::store(S::load(at) + sum[m][v], at);
     });
     return;
@@ -44055,7 +44065,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
     });
   }
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+    S::store(sum[m][v], c + m * row + v * S::width);
   });
 }
 
@@ -48175,11 +48185,13 @@ template <class T, int M, int V>
 HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
-  T* const c = panel.c + first * panel.c_row;
+  const Index row = panel.c_row;  // of its own: a store might have changed what panel holds
+  T* const c = panel.c + first * row;
   if (panel.finish == Finish::rescale) {
+    const T* const factor = panel.factor + first;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
-      S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
+      T* const at = c + m * row + v * S::width;
+      S::store(S::fma(S::broadcast(factor[m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
@@ -48190,7 +48202,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   }
   if (panel.finish == Finish::add) {
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
+      T* const at = c + m * row + v * S::width;
       S::store(S::load(at) + sum[m][v], at);
     });
     return;
@@ -48201,7 +48213,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
     });
   }
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+    S::store(sum[m][v], c + m * row + v * S::width);
   });
 }
 
@@ -52321,11 +52333,13 @@ template <class T, int M, int V>
 HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
                                  typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
   using S = Simd<T>;
-  T* const c = panel.c + first * panel.c_row;
+  const Index row = panel.c_row;  // of its own: a store might have changed what panel holds
+  T* const c = panel.c + first * row;
   if (panel.finish == Finish::rescale) {
+    const T* const factor = panel.factor + first;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
-      S::store(S::fma(S::broadcast(panel.factor[first + m]), S::load(at), sum[m][v]), at);
+      T* const at = c + m * row + v * S::width;
+      S::store(S::fma(S::broadcast(factor[m]), S::load(at), sum[m][v]), at);
     });
     return;
   }
@@ -52336,7 +52350,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   }
   if (panel.finish == Finish::add) {
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      T* const at = c + m * panel.c_row + v * S::width;
+      T* const at = c + m * row + v * S::width;
       S::store(S::load(at) + sum[m][v], at);
     });
     return;
@@ -52347,7 +52361,7 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
     });
   }
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-    S::store(sum[m][v], c + m * panel.c_row + v * S::width);
+    S::store(sum[m][v], c + m * row + v * S::width);
   });
 }
 
