@@ -72,7 +72,8 @@ void products() {
   check_linear(400, 9, 7, {});
   check_linear(7, 400, 33, {});
   check_linear(5, 9, 805, {});
-  check_linear(9, 205, 131, {});  // dw: x^T is copied, 96 rows at a time, the last tile of one row
+  check_linear(9, 205, 131, {});   // dw: x^T is read 96 rows at a time, the last tile of one row
+  check_linear(20, 200, 131, {});  // dw: x^T is copied, of the last 96 rows there are eight
   check_apart();
   ThreadPool three(3);
   check_linear(300, 70, 61, {.executor = three});  // of a million multiply-adds, to be shared

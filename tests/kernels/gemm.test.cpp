@@ -32,7 +32,7 @@ void check_gemm(Index M, Index N, Index K) {
 /// Rows around the register tile and what is left of it; columns around vectors and panels.
 template <class T>
 void check_tiles() {
-  for (Index M : {0, 1, 2, 3, 5, 6, 7, 9, 11, 13}) {
+  for (Index M : {0, 1, 2, 3, 5, 6, 7, 8, 9, 11, 13}) {
     for (Index N : {0, 1, 2, 7, 16, 17, 48, 63, 64, 65}) {
       for (Index K : {0, 1, 2, 9}) check_gemm<T>(M, N, K);
     }
@@ -48,7 +48,9 @@ void check_blocks() {
   for (Index M : {191, 192, 193, 385}) check_gemm<T>(M, 3, 5);
   check_gemm<T>(194, 770, 66);
   check_gemm<T>(13, 33, 386);
-  // Twelve rows of one vector behind whole panels, also of an `a` that was packed six by six.
+  // Eight rows, and twelve of one vector behind whole panels, also of an `a` that was packed six by
+  // six.
+  check_gemm<T>(8, 136, 150);
   for (Index N : {136, 140, 144}) check_gemm<T>(31, N, 150);
 }
 
