@@ -9553,6 +9553,144 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/forward_operands.inc
+// What the tiles of flash attention forward read: queries in panels, keys and values where they lie
+// or copied, and what is asked for before its turn. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The buffers of a task.
+template <class T>
+struct ForwardScratch {
+  using Sizes = ForwardTile<T>;
+
+  Element<T>* q;     // q^T in panels [d, lanes]
+  T* s;              // [keys, lanes]
+  Element<T>* p;     // [lanes, keys], where elements are no numbers
+  Element<T>* k;     // [keys, d], dense
+  Element<T>* v;     // [keys, dv], dense
+  T* rows;           // [columns, d], queries of 16 bits as numbers, where `kept` will stand
+  Element<T>* kept;  // v without what one query may not see
+  T* context;        // [queries, dv], rows of whole vectors
+  T* factors;        // [keys], dropout of a row
+  T* line;           // [distances], biases of a panel
+
+  constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
+      : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
+        s(memory.take(Sizes::keys * Sizes::lanes)),
+        p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
+        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
+        v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
+        rows(memory.take(
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+        kept(elements<T>(rows)),
+        context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
+        factors(memory.take(Sizes::keys)),
+        line(memory.take(distances<T>(Sizes::lanes, Sizes::keys))) {}
+};
+
+/// Scratch, in elements, of a task: constant for each thread whatever L and S are.
+template <class T>
+constexpr Index flash_forward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  ForwardScratch<T>(count, d, dv);
+  return count.taken();
+}
+
+/// q^T of a panel of queries. What is stored in 16 bits is widened, then packed.
+template <class T>
+void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
+                  const ForwardScratch<T>& buffers) {
+  const Index rows = panel.rows, d = head.d;
+  const auto q = numbers_of<T>(head.q, head.stored_q, panel.i0, rows, d, buffers.rows);
+  pack<T>(q.transposed(), d, rows, buffers.q + panel.first * steps<T>(d));
+}
+
+/// What the panels of queries of a task read of one block of keys.
+template <class T>
+struct KeyBlock {
+  Matrix<const Element<T>> k;
+  Operand<T> v;
+};
+
+/// Dense copies of the n keys from j0 on, as they are stored.
+template <class T>
+KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                             const ForwardScratch<T>& buffers) {
+  KeyBlock<T> block{};
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
+    block.k = copy_left<T>(k, n, head.d, buffers.k);
+    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+  });
+  return block;
+}
+
+/// The n keys from j0 on. Three panels of queries and more read dense copies: rows of heads lie on
+/// pages of their own and meet in few sets of the caches (in place with 128 queries a task, the
+/// pass ran at 76 % of the peak; with copies and 512 at 82). Fewer read k, and v if its rows are
+/// whole vectors, where they lie, if not transposed. Pairs are always made in copies.
+template <class T>
+KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
+                      const ForwardScratch<T>& buffers) {
+  if constexpr (Factor<T>::depth > 1) {
+    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+  } else {
+    if (head.stored_k.as != StoredAs::same) {
+      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    }
+    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
+    const auto stays = [&](Matrix<const T> x, Index N) {
+      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
+    };
+    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
+    if (!stays(v, head.dv)) {
+      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
+    } else {
+      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
+    }
+    return block;
+  }
+}
+
+/// Asks for what a task of `rows` queries touches next while one of its panels is computed, for
+/// rows of heads lie pages apart: queries of the next panel, rows of o in the last block, masks,
+/// and the panel's share of the next block of keys. (To pack queries, copy keys and write results
+/// took 8 % of forward over 2048 keys and 12 to 24 over 512, causal; it takes 3 and 9 to 14 this
+/// way. EPYC of family 26, heads of 64.)
+template <class T>
+HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
+                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
+  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
+  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
+  const Index after = blocks.next(panel.j0);
+  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
+  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
+  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
+  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
+    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  }
+  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
+  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
+  if (head.stored_k.as == StoredAs::same) {
+    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
+    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
+  } else {  // of either kind: two bytes a number
+    const auto k = head.template keys_from<BFloat16>(after);
+    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
+    const auto v = head.template values<BFloat16>();
+    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/flash_forward.inc
 // Flash attention forward: a block of queries against all their keys, nothing of size L x S. Read
 // once for each instruction set.
@@ -9568,57 +9706,6 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
-
-/// The buffers of a task.
-template <class T>
-struct ForwardScratch {
-  using Sizes = ForwardTile<T>;
-
-  Element<T>* q;     // q^T in panels [d, lanes]
-  T* s;              // [keys, lanes]
-  Element<T>* p;     // [lanes, keys], where elements are no numbers
-  T* rows;           // [columns, d], where k will stand
-  Element<T>* k;     // [keys, d], dense
-  Element<T>* v;     // [keys, dv], dense
-  Element<T>* kept;  // v without what one query may not see
-  T* context;        // [queries, dv], rows of whole vectors
-  T* factors;        // [keys], dropout of a row
-  T* line;           // [distances], biases of a panel
-
-  constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
-      : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
-        s(memory.take(Sizes::keys * Sizes::lanes)),
-        p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        rows(memory.take(copied_size<T>(Sizes::keys, d))),
-        k(elements<T>(rows)),
-        v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
-        kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
-        context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
-        factors(memory.take(Sizes::keys)),
-        line(memory.take(distances<T>(Sizes::lanes, Sizes::keys))) {}
-};
-
-/// Scratch, in elements, of a task: constant for each thread whatever L and S are.
-template <class T>
-constexpr Index flash_forward_scratch(Index d, Index dv) {
-  Scratch<T> count;
-  ForwardScratch<T>(count, d, dv);
-  return count.taken();
-}
-
-/// q^T of queries i0 ... i0 + rows - 1 in panels. Of what is stored in 16 bits the queries of a
-/// panel are widened, then packed.
-template <class T>
-void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
-                  const ForwardScratch<T>& buffers) {
-  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
-  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
-  for (Index r = 0; r < rows; r += together) {
-    const Index n = std::min<Index>(together, rows - r);
-    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
-    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
-  }
-}
 
 /// Step 4a: s = scale q k^T, but for vectors in which no query sees the keys. Returns the
 /// multiply-adds.
@@ -9720,55 +9807,6 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
   return count;
 }
 
-/// What the panels of queries of a task read of one block of keys.
-template <class T>
-struct KeyBlock {
-  Matrix<const Element<T>> k;
-  Operand<T> v;
-};
-
-/// Dense copies of the n keys from j0 on, as they are stored.
-template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
-    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
-  });
-  return block;
-}
-
-/// The n keys from j0 on. Three panels of queries and more read dense copies: rows of heads lie on
-/// pages of their own and meet in few sets of the caches (in place with 128 queries a task, the
-/// pass ran at 76 % of the peak; with copies and 512 at 82). Fewer read k, and v if its rows are
-/// whole vectors, where they lie, if not transposed. Pairs are always made in copies.
-template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
-  if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
-  } else {
-    if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
-    }
-    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
-      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
-    };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    const bool in_place = few ? k.column == 1 : stays(k, head.d);
-    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
-    if (!stays(v, head.dv)) {
-      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
-    } else {
-      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
-    }
-    return block;
-  }
-}
-
 /// Row 0 of `to` [N] = from / divisor.
 template <class T>
 void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
@@ -9793,7 +9831,6 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
@@ -9805,11 +9842,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
     for (Index first = 0; first < rows; first += lanes) {
       TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
+      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
+      prefetch_next_panel<T>(head, blocks, block, rows, o);
       mask.fill(head.visibility, block);
-      const Index next = first + lanes < rows ? first + lanes : 0;
-      const Index next_j0 = next != 0 ? j0 : blocks.next(j0);
-      prefetch_masks<T>(head.visibility, i0 + next, std::min<Index>(lanes, rows - next),
-                        {next_j0, std::min<Index>(next_j0 + keys, blocks.keys.end)});
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
         work.pairs += mask.pairs();
@@ -15958,7 +15993,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_forward.inc
+// headwise/kernels/forward_operands.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -15971,9 +16006,9 @@ struct ForwardScratch {
   Element<T>* q;     // q^T in panels [d, lanes]
   T* s;              // [keys, lanes]
   Element<T>* p;     // [lanes, keys], where elements are no numbers
-  T* rows;           // [columns, d], where k will stand
   Element<T>* k;     // [keys, d], dense
   Element<T>* v;     // [keys, dv], dense
+  T* rows;           // [columns, d], queries of 16 bits as numbers, where `kept` will stand
   Element<T>* kept;  // v without what one query may not see
   T* context;        // [queries, dv], rows of whole vectors
   T* factors;        // [keys], dropout of a row
@@ -15983,10 +16018,11 @@ struct ForwardScratch {
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
         p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        rows(memory.take(copied_size<T>(Sizes::keys, d))),
-        k(elements<T>(rows)),
+        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
-        kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
+        rows(memory.take(
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+        kept(elements<T>(rows)),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
         factors(memory.take(Sizes::keys)),
         line(memory.take(distances<T>(Sizes::lanes, Sizes::keys))) {}
@@ -16000,16 +16036,90 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
+void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
                   const ForwardScratch<T>& buffers) {
-  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
-  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
-  for (Index r = 0; r < rows; r += together) {
-    const Index n = std::min<Index>(together, rows - r);
-    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
-    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
+  const Index rows = panel.rows, d = head.d;
+  const auto q = numbers_of<T>(head.q, head.stored_q, panel.i0, rows, d, buffers.rows);
+  pack<T>(q.transposed(), d, rows, buffers.q + panel.first * steps<T>(d));
+}
+
+template <class T>
+struct KeyBlock {
+  Matrix<const Element<T>> k;
+  Operand<T> v;
+};
+
+template <class T>
+KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                             const ForwardScratch<T>& buffers) {
+  KeyBlock<T> block{};
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
+    block.k = copy_left<T>(k, n, head.d, buffers.k);
+    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+  });
+  return block;
+}
+
+template <class T>
+KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
+                      const ForwardScratch<T>& buffers) {
+  if constexpr (Factor<T>::depth > 1) {
+    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+  } else {
+    if (head.stored_k.as != StoredAs::same) {
+      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    }
+    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
+    const auto stays = [&](Matrix<const T> x, Index N) {
+      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
+    };
+    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
+    if (!stays(v, head.dv)) {
+      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
+    } else {
+      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
+    }
+    return block;
   }
 }
+
+template <class T>
+HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
+                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
+  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
+  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
+  const Index after = blocks.next(panel.j0);
+  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
+  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
+  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
+  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
+    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  }
+  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
+  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
+  if (head.stored_k.as == StoredAs::same) {
+    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
+    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
+  } else {  // of either kind: two bytes a number
+    const auto k = head.template keys_from<BFloat16>(after);
+    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
+    const auto v = head.template values<BFloat16>();
+    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_forward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
@@ -16102,49 +16212,6 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-struct KeyBlock {
-  Matrix<const Element<T>> k;
-  Operand<T> v;
-};
-
-template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
-    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
-  });
-  return block;
-}
-
-template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
-  if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
-  } else {
-    if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
-    }
-    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
-      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
-    };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    const bool in_place = few ? k.column == 1 : stays(k, head.d);
-    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
-    if (!stays(v, head.dv)) {
-      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
-    } else {
-      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
-    }
-    return block;
-  }
-}
-
-template <class T>
 void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
   using S = Simd<T>;
   const auto by = S::broadcast(divisor);
@@ -16165,7 +16232,6 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
@@ -16177,11 +16243,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
     for (Index first = 0; first < rows; first += lanes) {
       TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
+      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
+      prefetch_next_panel<T>(head, blocks, block, rows, o);
       mask.fill(head.visibility, block);
-      const Index next = first + lanes < rows ? first + lanes : 0;
-      const Index next_j0 = next != 0 ? j0 : blocks.next(j0);
-      prefetch_masks<T>(head.visibility, i0 + next, std::min<Index>(lanes, rows - next),
-                        {next_j0, std::min<Index>(next_j0 + keys, blocks.keys.end)});
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
         work.pairs += mask.pairs();
@@ -22047,7 +22111,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_forward.inc
+// headwise/kernels/forward_operands.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -22060,9 +22124,9 @@ struct ForwardScratch {
   Element<T>* q;     // q^T in panels [d, lanes]
   T* s;              // [keys, lanes]
   Element<T>* p;     // [lanes, keys], where elements are no numbers
-  T* rows;           // [columns, d], where k will stand
   Element<T>* k;     // [keys, d], dense
   Element<T>* v;     // [keys, dv], dense
+  T* rows;           // [columns, d], queries of 16 bits as numbers, where `kept` will stand
   Element<T>* kept;  // v without what one query may not see
   T* context;        // [queries, dv], rows of whole vectors
   T* factors;        // [keys], dropout of a row
@@ -22072,10 +22136,11 @@ struct ForwardScratch {
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
         p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        rows(memory.take(copied_size<T>(Sizes::keys, d))),
-        k(elements<T>(rows)),
+        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
-        kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
+        rows(memory.take(
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+        kept(elements<T>(rows)),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
         factors(memory.take(Sizes::keys)),
         line(memory.take(distances<T>(Sizes::lanes, Sizes::keys))) {}
@@ -22089,16 +22154,90 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
+void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
                   const ForwardScratch<T>& buffers) {
-  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
-  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
-  for (Index r = 0; r < rows; r += together) {
-    const Index n = std::min<Index>(together, rows - r);
-    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
-    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
+  const Index rows = panel.rows, d = head.d;
+  const auto q = numbers_of<T>(head.q, head.stored_q, panel.i0, rows, d, buffers.rows);
+  pack<T>(q.transposed(), d, rows, buffers.q + panel.first * steps<T>(d));
+}
+
+template <class T>
+struct KeyBlock {
+  Matrix<const Element<T>> k;
+  Operand<T> v;
+};
+
+template <class T>
+KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                             const ForwardScratch<T>& buffers) {
+  KeyBlock<T> block{};
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
+    block.k = copy_left<T>(k, n, head.d, buffers.k);
+    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+  });
+  return block;
+}
+
+template <class T>
+KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
+                      const ForwardScratch<T>& buffers) {
+  if constexpr (Factor<T>::depth > 1) {
+    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+  } else {
+    if (head.stored_k.as != StoredAs::same) {
+      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    }
+    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
+    const auto stays = [&](Matrix<const T> x, Index N) {
+      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
+    };
+    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
+    if (!stays(v, head.dv)) {
+      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
+    } else {
+      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
+    }
+    return block;
   }
 }
+
+template <class T>
+HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
+                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
+  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
+  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
+  const Index after = blocks.next(panel.j0);
+  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
+  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
+  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
+  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
+    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  }
+  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
+  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
+  if (head.stored_k.as == StoredAs::same) {
+    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
+    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
+  } else {  // of either kind: two bytes a number
+    const auto k = head.template keys_from<BFloat16>(after);
+    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
+    const auto v = head.template values<BFloat16>();
+    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_forward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
@@ -22191,49 +22330,6 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-struct KeyBlock {
-  Matrix<const Element<T>> k;
-  Operand<T> v;
-};
-
-template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
-    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
-  });
-  return block;
-}
-
-template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
-  if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
-  } else {
-    if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
-    }
-    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
-      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
-    };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    const bool in_place = few ? k.column == 1 : stays(k, head.d);
-    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
-    if (!stays(v, head.dv)) {
-      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
-    } else {
-      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
-    }
-    return block;
-  }
-}
-
-template <class T>
 void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
   using S = Simd<T>;
   const auto by = S::broadcast(divisor);
@@ -22254,7 +22350,6 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
@@ -22266,11 +22361,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
     for (Index first = 0; first < rows; first += lanes) {
       TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
+      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
+      prefetch_next_panel<T>(head, blocks, block, rows, o);
       mask.fill(head.visibility, block);
-      const Index next = first + lanes < rows ? first + lanes : 0;
-      const Index next_j0 = next != 0 ? j0 : blocks.next(j0);
-      prefetch_masks<T>(head.visibility, i0 + next, std::min<Index>(lanes, rows - next),
-                        {next_j0, std::min<Index>(next_j0 + keys, blocks.keys.end)});
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
         work.pairs += mask.pairs();
@@ -42526,7 +42619,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_forward.inc
+// headwise/kernels/forward_operands.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -42539,9 +42632,9 @@ struct ForwardScratch {
   Element<T>* q;     // q^T in panels [d, lanes]
   T* s;              // [keys, lanes]
   Element<T>* p;     // [lanes, keys], where elements are no numbers
-  T* rows;           // [columns, d], where k will stand
   Element<T>* k;     // [keys, d], dense
   Element<T>* v;     // [keys, dv], dense
+  T* rows;           // [columns, d], queries of 16 bits as numbers, where `kept` will stand
   Element<T>* kept;  // v without what one query may not see
   T* context;        // [queries, dv], rows of whole vectors
   T* factors;        // [keys], dropout of a row
@@ -42551,10 +42644,11 @@ struct ForwardScratch {
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
         p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        rows(memory.take(copied_size<T>(Sizes::keys, d))),
-        k(elements<T>(rows)),
+        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
-        kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
+        rows(memory.take(
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+        kept(elements<T>(rows)),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
         factors(memory.take(Sizes::keys)),
         line(memory.take(distances<T>(Sizes::lanes, Sizes::keys))) {}
@@ -42568,16 +42662,90 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
+void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
                   const ForwardScratch<T>& buffers) {
-  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
-  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
-  for (Index r = 0; r < rows; r += together) {
-    const Index n = std::min<Index>(together, rows - r);
-    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
-    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
+  const Index rows = panel.rows, d = head.d;
+  const auto q = numbers_of<T>(head.q, head.stored_q, panel.i0, rows, d, buffers.rows);
+  pack<T>(q.transposed(), d, rows, buffers.q + panel.first * steps<T>(d));
+}
+
+template <class T>
+struct KeyBlock {
+  Matrix<const Element<T>> k;
+  Operand<T> v;
+};
+
+template <class T>
+KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                             const ForwardScratch<T>& buffers) {
+  KeyBlock<T> block{};
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
+    block.k = copy_left<T>(k, n, head.d, buffers.k);
+    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+  });
+  return block;
+}
+
+template <class T>
+KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
+                      const ForwardScratch<T>& buffers) {
+  if constexpr (Factor<T>::depth > 1) {
+    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+  } else {
+    if (head.stored_k.as != StoredAs::same) {
+      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    }
+    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
+    const auto stays = [&](Matrix<const T> x, Index N) {
+      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
+    };
+    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
+    if (!stays(v, head.dv)) {
+      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
+    } else {
+      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
+    }
+    return block;
   }
 }
+
+template <class T>
+HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
+                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
+  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
+  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
+  const Index after = blocks.next(panel.j0);
+  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
+  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
+  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
+  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
+    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  }
+  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
+  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
+  if (head.stored_k.as == StoredAs::same) {
+    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
+    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
+  } else {  // of either kind: two bytes a number
+    const auto k = head.template keys_from<BFloat16>(after);
+    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
+    const auto v = head.template values<BFloat16>();
+    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_forward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
@@ -42670,49 +42838,6 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-struct KeyBlock {
-  Matrix<const Element<T>> k;
-  Operand<T> v;
-};
-
-template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
-    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
-  });
-  return block;
-}
-
-template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
-  if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
-  } else {
-    if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
-    }
-    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
-      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
-    };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    const bool in_place = few ? k.column == 1 : stays(k, head.d);
-    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
-    if (!stays(v, head.dv)) {
-      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
-    } else {
-      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
-    }
-    return block;
-  }
-}
-
-template <class T>
 void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
   using S = Simd<T>;
   const auto by = S::broadcast(divisor);
@@ -42733,7 +42858,6 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
@@ -42745,11 +42869,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
     for (Index first = 0; first < rows; first += lanes) {
       TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
+      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
+      prefetch_next_panel<T>(head, blocks, block, rows, o);
       mask.fill(head.visibility, block);
-      const Index next = first + lanes < rows ? first + lanes : 0;
-      const Index next_j0 = next != 0 ? j0 : blocks.next(j0);
-      prefetch_masks<T>(head.visibility, i0 + next, std::min<Index>(lanes, rows - next),
-                        {next_j0, std::min<Index>(next_j0 + keys, blocks.keys.end)});
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
         work.pairs += mask.pairs();
@@ -46700,7 +46822,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_forward.inc
+// headwise/kernels/forward_operands.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -46713,9 +46835,9 @@ struct ForwardScratch {
   Element<T>* q;     // q^T in panels [d, lanes]
   T* s;              // [keys, lanes]
   Element<T>* p;     // [lanes, keys], where elements are no numbers
-  T* rows;           // [columns, d], where k will stand
   Element<T>* k;     // [keys, d], dense
   Element<T>* v;     // [keys, dv], dense
+  T* rows;           // [columns, d], queries of 16 bits as numbers, where `kept` will stand
   Element<T>* kept;  // v without what one query may not see
   T* context;        // [queries, dv], rows of whole vectors
   T* factors;        // [keys], dropout of a row
@@ -46725,10 +46847,11 @@ struct ForwardScratch {
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
         p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        rows(memory.take(copied_size<T>(Sizes::keys, d))),
-        k(elements<T>(rows)),
+        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
-        kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
+        rows(memory.take(
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+        kept(elements<T>(rows)),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
         factors(memory.take(Sizes::keys)),
         line(memory.take(distances<T>(Sizes::lanes, Sizes::keys))) {}
@@ -46742,16 +46865,90 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
+void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
                   const ForwardScratch<T>& buffers) {
-  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
-  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
-  for (Index r = 0; r < rows; r += together) {
-    const Index n = std::min<Index>(together, rows - r);
-    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
-    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
+  const Index rows = panel.rows, d = head.d;
+  const auto q = numbers_of<T>(head.q, head.stored_q, panel.i0, rows, d, buffers.rows);
+  pack<T>(q.transposed(), d, rows, buffers.q + panel.first * steps<T>(d));
+}
+
+template <class T>
+struct KeyBlock {
+  Matrix<const Element<T>> k;
+  Operand<T> v;
+};
+
+template <class T>
+KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                             const ForwardScratch<T>& buffers) {
+  KeyBlock<T> block{};
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
+    block.k = copy_left<T>(k, n, head.d, buffers.k);
+    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+  });
+  return block;
+}
+
+template <class T>
+KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
+                      const ForwardScratch<T>& buffers) {
+  if constexpr (Factor<T>::depth > 1) {
+    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+  } else {
+    if (head.stored_k.as != StoredAs::same) {
+      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    }
+    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
+    const auto stays = [&](Matrix<const T> x, Index N) {
+      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
+    };
+    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
+    if (!stays(v, head.dv)) {
+      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
+    } else {
+      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
+    }
+    return block;
   }
 }
+
+template <class T>
+HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
+                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
+  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
+  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
+  const Index after = blocks.next(panel.j0);
+  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
+  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
+  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
+  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
+    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  }
+  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
+  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
+  if (head.stored_k.as == StoredAs::same) {
+    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
+    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
+  } else {  // of either kind: two bytes a number
+    const auto k = head.template keys_from<BFloat16>(after);
+    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
+    const auto v = head.template values<BFloat16>();
+    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_forward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
@@ -46844,49 +47041,6 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-struct KeyBlock {
-  Matrix<const Element<T>> k;
-  Operand<T> v;
-};
-
-template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
-    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
-  });
-  return block;
-}
-
-template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
-  if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
-  } else {
-    if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
-    }
-    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
-      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
-    };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    const bool in_place = few ? k.column == 1 : stays(k, head.d);
-    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
-    if (!stays(v, head.dv)) {
-      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
-    } else {
-      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
-    }
-    return block;
-  }
-}
-
-template <class T>
 void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
   using S = Simd<T>;
   const auto by = S::broadcast(divisor);
@@ -46907,7 +47061,6 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
@@ -46919,11 +47072,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
     for (Index first = 0; first < rows; first += lanes) {
       TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
+      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
+      prefetch_next_panel<T>(head, blocks, block, rows, o);
       mask.fill(head.visibility, block);
-      const Index next = first + lanes < rows ? first + lanes : 0;
-      const Index next_j0 = next != 0 ? j0 : blocks.next(j0);
-      prefetch_masks<T>(head.visibility, i0 + next, std::min<Index>(lanes, rows - next),
-                        {next_j0, std::min<Index>(next_j0 + keys, blocks.keys.end)});
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
         work.pairs += mask.pairs();
@@ -50870,7 +51021,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_forward.inc
+// headwise/kernels/forward_operands.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -50883,9 +51034,9 @@ struct ForwardScratch {
   Element<T>* q;     // q^T in panels [d, lanes]
   T* s;              // [keys, lanes]
   Element<T>* p;     // [lanes, keys], where elements are no numbers
-  T* rows;           // [columns, d], where k will stand
   Element<T>* k;     // [keys, d], dense
   Element<T>* v;     // [keys, dv], dense
+  T* rows;           // [columns, d], queries of 16 bits as numbers, where `kept` will stand
   Element<T>* kept;  // v without what one query may not see
   T* context;        // [queries, dv], rows of whole vectors
   T* factors;        // [keys], dropout of a row
@@ -50895,10 +51046,11 @@ struct ForwardScratch {
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
         p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        rows(memory.take(copied_size<T>(Sizes::keys, d))),
-        k(elements<T>(rows)),
+        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
-        kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
+        rows(memory.take(
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+        kept(elements<T>(rows)),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
         factors(memory.take(Sizes::keys)),
         line(memory.take(distances<T>(Sizes::lanes, Sizes::keys))) {}
@@ -50912,16 +51064,90 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
+void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
                   const ForwardScratch<T>& buffers) {
-  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
-  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
-  for (Index r = 0; r < rows; r += together) {
-    const Index n = std::min<Index>(together, rows - r);
-    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
-    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
+  const Index rows = panel.rows, d = head.d;
+  const auto q = numbers_of<T>(head.q, head.stored_q, panel.i0, rows, d, buffers.rows);
+  pack<T>(q.transposed(), d, rows, buffers.q + panel.first * steps<T>(d));
+}
+
+template <class T>
+struct KeyBlock {
+  Matrix<const Element<T>> k;
+  Operand<T> v;
+};
+
+template <class T>
+KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                             const ForwardScratch<T>& buffers) {
+  KeyBlock<T> block{};
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
+    block.k = copy_left<T>(k, n, head.d, buffers.k);
+    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+  });
+  return block;
+}
+
+template <class T>
+KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
+                      const ForwardScratch<T>& buffers) {
+  if constexpr (Factor<T>::depth > 1) {
+    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+  } else {
+    if (head.stored_k.as != StoredAs::same) {
+      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    }
+    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
+    const auto stays = [&](Matrix<const T> x, Index N) {
+      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
+    };
+    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
+    if (!stays(v, head.dv)) {
+      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
+    } else {
+      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
+    }
+    return block;
   }
 }
+
+template <class T>
+HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
+                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
+  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
+  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
+  const Index after = blocks.next(panel.j0);
+  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
+  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
+  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
+  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
+    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  }
+  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
+  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
+  if (head.stored_k.as == StoredAs::same) {
+    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
+    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
+  } else {  // of either kind: two bytes a number
+    const auto k = head.template keys_from<BFloat16>(after);
+    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
+    const auto v = head.template values<BFloat16>();
+    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_forward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
@@ -51014,49 +51240,6 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-struct KeyBlock {
-  Matrix<const Element<T>> k;
-  Operand<T> v;
-};
-
-template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
-    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
-  });
-  return block;
-}
-
-template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
-  if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
-  } else {
-    if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
-    }
-    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
-      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
-    };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    const bool in_place = few ? k.column == 1 : stays(k, head.d);
-    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
-    if (!stays(v, head.dv)) {
-      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
-    } else {
-      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
-    }
-    return block;
-  }
-}
-
-template <class T>
 void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
   using S = Simd<T>;
   const auto by = S::broadcast(divisor);
@@ -51077,7 +51260,6 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
@@ -51089,11 +51271,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
     for (Index first = 0; first < rows; first += lanes) {
       TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
+      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
+      prefetch_next_panel<T>(head, blocks, block, rows, o);
       mask.fill(head.visibility, block);
-      const Index next = first + lanes < rows ? first + lanes : 0;
-      const Index next_j0 = next != 0 ? j0 : blocks.next(j0);
-      prefetch_masks<T>(head.visibility, i0 + next, std::min<Index>(lanes, rows - next),
-                        {next_j0, std::min<Index>(next_j0 + keys, blocks.keys.end)});
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
         work.pairs += mask.pairs();
@@ -55040,7 +55220,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_forward.inc
+// headwise/kernels/forward_operands.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -55053,9 +55233,9 @@ struct ForwardScratch {
   Element<T>* q;     // q^T in panels [d, lanes]
   T* s;              // [keys, lanes]
   Element<T>* p;     // [lanes, keys], where elements are no numbers
-  T* rows;           // [columns, d], where k will stand
   Element<T>* k;     // [keys, d], dense
   Element<T>* v;     // [keys, dv], dense
+  T* rows;           // [columns, d], queries of 16 bits as numbers, where `kept` will stand
   Element<T>* kept;  // v without what one query may not see
   T* context;        // [queries, dv], rows of whole vectors
   T* factors;        // [keys], dropout of a row
@@ -55065,10 +55245,11 @@ struct ForwardScratch {
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
         p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
-        rows(memory.take(copied_size<T>(Sizes::keys, d))),
-        k(elements<T>(rows)),
+        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
-        kept(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
+        rows(memory.take(
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+        kept(elements<T>(rows)),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
         factors(memory.take(Sizes::keys)),
         line(memory.take(distances<T>(Sizes::lanes, Sizes::keys))) {}
@@ -55082,16 +55263,90 @@ constexpr Index flash_forward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-void pack_queries(const AttentionHead<T>& head, Index i0, Index rows,
+void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
                   const ForwardScratch<T>& buffers) {
-  static_assert(Tile<T>::columns <= ForwardTile<T>::keys);
-  const Index together = head.stored_q.as == StoredAs::same ? rows : Tile<T>::columns;
-  for (Index r = 0; r < rows; r += together) {
-    const Index n = std::min<Index>(together, rows - r);
-    const auto q = numbers_of<T>(head.q, head.stored_q, i0 + r, n, head.d, buffers.rows);
-    pack<T>(q.transposed(), head.d, n, buffers.q + r * steps<T>(head.d));
+  const Index rows = panel.rows, d = head.d;
+  const auto q = numbers_of<T>(head.q, head.stored_q, panel.i0, rows, d, buffers.rows);
+  pack<T>(q.transposed(), d, rows, buffers.q + panel.first * steps<T>(d));
+}
+
+template <class T>
+struct KeyBlock {
+  Matrix<const Element<T>> k;
+  Operand<T> v;
+};
+
+template <class T>
+KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                             const ForwardScratch<T>& buffers) {
+  KeyBlock<T> block{};
+  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
+    block.k = copy_left<T>(k, n, head.d, buffers.k);
+    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+  });
+  return block;
+}
+
+template <class T>
+KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
+                      const ForwardScratch<T>& buffers) {
+  if constexpr (Factor<T>::depth > 1) {
+    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+  } else {
+    if (head.stored_k.as != StoredAs::same) {
+      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    }
+    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
+    const auto stays = [&](Matrix<const T> x, Index N) {
+      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
+    };
+    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
+    if (!stays(v, head.dv)) {
+      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
+    } else {
+      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
+    }
+    return block;
   }
 }
+
+template <class T>
+HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
+                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
+  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
+  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
+  const Index after = blocks.next(panel.j0);
+  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
+  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
+  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
+  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
+    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  }
+  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
+  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
+  if (head.stored_k.as == StoredAs::same) {
+    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
+    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
+  } else {  // of either kind: two bytes a number
+    const auto k = head.template keys_from<BFloat16>(after);
+    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
+    const auto v = head.template values<BFloat16>();
+    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_forward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
@@ -55184,49 +55439,6 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-struct KeyBlock {
-  Matrix<const Element<T>> k;
-  Operand<T> v;
-};
-
-template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
-    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
-  });
-  return block;
-}
-
-template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
-  if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
-  } else {
-    if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
-    }
-    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
-      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
-    };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
-    const bool in_place = few ? k.column == 1 : stays(k, head.d);
-    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
-    if (!stays(v, head.dv)) {
-      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
-    } else {
-      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
-    }
-    return block;
-  }
-}
-
-template <class T>
 void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
   using S = Simd<T>;
   const auto by = S::broadcast(divisor);
@@ -55247,7 +55459,6 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
-  pack_queries<T>(head, i0, rows, buffers);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
@@ -55259,11 +55470,9 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
     for (Index first = 0; first < rows; first += lanes) {
       TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
+      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
+      prefetch_next_panel<T>(head, blocks, block, rows, o);
       mask.fill(head.visibility, block);
-      const Index next = first + lanes < rows ? first + lanes : 0;
-      const Index next_j0 = next != 0 ? j0 : blocks.next(j0);
-      prefetch_masks<T>(head.visibility, i0 + next, std::min<Index>(lanes, rows - next),
-                        {next_j0, std::min<Index>(next_j0 + keys, blocks.keys.end)});
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
         work.pairs += mask.pairs();
