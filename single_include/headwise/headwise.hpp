@@ -56456,6 +56456,21 @@ void zero_gradients(const ParameterList<T>& list, const Context& context = {}) {
 // What optimisers share: groups of parameters with options of their own, tensors of state beside
 // them, and the number of steps.
 
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The rule of an option that is a number from 0 on.
+inline void require_from_0(std::string_view function, std::string_view option, double value) {
+  require(is_finite_option(value) && value >= 0, function, option, " is ", value,
+          ", expected a finite number of 0 or more");
+}
+
+inline void require_gradient_scale(std::string_view function, double scale) {
+  require(is_finite_option(scale), function, "gradient_scale is ", scale,
+          ", expected a finite number");
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// Parameters that are stepped with the same options.
@@ -56556,26 +56571,18 @@ class Optimizer {
   /// Takes groups, state and steps.
   Optimizer& operator=(Optimizer&&) noexcept = default;
 
+  /// Throws ArgumentError where there is nothing to step, and for options out of range.
+  void require_step(std::string_view function, double gradient_scale) const {
+    require(!groups_.empty(), function, "there are no parameters, expected a group of them");
+    for (const Group& group : groups_) group.options.template require_step_options<T>(function);
+    detail::require_gradient_scale(function, gradient_scale);
+  }
+
   std::vector<Group> groups_;  // as they were added
   std::int64_t steps_ = 0;     // taken
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// The rule of an option that is a number from 0 on.
-inline void require_from_0(std::string_view function, std::string_view option, double value) {
-  require(is_finite_option(value) && value >= 0, function, option, " is ", value,
-          ", expected a finite number of 0 or more");
-}
-
-inline void require_gradient_scale(std::string_view function, double scale) {
-  require(is_finite_option(scale), function, "gradient_scale is ", scale,
-          ", expected a finite number");
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/optim/adamw.hpp
 // AdamW: Adam with weight decay that is apart from the gradient.
@@ -56638,14 +56645,11 @@ class AdamW : public Optimizer<T, AdamWOptions> {
   /// An element is computed from itself alone: the same bits for any strides, number of threads and
   /// instruction set. NaN in a gradient shows in the value from then on.
   /// Work    15 FLOPs an element, in one pass over w, g, m and v.
-  /// Throws  ArgumentError for options out of range, before anything is written.
+  /// Throws  ArgumentError without groups and for options out of range, before anything is written.
   void step(const Context& context = {}) { step(1, context); }
   /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
   void step(double gradient_scale, const Context& context = {}) {
-    constexpr std::string_view function = "AdamW::step";
-    for (const auto& group : this->groups_)
-      group.options.template require_step_options<T>(function);
-    detail::require_gradient_scale(function, gradient_scale);
+    this->require_step("AdamW::step", gradient_scale);
     ++this->steps_;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {
@@ -56859,17 +56863,16 @@ class Sgd : public Optimizer<T, SgdOptions> {
   /// instruction set. NaN in a gradient shows in the value from then on.
   /// Work    3 FLOPs an element, 2 more with weight decay, 3 with momentum from the second step on,
   ///         2 with nesterov.
-  /// Throws  ArgumentError for options out of range, before anything is written.
+  /// Throws  ArgumentError without groups and for options out of range, before anything is written.
   void step(const Context& context = {}) { step(1, context); }
   /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
   void step(double gradient_scale, const Context& context = {}) {
     constexpr std::string_view function = "Sgd::step";
+    this->require_step(function, gradient_scale);
     for (const auto& group : this->groups_) {
-      group.options.template require_step_options<T>(function);
       require((group.options.momentum > 0) == !group.kinds.empty(), function,
               "momentum is 0 where it was not when the group was added, or the other way round");
     }
-    detail::require_gradient_scale(function, gradient_scale);
     const bool first = this->steps_++ == 0;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {

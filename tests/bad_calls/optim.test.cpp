@@ -176,7 +176,8 @@ const Refusals optimizer_refusals({
     argument_error("Optimizer::add_group: 1 steps were taken, expected all groups before the first",
                    [](Witness& memory) {
                      Layer<>& layer = memory.make<Layer<>>();
-                     AdamW<double>& optimizer = memory.make<AdamW<double>>();
+                     AdamW<double>& optimizer =
+                         memory.make<AdamW<double>>(memory.make<Layer<>>().list);
                      optimizer.step();
                      memory.keep(layer.linear);
                      optimizer.add_group(layer.list, {});
@@ -259,6 +260,11 @@ const Refusals checkpoint_refusals({
                      save_checkpoint("/nowhere/x", ParameterList<double>(), optimizer,
                                      {{"headwise.checkpoint", "mine"}});
                    }),
+    argument_error(
+        "save_parameters: text has a key headwise.checkpoint, expected another",
+        [](Witness&) {
+          save_parameters("/nowhere/x", ParameterList<double>(), {{"headwise.checkpoint", "mine"}});
+        }),
 });
 
 }  // namespace

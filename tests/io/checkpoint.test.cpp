@@ -208,6 +208,23 @@ TEST_CASE("parameters alone are loaded whatever the optimiser was", "[io]") {
   CHECK_THROWS_AS(load_parameters(file, fewer), FileError);
 }
 
+TEST_CASE("parameters that are saved alone are loaded, and are no checkpoint of an optimiser",
+          "[io]") {
+  const TemporaryFolder folder;
+  Training trained, fresh;
+  trained.step();
+  save_parameters(folder / "x", trained.list, {{"k", "v"}});
+  const auto file = SafetensorsFile::read(folder / "x");
+  CHECK(file.names().size() == trained.list.size());
+  const std::string bytes = content(folder / "x");
+  CHECK(refusal_of(SafetensorsFile::parse(std::as_bytes(std::span(bytes))), fresh) ==
+        "is a checkpoint of \"parameters\", expected \"AdamW\"");
+  CHECK(load_parameters(folder / "x", fresh.list) == CheckpointText{{"k", "v"}});
+  for (std::size_t n = 0; n < fresh.list.size(); ++n) {
+    CHECK(bitwise_equal(fresh.list.begin()[n].view, trained.list.begin()[n].view));
+  }
+}
+
 TEST_CASE("a checkpoint that cannot be written leaves the one before", "[io]") {
   const TemporaryFolder folder;
   Training training;

@@ -1,7 +1,8 @@
 // A whole training state as one safetensors file, written whole or not at all: parameters by their
 // names, the optimiser's state as "optimizer.m.<name>" and so on, the steps taken as
-// "optimizer.step", and lines of text in the metadata. A state that is loaded goes on with the same
-// bits. It holds neither options nor the schedule: those are the program's.
+// "optimizer.step", and lines of text in the metadata; or parameters and text alone. A state that
+// is loaded goes on with the same bits. It holds neither options nor the schedule: those are the
+// program's.
 //
 // Loading refuses a file that does not fit, with its name and what is wrong, before anything is
 // changed: a tensor that is missing, one too many, another shape or type, another optimiser.
@@ -37,6 +38,8 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 inline constexpr std::string_view checkpoint_line = "headwise.checkpoint";
 inline constexpr std::string_view optimizer_prefix = "optimizer.";
 inline constexpr std::string_view step_name = "optimizer.step";
+/// What the line says where there is no optimiser.
+inline constexpr std::string_view parameters_alone = "parameters";
 
 template <class T>
 std::string_view optimizer_name(const AdamW<T>&) {
@@ -61,6 +64,29 @@ void add_tensor(SafetensorsWriter& writer, const std::string& name, const NamedT
   copy.reserve(static_cast<std::size_t>(tensor.view.size()));
   for_each_index(tensor.view.shape(), [&](const auto& at) { copy.push_back(tensor.view(at)); });
   writer.add_bytes(name, dtype_of<T>, extents, bytes_of(copy.data(), tensor.view.size()));
+}
+
+/// Throws ArgumentError for a name that is the optimiser's.
+template <class T>
+void add_parameters(SafetensorsWriter& writer, std::string_view function,
+                    const ParameterList<T>& parameters) {
+  for (const Parameter<T>& p : parameters) {
+    require(!p.name.starts_with(optimizer_prefix), function, [&] {
+      return "parameter " + p.name + " begins with optimizer., expected another name";
+    });
+    add_tensor<T>(writer, p.name, p);
+  }
+}
+
+/// Throws ArgumentError for a key that is the file's own, which says `kind`.
+inline void set_text(SafetensorsWriter& writer, std::string_view function,
+                     const CheckpointText& text, std::string_view kind) {
+  for (const auto& [key, value] : text) {
+    require(key != checkpoint_line, function,
+            "text has a key headwise.checkpoint, expected another");
+    writer.set_metadata(key, value);
+  }
+  writer.set_metadata(std::string(checkpoint_line), std::string(kind));
 }
 
 /// Throws ArgumentError unless all that an optimiser steps is in the list, in the same memory.
@@ -174,25 +200,27 @@ void save_checkpoint(const std::filesystem::path& path, const ParameterList<T>& 
   constexpr std::string_view function = "save_checkpoint";
   detail::require_steps_these(function, parameters, optimizer);
   SafetensorsWriter writer;
-  for (const Parameter<T>& p : parameters) {
-    require(!p.name.starts_with(detail::optimizer_prefix), function, [&] {
-      return "parameter " + p.name + " begins with optimizer., expected another name";
-    });
-    detail::add_tensor<T>(writer, p.name, p);
-  }
+  detail::add_parameters(writer, function, parameters);
   optimizer.for_each_state([&](const NamedTensor<T>& tensor) {
     detail::add_tensor(writer, std::string(detail::optimizer_prefix) + tensor.name, tensor);
   });
   const std::int64_t steps = optimizer.steps();
   writer.add_bytes(std::string(detail::step_name), DType::i64, {},
                    std::as_bytes(std::span(&steps, 1)));
-  for (const auto& [key, value] : text) {
-    require(key != detail::checkpoint_line, function,
-            "text has a key headwise.checkpoint, expected another");
-    writer.set_metadata(key, value);
-  }
-  writer.set_metadata(std::string(detail::checkpoint_line),
-                      std::string(detail::optimizer_name(optimizer)));
+  detail::set_text(writer, function, text, detail::optimizer_name(optimizer));
+  writer.write(path);
+}
+
+/// Writes parameters alone as one file, whole or not at all: for load_parameters, or any reader of
+/// safetensors. Arguments and errors are those of save_checkpoint.
+template <Scalar T>
+requires StoredFloat<T>
+void save_parameters(const std::filesystem::path& path, const ParameterList<T>& parameters,
+                     const CheckpointText& text = {}) {
+  constexpr std::string_view function = "save_parameters";
+  SafetensorsWriter writer;
+  detail::add_parameters(writer, function, parameters);
+  detail::set_text(writer, function, text, detail::parameters_alone);
   writer.write(path);
 }
 
@@ -233,8 +261,9 @@ requires StoredFloat<T> CheckpointText load_checkpoint(const std::filesystem::pa
   return load_checkpoint(SafetensorsFile::read(path), parameters, optimizer);
 }
 
-/// Overwrites parameters alone with those of a checkpoint, whatever its optimiser: for inference.
-/// Returns the text that was saved with them. Throws as load_checkpoint does.
+/// Overwrites parameters alone with those of a file that save_parameters wrote, or of a checkpoint,
+/// whatever its optimiser: for inference. Returns the text that was saved with them. Throws as
+/// load_checkpoint does.
 template <Scalar T>
 requires StoredFloat<T> CheckpointText load_parameters(const SafetensorsFile& file,
                                                        const ParameterList<T>& parameters) {
@@ -247,6 +276,13 @@ requires StoredFloat<T> CheckpointText load_parameters(const SafetensorsFile& fi
   text.erase(std::string(detail::checkpoint_line));
   detail::read_targets(file, targets);
   return text;
+}
+
+/// The same of the file at `path`. Throws as SafetensorsFile::read does, too.
+template <Scalar T>
+requires StoredFloat<T> CheckpointText load_parameters(const std::filesystem::path& path,
+                                                       const ParameterList<T>& parameters) {
+  return load_parameters(SafetensorsFile::read(path), parameters);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

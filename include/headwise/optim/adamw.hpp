@@ -64,14 +64,11 @@ class AdamW : public Optimizer<T, AdamWOptions> {
   /// An element is computed from itself alone: the same bits for any strides, number of threads and
   /// instruction set. NaN in a gradient shows in the value from then on.
   /// Work    15 FLOPs an element, in one pass over w, g, m and v.
-  /// Throws  ArgumentError for options out of range, before anything is written.
+  /// Throws  ArgumentError without groups and for options out of range, before anything is written.
   void step(const Context& context = {}) { step(1, context); }
   /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
   void step(double gradient_scale, const Context& context = {}) {
-    constexpr std::string_view function = "AdamW::step";
-    for (const auto& group : this->groups_)
-      group.options.template require_step_options<T>(function);
-    detail::require_gradient_scale(function, gradient_scale);
+    this->require_step("AdamW::step", gradient_scale);
     ++this->steps_;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {

@@ -13,6 +13,21 @@
 #include "headwise/optim/parameter_runs.hpp"
 #include "headwise/tensor/tensor.hpp"
 
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The rule of an option that is a number from 0 on.
+inline void require_from_0(std::string_view function, std::string_view option, double value) {
+  require(is_finite_option(value) && value >= 0, function, option, " is ", value,
+          ", expected a finite number of 0 or more");
+}
+
+inline void require_gradient_scale(std::string_view function, double scale) {
+  require(is_finite_option(scale), function, "gradient_scale is ", scale,
+          ", expected a finite number");
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// Parameters that are stepped with the same options.
@@ -113,23 +128,15 @@ class Optimizer {
   /// Takes groups, state and steps.
   Optimizer& operator=(Optimizer&&) noexcept = default;
 
+  /// Throws ArgumentError where there is nothing to step, and for options out of range.
+  void require_step(std::string_view function, double gradient_scale) const {
+    require(!groups_.empty(), function, "there are no parameters, expected a group of them");
+    for (const Group& group : groups_) group.options.template require_step_options<T>(function);
+    detail::require_gradient_scale(function, gradient_scale);
+  }
+
   std::vector<Group> groups_;  // as they were added
   std::int64_t steps_ = 0;     // taken
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// The rule of an option that is a number from 0 on.
-inline void require_from_0(std::string_view function, std::string_view option, double value) {
-  require(is_finite_option(value) && value >= 0, function, option, " is ", value,
-          ", expected a finite number of 0 or more");
-}
-
-inline void require_gradient_scale(std::string_view function, double scale) {
-  require(is_finite_option(scale), function, "gradient_scale is ", scale,
-          ", expected a finite number");
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
