@@ -150,19 +150,26 @@ void tallies() {
   const auto k = random_tensor<double>(Shape{n.B, n.G, n.S, n.d});
   const auto v = random_tensor<double>(Shape{n.B, n.G, n.S, n.dv});
   const auto d_o = random_tensor<double>(Shape{n.B, n.H, n.L, n.dv});
-  std::int64_t pairs = 0;
-  for (Index i = 0; i < n.L; ++i) {
-    for (Index j = 0; j < n.S; ++j) pairs += n.H * (j <= i + n.S - n.L);
-  }
-  for (const Path path : {Path::materialized, Path::flash}) {
-    FlopTally tally;
-    run(path, {q, k, v}, d_o, {.mask = causal}, {.flops = &tally});
-    const std::int64_t forward = pairs * (2 * n.d + 2 * n.dv + 5);
-    const std::int64_t backward = path == Path::flash
-                                      ? pairs * (6 * n.d + 4 * n.dv + 7) + 2 * n.dv * n.H * n.L
-                                      : pairs * (4 * n.d + 4 * n.dv + 5);
-    check(tally.useful == forward + backward, "useful FLOPs" + name_of(path));
-    check(tally.executed >= tally.useful, "executed FLOPs below useful ones" + name_of(path));
+  Tensor<Index, 2> ids(Shape{n.B, n.S});
+  for (Index j = 0; j < n.S; ++j) ids(0, j) = j / 50;
+  for (const bool documents : {false, true}) {
+    std::int64_t pairs = 0;
+    for (Index i = 0; i < n.L; ++i) {
+      const Index place = i + n.S - n.L;
+      for (Index j = documents ? place / 50 * 50 : 0; j <= place; ++j) pairs += n.H;
+    }
+    AttentionMask<double> mask = causal;
+    if (documents) mask = {causal, Mask::documents(ids)};
+    for (const Path path : {Path::materialized, Path::flash}) {
+      FlopTally tally;
+      run(path, {q, k, v}, d_o, {.mask = mask}, {.flops = &tally});
+      const std::int64_t forward = pairs * (2 * n.d + 2 * n.dv + 5);
+      const std::int64_t backward = path == Path::flash
+                                        ? pairs * (6 * n.d + 4 * n.dv + 7) + 2 * n.dv * n.H * n.L
+                                        : pairs * (4 * n.d + 4 * n.dv + 5);
+      check(tally.useful == forward + backward, "useful FLOPs" + name_of(path));
+      check(tally.executed >= tally.useful, "executed FLOPs below useful ones" + name_of(path));
+    }
   }
   FlopTally tally;
   Tensor<double, 2> y(Shape{3, 5});

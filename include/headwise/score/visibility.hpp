@@ -60,6 +60,18 @@ class HeadVisibility {
   /// Of its range, what the bounds of mask functions leave to query i. Its ends may fall where i
   /// grows.
   KeyRange own_range(Index i) const { return functions_.in_bounds(i, range(i)); }
+  /// Whether causality, window and length alone make ranges.
+  bool ranges_step() const { return first_keys_ == 0 && !documents_.present() && !has_bounds(); }
+  /// What causality and window leave to query i of keys without begin and end: from query to query
+  /// each end grows by 1, or is farther away than any key.
+  KeyRange reach_of_any_keys(Index i) const {
+    constexpr Index far = Index{1} << 60;
+    const Index diagonal = i + offset_;
+    return {window_ != 0 ? diagonal - window_ + 1 : -far,
+            std::min<Index>(causal_ ? diagonal + 1 : far, window_ != 0 ? diagonal + window_ : far)};
+  }
+  /// The keys that length leaves.
+  Index key_count() const { return keys_; }
   /// Whether mask functions have bounds.
   bool has_bounds() const { return functions_.have_bounds(); }
 
@@ -218,16 +230,9 @@ class HeadVisibility {
   /// The keys that causality, window and length leave to query i, but for the first ones that the
   /// window keeps. Both ends grow with i.
   KeyRange reach(Index i) const {
-    const Index diagonal = i + offset_;
-    Index begin = 0;
-    Index end = keys_;
-    if (causal_) end = std::min<Index>(end, diagonal + 1);
-    if (window_ != 0) {
-      begin = diagonal - window_ + 1;
-      end = std::min<Index>(end, diagonal + window_);
-    }
-    begin = std::clamp(begin, Index{0}, keys_);
-    return {begin, std::max<Index>(end, begin)};
+    const KeyRange any = reach_of_any_keys(i);
+    const Index begin = std::clamp(any.begin, Index{0}, keys_);
+    return {begin, std::clamp(any.end, begin, keys_)};
   }
   /// What of keys is in the document of query i: ends that grow with i still do.
   KeyRange in_document(Index i, KeyRange keys) const {
