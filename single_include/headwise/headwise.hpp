@@ -56618,21 +56618,6 @@ void zero_gradients(const ParameterList<T>& list, const Context& context = {}) {
 // What optimisers share: groups of parameters with options of their own, tensors of state beside
 // them, and the number of steps.
 
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// The rule of an option that is a number from 0 on.
-inline void require_from_0(std::string_view function, std::string_view option, double value) {
-  require(is_finite_option(value) && value >= 0, function, option, " is ", value,
-          ", expected a finite number of 0 or more");
-}
-
-inline void require_gradient_scale(std::string_view function, double scale) {
-  require(is_finite_option(scale), function, "gradient_scale is ", scale,
-          ", expected a finite number");
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// Parameters that are stepped with the same options.
@@ -56733,11 +56718,9 @@ class Optimizer {
   /// Takes groups, state and steps.
   Optimizer& operator=(Optimizer&&) noexcept = default;
 
-  /// Throws ArgumentError where there is nothing to step, and for options out of range.
-  void require_step(std::string_view function, double gradient_scale) const {
+  /// Throws ArgumentError where there is nothing to step.
+  void require_groups(std::string_view function) const {
     require(!groups_.empty(), function, "there are no parameters, expected a group of them");
-    for (const Group& group : groups_) group.options.template require_step_options<T>(function);
-    detail::require_gradient_scale(function, gradient_scale);
   }
 
   std::vector<Group> groups_;  // as they were added
@@ -56745,6 +56728,21 @@ class Optimizer {
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The rule of an option that is a number from 0 on.
+inline void require_from_0(std::string_view function, std::string_view option, double value) {
+  require(is_finite_option(value) && value >= 0, function, option, " is ", value,
+          ", expected a finite number of 0 or more");
+}
+
+inline void require_gradient_scale(std::string_view function, double scale) {
+  require(is_finite_option(scale), function, "gradient_scale is ", scale,
+          ", expected a finite number");
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/optim/adamw.hpp
 // AdamW: Adam with weight decay that is apart from the gradient.
@@ -56811,7 +56809,11 @@ class AdamW : public Optimizer<T, AdamWOptions> {
   void step(const Context& context = {}) { step(1, context); }
   /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
   void step(double gradient_scale, const Context& context = {}) {
-    this->require_step("AdamW::step", gradient_scale);
+    constexpr std::string_view function = "AdamW::step";
+    this->require_groups(function);
+    for (const auto& group : this->groups_)
+      group.options.template require_step_options<T>(function);
+    detail::require_gradient_scale(function, gradient_scale);
     ++this->steps_;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {
@@ -57030,11 +57032,13 @@ class Sgd : public Optimizer<T, SgdOptions> {
   /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
   void step(double gradient_scale, const Context& context = {}) {
     constexpr std::string_view function = "Sgd::step";
-    this->require_step(function, gradient_scale);
+    this->require_groups(function);
     for (const auto& group : this->groups_) {
+      group.options.template require_step_options<T>(function);
       require((group.options.momentum > 0) == !group.kinds.empty(), function,
               "momentum is 0 where it was not when the group was added, or the other way round");
     }
+    detail::require_gradient_scale(function, gradient_scale);
     const bool first = this->steps_++ == 0;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {

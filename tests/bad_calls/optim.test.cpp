@@ -173,11 +173,14 @@ const Refusals optimizer_refusals({
           list.add(again);
           o.add_group(list, {});
         }),
+    argument_error("AdamW::step: there are no parameters, expected a group of them",
+                   [](Witness&) { AdamW<double>().step(); }),
+    argument_error("Sgd::step: there are no parameters, expected a group of them",
+                   [](Witness&) { Sgd<float>().step(); }),
     argument_error("Optimizer::add_group: 1 steps were taken, expected all groups before the first",
                    [](Witness& memory) {
                      Layer<>& layer = memory.make<Layer<>>();
-                     AdamW<double>& optimizer =
-                         memory.make<AdamW<double>>(memory.make<Layer<>>().list);
+                     auto& optimizer = memory.make<AdamW<double>>(memory.make<Layer<>>().list);
                      optimizer.step();
                      memory.keep(layer.linear);
                      optimizer.add_group(layer.list, {});
@@ -232,6 +235,13 @@ const Refusals checkpoint_refusals({
                      list.add("optimizer.w", memory.tensor(2), memory.tensor(2));
                      AdamW<double> optimizer(list);
                      save_checkpoint("/nowhere/x", list, optimizer);
+                   }),
+    argument_error("save_parameters: parameter optimizer.w begins with optimizer., expected "
+                   "another name",
+                   [](Witness& memory) {
+                     ParameterList<double> list;
+                     list.add("optimizer.w", memory.tensor(2), memory.tensor(2));
+                     save_parameters("/nowhere/x", list);
                    }),
     argument_error("save_checkpoint: optimizer steps another W than parameters hold, expected one "
                    "over them",

@@ -68,7 +68,11 @@ class AdamW : public Optimizer<T, AdamWOptions> {
   void step(const Context& context = {}) { step(1, context); }
   /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
   void step(double gradient_scale, const Context& context = {}) {
-    this->require_step("AdamW::step", gradient_scale);
+    constexpr std::string_view function = "AdamW::step";
+    this->require_groups(function);
+    for (const auto& group : this->groups_)
+      group.options.template require_step_options<T>(function);
+    detail::require_gradient_scale(function, gradient_scale);
     ++this->steps_;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {

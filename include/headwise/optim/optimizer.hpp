@@ -13,21 +13,6 @@
 #include "headwise/optim/parameter_runs.hpp"
 #include "headwise/tensor/tensor.hpp"
 
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// The rule of an option that is a number from 0 on.
-inline void require_from_0(std::string_view function, std::string_view option, double value) {
-  require(is_finite_option(value) && value >= 0, function, option, " is ", value,
-          ", expected a finite number of 0 or more");
-}
-
-inline void require_gradient_scale(std::string_view function, double scale) {
-  require(is_finite_option(scale), function, "gradient_scale is ", scale,
-          ", expected a finite number");
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// Parameters that are stepped with the same options.
@@ -128,11 +113,9 @@ class Optimizer {
   /// Takes groups, state and steps.
   Optimizer& operator=(Optimizer&&) noexcept = default;
 
-  /// Throws ArgumentError where there is nothing to step, and for options out of range.
-  void require_step(std::string_view function, double gradient_scale) const {
+  /// Throws ArgumentError where there is nothing to step.
+  void require_groups(std::string_view function) const {
     require(!groups_.empty(), function, "there are no parameters, expected a group of them");
-    for (const Group& group : groups_) group.options.template require_step_options<T>(function);
-    detail::require_gradient_scale(function, gradient_scale);
   }
 
   std::vector<Group> groups_;  // as they were added
@@ -140,3 +123,18 @@ class Optimizer {
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The rule of an option that is a number from 0 on.
+inline void require_from_0(std::string_view function, std::string_view option, double value) {
+  require(is_finite_option(value) && value >= 0, function, option, " is ", value,
+          ", expected a finite number of 0 or more");
+}
+
+inline void require_gradient_scale(std::string_view function, double scale) {
+  require(is_finite_option(scale), function, "gradient_scale is ", scale,
+          ", expected a finite number");
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -67,11 +67,13 @@ class Sgd : public Optimizer<T, SgdOptions> {
   /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
   void step(double gradient_scale, const Context& context = {}) {
     constexpr std::string_view function = "Sgd::step";
-    this->require_step(function, gradient_scale);
+    this->require_groups(function);
     for (const auto& group : this->groups_) {
+      group.options.template require_step_options<T>(function);
       require((group.options.momentum > 0) == !group.kinds.empty(), function,
               "momentum is 0 where it was not when the group was added, or the other way round");
     }
+    detail::require_gradient_scale(function, gradient_scale);
     const bool first = this->steps_++ == 0;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {
