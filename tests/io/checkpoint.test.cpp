@@ -221,7 +221,7 @@ TEST_CASE("parameters that are saved alone are loaded, and are no checkpoint of 
         "is a checkpoint of \"parameters\", expected \"AdamW\"");
   CHECK(load_parameters(folder / "x", fresh.list) == CheckpointText{{"k", "v"}});
   for (std::size_t n = 0; n < fresh.list.size(); ++n) {
-    CHECK(bitwise_equal(fresh.list.begin()[n].view, trained.list.begin()[n].view));
+    CHECK(bitwise_equal(fresh.list[n].view, trained.list[n].view));
   }
 }
 
