@@ -7147,14 +7147,11 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 template <Scalar T>
 Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
     const T* const from = a.data + k * a.column;
     T* const to = packed + k * rows;
-    for (Index m = 0; k + ahead < K && m < M; m += line) {
-      __builtin_prefetch(from + ahead * a.column + m);
-    }
+    prefetch_next<1>(a.transposed(), k + ahead, K, M);
     for (Index m = 0; m < whole; m += rows) {
       unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { to[m * K + r] = from[m + r]; });
     }
@@ -7346,17 +7343,16 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// y [rows, N], dense, from x: the same numbers. `ahead` rows further x is asked for, since rows of
-/// a panel lie pages apart.
+/// y [rows, N], dense, from x: the same numbers.
 template <Scalar T, class U>
 void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
-  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
     Index n = 0;
+    prefetch_next<1>(x, i + rows_ahead, rows, N);
     if (x.column == 1) {
-      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
-      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+      for (; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
     }
     for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
   }
@@ -7379,6 +7375,15 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   if (stored.as == StoredAs::same) return x.from(first, 0);
   widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
+}
+
+/// Asks for these rows before their turn.
+template <Scalar T>
+HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
+                                      Index first, Index rows, Index N) {
+  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
+  // Of either kind: two bytes a number.
+  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
 }
 
 /// Each of n numbers becomes the nearest one of U, which is written to y, too.
@@ -9689,9 +9694,9 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
 
 /// Asks for what a task of `rows` queries touches next while one of its panels is computed, for
 /// rows of heads lie pages apart: queries of the next panel, rows of o in the last block, masks,
-/// and the panel's share of the next block of keys. (To pack queries, copy keys and write results
-/// took 8 % of forward over 2048 keys and 12 to 24 over 512, causal; it takes 3 and 9 to 14 this
-/// way. EPYC of family 26, heads of 64.)
+/// and the panel's share of the next block of keys. (To pack queries, copy keys and write
+/// results took 8 to 10 % of forward over 2048 keys and 15 to 24 over 512, and takes 3 to 5 and 9
+/// to 16 this way: EPYC of family 26, heads of 64, not causal and causal.)
 template <class T>
 HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
                                          const TileBlock& panel, Index rows, const Matrix<T>& o) {
@@ -9701,20 +9706,14 @@ HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const Key
   const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
   const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
   prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
-    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  if (next != 0 && panel.j0 == blocks.first()) {
+    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
   }
   if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
-  if (head.stored_k.as == StoredAs::same) {
-    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
-    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
-  } else {  // of either kind: two bytes a number
-    const auto k = head.template keys_from<BFloat16>(after);
-    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
-    const auto v = head.template values<BFloat16>();
-    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
-  }
+  const Index first = after + keys.size() * panel.first / rows;
+  const Index count = after + keys.size() * end / rows - first;
+  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
+  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -10185,14 +10184,8 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
   const AttentionHead<T>& forward = head.forward;
-  if (head.stored_d_o.as == StoredAs::same) {
-    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
-    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
-  } else {  // of either kind: two bytes a number
-    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
-    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
-    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
-  }
+  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
+  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
   prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
   prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
@@ -13908,14 +13901,11 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 template <Scalar T>
 Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
     const T* const from = a.data + k * a.column;
     T* const to = packed + k * rows;
-    for (Index m = 0; k + ahead < K && m < M; m += line) {
-      __builtin_prefetch(from + ahead * a.column + m);
-    }
+    prefetch_next<1>(a.transposed(), k + ahead, K, M);
     for (Index m = 0; m < whole; m += rows) {
       unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { to[m * K + r] = from[m + r]; });
     }
@@ -14088,13 +14078,13 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
 void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
-  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
     Index n = 0;
+    prefetch_next<1>(x, i + rows_ahead, rows, N);
     if (x.column == 1) {
-      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
-      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+      for (; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
     }
     for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
   }
@@ -14114,6 +14104,13 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   if (stored.as == StoredAs::same) return x.from(first, 0);
   widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
+}
+
+template <Scalar T>
+HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
+                                      Index first, Index rows, Index N) {
+  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
+  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
 }
 
 template <Scalar T, class U>
@@ -16147,20 +16144,14 @@ HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const Key
   const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
   const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
   prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
-    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  if (next != 0 && panel.j0 == blocks.first()) {
+    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
   }
   if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
-  if (head.stored_k.as == StoredAs::same) {
-    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
-    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
-  } else {  // of either kind: two bytes a number
-    const auto k = head.template keys_from<BFloat16>(after);
-    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
-    const auto v = head.template values<BFloat16>();
-    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
-  }
+  const Index first = after + keys.size() * panel.first / rows;
+  const Index count = after + keys.size() * end / rows - first;
+  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
+  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -16575,14 +16566,8 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
   const AttentionHead<T>& forward = head.forward;
-  if (head.stored_d_o.as == StoredAs::same) {
-    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
-    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
-  } else {  // of either kind: two bytes a number
-    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
-    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
-    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
-  }
+  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
+  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
   prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
   prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
@@ -20048,14 +20033,11 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 template <Scalar T>
 Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
     const T* const from = a.data + k * a.column;
     T* const to = packed + k * rows;
-    for (Index m = 0; k + ahead < K && m < M; m += line) {
-      __builtin_prefetch(from + ahead * a.column + m);
-    }
+    prefetch_next<1>(a.transposed(), k + ahead, K, M);
     for (Index m = 0; m < whole; m += rows) {
       unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { to[m * K + r] = from[m + r]; });
     }
@@ -20228,13 +20210,13 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
 void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
-  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
     Index n = 0;
+    prefetch_next<1>(x, i + rows_ahead, rows, N);
     if (x.column == 1) {
-      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
-      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+      for (; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
     }
     for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
   }
@@ -20254,6 +20236,13 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   if (stored.as == StoredAs::same) return x.from(first, 0);
   widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
+}
+
+template <Scalar T>
+HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
+                                      Index first, Index rows, Index N) {
+  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
+  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
 }
 
 template <Scalar T, class U>
@@ -22287,20 +22276,14 @@ HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const Key
   const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
   const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
   prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
-    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  if (next != 0 && panel.j0 == blocks.first()) {
+    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
   }
   if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
-  if (head.stored_k.as == StoredAs::same) {
-    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
-    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
-  } else {  // of either kind: two bytes a number
-    const auto k = head.template keys_from<BFloat16>(after);
-    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
-    const auto v = head.template values<BFloat16>();
-    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
-  }
+  const Index first = after + keys.size() * panel.first / rows;
+  const Index count = after + keys.size() * end / rows - first;
+  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
+  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -22715,14 +22698,8 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
   const AttentionHead<T>& forward = head.forward;
-  if (head.stored_d_o.as == StoredAs::same) {
-    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
-    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
-  } else {  // of either kind: two bytes a number
-    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
-    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
-    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
-  }
+  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
+  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
   prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
   prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
@@ -40578,14 +40555,11 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 template <Scalar T>
 Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
     const T* const from = a.data + k * a.column;
     T* const to = packed + k * rows;
-    for (Index m = 0; k + ahead < K && m < M; m += line) {
-      __builtin_prefetch(from + ahead * a.column + m);
-    }
+    prefetch_next<1>(a.transposed(), k + ahead, K, M);
     for (Index m = 0; m < whole; m += rows) {
       unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { to[m * K + r] = from[m + r]; });
     }
@@ -40758,13 +40732,13 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
 void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
-  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
     Index n = 0;
+    prefetch_next<1>(x, i + rows_ahead, rows, N);
     if (x.column == 1) {
-      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
-      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+      for (; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
     }
     for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
   }
@@ -40784,6 +40758,13 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   if (stored.as == StoredAs::same) return x.from(first, 0);
   widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
+}
+
+template <Scalar T>
+HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
+                                      Index first, Index rows, Index N) {
+  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
+  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
 }
 
 template <Scalar T, class U>
@@ -42817,20 +42798,14 @@ HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const Key
   const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
   const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
   prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
-    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  if (next != 0 && panel.j0 == blocks.first()) {
+    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
   }
   if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
-  if (head.stored_k.as == StoredAs::same) {
-    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
-    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
-  } else {  // of either kind: two bytes a number
-    const auto k = head.template keys_from<BFloat16>(after);
-    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
-    const auto v = head.template values<BFloat16>();
-    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
-  }
+  const Index first = after + keys.size() * panel.first / rows;
+  const Index count = after + keys.size() * end / rows - first;
+  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
+  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -43245,14 +43220,8 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
   const AttentionHead<T>& forward = head.forward;
-  if (head.stored_d_o.as == StoredAs::same) {
-    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
-    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
-  } else {  // of either kind: two bytes a number
-    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
-    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
-    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
-  }
+  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
+  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
   prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
   prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
@@ -44803,14 +44772,11 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 template <Scalar T>
 Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
     const T* const from = a.data + k * a.column;
     T* const to = packed + k * rows;
-    for (Index m = 0; k + ahead < K && m < M; m += line) {
-      __builtin_prefetch(from + ahead * a.column + m);
-    }
+    prefetch_next<1>(a.transposed(), k + ahead, K, M);
     for (Index m = 0; m < whole; m += rows) {
       unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { to[m * K + r] = from[m + r]; });
     }
@@ -44983,13 +44949,13 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
 void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
-  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
     Index n = 0;
+    prefetch_next<1>(x, i + rows_ahead, rows, N);
     if (x.column == 1) {
-      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
-      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+      for (; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
     }
     for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
   }
@@ -45009,6 +44975,13 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   if (stored.as == StoredAs::same) return x.from(first, 0);
   widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
+}
+
+template <Scalar T>
+HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
+                                      Index first, Index rows, Index N) {
+  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
+  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
 }
 
 template <Scalar T, class U>
@@ -47042,20 +47015,14 @@ HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const Key
   const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
   const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
   prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
-    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  if (next != 0 && panel.j0 == blocks.first()) {
+    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
   }
   if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
-  if (head.stored_k.as == StoredAs::same) {
-    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
-    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
-  } else {  // of either kind: two bytes a number
-    const auto k = head.template keys_from<BFloat16>(after);
-    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
-    const auto v = head.template values<BFloat16>();
-    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
-  }
+  const Index first = after + keys.size() * panel.first / rows;
+  const Index count = after + keys.size() * end / rows - first;
+  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
+  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -47470,14 +47437,8 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
   const AttentionHead<T>& forward = head.forward;
-  if (head.stored_d_o.as == StoredAs::same) {
-    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
-    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
-  } else {  // of either kind: two bytes a number
-    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
-    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
-    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
-  }
+  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
+  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
   prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
   prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
@@ -49024,14 +48985,11 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 template <Scalar T>
 Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
     const T* const from = a.data + k * a.column;
     T* const to = packed + k * rows;
-    for (Index m = 0; k + ahead < K && m < M; m += line) {
-      __builtin_prefetch(from + ahead * a.column + m);
-    }
+    prefetch_next<1>(a.transposed(), k + ahead, K, M);
     for (Index m = 0; m < whole; m += rows) {
       unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { to[m * K + r] = from[m + r]; });
     }
@@ -49204,13 +49162,13 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
 void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
-  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
     Index n = 0;
+    prefetch_next<1>(x, i + rows_ahead, rows, N);
     if (x.column == 1) {
-      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
-      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+      for (; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
     }
     for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
   }
@@ -49230,6 +49188,13 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   if (stored.as == StoredAs::same) return x.from(first, 0);
   widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
+}
+
+template <Scalar T>
+HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
+                                      Index first, Index rows, Index N) {
+  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
+  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
 }
 
 template <Scalar T, class U>
@@ -51263,20 +51228,14 @@ HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const Key
   const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
   const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
   prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
-    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  if (next != 0 && panel.j0 == blocks.first()) {
+    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
   }
   if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
-  if (head.stored_k.as == StoredAs::same) {
-    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
-    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
-  } else {  // of either kind: two bytes a number
-    const auto k = head.template keys_from<BFloat16>(after);
-    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
-    const auto v = head.template values<BFloat16>();
-    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
-  }
+  const Index first = after + keys.size() * panel.first / rows;
+  const Index count = after + keys.size() * end / rows - first;
+  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
+  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -51691,14 +51650,8 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
   const AttentionHead<T>& forward = head.forward;
-  if (head.stored_d_o.as == StoredAs::same) {
-    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
-    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
-  } else {  // of either kind: two bytes a number
-    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
-    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
-    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
-  }
+  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
+  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
   prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
   prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
@@ -53245,14 +53198,11 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 template <Scalar T>
 Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
-  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
     const T* const from = a.data + k * a.column;
     T* const to = packed + k * rows;
-    for (Index m = 0; k + ahead < K && m < M; m += line) {
-      __builtin_prefetch(from + ahead * a.column + m);
-    }
+    prefetch_next<1>(a.transposed(), k + ahead, K, M);
     for (Index m = 0; m < whole; m += rows) {
       unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { to[m * K + r] = from[m + r]; });
     }
@@ -53425,13 +53375,13 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
 void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
-  constexpr Index width = Simd<T>::width, line = 64 / static_cast<Index>(sizeof(U)), ahead = 8;
+  constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
     Index n = 0;
+    prefetch_next<1>(x, i + rows_ahead, rows, N);
     if (x.column == 1) {
-      for (; i + ahead < rows && n < N; n += line) __builtin_prefetch(from + ahead * x.row + n);
-      for (n = 0; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+      for (; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
     }
     for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
   }
@@ -53451,6 +53401,13 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   if (stored.as == StoredAs::same) return x.from(first, 0);
   widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
+}
+
+template <Scalar T>
+HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
+                                      Index first, Index rows, Index N) {
+  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
+  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
 }
 
 template <Scalar T, class U>
@@ -55484,20 +55441,14 @@ HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const Key
   const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
   const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
   prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first() && head.stored_q.as == StoredAs::same) {
-    prefetch_rows<T>(head.q.from(begin + next, 0), panel_rows, head.d);
+  if (next != 0 && panel.j0 == blocks.first()) {
+    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
   }
   if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const KeyRange share{keys.size() * panel.first / rows, keys.size() * end / rows};
-  if (head.stored_k.as == StoredAs::same) {
-    prefetch_rows<T>(head.keys_from(after).from(share.begin, 0), share.size(), head.d);
-    prefetch_rows<T>(head.v.from(after + share.begin, 0), share.size(), head.dv);
-  } else {  // of either kind: two bytes a number
-    const auto k = head.template keys_from<BFloat16>(after);
-    prefetch_rows<BFloat16>(k.from(share.begin, 0), share.size(), head.d);
-    const auto v = head.template values<BFloat16>();
-    prefetch_rows<BFloat16>(v.from(after + share.begin, 0), share.size(), head.dv);
-  }
+  const Index first = after + keys.size() * panel.first / rows;
+  const Index count = after + keys.size() * end / rows - first;
+  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
+  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -55912,14 +55863,8 @@ HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBloc
   const Index ahead = std::min<Index>(n, head.forward.L - next);
   if (ahead <= 0) return;
   const AttentionHead<T>& forward = head.forward;
-  if (head.stored_d_o.as == StoredAs::same) {
-    prefetch_rows<T>(forward.q.from(next, 0), ahead, forward.d);
-    prefetch_rows<T>(head.d_o.from(next, 0), ahead, forward.dv);
-  } else {  // of either kind: two bytes a number
-    const StoredMatrix &q = forward.stored_q.rows, &d_o = head.stored_d_o.rows;
-    prefetch_rows<BFloat16>(q.as<BFloat16>().from(next, 0), ahead, forward.d);
-    prefetch_rows<BFloat16>(d_o.as<BFloat16>().from(next, 0), ahead, forward.dv);
-  }
+  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
+  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
   prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
   prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
 }
