@@ -3176,10 +3176,11 @@ class HeadVisibility {
   /// What causality and window leave to query i of keys without begin and end: from query to query
   /// each end grows by 1, or is farther away than any key.
   KeyRange reach_of_any_keys(Index i) const {
-    constexpr Index far = Index{1} << 60;
+    constexpr Index beyond = Index{1} << 60;
     const Index diagonal = i + offset_;
-    return {window_ != 0 ? diagonal - window_ + 1 : -far,
-            std::min<Index>(causal_ ? diagonal + 1 : far, window_ != 0 ? diagonal + window_ : far)};
+    return {window_ != 0 ? diagonal - window_ + 1 : -beyond,
+            std::min<Index>(causal_ ? diagonal + 1 : beyond,
+                            window_ != 0 ? diagonal + window_ : beyond)};
   }
   /// The keys that length leaves.
   Index key_count() const { return keys_; }
@@ -8865,9 +8866,9 @@ class TileMask {
   /// The range of each query, and how many pairs there are: where causality, window and length
   /// alone make them, without asking for each. (Asked for, they took 5 % of a window of 256 keys.)
   void step_ranges(const HeadVisibility<T>& rules, const TileBlock& block) {
-    constexpr Index far = Index{1} << 29;
+    constexpr Index beyond = Index{1} << 29;
     const auto in_sight = [&](Index j) {
-      return static_cast<Int>(std::clamp(j - block.j0, -far, far));
+      return static_cast<Int>(std::clamp(j - block.j0, -beyond, beyond));
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
@@ -15396,9 +15397,9 @@ class TileMask {
 
  private:
   void step_ranges(const HeadVisibility<T>& rules, const TileBlock& block) {
-    constexpr Index far = Index{1} << 29;
+    constexpr Index beyond = Index{1} << 29;
     const auto in_sight = [&](Index j) {
-      return static_cast<Int>(std::clamp(j - block.j0, -far, far));
+      return static_cast<Int>(std::clamp(j - block.j0, -beyond, beyond));
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
@@ -21528,9 +21529,9 @@ class TileMask {
 
  private:
   void step_ranges(const HeadVisibility<T>& rules, const TileBlock& block) {
-    constexpr Index far = Index{1} << 29;
+    constexpr Index beyond = Index{1} << 29;
     const auto in_sight = [&](Index j) {
-      return static_cast<Int>(std::clamp(j - block.j0, -far, far));
+      return static_cast<Int>(std::clamp(j - block.j0, -beyond, beyond));
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
@@ -42050,9 +42051,9 @@ class TileMask {
 
  private:
   void step_ranges(const HeadVisibility<T>& rules, const TileBlock& block) {
-    constexpr Index far = Index{1} << 29;
+    constexpr Index beyond = Index{1} << 29;
     const auto in_sight = [&](Index j) {
-      return static_cast<Int>(std::clamp(j - block.j0, -far, far));
+      return static_cast<Int>(std::clamp(j - block.j0, -beyond, beyond));
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
@@ -46267,9 +46268,9 @@ class TileMask {
 
  private:
   void step_ranges(const HeadVisibility<T>& rules, const TileBlock& block) {
-    constexpr Index far = Index{1} << 29;
+    constexpr Index beyond = Index{1} << 29;
     const auto in_sight = [&](Index j) {
-      return static_cast<Int>(std::clamp(j - block.j0, -far, far));
+      return static_cast<Int>(std::clamp(j - block.j0, -beyond, beyond));
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
@@ -50480,9 +50481,9 @@ class TileMask {
 
  private:
   void step_ranges(const HeadVisibility<T>& rules, const TileBlock& block) {
-    constexpr Index far = Index{1} << 29;
+    constexpr Index beyond = Index{1} << 29;
     const auto in_sight = [&](Index j) {
-      return static_cast<Int>(std::clamp(j - block.j0, -far, far));
+      return static_cast<Int>(std::clamp(j - block.j0, -beyond, beyond));
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
@@ -54693,9 +54694,9 @@ class TileMask {
 
  private:
   void step_ranges(const HeadVisibility<T>& rules, const TileBlock& block) {
-    constexpr Index far = Index{1} << 29;
+    constexpr Index beyond = Index{1} << 29;
     const auto in_sight = [&](Index j) {
-      return static_cast<Int>(std::clamp(j - block.j0, -far, far));
+      return static_cast<Int>(std::clamp(j - block.j0, -beyond, beyond));
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);

@@ -65,10 +65,11 @@ class HeadVisibility {
   /// What causality and window leave to query i of keys without begin and end: from query to query
   /// each end grows by 1, or is farther away than any key.
   KeyRange reach_of_any_keys(Index i) const {
-    constexpr Index far = Index{1} << 60;
+    constexpr Index beyond = Index{1} << 60;
     const Index diagonal = i + offset_;
-    return {window_ != 0 ? diagonal - window_ + 1 : -far,
-            std::min<Index>(causal_ ? diagonal + 1 : far, window_ != 0 ? diagonal + window_ : far)};
+    return {window_ != 0 ? diagonal - window_ + 1 : -beyond,
+            std::min<Index>(causal_ ? diagonal + 1 : beyond,
+                            window_ != 0 ? diagonal + window_ : beyond)};
   }
   /// The keys that length leaves.
   Index key_count() const { return keys_; }
