@@ -5087,7 +5087,7 @@ class RecycledMemory final : public std::pmr::memory_resource {
     lock();
     auto kept = kept_;
     kept_.fill(nullptr);
-    kept_bytes_ = 0;
+    set_kept_bytes(0);
     unlock();
     for (int size = 0; size < sizes; ++size) {
       while (kept[index(size)] != nullptr) {
@@ -5134,17 +5134,20 @@ class RecycledMemory final : public std::pmr::memory_resource {
     if (size >= sizes || alignment > storage_alignment) {
       return std::pmr::new_delete_resource()->allocate(bytes, alignment);
     }
+    const std::size_t room = bytes_of(size);
     lock();
-    void* memory = kept_[index(size)];
+    Block*& first = kept_[index(size)];
+    void* memory = first;
     if (memory != nullptr) {
-      kept_[index(size)] = kept_[index(size)]->next;
-      kept_bytes_ -= bytes_of(size);
+      first = first->next;
+      set_kept_bytes(kept_bytes() - room);
+      count_used(room);
     }
     unlock();
-    if (memory == nullptr) memory = fresh(size);
+    if (memory != nullptr) return memory;
+    memory = fresh(size);
     lock();
-    used_bytes_ += bytes_of(size);
-    most_used_bytes_ = std::max<std::size_t>(most_used_bytes_, used_bytes_);
+    count_used(room);
     unlock();
     return memory;
   }
@@ -5157,9 +5160,9 @@ class RecycledMemory final : public std::pmr::memory_resource {
     lock();
     Block*& first = kept_[index(size)];
     first = ::new (memory) Block{first};
-    kept_bytes_ += bytes_of(size);
+    set_kept_bytes(kept_bytes() + bytes_of(size));
     used_bytes_ -= bytes_of(size);
-    const bool too_many = kept_bytes_ > few_bytes + 2 * most_used_bytes_;
+    const bool too_many = kept_bytes() > few_bytes + 2 * most_used_bytes_;
     unlock();
     if (too_many) release();
   }
@@ -5185,6 +5188,13 @@ class RecycledMemory final : public std::pmr::memory_resource {
   static void let_go(void* memory, int size) { ::operator delete(memory, alignment_of(size)); }
 
   friend RecycledMemory& recycled_memory();
+
+  // Of who holds the lock.
+  void set_kept_bytes(std::size_t bytes) { kept_bytes_.store(bytes, std::memory_order_relaxed); }
+  void count_used(std::size_t bytes) {
+    used_bytes_ += bytes;
+    most_used_bytes_ = std::max<std::size_t>(most_used_bytes_, used_bytes_);
+  }
 
   void lock() {
     constexpr int spins = 64;  // it is held for some nanoseconds, unless its thread has to wait
