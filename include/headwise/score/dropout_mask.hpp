@@ -51,10 +51,12 @@ class DropoutMask {
   /// Keeps everything.
   DropoutMask() = default;
   /// The mask that seed, step and stream name.
-  DropoutMask(const Dropout& dropout, DropoutStream stream)
-      : key_(philox_key(dropout.seed, static_cast<std::uint32_t>(stream), dropout.step)),
-        threshold_(static_cast<std::uint32_t>(std::lround(dropout.rate * 65536.0))),
-        keep_factor_(dropout.rate < 1.0 ? 1.0 / (1.0 - dropout.rate) : 0.0) {}
+  DropoutMask(const Dropout& dropout, DropoutStream stream) {
+    if (!dropout.active()) return;
+    key_ = philox_key(dropout.seed, static_cast<std::uint32_t>(stream), dropout.step);
+    threshold_ = static_cast<std::uint32_t>(std::lround(dropout.rate * 65536.0));
+    keep_factor_ = dropout.rate < 1.0 ? 1.0 / (1.0 - dropout.rate) : 0.0;
+  }
 
   /// Whether it drops anything.
   bool active() const { return threshold_ != 0; }
