@@ -22,6 +22,10 @@ class OrderedTurns {
 
   /// The next task.
   Index take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+  /// How many turns are done at a place.
+  Index done(Index place) {
+    return std::atomic_ref<Index>(done_[place]).load(std::memory_order_acquire);
+  }
   /// Returns when `turn` turns are done at a place.
   void wait(Index place, Index turn) {
     constexpr int spins = 512;  // some microseconds: who is before is a tile ahead
