@@ -1225,6 +1225,18 @@ bool is_finite_option(const T& value) {
   return !(value < least) && !(most < value) && (value < most || least < value);
 }
 
+/// An option as an error shows it: its digits, or what a type that has none converts to.
+template <Scalar T>
+auto shown_option(const T& value) {
+  if constexpr (std::floating_point<T>) {
+    return value;
+  } else if constexpr (requires { static_cast<double>(value); }) {
+    return static_cast<double>(value);
+  } else {
+    return std::string_view("a number of another type");
+  }
+}
+
 /// tanh(x); of a type that has none, by its exp.
 template <Scalar T>
 T hyperbolic_tangent(const T& x) {
@@ -2841,8 +2853,9 @@ struct KeyLengths {
 
 /// A pair is visible where keep(b, h, i, j) == keep. Axes of extent 1 stand for all.
 struct PairMask {
-  In<bool, 4> pairs;  // [B or 1, H or 1, L or 1, S or 1]
-  bool keep;          // what `pairs` holds where a pair is visible
+  In<bool, 4> pairs;                   // [B or 1, H or 1, L or 1, S or 1]
+  bool keep;                           // what `pairs` holds where a pair is visible
+  std::string_view name = "PairMask";  // of who made it, for errors
 };
 
 /// Added to the scaled score. A value below -max/4, -infinity among them, hides the pair.
@@ -2855,17 +2868,21 @@ struct BiasMask {
 /// backward call too.
 struct Mask {
   /// True where the query may see the key.
-  static PairMask keep(In<bool, 4> pairs) { return {pairs, true}; }  // [B, H, L, S] or 1
+  static PairMask keep(In<bool, 4> pairs) {
+    return {pairs, true, "Mask::keep"};
+  }  // [B, H, L, S] or 1
   /// The same [L, S] for all batches and heads.
-  static PairMask keep(In<bool, 2> pairs) { return {all(pairs), true}; }  // [L, S]
+  static PairMask keep(In<bool, 2> pairs) { return keep(all(pairs)); }  // [L, S]
   /// True where the query may not see the key.
-  static PairMask drop(In<bool, 4> pairs) { return {pairs, false}; }  // [B, H, L, S] or 1
+  static PairMask drop(In<bool, 4> pairs) {
+    return {pairs, false, "Mask::drop"};
+  }  // [B, H, L, S] or 1
   /// The same [L, S] for all batches and heads.
-  static PairMask drop(In<bool, 2> pairs) { return {all(pairs), false}; }
+  static PairMask drop(In<bool, 2> pairs) { return drop(all(pairs)); }
   /// True where a key counts: [B, S], for all heads and queries.
-  static PairMask keep_keys(In<bool, 2> keys) { return {of_keys(keys), true}; }
+  static PairMask keep_keys(In<bool, 2> keys) { return {of_keys(keys), true, "Mask::keep_keys"}; }
   /// True where a key is padding: [B, S], for all heads and queries.
-  static PairMask drop_keys(In<bool, 2> keys) { return {of_keys(keys), false}; }
+  static PairMask drop_keys(In<bool, 2> keys) { return {of_keys(keys), false, "Mask::drop_keys"}; }
   /// Added to the scores: ALiBi, relative positions, or a mask of -infinity.
   template <class V>
   requires(view_of<V&>::rank == 4 || view_of<V&>::rank == 2) static auto bias(const V& values) {
@@ -3047,8 +3064,7 @@ class AttentionMask {
   /// Throws ShapeError or ArgumentError unless every term fits scores [B, H, L, S].
   void require_fits(std::string_view function, Index B, Index H, Index L, Index S) const {
     for (const PairMask& mask : pair_masks()) {
-      require_broadcast(function, mask.keep ? "Mask::keep" : "Mask::drop", mask.pairs,
-                        Shape{B, H, L, S});
+      require_broadcast(function, mask.name, mask.pairs, Shape{B, H, L, S});
     }
     for (const BiasMask<T>& mask : biases()) {
       require_broadcast(function, "Mask::bias", mask.values, Shape{B, H, L, S});
@@ -27574,8 +27590,9 @@ struct ScoreOptions {
   /// Throws ArgumentError unless the softcap is in range.
   void require_softcap(std::string_view caller) const {
     const T least = (std::numeric_limits<T>::min)();  // 1 / softcap is a number, too
-    require(!softcap || (is_finite_option(*softcap) && !(*softcap < least)), caller,
-            "softcap is not a finite, normal number above 0, expected one, or none for no cap");
+    require(!softcap || (is_finite_option(*softcap) && !(*softcap < least)), caller, "softcap is ",
+            shown_option(softcap.value_or(T(0))),
+            ", expected a finite, normal number above 0, or none for no cap");
   }
   /// Throws ShapeError unless what a head has of its own is given for each of H heads.
   void require_heads(std::string_view caller, Index H) const {
@@ -27824,8 +27841,9 @@ namespace headwise::inline v0_1 {
 /// Throws ArgumentError unless a scale is finite, or there is none.
 template <Scalar T>
 void require_finite_scale(std::string_view caller, const std::optional<T>& scale) {
-  require(!scale || is_finite_option(*scale), caller,
-          "scale is not finite, expected a number, or none for 1 / sqrt(d)");
+  require(!scale || is_finite_option(*scale), caller, "scale is ",
+          shown_option(scale.value_or(T(0))),
+          ", expected a finite number, or none for 1 / sqrt(d)");
 }
 
 /// How attention is computed. What it views must outlive the call.
@@ -27948,7 +27966,7 @@ void require_apart_from_options(std::string_view function, const Footprint& out,
     require_apart(function, out, {{"Mask::bias", bias.values}});
   }
   for (const PairMask& pairs : mask.pair_masks()) {
-    require_apart(function, out, {{pairs.keep ? "Mask::keep" : "Mask::drop", pairs.pairs}});
+    require_apart(function, out, {{pairs.name, pairs.pairs}});
   }
   const auto& [ids, narrow_ids] = mask.documents();
   if (!ids.absent()) require_apart(function, out, {{"Mask::documents", ids}});
@@ -29829,7 +29847,8 @@ void scale_forward(In<T, 2> x, const std::type_identity_t<T>& alpha,
   require_shape("scale_forward", "y", y, x.shape(), "the shape of x");
   require_distinct("scale_forward", {"y", y});
   require_same_or_apart("scale_forward", {"y", y}, {"x", x});
-  require(is_finite_option(alpha), "scale_forward", "alpha is not finite, expected a number");
+  require(is_finite_option(alpha), "scale_forward", "alpha is ", shown_option(alpha),
+          ", expected a finite number");
   detail::combine<T>({kernels::Combination::scaled, x, x, alpha}, y, context);
 }
 
@@ -30190,8 +30209,8 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
   const Out<T, 1> mean = moments.mean, rstd = moments.rstd;
   require_countable(function, "x", x);
   detail::require_affine<T>(function, affine, D);
-  require(T(0) < epsilon && is_finite_option(epsilon), function,
-          "epsilon is not above 0, or not finite, expected a small number like 1e-5");
+  require(T(0) < epsilon && is_finite_option(epsilon), function, "epsilon is ",
+          shown_option(epsilon), ", expected a small number above 0 like 1e-5");
   require_shape(function, "y", y, x.shape(), "the shape of x");
   if (!mean.absent()) require_shape(function, "mean", mean, Shape{N}, "rows of x");
   if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
@@ -32008,8 +32027,8 @@ inline void require_rotary(std::string_view function, const RotaryOptions& optio
   require_shape(function, "frequencies", options.frequencies.view(), Shape{width / 2},
                 "one for each pair of the width");
   for (Index t = 0; t < width / 2; ++t) {
-    require(is_finite_option(options.frequencies(t)), function, "frequencies(", t,
-            ") is not finite, expected a number");
+    require(is_finite_option(options.frequencies(t)), function, "frequencies(", t, ") is ",
+            options.frequencies(t), ", expected a finite number");
   }
 }
 
@@ -32371,8 +32390,8 @@ void rms_norm_forward(In<T, 2> x, In<std::type_identity_t<T>, 1> gamma,
   const Index N = x.extent(0), D = x.extent(1);
   require_countable(function, "x", x);
   if (!gamma.absent()) require_shape(function, "gamma", gamma, Shape{D}, "the width of x");
-  require(T(0) < epsilon && is_finite_option(epsilon), function,
-          "epsilon is not above 0, or not finite, expected a small number like 1e-6");
+  require(T(0) < epsilon && is_finite_option(epsilon), function, "epsilon is ",
+          shown_option(epsilon), ", expected a small number above 0 like 1e-6");
   require_shape(function, "y", y, x.shape(), "the shape of x");
   if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
   require_apart(function, {"y", y}, {{"gamma", gamma}});
@@ -32497,8 +32516,8 @@ void rms_norm_forward(In<T, 4> x, In<std::type_identity_t<T>, 1> gamma,
   const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
   require_countable(function, "x", x);
   if (!gamma.absent()) require_shape(function, "gamma", gamma, Shape{d}, "the width of x");
-  require(T(0) < epsilon && is_finite_option(epsilon), function,
-          "epsilon is not above 0, or not finite, expected a small number like 1e-6");
+  require(T(0) < epsilon && is_finite_option(epsilon), function, "epsilon is ",
+          shown_option(epsilon), ", expected a small number above 0 like 1e-6");
   require_shape(function, "y", y, x.shape(), "the shape of x");
   if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{B, H, L}, "rows of x");
   require_apart(function, {"y", y}, {{"gamma", gamma}});
@@ -32836,7 +32855,7 @@ void require_packed_mask(std::string_view function, const AttentionMask<T>& mask
                       " or 1 on an axis (packed sequences have no [L, S] in common)");
   };
   for (const PairMask& term : mask.pair_masks()) {
-    by_head(term.keep ? "Mask::keep" : "Mask::drop", term.pairs);
+    by_head(term.name, term.pairs);
   }
   for (const BiasMask<T>& term : mask.biases()) {
     by_head("Mask::bias", term.values);

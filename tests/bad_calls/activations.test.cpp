@@ -92,8 +92,9 @@ const Refusals swiglu_refusals(all_of({
                "up", &GluBack::up, "d_gate", &GluBack::d_gate),
 }));
 
-const std::string no_epsilon =
-    "rms_norm_forward: epsilon is not above 0, or not finite, expected a small number like 1e-6";
+std::string no_epsilon(const std::string& given) {
+  return "rms_norm_forward: epsilon is " + given + ", expected a small number above 0 like 1e-6";
+}
 using Rms = RmsNormForward;
 using RmsBack = RmsNormBackward;
 const Refusals rms_norm_refusals(all_of({
@@ -102,11 +103,11 @@ const Refusals rms_norm_refusals(all_of({
     output("rms_norm_forward", "y", &Rms::y, {2, 3}, "the shape of x"),
     output("rms_norm_forward", "rstd", &Rms::rstd, {2}, "rows of x"),
     {
-        argument<Rms>(no_epsilon, [](auto& c) { c.epsilon = 0; }),
-        argument<Rms>(no_epsilon, [](auto& c) { c.epsilon = -1; }),
-        argument<Rms>(no_epsilon,
+        argument<Rms>(no_epsilon("0"), [](auto& c) { c.epsilon = 0; }),
+        argument<Rms>(no_epsilon("-1"), [](auto& c) { c.epsilon = -1; }),
+        argument<Rms>(no_epsilon("inf"),
                       [](auto& c) { c.epsilon = std::numeric_limits<double>::infinity(); }),
-        argument<Rms>(no_epsilon,
+        argument<Rms>(no_epsilon("nan"),
                       [](auto& c) { c.epsilon = std::numeric_limits<double>::quiet_NaN(); }),
         shifted("rms_norm_forward", "y", &Rms::y, "x", &Rms::x),
     },

@@ -25,10 +25,10 @@ std::vector<Rule> masks() {
     return mask + " is " + got +
            ", expected [2, 4, 5, 7] or 1 on an axis (scores are [B, H, L, S])";
   };
-  rules.push_back({is("Mask::keep", "[3, 1, 1, 7]"), [](Call& c) {
+  rules.push_back({is("Mask::keep_keys", "[3, 1, 1, 7]"), [](Call& c) {
                      c.options.mask.add(Mask::keep_keys(c.memory.bools(Shape{3, 7})));
                    }});
-  rules.push_back({is("Mask::drop", "[3, 1, 1, 7]"), [](Call& c) {
+  rules.push_back({is("Mask::drop_keys", "[3, 1, 1, 7]"), [](Call& c) {
                      c.options.mask.add(Mask::drop_keys(c.memory.bools(Shape{3, 7})));
                    }});
   rules.push_back({is("Mask::keep", "[1, 1, 7, 5]"), [](Call& c) {
@@ -115,10 +115,9 @@ std::vector<Rule> options() {
                     counted =
                         "origin moves queries or keys, expected 0 with dropout of the weights: its "
                         "masks count those of the call";
-  const std::string no_softcap =
-      "softcap is not a finite, normal number above 0, expected one, or none for no cap";
+  const std::string no_softcap = ", expected a finite, normal number above 0, or none for no cap";
   const double infinity = std::numeric_limits<double>::infinity();
-  const std::string no_scale = "scale is not finite, expected a number, or none for 1 / sqrt(d)";
+  const std::string no_scale = ", expected a finite number, or none for 1 / sqrt(d)";
   return {
       {"Mask::key_lengths has 0 lengths, expected 2 (the batch size)", lengths(none), false},
       {"Mask::key_lengths has 3 lengths, expected 2 (the batch size)", lengths(three), false},
@@ -142,14 +141,14 @@ std::vector<Rule> options() {
       {"gap.size is -1" + no_gap, gap({128, -1}), false},
       {"gap.size is 4611686018427387904" + no_gap, gap({128, Index{1} << 62}), false},
       {gap_counted, [](Call& c) { c.options.gap.size = 5, c.options.dropout.rate = 0.5; }, false},
-      {no_softcap, softcap(0), false},
-      {no_softcap, softcap(-2), false},
-      {no_softcap, softcap(1e-310), false},
-      {no_softcap, softcap(infinity), false},
-      {no_softcap, softcap(std::numeric_limits<double>::quiet_NaN()), false},
-      {no_scale, scale(infinity), false},
-      {no_scale, scale(-infinity), false},
-      {no_scale, scale(std::numeric_limits<double>::quiet_NaN()), false},
+      {"softcap is 0" + no_softcap, softcap(0), false},
+      {"softcap is -2" + no_softcap, softcap(-2), false},
+      {"softcap is 1e-310" + no_softcap, softcap(1e-310), false},
+      {"softcap is inf" + no_softcap, softcap(infinity), false},
+      {"softcap is nan" + no_softcap, softcap(std::numeric_limits<double>::quiet_NaN()), false},
+      {"scale is inf" + no_scale, scale(infinity), false},
+      {"scale is -inf" + no_scale, scale(-infinity), false},
+      {"scale is nan" + no_scale, scale(std::numeric_limits<double>::quiet_NaN()), false},
   };
 }
 

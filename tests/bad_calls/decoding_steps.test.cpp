@@ -30,11 +30,11 @@ struct Step {
 template <class C>
 std::vector<Refusal> of_scores(const std::string& function) {
   return {
-      argument<C>(function + "scale is not finite, expected a number, or none for 1 / sqrt(d)",
+      argument<C>(function + "scale is inf, expected a finite number, or none for 1 / sqrt(d)",
                   [](auto& c) { c.options.scale = std::numeric_limits<double>::infinity(); }),
-      argument<C>(function + "softcap is not a finite, normal number above 0, expected one, or "
-                             "none for no cap",
-                  [](auto& c) { c.options.score.softcap = -1.0; }),
+      argument<C>(
+          function + "softcap is -1, expected a finite, normal number above 0, or none for no cap",
+          [](auto& c) { c.options.score.softcap = -1.0; }),
       shape<C>(function + "sinks is [3], expected [2] (the number of heads)",
                [](auto& c) { c.options.score.sinks = c.m.tensor(3); }),
       shape<C>(function + "alibi_slopes is [1], expected [2] (the number of heads)",

@@ -154,9 +154,9 @@ const Refusals scale_refusals(all_of({
     output("scale_forward", "y", &ScaleForward::y, {4, 3}, "the shape of x"),
     {repeated("scale_forward: y", &ScaleForward::y),
      shifted("scale_forward", "y", &ScaleForward::y, "x", &ScaleForward::x),
-     argument<ScaleForward>("scale_forward: alpha is not finite, expected a number",
+     argument<ScaleForward>("scale_forward: alpha is inf, expected a finite number",
                             [](auto& c) { c.alpha = std::numeric_limits<double>::infinity(); }),
-     argument<ScaleForward>("scale_forward: alpha is not finite, expected a number",
+     argument<ScaleForward>("scale_forward: alpha is nan, expected a finite number",
                             [](auto& c) { c.alpha = std::numeric_limits<double>::quiet_NaN(); })},
 }));
 

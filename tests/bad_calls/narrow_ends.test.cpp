@@ -183,7 +183,7 @@ TEST_CASE("cross-attention and steps refuse inputs of 16 bits in the words that 
           multi_head_attention_step(self, unread(Shape{2, 1, 6}),
                                     MultiHeadAttentionStepCall<float>{.scale = HUGE_VAL}, steps);
         }) ==
-        "multi_head_attention_step: scale is not finite, expected a number, or none for 1 / "
+        "multi_head_attention_step: scale is inf, expected a finite number, or none for 1 / "
         "sqrt(d)");
   CHECK(steps.length() == 0);
 }

@@ -158,8 +158,9 @@ const Refusals dropout_refusals(all_of({
                                [](auto& c) { c.dropout.rate = 2; })},
 }));
 
-const std::string no_epsilon =
-    "layer_norm_forward: epsilon is not above 0, or not finite, expected a small number like 1e-5";
+std::string no_epsilon(const std::string& given) {
+  return "layer_norm_forward: epsilon is " + given + ", expected a small number above 0 like 1e-5";
+}
 template <class Call, int R>
 std::vector<Refusal> apart_from(const std::string& argument, View<R> Call::*member) {
   return {repeated(argument, member)};
@@ -181,11 +182,11 @@ const Refusals layer_norm_forward_refusals(all_of({
     output("layer_norm_forward", "mean", &Forward::mean, {2}, "rows of x"),
     output("layer_norm_forward", "rstd", &Forward::rstd, {2}, "rows of x"),
     {
-        argument<Forward>(no_epsilon, [](auto& c) { c.epsilon = 0; }),
-        argument<Forward>(no_epsilon, [](auto& c) { c.epsilon = -1; }),
-        argument<Forward>(no_epsilon,
+        argument<Forward>(no_epsilon("0"), [](auto& c) { c.epsilon = 0; }),
+        argument<Forward>(no_epsilon("-1"), [](auto& c) { c.epsilon = -1; }),
+        argument<Forward>(no_epsilon("inf"),
                           [](auto& c) { c.epsilon = std::numeric_limits<double>::infinity(); }),
-        argument<Forward>(no_epsilon,
+        argument<Forward>(no_epsilon("nan"),
                           [](auto& c) { c.epsilon = std::numeric_limits<double>::quiet_NaN(); }),
         shifted("layer_norm_forward", "y", &Forward::y, "x", &Forward::x),
     },

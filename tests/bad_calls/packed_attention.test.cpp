@@ -124,7 +124,7 @@ std::vector<Rule> options() {
   add("Mask::key_lengths holds -1 at 2, expected 0 to 3 (the keys of that sequence)",
       lengths(negative));
   add("dropout rate is 1.5, expected 0 to 1", [](Call& c) { c.options.dropout.rate = 1.5; });
-  add("scale is not finite, expected a number, or none for 1 / sqrt(d)",
+  add("scale is inf, expected a finite number, or none for 1 / sqrt(d)",
       [](Call& c) { c.options.scale = std::numeric_limits<double>::infinity(); });
   add("origin holds -1, expected 0 to 2^62", [](Call& c) { c.options.origin.head = -1; });
   add("origin moves queries or keys, expected 0 with dropout of the weights: its masks count those "
@@ -133,7 +133,7 @@ std::vector<Rule> options() {
   add("gap lacks 5 keys, expected none: it is for forward calls of batches", [](Call& c) {
     c.options.gap = {128, 5};
   });
-  add("softcap is not a finite, normal number above 0, expected one, or none for no cap",
+  add("softcap is -1, expected a finite, normal number above 0, or none for no cap",
       [](Call& c) { c.options.score.softcap = -1; });
   rules.push_back({"alibi_slopes is [3], expected [4] (the number of heads)",
                    [](Call& c) { c.options.score.alibi_slopes = c.memory.tensor(3); }});

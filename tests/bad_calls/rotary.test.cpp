@@ -99,7 +99,7 @@ std::vector<Refusal> rotation(const std::string& function, const std::string& in
                         call.options.frequencies = memory.tensor(2);
                         call.call();
                       }),
-          argument_error(rule + "frequencies(1) is not finite, expected a number",
+          argument_error(rule + "frequencies(1) is inf, expected a finite number",
                          [](Witness& memory) {
                            static const double values[] = {1, infinity, 1};
                            Call call{memory};
@@ -194,7 +194,7 @@ const Refusals rotary_refusals(all_of({
         shape_error(
             "RotaryTable: frequencies is [2], expected [3] (one for each pair of the width)",
             [](Witness& m) { (void)RotaryTable<double>(6, {.frequencies = m.tensor(2)}); }),
-        argument_error("RotaryTable: frequencies(2) is not finite, expected a number",
+        argument_error("RotaryTable: frequencies(2) is nan, expected a finite number",
                        [](Witness&) {
                          static const double values[] = {1, 1, nan};
                          (void)RotaryTable<double>(

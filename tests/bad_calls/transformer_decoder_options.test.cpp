@@ -54,10 +54,10 @@ const Refusals bad_options({
     made("TransformerDecoder: first_keys is 2 and window 0, expected a window beside which they "
          "are seen",
          [](Options& o) { o.first_keys = 2; }),
-    made("TransformerDecoder: scale is not finite, expected a number, or none for 1 / sqrt(d)",
+    made("TransformerDecoder: scale is nan, expected a finite number, or none for 1 / sqrt(d)",
          [](Options& o) { o.scale = nan; }),
-    made("TransformerDecoder: softcap is not a finite, normal number above 0, expected one, or "
-         "none for no cap",
+    made("TransformerDecoder: softcap is 0, expected a finite, normal number above 0, or none for "
+         "no cap",
          [](Options& o) { o.softcap = 0; }),
     made("MultiHeadAttention: d_model is 0, expected 1 to 2^30",
          [](Options& o) { o.block.d_model = 0; }),

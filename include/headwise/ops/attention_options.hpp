@@ -17,8 +17,9 @@ namespace headwise::inline v0_1 {
 /// Throws ArgumentError unless a scale is finite, or there is none.
 template <Scalar T>
 void require_finite_scale(std::string_view caller, const std::optional<T>& scale) {
-  require(!scale || is_finite_option(*scale), caller,
-          "scale is not finite, expected a number, or none for 1 / sqrt(d)");
+  require(!scale || is_finite_option(*scale), caller, "scale is ",
+          shown_option(scale.value_or(T(0))),
+          ", expected a finite number, or none for 1 / sqrt(d)");
 }
 
 /// How attention is computed. What it views must outlive the call.
@@ -141,7 +142,7 @@ void require_apart_from_options(std::string_view function, const Footprint& out,
     require_apart(function, out, {{"Mask::bias", bias.values}});
   }
   for (const PairMask& pairs : mask.pair_masks()) {
-    require_apart(function, out, {{pairs.keep ? "Mask::keep" : "Mask::drop", pairs.pairs}});
+    require_apart(function, out, {{pairs.name, pairs.pairs}});
   }
   const auto& [ids, narrow_ids] = mask.documents();
   if (!ids.absent()) require_apart(function, out, {{"Mask::documents", ids}});

@@ -189,7 +189,8 @@ void scale_forward(In<T, 2> x, const std::type_identity_t<T>& alpha,
   require_shape("scale_forward", "y", y, x.shape(), "the shape of x");
   require_distinct("scale_forward", {"y", y});
   require_same_or_apart("scale_forward", {"y", y}, {"x", x});
-  require(is_finite_option(alpha), "scale_forward", "alpha is not finite, expected a number");
+  require(is_finite_option(alpha), "scale_forward", "alpha is ", shown_option(alpha),
+          ", expected a finite number");
   detail::combine<T>({kernels::Combination::scaled, x, x, alpha}, y, context);
 }
 

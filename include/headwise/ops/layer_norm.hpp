@@ -74,8 +74,8 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
   const Out<T, 1> mean = moments.mean, rstd = moments.rstd;
   require_countable(function, "x", x);
   detail::require_affine<T>(function, affine, D);
-  require(T(0) < epsilon && is_finite_option(epsilon), function,
-          "epsilon is not above 0, or not finite, expected a small number like 1e-5");
+  require(T(0) < epsilon && is_finite_option(epsilon), function, "epsilon is ",
+          shown_option(epsilon), ", expected a small number above 0 like 1e-5");
   require_shape(function, "y", y, x.shape(), "the shape of x");
   if (!mean.absent()) require_shape(function, "mean", mean, Shape{N}, "rows of x");
   if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{N}, "rows of x");

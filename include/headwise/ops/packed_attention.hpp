@@ -45,7 +45,7 @@ void require_packed_mask(std::string_view function, const AttentionMask<T>& mask
                       " or 1 on an axis (packed sequences have no [L, S] in common)");
   };
   for (const PairMask& term : mask.pair_masks()) {
-    by_head(term.keep ? "Mask::keep" : "Mask::drop", term.pairs);
+    by_head(term.name, term.pairs);
   }
   for (const BiasMask<T>& term : mask.biases()) {
     by_head("Mask::bias", term.values);

@@ -34,8 +34,8 @@ void rms_norm_forward(In<T, 2> x, In<std::type_identity_t<T>, 1> gamma,
   const Index N = x.extent(0), D = x.extent(1);
   require_countable(function, "x", x);
   if (!gamma.absent()) require_shape(function, "gamma", gamma, Shape{D}, "the width of x");
-  require(T(0) < epsilon && is_finite_option(epsilon), function,
-          "epsilon is not above 0, or not finite, expected a small number like 1e-6");
+  require(T(0) < epsilon && is_finite_option(epsilon), function, "epsilon is ",
+          shown_option(epsilon), ", expected a small number above 0 like 1e-6");
   require_shape(function, "y", y, x.shape(), "the shape of x");
   if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{N}, "rows of x");
   require_apart(function, {"y", y}, {{"gamma", gamma}});

@@ -42,8 +42,8 @@ void rms_norm_forward(In<T, 4> x, In<std::type_identity_t<T>, 1> gamma,
   const Index B = x.extent(0), H = x.extent(1), L = x.extent(2), d = x.extent(3);
   require_countable(function, "x", x);
   if (!gamma.absent()) require_shape(function, "gamma", gamma, Shape{d}, "the width of x");
-  require(T(0) < epsilon && is_finite_option(epsilon), function,
-          "epsilon is not above 0, or not finite, expected a small number like 1e-6");
+  require(T(0) < epsilon && is_finite_option(epsilon), function, "epsilon is ",
+          shown_option(epsilon), ", expected a small number above 0 like 1e-6");
   require_shape(function, "y", y, x.shape(), "the shape of x");
   if (!rstd.absent()) require_shape(function, "rstd", rstd, Shape{B, H, L}, "rows of x");
   require_apart(function, {"y", y}, {{"gamma", gamma}});

@@ -121,8 +121,8 @@ inline void require_rotary(std::string_view function, const RotaryOptions& optio
   require_shape(function, "frequencies", options.frequencies.view(), Shape{width / 2},
                 "one for each pair of the width");
   for (Index t = 0; t < width / 2; ++t) {
-    require(is_finite_option(options.frequencies(t)), function, "frequencies(", t,
-            ") is not finite, expected a number");
+    require(is_finite_option(options.frequencies(t)), function, "frequencies(", t, ") is ",
+            options.frequencies(t), ", expected a finite number");
   }
 }
 

@@ -35,8 +35,9 @@ struct ScoreOptions {
   /// Throws ArgumentError unless the softcap is in range.
   void require_softcap(std::string_view caller) const {
     const T least = (std::numeric_limits<T>::min)();  // 1 / softcap is a number, too
-    require(!softcap || (is_finite_option(*softcap) && !(*softcap < least)), caller,
-            "softcap is not a finite, normal number above 0, expected one, or none for no cap");
+    require(!softcap || (is_finite_option(*softcap) && !(*softcap < least)), caller, "softcap is ",
+            shown_option(softcap.value_or(T(0))),
+            ", expected a finite, normal number above 0, or none for no cap");
   }
   /// Throws ShapeError unless what a head has of its own is given for each of H heads.
   void require_heads(std::string_view caller, Index H) const {

@@ -123,8 +123,7 @@ class AttentionMask {
   /// Throws ShapeError or ArgumentError unless every term fits scores [B, H, L, S].
   void require_fits(std::string_view function, Index B, Index H, Index L, Index S) const {
     for (const PairMask& mask : pair_masks()) {
-      require_broadcast(function, mask.keep ? "Mask::keep" : "Mask::drop", mask.pairs,
-                        Shape{B, H, L, S});
+      require_broadcast(function, mask.name, mask.pairs, Shape{B, H, L, S});
     }
     for (const BiasMask<T>& mask : biases()) {
       require_broadcast(function, "Mask::bias", mask.values, Shape{B, H, L, S});

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <type_traits>
 
 #include "headwise/score/documents.hpp"
@@ -35,8 +36,9 @@ struct KeyLengths {
 
 /// A pair is visible where keep(b, h, i, j) == keep. Axes of extent 1 stand for all.
 struct PairMask {
-  In<bool, 4> pairs;  // [B or 1, H or 1, L or 1, S or 1]
-  bool keep;          // what `pairs` holds where a pair is visible
+  In<bool, 4> pairs;                   // [B or 1, H or 1, L or 1, S or 1]
+  bool keep;                           // what `pairs` holds where a pair is visible
+  std::string_view name = "PairMask";  // of who made it, for errors
 };
 
 /// Added to the scaled score. A value below -max/4, -infinity among them, hides the pair.
@@ -49,17 +51,21 @@ struct BiasMask {
 /// backward call too.
 struct Mask {
   /// True where the query may see the key.
-  static PairMask keep(In<bool, 4> pairs) { return {pairs, true}; }  // [B, H, L, S] or 1
+  static PairMask keep(In<bool, 4> pairs) {
+    return {pairs, true, "Mask::keep"};
+  }  // [B, H, L, S] or 1
   /// The same [L, S] for all batches and heads.
-  static PairMask keep(In<bool, 2> pairs) { return {all(pairs), true}; }  // [L, S]
+  static PairMask keep(In<bool, 2> pairs) { return keep(all(pairs)); }  // [L, S]
   /// True where the query may not see the key.
-  static PairMask drop(In<bool, 4> pairs) { return {pairs, false}; }  // [B, H, L, S] or 1
+  static PairMask drop(In<bool, 4> pairs) {
+    return {pairs, false, "Mask::drop"};
+  }  // [B, H, L, S] or 1
   /// The same [L, S] for all batches and heads.
-  static PairMask drop(In<bool, 2> pairs) { return {all(pairs), false}; }
+  static PairMask drop(In<bool, 2> pairs) { return drop(all(pairs)); }
   /// True where a key counts: [B, S], for all heads and queries.
-  static PairMask keep_keys(In<bool, 2> keys) { return {of_keys(keys), true}; }
+  static PairMask keep_keys(In<bool, 2> keys) { return {of_keys(keys), true, "Mask::keep_keys"}; }
   /// True where a key is padding: [B, S], for all heads and queries.
-  static PairMask drop_keys(In<bool, 2> keys) { return {of_keys(keys), false}; }
+  static PairMask drop_keys(In<bool, 2> keys) { return {of_keys(keys), false, "Mask::drop_keys"}; }
   /// Added to the scores: ALiBi, relative positions, or a mask of -infinity.
   template <class V>
   requires(view_of<V&>::rank == 4 || view_of<V&>::rank == 2) static auto bias(const V& values) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "headwise/tensor/config.hpp"
 
@@ -50,6 +51,18 @@ template <Scalar T>
 bool is_finite_option(const T& value) {
   const T most = (std::numeric_limits<T>::max)(), least = std::numeric_limits<T>::lowest();
   return !(value < least) && !(most < value) && (value < most || least < value);
+}
+
+/// An option as an error shows it: its digits, or what a type that has none converts to.
+template <Scalar T>
+auto shown_option(const T& value) {
+  if constexpr (std::floating_point<T>) {
+    return value;
+  } else if constexpr (requires { static_cast<double>(value); }) {
+    return static_cast<double>(value);
+  } else {
+    return std::string_view("a number of another type");
+  }
 }
 
 /// tanh(x); of a type that has none, by its exp.
