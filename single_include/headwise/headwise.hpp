@@ -2733,6 +2733,23 @@ auto merge_rows(V&& tensor) {
                              Shape{view.stride(view.extent(1) == 1 ? 0 : 1), view.stride(2)});
 }
 
+/// The elements in their order, under other extents: [2, 6] as [3, 4] or [12].
+/// Throws ShapeError unless they are as many and lie one behind the other.
+template <Viewable V, int Q>
+view_of_rank<V&, Q> reshape(V&& tensor, const Shape<Q>& shape) {
+  const auto view = as_view(tensor);
+  require_countable("reshape", "x", view);
+  detail::require_countable("reshape", "shape", shape.extents, &view);
+  if (view.size() != shape.size()) {
+    raise<ShapeError>("reshape: x is ", view.shape(), ", expected as many elements as ", shape);
+  }
+  if (!view.dense()) {
+    raise<ShapeError>("reshape: strides of x ", view.shape(), " are ", view.strides(),
+                      ", expected elements one behind the other; contiguous copies it so");
+  }
+  return {view.data(), shape};
+}
+
 /// [B, L, H d] seen as [B, H, L, d], head i in columns i d ... (i + 1) d - 1.
 ///
 /// Over rows at distance W the strides are (L W, d, W, 1): no element moves.
@@ -57198,6 +57215,20 @@ View eigen_view(Derived& m) {
   }
 }
 
+/// The axis of a vector that is not 1.
+template <class View, class Derived>
+View eigen_vector_view(Derived& v) {
+  constexpr bool vector = static_cast<bool>(Derived::IsVectorAtCompileTime);
+  static_assert(vector, "this Eigen matrix is no vector by its type: pass from_eigen(m)");
+  if constexpr (vector) {
+    constexpr int axis = static_cast<int>(Derived::ColsAtCompileTime) == 1 ? 0 : 1;
+    const auto m = eigen_view<typename View::template with_rank<2>>(v);
+    return {m.data(), Shape{m.extent(axis)}, Shape{m.stride(axis)}};
+  } else {
+    return {};
+  }
+}
+
 }  // namespace detail
 
 /// A row-major Eigen matrix (or Map, Ref, Block of one), or a vector, as a view of its storage.
@@ -57222,6 +57253,21 @@ requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> fro
 /// A matrix without a name does not compile: it would be gone when its view is read.
 template <class Derived>
 void from_eigen(const Eigen::PlainObjectBase<Derived>&& temporary) = delete;
+
+/// An Eigen vector, row or column, as a view with one axis: a bias, gamma, one logit a head.
+template <class Derived>
+In<typename Derived::Scalar, 1> from_eigen_vector(const Eigen::DenseBase<Derived>& vector) {
+  return detail::eigen_vector_view<In<typename Derived::Scalar, 1>>(vector.derived());
+}
+/// The same, to be written to.
+template <class Derived>
+requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 1> from_eigen_vector(
+    Eigen::DenseBase<Derived>& vector) {
+  return detail::eigen_vector_view<Out<typename Derived::Scalar, 1>>(vector.derived());
+}
+/// Likewise.
+template <class Derived>
+void from_eigen_vector(const Eigen::PlainObjectBase<Derived>&& temporary) = delete;
 
 /// A column-major Eigen matrix in place: element (i, j) stays element (i, j).
 template <class Derived>

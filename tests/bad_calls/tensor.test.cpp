@@ -80,6 +80,23 @@ const Refusals views({
                 [](Witness& m) {
                   merge_rows(View<3>(m.tensor(40).data(), {2, 3, 2}, {16, 5, 1}));
                 }),
+    shape_error("reshape: x is [2, 6], expected as many elements as [5, 2]",
+                [](Witness& m) {
+                  reshape(m.tensor(2, 6), Shape{5, 2});
+                }),
+    shape_error("reshape: shape is [-2, -6], expected extents of 0 or more",
+                [](Witness& m) {
+                  reshape(m.tensor(2, 6), Shape{-2, -6});
+                }),
+    shape_error("reshape: shape is [4294967296, 4294967296], expected extents whose product is at "
+                "most 2^48",
+                [](Witness& m) {
+                  reshape(m.tensor(2, 6), Shape{Index{1} << 32, Index{1} << 32});
+                }),
+    shape_error("reshape: strides of x [2, 3] are [6, 1], expected elements one behind the other; "
+                "contiguous copies it so",
+                [](Witness& m) { reshape(slice(m.tensor(2, 6), 1, 0, 3), Shape{6}); }),
+    at_null("reshape: x", "[2, 6]", [](Witness& m) { reshape(m.null(2, 6), Shape{12}); }),
     shape_error("split_heads: x is [2, 3, 10], expected a width of 4 equal heads, at least 1",
                 [](Witness& m) { split_heads(m.tensor(2, 3, 10), 4); }),
     shape_error("split_heads: x is [2, 3, 10], expected a width of 0 equal heads, at least 1",

@@ -59,6 +59,30 @@ TEST_CASE("a vector maps to an Eigen row at its own distance", "[tensor]") {
   for (Index n = 0; n < 3; ++n) CHECK(row(n) == x(n, 1));
 }
 
+TEST_CASE("from_eigen_vector has one axis, whichever way the vector stands", "[tensor]") {
+  Eigen::VectorXd column = Eigen::VectorXd::LinSpaced(4, 0, 3);
+  const Out<double, 1> x = from_eigen_vector(column);
+  REQUIRE(x.shape() == Shape{4});
+  x(2) = -1;
+  CHECK(column(2) == -1);
+  const Eigen::RowVectorXd row = column.transpose();
+  STATIC_REQUIRE(std::is_same_v<decltype(from_eigen_vector(row)), In<double, 1>>);
+  CHECK(from_eigen_vector(row).data() == row.data());
+  CHECK(from_eigen_vector(row).strides() == Shape{1});
+
+  const Eigen::MatrixXd by_columns = Eigen::MatrixXd::Random(3, 4);
+  const EigenMatrix<double> by_rows = by_columns;
+  const auto check = [&](const In<double, 1>& y, Index count, const auto& element) {
+    REQUIRE(y.shape() == Shape{count});
+    for (Index n = 0; n < count; ++n) CHECK(y(n) == element(n));
+  };
+  check(from_eigen_vector(by_columns.row(1)), 4, [&](Index n) { return by_columns(1, n); });
+  check(from_eigen_vector(by_columns.col(2)), 3, [&](Index n) { return by_columns(n, 2); });
+  check(from_eigen_vector(by_rows.row(1)), 4, [&](Index n) { return by_columns(1, n); });
+  check(from_eigen_vector(by_rows.col(2)), 3, [&](Index n) { return by_columns(n, 2); });
+  check(from_eigen_vector(by_rows.diagonal()), 3, [&](Index n) { return by_columns(n, n); });
+}
+
 TEST_CASE("a row-major Eigen matrix comes back through from_eigen in place", "[tensor]") {
   EigenMatrix<double> m(3, 4);
   for (Index n = 0; n < 12; ++n) m.data()[n] = static_cast<double>(n);

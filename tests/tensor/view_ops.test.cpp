@@ -97,6 +97,20 @@ TEST_CASE("merge_rows takes one row of each batch element, which lie a batch apa
   CHECK(&rows(1, 3) == &x(1, 4, 3));
 }
 
+TEST_CASE("reshape counts the same elements on by other extents, in place", "[tensor]") {
+  Tensor2<int> x = counted(Shape{2, 6});
+  const View3<int> y = reshape(x, Shape{3, 2, 2});
+  CHECK(y.strides() == Shape{4, 2, 1});
+  for_each_index(y.shape(),
+                 [&](const Shape<3>& i) { CHECK(&y(i) == x.data() + 4 * i[0] + 2 * i[1] + i[2]); });
+  CHECK(reshape(y, Shape{12}).data() == x.data());
+  CHECK(reshape(slice(x, 0, 1, 1), Shape{6, 1})(5, 0) == 11);  // rows of a part are dense, too
+  const Tensor2<int>& constant = x;
+  STATIC_REQUIRE(std::is_same_v<decltype(reshape(constant, Shape{12})), In<int, 1>>);
+  const In<int, 2> none(nullptr, Shape{0, 3});
+  CHECK(reshape(none, Shape{7, 0}).shape() == Shape{7, 0});
+}
+
 TEST_CASE("split_heads over rows of width W has strides (L W, d, W, 1)", "[tensor]") {
   for (Index B : {1, 2}) {
     for (Index L : {1, 2, 7}) {

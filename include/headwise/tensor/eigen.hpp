@@ -70,6 +70,20 @@ View eigen_view(Derived& m) {
   }
 }
 
+/// The axis of a vector that is not 1.
+template <class View, class Derived>
+View eigen_vector_view(Derived& v) {
+  constexpr bool vector = static_cast<bool>(Derived::IsVectorAtCompileTime);
+  static_assert(vector, "this Eigen matrix is no vector by its type: pass from_eigen(m)");
+  if constexpr (vector) {
+    constexpr int axis = static_cast<int>(Derived::ColsAtCompileTime) == 1 ? 0 : 1;
+    const auto m = eigen_view<typename View::template with_rank<2>>(v);
+    return {m.data(), Shape{m.extent(axis)}, Shape{m.stride(axis)}};
+  } else {
+    return {};
+  }
+}
+
 }  // namespace detail
 
 /// A row-major Eigen matrix (or Map, Ref, Block of one), or a vector, as a view of its storage.
@@ -94,6 +108,21 @@ requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> fro
 /// A matrix without a name does not compile: it would be gone when its view is read.
 template <class Derived>
 void from_eigen(const Eigen::PlainObjectBase<Derived>&& temporary) = delete;
+
+/// An Eigen vector, row or column, as a view with one axis: a bias, gamma, one logit a head.
+template <class Derived>
+In<typename Derived::Scalar, 1> from_eigen_vector(const Eigen::DenseBase<Derived>& vector) {
+  return detail::eigen_vector_view<In<typename Derived::Scalar, 1>>(vector.derived());
+}
+/// The same, to be written to.
+template <class Derived>
+requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 1> from_eigen_vector(
+    Eigen::DenseBase<Derived>& vector) {
+  return detail::eigen_vector_view<Out<typename Derived::Scalar, 1>>(vector.derived());
+}
+/// Likewise.
+template <class Derived>
+void from_eigen_vector(const Eigen::PlainObjectBase<Derived>&& temporary) = delete;
 
 /// A column-major Eigen matrix in place: element (i, j) stays element (i, j).
 template <class Derived>

@@ -130,6 +130,23 @@ auto merge_rows(V&& tensor) {
                              Shape{view.stride(view.extent(1) == 1 ? 0 : 1), view.stride(2)});
 }
 
+/// The elements in their order, under other extents: [2, 6] as [3, 4] or [12].
+/// Throws ShapeError unless they are as many and lie one behind the other.
+template <Viewable V, int Q>
+view_of_rank<V&, Q> reshape(V&& tensor, const Shape<Q>& shape) {
+  const auto view = as_view(tensor);
+  require_countable("reshape", "x", view);
+  detail::require_countable("reshape", "shape", shape.extents, &view);
+  if (view.size() != shape.size()) {
+    raise<ShapeError>("reshape: x is ", view.shape(), ", expected as many elements as ", shape);
+  }
+  if (!view.dense()) {
+    raise<ShapeError>("reshape: strides of x ", view.shape(), " are ", view.strides(),
+                      ", expected elements one behind the other; contiguous copies it so");
+  }
+  return {view.data(), shape};
+}
+
 /// [B, L, H d] seen as [B, H, L, d], head i in columns i d ... (i + 1) d - 1.
 ///
 /// Over rows at distance W the strides are (L W, d, W, 1): no element moves.
