@@ -56234,6 +56234,7 @@ Products bf16_products(Bf16Unit unit = bf16_unit()) {
 // and any number of axes. Views: nothing here owns or copies an element.
 //   ParameterList<float> list;
 //   collect(list, "attention.", attention.parameters(), gradients);
+// Lists that are only saved and loaded go without gradients.
 
 namespace headwise::inline v0_1 {
 
@@ -56257,7 +56258,7 @@ struct NamedTensor {
 /// A parameter: what a step changes, and what it is changed by.
 template <class T>
 struct Parameter : NamedTensor<T> {
-  TensorView<T, max_parameter_rank> gradient;  // of the shape of the values
+  TensorView<T, max_parameter_rank> gradient;  // of the shape of the values, or absent
 };
 
 }  // namespace headwise::inline v0_1
@@ -56311,6 +56312,13 @@ class ParameterList {
     add_checked(function, {{std::move(name), R, detail::with_all_axes(value)},
                            detail::with_all_axes(gradient)});
   }
+  /// Adds a parameter without a gradient: to be saved and loaded. Throws as above.
+  template <int R>
+  void add(std::string name, Out<T, R> value) {
+    constexpr std::string_view function = "ParameterList::add";
+    require_countable(function, "value", value);
+    add_checked(function, {{std::move(name), R, detail::with_all_axes(value)}, {}});
+  }
   /// Adds a parameter of another list. Throws as above.
   void add(const Parameter<T>& parameter) { add_checked("ParameterList::add", parameter); }
 
@@ -56335,6 +56343,14 @@ class ParameterList {
   /// Those with one axis: biases, gains and offsets.
   ParameterList vectors() const {
     return those([](const Parameter<T>& p) { return 2 > p.rank; });
+  }
+
+  /// Throws ArgumentError unless every one has a gradient.
+  void require_gradients(std::string_view function) const {
+    for (const Parameter<T>& p : parameters_) {
+      require(!p.gradient.absent(), function, "parameter ", p.name,
+              " has no gradient, expected one, as collect adds it");
+    }
   }
 
   /// How a step over all of them is cut; by their shapes alone.
@@ -56375,6 +56391,17 @@ class ParameterList {
   std::vector<detail::ParameterTask> tasks_;
   Index elements_ = 0;
 };
+
+/// Adds the parameters of a module without gradients: to be saved and loaded. Throws as
+/// ParameterList::add does; the list then is as it was.
+template <Scalar T, class Parameters>
+void collect(ParameterList<T>& list, const std::string& prefix, Parameters& parameters) {
+  ParameterList<T> longer = list;
+  parameters.for_each([&](const std::string& name,
+                          auto view) { longer.template add<decltype(view)::rank>(name, view); },
+                      prefix);
+  list = std::move(longer);
+}
 
 /// Adds the parameters of a module, each with its gradient.
 ///
@@ -56546,9 +56573,10 @@ HEADWISE_STRICT_MATH_BEGIN
 /// Squares are summed in double (in T where that is wider), in an order that the shapes alone
 /// decide: the same bits for any strides and number of threads. What is not finite shows.
 /// Work    2 FLOPs an element.
-/// Throws  std::bad_alloc.
+/// Throws  ArgumentError for a parameter without a gradient, std::bad_alloc.
 template <Scalar T>
 kernels::SumOf<T> gradient_norm(const ParameterList<T>& list, const Context& context = {}) {
+  list.require_gradients("gradient_norm");
   using Sum = kernels::SumOf<T>;
   const auto& tasks = list.tasks();
   const auto count = static_cast<Index>(tasks.size());
@@ -56580,10 +56608,12 @@ Sum clip_factor(const Sum& norm, double max_norm) {
   return Sum(1) < factor ? Sum(1) : factor;
 }
 
-/// Multiplies every gradient by `factor`. Work: 1 FLOP an element.
+/// Multiplies every gradient by `factor`. Work: 1 FLOP an element. Throws ArgumentError for a
+/// parameter without one.
 template <Scalar T>
 void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>& factor,
                      const Context& context = {}) {
+  list.require_gradients("scale_gradients");
   const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   detail::for_gradient_runs(list, context, [&](T* gradient, Index count, Index step) {
     if (step == 1) return run.scale_elements(factor, gradient, count);
@@ -56598,14 +56628,15 @@ void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>
 /// (A step that is given clip_factor as its gradient_scale does the same in one pass less, but
 /// refuses a norm that is NaN, which here makes every gradient NaN.)
 /// Work    3 FLOPs an element.
-/// Throws  ArgumentError for a max_norm that is not above 0, before anything is written;
-///         std::bad_alloc.
+/// Throws  ArgumentError for a max_norm that is not above 0 and a parameter without a gradient,
+///         before anything is written; std::bad_alloc.
 /// Source  Pascanu, Mikolov, Bengio, 2013, arXiv 1211.5063; torch.nn.utils.clip_grad_norm_.
 template <Scalar T>
 kernels::SumOf<T> clip_grad_norm(const ParameterList<T>& list, double max_norm,
                                  const Context& context = {}) {
   require(is_finite_option(max_norm) && max_norm > 0, "clip_grad_norm", "max_norm is ", max_norm,
           ", expected a finite number above 0");
+  list.require_gradients("clip_grad_norm");
   const auto norm = gradient_norm(list, context);
   scale_gradients(list, static_cast<T>(clip_factor(norm, max_norm)), context);
   return norm;
@@ -56613,9 +56644,11 @@ kernels::SumOf<T> clip_grad_norm(const ParameterList<T>& list, double max_norm,
 
 HEADWISE_STRICT_MATH_END
 
-/// Every gradient to 0: before the first backward of a step.
+/// Every gradient to 0: before the first backward of a step. Throws ArgumentError for a parameter
+/// without one.
 template <Scalar T>
 void zero_gradients(const ParameterList<T>& list, const Context& context = {}) {
+  list.require_gradients("zero_gradients");
   detail::for_gradient_runs(list, context, [](T* gradient, Index count, Index step) {
     if (step == 1) return void(std::fill_n(gradient, count, T(0)));
     for (Index i = 0; i < count; ++i) gradient[i * step] = T(0);
@@ -56655,12 +56688,14 @@ class Optimizer {
   /// Adds parameters that are stepped with these options; their state is 0. What the list views has
   /// to outlive the optimiser.
   ///
-  /// Throws   ArgumentError for a name or an element that is in a group already, for options out
-  ///          of range and after the first step; std::bad_alloc. The optimiser then is as it was.
+  /// Throws   ArgumentError for a parameter without a gradient, a name or an element that is in a
+  ///          group already, options out of range and after the first step; std::bad_alloc. The
+  ///          optimiser then is as it was.
   void add_group(ParameterList<T> parameters, const Options& options,
                  std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     constexpr std::string_view function = "Optimizer::add_group";
     options.template require_step_options<T>(function);
+    parameters.require_gradients(function);
     require(steps_ == 0, function, steps_,
             " steps were taken, expected all groups before the first");
     for (const Group& group : groups_) {

@@ -225,6 +225,24 @@ TEST_CASE("parameters that are saved alone are loaded, and are no checkpoint of 
   }
 }
 
+TEST_CASE("what is loaded and saved alone needs no gradients", "[io]") {
+  const TemporaryFolder folder;
+  Training trained, fresh;
+  trained.step();
+  save_checkpoint(folder / "x", trained.list, trained.optimizer);
+  ParameterList<float> alone;
+  collect(alone, "attention.", fresh.module.parameters());
+  load_parameters(folder / "x", alone);
+  save_parameters(folder / "y", alone);
+  Training again;
+  load_parameters(folder / "y", again.list);
+  REQUIRE(alone.size() == again.list.size());
+  for (std::size_t n = 0; n < alone.size(); ++n) {
+    CHECK(alone[n].name == trained.list[n].name);
+    CHECK(bitwise_equal(again.list[n].view, trained.list[n].view));
+  }
+}
+
 TEST_CASE("a checkpoint that cannot be written leaves the one before", "[io]") {
   const TemporaryFolder folder;
   Training training;

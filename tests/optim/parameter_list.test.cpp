@@ -79,6 +79,23 @@ TEST_CASE("what is added to a list in vain leaves it as it was", "[optim]") {
   CHECK(list.size() == 2);
   CHECK(list.elements() == 15);
   CHECK(list.tasks().size() == 2);
+  CHECK_THROWS_AS(collect(list, "a.", other.parameters()), ArgumentError);
+  CHECK(list.size() == 2);
+}
+
+TEST_CASE("parameters may be collected without gradients", "[optim]") {
+  Linear<float> linear(4, 3);
+  auto gradients = linear.zero_gradients();
+  ParameterList<float> list, with_gradients;
+  collect(list, "a.", linear.parameters());
+  collect(with_gradients, "a.", linear.parameters(), gradients);
+  CHECK(described(list) == described(with_gradients));
+  for (std::size_t n = 0; n < list.size(); ++n) {
+    CHECK(list[n].view.data() == with_gradients[n].view.data());
+    CHECK(list[n].gradient.absent());
+  }
+  CHECK(list.elements() == 15);
+  CHECK(list.matrices().size() == 1);
 }
 
 }  // namespace optim_parameter_list

@@ -21,9 +21,10 @@ HEADWISE_STRICT_MATH_BEGIN
 /// Squares are summed in double (in T where that is wider), in an order that the shapes alone
 /// decide: the same bits for any strides and number of threads. What is not finite shows.
 /// Work    2 FLOPs an element.
-/// Throws  std::bad_alloc.
+/// Throws  ArgumentError for a parameter without a gradient, std::bad_alloc.
 template <Scalar T>
 kernels::SumOf<T> gradient_norm(const ParameterList<T>& list, const Context& context = {}) {
+  list.require_gradients("gradient_norm");
   using Sum = kernels::SumOf<T>;
   const auto& tasks = list.tasks();
   const auto count = static_cast<Index>(tasks.size());
@@ -55,10 +56,12 @@ Sum clip_factor(const Sum& norm, double max_norm) {
   return Sum(1) < factor ? Sum(1) : factor;
 }
 
-/// Multiplies every gradient by `factor`. Work: 1 FLOP an element.
+/// Multiplies every gradient by `factor`. Work: 1 FLOP an element. Throws ArgumentError for a
+/// parameter without one.
 template <Scalar T>
 void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>& factor,
                      const Context& context = {}) {
+  list.require_gradients("scale_gradients");
   const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
   detail::for_gradient_runs(list, context, [&](T* gradient, Index count, Index step) {
     if (step == 1) return run.scale_elements(factor, gradient, count);
@@ -73,14 +76,15 @@ void scale_gradients(const ParameterList<T>& list, const std::type_identity_t<T>
 /// (A step that is given clip_factor as its gradient_scale does the same in one pass less, but
 /// refuses a norm that is NaN, which here makes every gradient NaN.)
 /// Work    3 FLOPs an element.
-/// Throws  ArgumentError for a max_norm that is not above 0, before anything is written;
-///         std::bad_alloc.
+/// Throws  ArgumentError for a max_norm that is not above 0 and a parameter without a gradient,
+///         before anything is written; std::bad_alloc.
 /// Source  Pascanu, Mikolov, Bengio, 2013, arXiv 1211.5063; torch.nn.utils.clip_grad_norm_.
 template <Scalar T>
 kernels::SumOf<T> clip_grad_norm(const ParameterList<T>& list, double max_norm,
                                  const Context& context = {}) {
   require(is_finite_option(max_norm) && max_norm > 0, "clip_grad_norm", "max_norm is ", max_norm,
           ", expected a finite number above 0");
+  list.require_gradients("clip_grad_norm");
   const auto norm = gradient_norm(list, context);
   scale_gradients(list, static_cast<T>(clip_factor(norm, max_norm)), context);
   return norm;
@@ -88,9 +92,11 @@ kernels::SumOf<T> clip_grad_norm(const ParameterList<T>& list, double max_norm,
 
 HEADWISE_STRICT_MATH_END
 
-/// Every gradient to 0: before the first backward of a step.
+/// Every gradient to 0: before the first backward of a step. Throws ArgumentError for a parameter
+/// without one.
 template <Scalar T>
 void zero_gradients(const ParameterList<T>& list, const Context& context = {}) {
+  list.require_gradients("zero_gradients");
   detail::for_gradient_runs(list, context, [](T* gradient, Index count, Index step) {
     if (step == 1) return void(std::fill_n(gradient, count, T(0)));
     for (Index i = 0; i < count; ++i) gradient[i * step] = T(0);

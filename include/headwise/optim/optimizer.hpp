@@ -40,12 +40,14 @@ class Optimizer {
   /// Adds parameters that are stepped with these options; their state is 0. What the list views has
   /// to outlive the optimiser.
   ///
-  /// Throws   ArgumentError for a name or an element that is in a group already, for options out
-  ///          of range and after the first step; std::bad_alloc. The optimiser then is as it was.
+  /// Throws   ArgumentError for a parameter without a gradient, a name or an element that is in a
+  ///          group already, options out of range and after the first step; std::bad_alloc. The
+  ///          optimiser then is as it was.
   void add_group(ParameterList<T> parameters, const Options& options,
                  std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     constexpr std::string_view function = "Optimizer::add_group";
     options.template require_step_options<T>(function);
+    parameters.require_gradients(function);
     require(steps_ == 0, function, steps_,
             " steps were taken, expected all groups before the first");
     for (const Group& group : groups_) {

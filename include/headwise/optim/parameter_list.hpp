@@ -2,6 +2,7 @@
 // and any number of axes. Views: nothing here owns or copies an element.
 //   ParameterList<float> list;
 //   collect(list, "attention.", attention.parameters(), gradients);
+// Lists that are only saved and loaded go without gradients.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +38,7 @@ struct NamedTensor {
 /// A parameter: what a step changes, and what it is changed by.
 template <class T>
 struct Parameter : NamedTensor<T> {
-  TensorView<T, max_parameter_rank> gradient;  // of the shape of the values
+  TensorView<T, max_parameter_rank> gradient;  // of the shape of the values, or absent
 };
 
 }  // namespace headwise::inline v0_1
@@ -91,6 +92,13 @@ class ParameterList {
     add_checked(function, {{std::move(name), R, detail::with_all_axes(value)},
                            detail::with_all_axes(gradient)});
   }
+  /// Adds a parameter without a gradient: to be saved and loaded. Throws as above.
+  template <int R>
+  void add(std::string name, Out<T, R> value) {
+    constexpr std::string_view function = "ParameterList::add";
+    require_countable(function, "value", value);
+    add_checked(function, {{std::move(name), R, detail::with_all_axes(value)}, {}});
+  }
   /// Adds a parameter of another list. Throws as above.
   void add(const Parameter<T>& parameter) { add_checked("ParameterList::add", parameter); }
 
@@ -115,6 +123,14 @@ class ParameterList {
   /// Those with one axis: biases, gains and offsets.
   ParameterList vectors() const {
     return those([](const Parameter<T>& p) { return 2 > p.rank; });
+  }
+
+  /// Throws ArgumentError unless every one has a gradient.
+  void require_gradients(std::string_view function) const {
+    for (const Parameter<T>& p : parameters_) {
+      require(!p.gradient.absent(), function, "parameter ", p.name,
+              " has no gradient, expected one, as collect adds it");
+    }
   }
 
   /// How a step over all of them is cut; by their shapes alone.
@@ -155,6 +171,17 @@ class ParameterList {
   std::vector<detail::ParameterTask> tasks_;
   Index elements_ = 0;
 };
+
+/// Adds the parameters of a module without gradients: to be saved and loaded. Throws as
+/// ParameterList::add does; the list then is as it was.
+template <Scalar T, class Parameters>
+void collect(ParameterList<T>& list, const std::string& prefix, Parameters& parameters) {
+  ParameterList<T> longer = list;
+  parameters.for_each([&](const std::string& name,
+                          auto view) { longer.template add<decltype(view)::rank>(name, view); },
+                      prefix);
+  list = std::move(longer);
+}
 
 /// Adds the parameters of a module, each with its gradient.
 ///
