@@ -2741,7 +2741,8 @@ view_of_rank<V&, Q> reshape(V&& tensor, const Shape<Q>& shape) {
   require_countable("reshape", "x", view);
   detail::require_countable("reshape", "shape", shape.extents, &view);
   if (view.size() != shape.size()) {
-    raise<ShapeError>("reshape: x is ", view.shape(), ", expected as many elements as ", shape);
+    raise<ShapeError>("reshape: shape is ", shape, ", expected ", view.size(), " elements (x is ",
+                      view.shape(), ")");
   }
   if (!view.dense()) {
     raise<ShapeError>("reshape: strides of x ", view.shape(), " are ", view.strides(),
@@ -26952,12 +26953,9 @@ Variable<T, 3> merge_heads(const Variable<T, 4>& x) {
 /// dense copy. Throws ShapeError unless there are as many.
 template <int Q, Scalar T, int R>
 Variable<T, Q> reshape(const Variable<T, R>& x, const Shape<Q>& shape) {
-  if (shape.size() != x.size()) {
-    raise<ShapeError>("reshape: shape is ", shape, ", expected ", x.size(), " elements (x is ",
-                      x.shape(), ")");
-  }
-  if (!x.value().dense()) return reshape(contiguous(x), shape);
-  return {x.handle(), In<T, Q>(x.value().data(), shape)};
+  const bool copied = !x.value().dense() && shape.size() == x.size();
+  if (copied) return reshape(contiguous(x), shape);
+  return {x.handle(), reshape(x.value(), shape)};
 }
 
 /// [..., M] seen as [N, M], all axes but the last as one: a view where strides describe that, else

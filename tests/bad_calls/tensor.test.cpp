@@ -80,7 +80,7 @@ const Refusals views({
                 [](Witness& m) {
                   merge_rows(View<3>(m.tensor(40).data(), {2, 3, 2}, {16, 5, 1}));
                 }),
-    shape_error("reshape: x is [2, 6], expected as many elements as [5, 2]",
+    shape_error("reshape: shape is [5, 2], expected 12 elements (x is [2, 6])",
                 [](Witness& m) {
                   reshape(m.tensor(2, 6), Shape{5, 2});
                 }),

@@ -138,7 +138,8 @@ view_of_rank<V&, Q> reshape(V&& tensor, const Shape<Q>& shape) {
   require_countable("reshape", "x", view);
   detail::require_countable("reshape", "shape", shape.extents, &view);
   if (view.size() != shape.size()) {
-    raise<ShapeError>("reshape: x is ", view.shape(), ", expected as many elements as ", shape);
+    raise<ShapeError>("reshape: shape is ", shape, ", expected ", view.size(), " elements (x is ",
+                      view.shape(), ")");
   }
   if (!view.dense()) {
     raise<ShapeError>("reshape: strides of x ", view.shape(), " are ", view.strides(),
