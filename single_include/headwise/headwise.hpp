@@ -5225,7 +5225,7 @@ class RecycledMemory final : public std::pmr::memory_resource {
 
   friend RecycledMemory& recycled_memory();
 
-  // Of who holds the lock.
+  // For who holds the lock.
   void set_kept_bytes(std::size_t bytes) { kept_bytes_.store(bytes, std::memory_order_relaxed); }
   void count_used(std::size_t bytes) {
     used_bytes_ += bytes;
