@@ -931,6 +931,8 @@ struct Exp2Constants<float> {
   // x + shift has round(x) + 127, the exponent's bits of 2^round(x), in its lowest bits.
   static constexpr float shift = 0x1.8p23f + 127;
   static constexpr float lowest = -126.0f;  // below, 2^x is denormal
+  // Below, a weight is nothing beside the sum of 1, and what is multiplied by it may be denormal.
+  static constexpr float lowest_of_flows = -64.0f;
   // log2(e) in two parts: the product of the first with a number of 18 bits is exact.
   static constexpr float log2e_high = 0x1.7p+0f, log2e_low = 0x1.547652p-8f;
   static constexpr int low_bits = 15;  // a square without them has 18
@@ -944,6 +946,7 @@ struct Exp2Constants<double> {
   static constexpr int mantissa_bits = 52;
   static constexpr double shift = 0x1.8p52 + 1023;
   static constexpr double lowest = -1022.0;
+  static constexpr double lowest_of_flows = -512.0;
   static constexpr double log2e_high = 0x1.715p+0, log2e_low = 0x1.1d94ae0bf85dep-14;
   static constexpr int low_bits = 33;  // a square without them has 40
   // 5.6e-18
@@ -6339,7 +6342,9 @@ T weight_unit() {
 /// multiply-adds, for x <= 0 where the result is not denormal, and 0 below. At 0 exactly 1, at
 /// -infinity 0, NaN stays NaN. (Denormal weights, which AVX-512 would give at no cost, made
 /// attention with ALiBi nine times as slow: each product of one takes the processor's slow way.)
-template <Scalar T>
+/// Where gradients flow by it, a weight of less than 2^-64 of the sum, 2^-512 in double, is 0, so
+/// that no flow is denormal. (Flows compared one by one took a quarter of a row's time.)
+template <Scalar T, bool flows = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
@@ -6347,25 +6352,22 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
   } else {
     using S = Simd<T>;
     using C = Exp2Constants<T>;
+    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
 #if HEADWISE_ISA_BYTES == 64
-    // 2^x = 2^n 2^f: an instruction each for f = x - round(x), which is 0 at infinity, and for the
-    // product. (n = floor(x) would save the subtraction and lose bits: x + 1 is rounded.)
+    // 2^x = 2^n 2^f: an instruction each for n = round(x) and for the product. (One for x - n takes
+    // as long as both, and n is wanted, too; n = floor(x) loses bits: x + 1 is rounded.)
     using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, C::lowest);
+    const auto kept = S::not_below(x, lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto in = __builtin_bit_cast(__m512, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
-      return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512, x - f)));
+      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+      return __builtin_bit_cast(Vector,
+                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
     } else {
-      const auto in = __builtin_bit_cast(__m512d, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
+      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
       return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512d, x - f)));
+          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
     }
 #else
     using Vector = typename S::Vector;
@@ -6376,7 +6378,7 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     const Vector scale =
         __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
     // 2. 2^f 2^n
-    return S::select(x < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
   }
 }
@@ -10084,20 +10086,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
-/// x, or 0 where it is so near to 0 that sums of it would be denormal, and each of their steps
-/// slow.
-template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector without_denormals(const typename Simd<T>::Vector& x) {
-  using S = Simd<T>;
-  if constexpr (simd::vectorised<T>) {
-    constexpr T tiny = (std::numeric_limits<T>::min)() / std::numeric_limits<T>::epsilon();
-    const auto negligible = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
-    return S::select(negligible, S::zero(), x);
-  } else {
-    return x;
-  }
-}
-
 /// Steps 4d to 4b of the tile's r-th query against the keys of `panel`, whole vectors: p becomes
 /// e^(scale s - lse) with dropout, ds what flows into the scaled score. `factors` of dropout begin
 /// with the tile's first key; null for none.
@@ -10133,7 +10121,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T>(below * unit);  // 4c
+    auto weight = weight_of<T, true>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -10143,7 +10131,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       kept = weight * factor;
     }
     auto flow = weight * (dp - delta);  // 4c
-    flow = without_denormals<T>(flow);
+
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -13203,7 +13191,7 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T>
+template <Scalar T, bool flows = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
@@ -13211,23 +13199,20 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
   } else {
     using S = Simd<T>;
     using C = Exp2Constants<T>;
+    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, C::lowest);
+    const auto kept = S::not_below(x, lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto in = __builtin_bit_cast(__m512, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
-      return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512, x - f)));
+      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+      return __builtin_bit_cast(Vector,
+                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
     } else {
-      const auto in = __builtin_bit_cast(__m512d, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
+      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
       return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512d, x - f)));
+          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
     }
 #else
     using Vector = typename S::Vector;
@@ -13236,7 +13221,7 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     const Vector f = x - (shifted - C::shift);
     const Vector scale =
         __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
   }
 }
@@ -16484,18 +16469,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector without_denormals(const typename Simd<T>::Vector& x) {
-  using S = Simd<T>;
-  if constexpr (simd::vectorised<T>) {
-    constexpr T tiny = (std::numeric_limits<T>::min)() / std::numeric_limits<T>::epsilon();
-    const auto negligible = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
-    return S::select(negligible, S::zero(), x);
-  } else {
-    return x;
-  }
-}
-
-template <class T>
 void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
@@ -16526,7 +16499,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T>(below * unit);  // 4c
+    auto weight = weight_of<T, true>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -16536,7 +16509,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       kept = weight * factor;
     }
     auto flow = weight * (dp - delta);  // 4c
-    flow = without_denormals<T>(flow);
+
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -19335,7 +19308,7 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T>
+template <Scalar T, bool flows = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
@@ -19343,23 +19316,20 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
   } else {
     using S = Simd<T>;
     using C = Exp2Constants<T>;
+    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, C::lowest);
+    const auto kept = S::not_below(x, lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto in = __builtin_bit_cast(__m512, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
-      return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512, x - f)));
+      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+      return __builtin_bit_cast(Vector,
+                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
     } else {
-      const auto in = __builtin_bit_cast(__m512d, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
+      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
       return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512d, x - f)));
+          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
     }
 #else
     using Vector = typename S::Vector;
@@ -19368,7 +19338,7 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     const Vector f = x - (shifted - C::shift);
     const Vector scale =
         __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
   }
 }
@@ -22616,18 +22586,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector without_denormals(const typename Simd<T>::Vector& x) {
-  using S = Simd<T>;
-  if constexpr (simd::vectorised<T>) {
-    constexpr T tiny = (std::numeric_limits<T>::min)() / std::numeric_limits<T>::epsilon();
-    const auto negligible = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
-    return S::select(negligible, S::zero(), x);
-  } else {
-    return x;
-  }
-}
-
-template <class T>
 void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
@@ -22658,7 +22616,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T>(below * unit);  // 4c
+    auto weight = weight_of<T, true>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -22668,7 +22626,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       kept = weight * factor;
     }
     auto flow = weight * (dp - delta);  // 4c
-    flow = without_denormals<T>(flow);
+
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -39873,7 +39831,7 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T>
+template <Scalar T, bool flows = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
@@ -39881,23 +39839,20 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
   } else {
     using S = Simd<T>;
     using C = Exp2Constants<T>;
+    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, C::lowest);
+    const auto kept = S::not_below(x, lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto in = __builtin_bit_cast(__m512, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
-      return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512, x - f)));
+      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+      return __builtin_bit_cast(Vector,
+                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
     } else {
-      const auto in = __builtin_bit_cast(__m512d, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
+      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
       return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512d, x - f)));
+          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
     }
 #else
     using Vector = typename S::Vector;
@@ -39906,7 +39861,7 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     const Vector f = x - (shifted - C::shift);
     const Vector scale =
         __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
   }
 }
@@ -43154,18 +43109,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector without_denormals(const typename Simd<T>::Vector& x) {
-  using S = Simd<T>;
-  if constexpr (simd::vectorised<T>) {
-    constexpr T tiny = (std::numeric_limits<T>::min)() / std::numeric_limits<T>::epsilon();
-    const auto negligible = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
-    return S::select(negligible, S::zero(), x);
-  } else {
-    return x;
-  }
-}
-
-template <class T>
 void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
@@ -43196,7 +43139,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T>(below * unit);  // 4c
+    auto weight = weight_of<T, true>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -43206,7 +43149,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       kept = weight * factor;
     }
     auto flow = weight * (dp - delta);  // 4c
-    flow = without_denormals<T>(flow);
+
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -44090,7 +44033,7 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T>
+template <Scalar T, bool flows = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
@@ -44098,23 +44041,20 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
   } else {
     using S = Simd<T>;
     using C = Exp2Constants<T>;
+    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, C::lowest);
+    const auto kept = S::not_below(x, lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto in = __builtin_bit_cast(__m512, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
-      return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512, x - f)));
+      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+      return __builtin_bit_cast(Vector,
+                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
     } else {
-      const auto in = __builtin_bit_cast(__m512d, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
+      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
       return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512d, x - f)));
+          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
     }
 #else
     using Vector = typename S::Vector;
@@ -44123,7 +44063,7 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     const Vector f = x - (shifted - C::shift);
     const Vector scale =
         __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
   }
 }
@@ -47371,18 +47311,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector without_denormals(const typename Simd<T>::Vector& x) {
-  using S = Simd<T>;
-  if constexpr (simd::vectorised<T>) {
-    constexpr T tiny = (std::numeric_limits<T>::min)() / std::numeric_limits<T>::epsilon();
-    const auto negligible = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
-    return S::select(negligible, S::zero(), x);
-  } else {
-    return x;
-  }
-}
-
-template <class T>
 void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
@@ -47413,7 +47341,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T>(below * unit);  // 4c
+    auto weight = weight_of<T, true>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -47423,7 +47351,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       kept = weight * factor;
     }
     auto flow = weight * (dp - delta);  // 4c
-    flow = without_denormals<T>(flow);
+
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -48303,7 +48231,7 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T>
+template <Scalar T, bool flows = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
@@ -48311,23 +48239,20 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
   } else {
     using S = Simd<T>;
     using C = Exp2Constants<T>;
+    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, C::lowest);
+    const auto kept = S::not_below(x, lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto in = __builtin_bit_cast(__m512, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
-      return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512, x - f)));
+      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+      return __builtin_bit_cast(Vector,
+                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
     } else {
-      const auto in = __builtin_bit_cast(__m512d, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
+      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
       return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512d, x - f)));
+          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
     }
 #else
     using Vector = typename S::Vector;
@@ -48336,7 +48261,7 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     const Vector f = x - (shifted - C::shift);
     const Vector scale =
         __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
   }
 }
@@ -51584,18 +51509,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector without_denormals(const typename Simd<T>::Vector& x) {
-  using S = Simd<T>;
-  if constexpr (simd::vectorised<T>) {
-    constexpr T tiny = (std::numeric_limits<T>::min)() / std::numeric_limits<T>::epsilon();
-    const auto negligible = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
-    return S::select(negligible, S::zero(), x);
-  } else {
-    return x;
-  }
-}
-
-template <class T>
 void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
@@ -51626,7 +51539,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T>(below * unit);  // 4c
+    auto weight = weight_of<T, true>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -51636,7 +51549,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       kept = weight * factor;
     }
     auto flow = weight * (dp - delta);  // 4c
-    flow = without_denormals<T>(flow);
+
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -52516,7 +52429,7 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T>
+template <Scalar T, bool flows = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
@@ -52524,23 +52437,20 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
   } else {
     using S = Simd<T>;
     using C = Exp2Constants<T>;
+    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
 #if HEADWISE_ISA_BYTES == 64
     using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, C::lowest);
+    const auto kept = S::not_below(x, lowest);
     if constexpr (sizeof(T) == 4) {
-      const auto in = __builtin_bit_cast(__m512, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_ps(0xFFFF, in, 0));
-      return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512, x - f)));
+      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+      return __builtin_bit_cast(Vector,
+                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
     } else {
-      const auto in = __builtin_bit_cast(__m512d, x);
-      const auto f = __builtin_bit_cast(Vector, _mm512_maskz_reduce_pd(0xFF, in, 0));
+      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
       return __builtin_bit_cast(
-          Vector,
-          _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
-                                 __builtin_bit_cast(__m512d, x - f)));
+          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
     }
 #else
     using Vector = typename S::Vector;
@@ -52549,7 +52459,7 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     const Vector f = x - (shifted - C::shift);
     const Vector scale =
         __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
   }
 }
@@ -55797,18 +55707,6 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
 }
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector without_denormals(const typename Simd<T>::Vector& x) {
-  using S = Simd<T>;
-  if constexpr (simd::vectorised<T>) {
-    constexpr T tiny = (std::numeric_limits<T>::min)() / std::numeric_limits<T>::epsilon();
-    const auto negligible = S::both(S::broadcast(-tiny) < x, x < S::broadcast(tiny));
-    return S::select(negligible, S::zero(), x);
-  } else {
-    return x;
-  }
-}
-
-template <class T>
 void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
@@ -55839,7 +55737,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T>(below * unit);  // 4c
+    auto weight = weight_of<T, true>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -55849,7 +55747,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       kept = weight * factor;
     }
     auto flow = weight * (dp - delta);  // 4c
-    flow = without_denormals<T>(flow);
+
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
