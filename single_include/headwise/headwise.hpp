@@ -28773,8 +28773,7 @@ class OrderedTurns {
   /// Returns when `turn` turns are done at a place.
   void wait(Index place, Index turn) {
     constexpr int spins = 512;  // some microseconds: who is before is a tile ahead
-    const std::atomic_ref<Index> done(done_[place]);
-    for (int spin = 0; done.load(std::memory_order_acquire) != turn; ++spin) {
+    for (int spin = 0; done(place) != turn; ++spin) {
       if (spin < spins) {
         relax();
       } else {
@@ -28923,7 +28922,7 @@ class FlashBackwardCall {
         score_(to.score, sequences, {run_.backward_queries, run_.backward_keys}, context.memory) {}
 
   /// Everything, but for dq where it is stored as another type.
-  void run_key_blocks() {
+  void run() {
     if (sizes_.group() == 0) {
       fill(to_.dk, U());
       fill(to_.dv, U());
@@ -29128,7 +29127,7 @@ void flash_backward(const FlashSequences& sequences, const In<U, 4>& d_o,
                     const AttentionOptions<T>& options, const AttentionGradients<T, U>& to,
                     const Context& context) {
   FlashBackwardCall<T, U> call(sequences, d_o, inputs, kept, options, to, context);
-  call.run_key_blocks();
+  call.run();
   call.store_queries();
 }
 

@@ -52,7 +52,7 @@ class FlashBackwardCall {
         score_(to.score, sequences, {run_.backward_queries, run_.backward_keys}, context.memory) {}
 
   /// Everything, but for dq where it is stored as another type.
-  void run_key_blocks() {
+  void run() {
     if (sizes_.group() == 0) {
       fill(to_.dk, U());
       fill(to_.dv, U());
@@ -257,7 +257,7 @@ void flash_backward(const FlashSequences& sequences, const In<U, 4>& d_o,
                     const AttentionOptions<T>& options, const AttentionGradients<T, U>& to,
                     const Context& context) {
   FlashBackwardCall<T, U> call(sequences, d_o, inputs, kept, options, to, context);
-  call.run_key_blocks();
+  call.run();
   call.store_queries();
 }
 

@@ -29,8 +29,7 @@ class OrderedTurns {
   /// Returns when `turn` turns are done at a place.
   void wait(Index place, Index turn) {
     constexpr int spins = 512;  // some microseconds: who is before is a tile ahead
-    const std::atomic_ref<Index> done(done_[place]);
-    for (int spin = 0; done.load(std::memory_order_acquire) != turn; ++spin) {
+    for (int spin = 0; done(place) != turn; ++spin) {
       if (spin < spins) {
         relax();
       } else {
