@@ -6342,8 +6342,6 @@ T weight_unit() {
 /// multiply-adds, for x <= 0 where the result is not denormal, and 0 below. At 0 exactly 1, at
 /// -infinity 0, NaN stays NaN. (Denormal weights, which AVX-512 would give at no cost, made
 /// attention with ALiBi nine times as slow: each product of one takes the processor's slow way.)
-/// Where gradients flow by it, a weight of less than 2^-64 of the sum, 2^-512 in double, is 0, so
-/// that no flow is denormal. (Flows compared one by one took a quarter of a row's time.)
 template <Scalar T, bool flows = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
@@ -6381,6 +6379,13 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
     return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
   }
+}
+
+/// The same where gradients flow by it: 0 below 2^-64, 2^-512 in double, so that no flow is
+/// denormal. (Flows compared one by one took a quarter of a row's time.)
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
 }
 
 /// y_n = weight_of(x_n), n < count.
@@ -10094,7 +10099,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_flow;
   const Index i = block.i0 + r;
   T* p = buffers.p + r * BackwardTile<T>::row;
   T* ds = buffers.ds + r * BackwardTile<T>::row;
@@ -10121,7 +10126,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T, true>(below * unit);  // 4c
+    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -13227,6 +13232,11 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
 }
 
 template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
+}
+
+template <Scalar T>
 void weights_of(const T* x, Index count, T* y) {
   using S = Simd<T>;
   T part[std::size_t{S::width}] = {};
@@ -16473,7 +16483,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_flow;
   const Index i = block.i0 + r;
   T* p = buffers.p + r * BackwardTile<T>::row;
   T* ds = buffers.ds + r * BackwardTile<T>::row;
@@ -16499,7 +16509,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T, true>(below * unit);  // 4c
+    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -19344,6 +19354,11 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
 }
 
 template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
+}
+
+template <Scalar T>
 void weights_of(const T* x, Index count, T* y) {
   using S = Simd<T>;
   T part[std::size_t{S::width}] = {};
@@ -22590,7 +22605,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_flow;
   const Index i = block.i0 + r;
   T* p = buffers.p + r * BackwardTile<T>::row;
   T* ds = buffers.ds + r * BackwardTile<T>::row;
@@ -22616,7 +22631,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T, true>(below * unit);  // 4c
+    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -39866,6 +39881,11 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
 }
 
 template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
+}
+
+template <Scalar T>
 void weights_of(const T* x, Index count, T* y) {
   using S = Simd<T>;
   T part[std::size_t{S::width}] = {};
@@ -43112,7 +43132,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_flow;
   const Index i = block.i0 + r;
   T* p = buffers.p + r * BackwardTile<T>::row;
   T* ds = buffers.ds + r * BackwardTile<T>::row;
@@ -43138,7 +43158,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T, true>(below * unit);  // 4c
+    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -44068,6 +44088,11 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
 }
 
 template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
+}
+
+template <Scalar T>
 void weights_of(const T* x, Index count, T* y) {
   using S = Simd<T>;
   T part[std::size_t{S::width}] = {};
@@ -47314,7 +47339,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_flow;
   const Index i = block.i0 + r;
   T* p = buffers.p + r * BackwardTile<T>::row;
   T* ds = buffers.ds + r * BackwardTile<T>::row;
@@ -47340,7 +47365,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T, true>(below * unit);  // 4c
+    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -48266,6 +48291,11 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
 }
 
 template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
+}
+
+template <Scalar T>
 void weights_of(const T* x, Index count, T* y) {
   using S = Simd<T>;
   T part[std::size_t{S::width}] = {};
@@ -51512,7 +51542,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_flow;
   const Index i = block.i0 + r;
   T* p = buffers.p + r * BackwardTile<T>::row;
   T* ds = buffers.ds + r * BackwardTile<T>::row;
@@ -51538,7 +51568,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T, true>(below * unit);  // 4c
+    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -52464,6 +52494,11 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vecto
 }
 
 template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
+}
+
+template <Scalar T>
 void weights_of(const T* x, Index count, T* y) {
   using S = Simd<T>;
   T part[std::size_t{S::width}] = {};
@@ -55710,7 +55745,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
                   T scale, const T* factors, const BackwardScratch<T>& buffers,
                   const BackwardMask<T>& mask) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_flow;
   const Index i = block.i0 + r;
   T* p = buffers.p + r * BackwardTile<T>::row;
   T* ds = buffers.ds + r * BackwardTile<T>::row;
@@ -55736,7 +55771,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   const KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
     const auto below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
-    auto weight = weight_of<T, true>(below * unit);  // 4c
+    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
