@@ -17,6 +17,7 @@
 #include "headwise/kernels/mask_function.hpp"
 #include "headwise/kernels/score_function.hpp"
 #include "headwise/nn/cost.hpp"
+#include "headwise/nn/cross_attention_step.hpp"
 #include "headwise/nn/embedding.hpp"
 #include "headwise/nn/feed_forward.hpp"
 #include "headwise/nn/head_parallel.hpp"

@@ -33823,610 +33823,6 @@ Named(const char*, V) -> Named<V>;
 
 }  // namespace headwise::inline v0_1::detail
 
-// headwise/nn/feed_forward_parameters.hpp
-// What a FeedForward is, what one call of it is asked for, what it learns and what forward leaves.
-
-namespace headwise::inline v0_1 {
-
-/// The shape of a module.
-struct FeedForwardOptions {
-  Index d_model = 0;                         // D, width of input and output
-  Index d_hidden = 0;                        // F, width in between; 4 D
-  Activation activation = Activation::gelu;  // f
-  bool gated = false;                        // f(gate) up; with silu: SwiGLU
-  bool bias = true;                          // of all products
-  Init init = Init::xavier_normal;           // the scale of the weights at the start
-  std::uint64_t seed = 0;                    // of the weights at the start
-
-  /// All of them with every default filled in. Throws ArgumentError for what makes no module.
-  FeedForwardOptions resolved() const {
-    FeedForwardOptions full = *this;
-    constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
-    require(d_model >= 1 && d_model <= widest, "FeedForward", "d_model is ", d_model,
-            ", expected 1 to 2^30");
-    if (d_hidden == 0) full.d_hidden = 4 * d_model;
-    require(full.d_hidden >= 1 && full.d_hidden <= widest, "FeedForward", "d_hidden is ",
-            full.d_hidden, ", expected 1 to 2^30 (0: 4 d_model)");
-    return full;
-  }
-  /// Columns of the first product: F, or 2 F where they are gate | up. Of resolved options.
-  Index in_width() const { return gated ? 2 * d_hidden : d_hidden; }
-  /// Whether what one of them left in a cache fits the other. Of resolved options.
-  bool same_shape(const FeedForwardOptions& other) const {
-    return d_model == other.d_model && d_hidden == other.d_hidden &&
-           activation == other.activation && gated == other.gated;
-  }
-};
-
-/// One call. Give each dropout a seed of its own.
-struct FeedForwardCall {
-  Dropout hidden_dropout = {};  // of what the second product reads; none: inference
-  Dropout output_dropout = {};  // of the output, after its bias
-};
-
-/// Weights are [in, out]; its gradients have the same form. The matrices are kept as numbers of
-/// type W.
-template <Scalar T, KeptAs<T> W = T>
-struct FeedForwardParameters {
-  Tensor<W, 2> w_in;   // [D, F], or [D, 2 F]: columns gate | up
-  Tensor<T, 1> b_in;   // [F], or [2 F]; or absent
-  Tensor<W, 2> w_out;  // [F, D]
-  Tensor<T, 1> b_out;  // [D], or absent
-  bool gated = false;  // whether w_in and b_in are gate | up
-
-  FeedForwardParameters() = default;
-  /// All 0. The options are resolved ones.
-  explicit FeedForwardParameters(const FeedForwardOptions& o, std::pmr::memory_resource* memory =
-                                                                  std::pmr::get_default_resource())
-      : w_in({o.d_model, o.in_width()}, memory),
-        w_out({o.d_hidden, o.d_model}, memory),
-        gated(o.gated) {
-    if (!o.bias) return;
-    b_in = Tensor<T, 1>({o.in_width()}, memory);
-    b_out = Tensor<T, 1>({o.d_model}, memory);
-  }
-
-  /// f(name, view) for each that is there: W_gate, W_up, W_down, b_gate, b_up, b_down behind
-  /// `prefix`, those of a gate only where there is one. Views are writable where this is not const.
-  template <class F>
-  void for_each(F&& f, const std::string& prefix = "") {
-    walk(*this, f, prefix);
-  }
-  /// The same of what is not written to.
-  template <class F>
-  void for_each(F&& f, const std::string& prefix = "") const {
-    walk(*this, f, prefix);
-  }
-
-  /// Everything to 0, as of gradients between two steps.
-  void zero() {
-    for_each([](const std::string&, auto view) { fill(view, T(0)); });
-  }
-
- private:
-  template <class Self, class F>
-  static void walk(Self& self, F& f, const std::string& prefix) {
-    const auto visit = [&](const std::string& kind, const auto& parts) {
-      for (const auto& [name, view] : std::span(parts).subspan(self.gated ? 0 : 1)) {
-        f(kind + name, as_view(view));
-      }
-    };
-    visit(prefix + "W_", parts_of(self.gated, as_view(self.w_in), as_view(self.w_out)));
-    if (self.b_in.absent()) return;
-    visit(prefix + "b_", parts_of(self.gated, as_view(self.b_in), as_view(self.b_out)));
-  }
-  /// Gate | up of `in`, and `out`: weights or biases. Without a gate that part has no width.
-  template <class View>
-  static auto parts_of(bool gated, const View& in, const View& out) {
-    using detail::Named;
-    constexpr int last = View::rank - 1;
-    const Index width = in.extent(last), gate = gated ? width / 2 : 0;
-    return std::array{Named{"gate", slice(in, last, 0, gate)},
-                      Named{"up", slice(in, last, gate, width - gate)}, Named{"down", out}};
-  }
-};
-
-/// What a forward call leaves for its backward, owned by the caller. It views x, which must outlive
-/// the backward call.
-template <Scalar T>
-struct FeedForwardCache {
-  ViewedInput<T, 2> x;          // [N, D]
-  SavedTensor<T, 2> hidden;     // [N, F], or [N, 2 F]: gate | up
-  SavedTensor<T, 2> activated;  // [N, F]; after its dropout
-  FeedForwardOptions module;    // of the module that filled it
-  FeedForwardCall call;         // what forward was asked for
-  Saved saved;                  // what the tensors of SavedTensor are kept as
-  bool filled = false;          // whether forward has been called with it
-};
-
-}  // namespace headwise::inline v0_1
-
-// headwise/ops/saved_in.hpp
-// Tensors that are kept in 16 bits from forward to backward. They are rounded while forward runs,
-// before anything reads them: backward follows what forward computed.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// What a call that fills a cache of T keeps it as: of other types than float nothing is rounded,
-/// and the path that keeps its weights keeps all as it is.
-template <class T>
-Saved saved_of(const Context& context, Path path = Path::flash) {
-  return std::same_as<T, float> && path == Path::flash ? context.saved : Saved();
-}
-
-/// f(numbers of 16 bits of a SavedTensor), where it is kept in them.
-template <class X, class F>
-void with_kept(X& x, const Saved& saved, const F& f) {
-  if constexpr (std::same_as<typename X::value_type, float>) {
-    if (saved.as() == StoredAs::bf16) return f(x.template kept<BFloat16>());
-    if (saved.as() == StoredAs::fp16) return f(x.template kept<Float16>());
-  }
-}
-
-/// Each number becomes the nearest one of 16 bits, and is kept so. Throws std::bad_alloc.
-template <class X>
-void round_saved(X& x, const Saved& saved, const Context& context) {
-  if (x.absent()) return;
-  with_kept(x, saved, [&]<class U, int R>(Tensor<U, R>& kept) {
-    kept = Tensor<U, R>::uninitialized(x.shape(), context.memory);
-    for_rows(context, x.size(), 1, [&](Index begin, Index end) {
-      saved.round(x.data() + begin, end - begin, kept.data() + begin);
-    });
-  });
-}
-
-/// Throws ShapeError unless a tensor has its shape, as what it is kept as.
-template <class X, int R>
-void require_saved_shape(std::string_view function, std::string_view argument, const X& x,
-                         const Saved& saved, const Shape<R>& expected, std::string_view whence) {
-  if (saved.exact()) return require_shape(function, argument, x, expected, whence);
-  with_kept(x, saved,
-            [&](const auto& kept) { require_shape(function, argument, kept, expected, whence); });
-}
-
-/// What is kept in 16 bits is no longer there as it was computed.
-template <class X>
-void drop_saved_floats(X& x, const Saved& saved) {
-  with_kept(x, saved, [&](const auto&) { Tensor<typename X::value_type, X::rank>().swap(x); });
-}
-
-/// What round_saved made of it; absent where it was. Throws std::bad_alloc.
-template <int R>
-Tensor<float, R> widen_saved(const SavedFloats<R>& x, const Saved& saved, const Context& context) {
-  Tensor<float, R> wide;
-  with_kept(x, saved, [&](const auto& kept) {
-    if (kept.absent()) return;
-    wide = Tensor<float, R>::uninitialized(kept.shape(), context.memory);
-    for_rows(context, wide.size(), 1, [&](Index begin, Index end) {
-      saved.widen(kept.data() + begin, end - begin, wide.data() + begin);
-    });
-  });
-  return wide;
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// What modules of float keep for backward in numbers of U, each the nearest one: for the context
-/// of a forward call, `{.saved = saved_in<BFloat16>()}`.
-///
-/// Rounded are what attention reads, norms that projections read, and both sides of the
-/// feed-forward's activation. Forward goes on from the rounded numbers and backward reads the same:
-/// gradients are those of what forward computed, rounding taken for a step of slope 1. What is
-/// added up from block to block stays as it is, and so do what attention gave, logsumexps, moments
-/// of norms, and all that Path::materialized keeps. Where nothing is kept, in inference, nothing is
-/// rounded.
-///
-/// Backward is not told: a cache knows what it is kept as. While it runs, the floats of one
-/// module's or block's cache are there again.
-template <NarrowFloat U>
-Saved saved_in() {
-  const auto widen = [](StoredAs as, const void* from, Index n, float* to) {
-    kernels::model_kernels_here<float>().widen_rows(as, {from, n, 1}, 1, n, to);
-  };
-  return Saved(detail::stored_as<U>, kernels::model_kernels_here<float>().round_elements, widen);
-}
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/nn/feed_forward_steps.hpp
-// The steps of a FeedForward, forward and backward.
-//
-//   1 linear       h = x W_in + b_in        [N, F], or [N, 2 F]: gate | up
-//   2 activation   a = f(h), or f(gate) up  [N, F]
-//   3 dropout      of a, optional
-//   4 linear       y = a W_out + b_out      [N, D]
-//   5 dropout      of y, optional
-//
-// Backward walks the same list up.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// gate | up of [N, 2 F]; up is absent where there is one half alone.
-template <class View>
-struct GateAndUp {
-  View gate, up;  // [N, F]
-
-  template <class X>
-  GateAndUp(X& hidden, const FeedForwardOptions& o)
-      : gate(slice(hidden, 1, 0, o.d_hidden)),
-        up(o.gated ? View(slice(hidden, 1, o.d_hidden, o.d_hidden)) : View()) {}
-};
-
-/// Fills the cache, which says what it is kept as. The shapes are its caller's to check.
-template <class T, class W>
-void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParameters<T, W>& p,
-                          In<T, 2> x, FeedForwardCache<T>& cache, Out<T, 2> y,
-                          const Context& context) {
-  const Index N = x.extent(0);
-  cache.x = x;
-  cache.module = o;
-  // 1 linear
-  cache.hidden = Tensor<T, 2>::uninitialized({N, o.in_width()}, context.memory);
-  linear_forward(x, p.w_in, p.b_in, cache.hidden, context);
-  round_saved(cache.hidden, cache.saved, context);
-  // 2 activation
-  cache.activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
-  const GateAndUp<In<T, 2>> h(std::as_const(cache.hidden), o);
-  if (N != 0) activate_rows<T>(o.activation, h.gate, h.up, cache.activated, context);
-  // 3 dropout
-  if (cache.call.hidden_dropout.active()) {
-    dropout_forward(In<T, 2>(cache.activated), cache.call.hidden_dropout, cache.activated, context);
-  }
-  round_saved(cache.activated, cache.saved, context);
-  // 4 linear
-  linear_forward(In<T, 2>(cache.activated), p.w_out, p.b_out, y, context);
-  // 5 dropout
-  if (cache.call.output_dropout.active()) {
-    dropout_forward(In<T, 2>(y), cache.call.output_dropout, y, context);
-  }
-  drop_saved_floats(cache.hidden, cache.saved);
-  drop_saved_floats(cache.activated, cache.saved);
-  cache.filled = true;
-}
-
-/// A cache of the numbers that another keeps in 16 bits; it views what that one does. Throws
-/// std::bad_alloc.
-template <std::same_as<float> T>
-FeedForwardCache<T> wide_feed_forward_cache(const FeedForwardCache<T>& cache,
-                                            const Context& context) {
-  FeedForwardCache<T> wide;
-  wide.x = cache.x;
-  wide.hidden = widen_saved(cache.hidden, cache.saved, context);
-  wide.activated = widen_saved(cache.activated, cache.saved, context);
-  wide.module = cache.module;
-  wide.call = cache.call;
-  wide.filled = cache.filled;
-  return wide;
-}
-
-/// Throws for a cache that this module did not fill, and for gradients of another.
-template <class T>
-void require_feed_forward_cache(std::string_view function, const FeedForwardOptions& o,
-                                const FeedForwardCache<T>& cache) {
-  require_filled(function, cache);
-  require(cache.module.same_shape(o), function,
-          "the cache is of a module of another shape, expected one that this module filled");
-  const Index N = cache.x.extent(0);
-  const auto whence = "what forward left: a cache that was moved from is empty";
-  require_saved_shape(function, "cache.hidden", cache.hidden, cache.saved, Shape{N, o.in_width()},
-                      whence);
-  require_saved_shape(function, "cache.activated", cache.activated, cache.saved,
-                      Shape{N, o.d_hidden}, whence);
-}
-
-/// Throws ShapeError unless every gradient has the shape of its parameter.
-template <class T, class W>
-void require_feed_forward_gradients(std::string_view function, const FeedForwardParameters<T, W>& p,
-                                    const FeedForwardParameters<T>& gradients) {
-  const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
-    require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
-  };
-  check("gradients.w_in", gradients.w_in, p.w_in);
-  check("gradients.b_in", gradients.b_in, p.b_in);
-  check("gradients.w_out", gradients.w_out, p.w_out);
-  check("gradients.b_out", gradients.b_out, p.b_out);
-}
-
-/// Steps 5 to 1 up to dx and, when nothing can fail any more, the gradients of the parameters.
-template <class T, class W>
-class FeedForwardBackward {
- public:
-  /// dy [N, D] and the cache have to stay. Writes dx [N, D]. Throws std::bad_alloc.
-  FeedForwardBackward(const FeedForwardOptions& o, const FeedForwardParameters<T, W>& p,
-                      In<T, 2> dy, const FeedForwardCache<T>& cache, Out<T, 2> dx,
-                      const Context& context)
-      : x_(viewed_numbers(cache.x, widened_x_, context)), d_y_(dy) {
-    const Index N = cache.x.extent(0);
-    // 5 dropout
-    if (cache.call.output_dropout.active()) {
-      dropped_ = Tensor<T, 2>::uninitialized(dy.shape(), context.memory);
-      dropout_backward(dy, cache.call.output_dropout, dropped_, context);
-      d_y_ = dropped_;
-    }
-    // 4 linear
-    auto d_activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
-    linear_backward(d_y_, cache.activated, In<W, 2>(p.w_out), d_activated, {}, {}, context);
-    // 3 dropout
-    if (cache.call.hidden_dropout.active()) {
-      dropout_backward(In<T, 2>(d_activated), cache.call.hidden_dropout, d_activated, context);
-    }
-    // 2 activation; in place where there is no gate
-    if (o.gated) d_hidden_ = Tensor<T, 2>::uninitialized({N, o.in_width()}, context.memory);
-    const GateAndUp<In<T, 2>> h(cache.hidden, o);
-    const GateAndUp<Out<T, 2>> d_h(o.gated ? d_hidden_ : d_activated, o);
-    if (N != 0) {
-      activate_rows_backward<T>(o.activation, d_activated, h.gate, h.up, d_h.gate, d_h.up, context);
-    }
-    if (!o.gated) d_hidden_ = std::move(d_activated);
-    // 1 linear
-    linear_backward(In<T, 2>(d_hidden_), x_, In<W, 2>(p.w_in), dx, {}, {}, context);
-    // The gradients of the parameters of 4 linear and 1 linear
-    of_w_out_.emplace(d_y_, cache.activated, context);
-    of_w_in_.emplace(d_hidden_, x_, context);
-    workspace_.emplace(context.executor.concurrency(),
-                       std::max<Index>(of_w_out_->scratch(), of_w_in_->scratch()), context.memory);
-  }
-  FeedForwardBackward(const FeedForwardBackward&) = delete;
-  FeedForwardBackward& operator=(const FeedForwardBackward&) = delete;
-
-  void add_to(FeedForwardParameters<T>& gradients, const Context& context) {
-    of_w_out_->add_to(gradients.w_out, *workspace_, context);
-    if (!gradients.b_out.absent()) bias_backward(d_y_, gradients.b_out, context);
-    of_w_in_->add_to(gradients.w_in, *workspace_, context);
-    if (!gradients.b_in.absent()) bias_backward(In<T, 2>(d_hidden_), gradients.b_in, context);
-  }
-
- private:
-  Tensor<T, 2> widened_x_;  // [N, D]; where the cache views 16 bits
-  const In<T, 2> x_;        // [N, D]
-  Tensor<T, 2> dropped_;    // [N, D]
-  In<T, 2> d_y_;            // [N, D]
-  Tensor<T, 2> d_hidden_;   // [N, F], or [N, 2 F]
-  std::optional<LinearWeightGradient<T>> of_w_out_, of_w_in_;
-  std::optional<Workspace<T>> workspace_;
-};
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-// headwise/nn/narrow_ends.hpp
-// Modules of floats with inputs and outputs of 16 bits: each number of an input becomes a float,
-// each of an output the nearest number of the input's type, and a cache views what was given.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// narrow = y, each number as the nearest one of U; y becomes these numbers. Of one shape, dense.
-template <NarrowFloat U, int R>
-void round_to(Tensor<float, R>& y, Tensor<U, R>& narrow, const Context& context) {
-  const auto round = kernels::model_kernels_here<float>().round_elements;
-  for_rows(context, y.size(), 1, [&](Index begin, Index end) {
-    round(stored_as<U>, y.data() + begin, end - begin, narrow.data() + begin);
-  });
-}
-
-/// y in U, of its shape. Throws std::bad_alloc.
-template <NarrowFloat U, int R>
-Tensor<U, R> narrowed(Tensor<float, R> y, const Context& context) {
-  auto narrow = Tensor<U, R>::uninitialized(y.shape(), context.memory);
-  round_to(y, narrow, context);
-  return narrow;
-}
-
-/// What a cache views of an input.
-template <NarrowFloat U, int R>
-ViewedFloats<R> viewed(const In<U, R>& x) {
-  return {x, [](const ViewedFloats<R>& of, const Context& context) {
-            return widened_tensor(of.template as<U>(), context);
-          }};
-}
-
-// The calls of a module with ends in U, by those that it has for floats. What they may be given has
-// been checked: an error of theirs is that there is no memory.
-
-/// y for x, where forward(x) is that of floats.
-template <NarrowFloat U, int R, class Forward>
-Tensor<U, R> narrow_forward(const In<U, R>& x, const Context& context, const Forward& forward) {
-  return narrowed<U>(forward(In<float, R>(widened_tensor(x, context))), context);
-}
-/// The same where forward(x, cache) fills a cache, in which view(cache, x) then puts what it views.
-template <NarrowFloat U, int R, class Cache, class Forward, class View>
-Tensor<U, R> narrow_forward(const In<U, R>& x, Cache& cache, const Context& context,
-                            const Forward& forward, const View& view) {
-  Cache filled;
-  Tensor<U, R> y =
-      narrow_forward(x, context, [&](const In<float, R>& wide) { return forward(wide, filled); });
-  view(filled, viewed(x));
-  cache = std::move(filled);
-  return y;
-}
-
-/// y for x of its shape, where step(x) is that of floats and changes a cache: y is made before.
-template <NarrowFloat U, class Step>
-Tensor<U, 3> narrow_step(const In<U, 3>& x, const Context& context, const Step& step) {
-  const Tensor<float, 3> wide = widened_tensor(x, context);
-  auto y = Tensor<U, 3>::uninitialized(x.shape(), context.memory);
-  Tensor<float, 3> of_floats = step(In<float, 3>(wide));
-  round_to(of_floats, y, context);
-  return y;
-}
-
-/// dx of this shape for dy, where backward(dy) is that of floats and adds to gradients: dx is made
-/// before.
-template <NarrowFloat U, int R, class Backward>
-Tensor<U, R> narrow_backward(const In<U, R>& dy, const Shape<R>& of_x, const Context& context,
-                             const Backward& backward) {
-  const Tensor<float, R> wide = widened_tensor(dy, context);
-  auto dx = Tensor<U, R>::uninitialized(of_x, context.memory);
-  Tensor<float, R> of_floats = backward(In<float, R>(wide));
-  round_to(of_floats, dx, context);
-  return dx;
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-// headwise/nn/feed_forward.hpp
-// The part of a transformer block that looks at each token by itself.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// y = f(x W_up + b_up) W_down + b_down; gated: (f(x W_gate + b_gate) (x W_up + b_up)) W_down +
-/// b_down, its first two products one.
-///
-/// Parameters are plain data; forward and backward are const and keep what a backward needs in a
-/// cache of the caller's. A call that throws leaves cache and gradients as they were.
-/// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.3; gated: Shazeer, 2020, arXiv
-/// 2002.05202.
-///
-/// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
-template <Scalar T, KeptAs<T> W = T>
-class FeedForward {
- public:
-  /// What it learns.
-  using Parameters = FeedForwardParameters<T, W>;
-  /// What one call is asked for: dropouts.
-  using Call = FeedForwardCall;
-  /// What forward leaves for backward.
-  using Cache = FeedForwardCache<T>;
-  /// What backward adds to.
-  using Gradients = FeedForwardParameters<T>;
-
-  /// Weights by options.init and options.seed, biases 0. Throws ArgumentError for options that make
-  /// no module.
-  explicit FeedForward(const FeedForwardOptions& options)
-      : options_(options.resolved()), parameters_(options_) {
-    std::uint32_t number = 16;  // apart from an attention of the same seed
-    parameters_.for_each([&](const std::string&, auto view) {
-      if constexpr (decltype(view)::rank == 2) {
-        init_weights<W>(view, options_.init, options_.seed, number++);
-      }
-    });
-  }
-  /// Of parameters that are taken as they are.
-  FeedForward(const FeedForwardOptions& options, FeedForwardParameters<T, W> parameters,
-              detail::Unchecked)
-      : options_(options), parameters_(std::move(parameters)) {}
-
-  /// y [N, D] for x [N, D]: inference. Throws ShapeError or ArgumentError before anything is
-  /// written or counted, and std::bad_alloc.
-  Tensor<T, 2> forward(In<T, 2> x, const Call& call = {}, const Context& context = {}) const {
-    Cache unused;
-    return run(x, call, unused, context);
-  }
-  /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
-  /// backward call.
-  Tensor<T, 2> forward(In<T, 2> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const {
-    Cache fresh;
-    fresh.saved = detail::saved_of<T>(context);
-    Tensor<T, 2> y = run(x, call, fresh, context);
-    cache = std::move(fresh);
-    return y;
-  }
-  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, const Call& call, Cache& cache,
-                       const Context& context = {}) const = delete;  // gone before backward
-
-  /// The same of x in 16 bits, for modules of float: y has its type, and the bits of the module's
-  /// floats, each rounded to the nearest. The cache views x.
-  ///@{
-  template <NarrowFloat U>
-  Tensor<U, 2> forward(In<U, 2> x, const Call& call = {},
-                       const Context& context = {}) const requires std::same_as<T, float> {
-    require_call(x, call);
-    return detail::narrow_forward(x, context,
-                                  [&](In<T, 2> wide) { return forward(wide, call, context); });
-  }
-  template <NarrowFloat U>
-  Tensor<U, 2> forward(In<U, 2> x, const Call& call, Cache& cache,
-                       const Context& context = {}) const requires std::same_as<T, float> {
-    require_call(x, call);
-    return detail::narrow_forward(
-        x, cache, context,
-        [&](In<T, 2> wide, Cache& filled) { return forward(wide, call, filled, context); },
-        [](Cache& filled, const auto& view) { filled.x = view; });
-  }
-  template <NarrowFloat U>
-  Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, const Call& call, Cache& cache,
-                       const Context& context = {}) const = delete;  // gone before backward
-  ///@}
-
-  /// dx [N, D] for dy [N, D]; the parameters' gradients are added to `gradients`.
-  ///
-  /// Throws ArgumentError for a cache that is empty or of a module of another shape, ShapeError,
-  /// std::bad_alloc; nothing is changed then.
-  Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const {
-    require_backward(dy, cache, gradients);
-    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
-    const auto through = [&](const Cache& kept) {
-      detail::FeedForwardBackward<T, W>(options_, parameters_, dy, kept, dx, context)
-          .add_to(gradients, context);
-    };
-    if constexpr (std::same_as<T, float>) {
-      if (!cache.saved.exact()) {
-        through(detail::wide_feed_forward_cache(cache, context));
-        return dx;
-      }
-    }
-    through(cache);
-    return dx;
-  }
-  /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
-  template <NarrowFloat U>
-  Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, Gradients& gradients,
-                        const Context& context = {}) const requires std::same_as<T, float> {
-    require_backward(dy, cache, gradients);
-    return detail::narrow_backward(dy, cache.x.shape(), context, [&](In<T, 2> wide) {
-      return backward(wide, cache, gradients, context);
-    });
-  }
-
-  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
-  Gradients zero_gradients(
-      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
-    return Gradients(options_, memory);
-  }
-
-  /// The options with every default filled in.
-  const FeedForwardOptions& options() const { return options_; }
-  /// The weights, to be read and written.
-  FeedForwardParameters<T, W>& parameters() { return parameters_; }
-  /// The weights.
-  const FeedForwardParameters<T, W>& parameters() const { return parameters_; }
-
- private:
-  template <class U>
-  void require_call(const In<U, 2>& x, const Call& call) const {
-    constexpr std::string_view function = "FeedForward::forward";
-    require_shape(function, "x", x, Shape{x.extent(0), options_.d_model}, "d_model ",
-                  options_.d_model);
-    require_shape(function, "w_in", In<W, 2>(parameters_.w_in),
-                  Shape{options_.d_model, options_.in_width()},
-                  "the options: a module that was moved from has none");
-    call.hidden_dropout.require_valid(function);
-    call.output_dropout.require_valid(function);
-  }
-  template <class U>
-  void require_backward(const In<U, 2>& dy, const Cache& cache, const Gradients& gradients) const {
-    constexpr std::string_view function = "FeedForward::backward";
-    detail::require_feed_forward_cache(function, options_, cache);
-    require_shape(function, "dy", dy, cache.x.shape(), "the output");
-    detail::require_feed_forward_gradients(function, parameters_, gradients);
-  }
-  Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
-    require_call(x, call);
-    cache.call = call;
-    auto y = Tensor<T, 2>::uninitialized({x.extent(0), options_.d_model}, context.memory);
-    detail::feed_forward_forward<T>(options_, parameters_, x, cache, y, context);
-    return y;
-  }
-
-  FeedForwardOptions options_;
-  FeedForwardParameters<T, W> parameters_;
-};
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
 // headwise/nn/multi_head_attention_parameters.hpp
 // Weights of a MultiHeadAttention, and their gradients: plain tensors, walked by name.
 
@@ -34673,6 +34069,95 @@ void for_each_with_gradient(MultiHeadAttentionParameters<T>& parameters,
                   "the shape of ", name);
   });
   for_each_pair(f);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/ops/saved_in.hpp
+// Tensors that are kept in 16 bits from forward to backward. They are rounded while forward runs,
+// before anything reads them: backward follows what forward computed.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// What a call that fills a cache of T keeps it as: of other types than float nothing is rounded,
+/// and the path that keeps its weights keeps all as it is.
+template <class T>
+Saved saved_of(const Context& context, Path path = Path::flash) {
+  return std::same_as<T, float> && path == Path::flash ? context.saved : Saved();
+}
+
+/// f(numbers of 16 bits of a SavedTensor), where it is kept in them.
+template <class X, class F>
+void with_kept(X& x, const Saved& saved, const F& f) {
+  if constexpr (std::same_as<typename X::value_type, float>) {
+    if (saved.as() == StoredAs::bf16) return f(x.template kept<BFloat16>());
+    if (saved.as() == StoredAs::fp16) return f(x.template kept<Float16>());
+  }
+}
+
+/// Each number becomes the nearest one of 16 bits, and is kept so. Throws std::bad_alloc.
+template <class X>
+void round_saved(X& x, const Saved& saved, const Context& context) {
+  if (x.absent()) return;
+  with_kept(x, saved, [&]<class U, int R>(Tensor<U, R>& kept) {
+    kept = Tensor<U, R>::uninitialized(x.shape(), context.memory);
+    for_rows(context, x.size(), 1, [&](Index begin, Index end) {
+      saved.round(x.data() + begin, end - begin, kept.data() + begin);
+    });
+  });
+}
+
+/// Throws ShapeError unless a tensor has its shape, as what it is kept as.
+template <class X, int R>
+void require_saved_shape(std::string_view function, std::string_view argument, const X& x,
+                         const Saved& saved, const Shape<R>& expected, std::string_view whence) {
+  if (saved.exact()) return require_shape(function, argument, x, expected, whence);
+  with_kept(x, saved,
+            [&](const auto& kept) { require_shape(function, argument, kept, expected, whence); });
+}
+
+/// What is kept in 16 bits is no longer there as it was computed.
+template <class X>
+void drop_saved_floats(X& x, const Saved& saved) {
+  with_kept(x, saved, [&](const auto&) { Tensor<typename X::value_type, X::rank>().swap(x); });
+}
+
+/// What round_saved made of it; absent where it was. Throws std::bad_alloc.
+template <int R>
+Tensor<float, R> widen_saved(const SavedFloats<R>& x, const Saved& saved, const Context& context) {
+  Tensor<float, R> wide;
+  with_kept(x, saved, [&](const auto& kept) {
+    if (kept.absent()) return;
+    wide = Tensor<float, R>::uninitialized(kept.shape(), context.memory);
+    for_rows(context, wide.size(), 1, [&](Index begin, Index end) {
+      saved.widen(kept.data() + begin, end - begin, wide.data() + begin);
+    });
+  });
+  return wide;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// What modules of float keep for backward in numbers of U, each the nearest one: for the context
+/// of a forward call, `{.saved = saved_in<BFloat16>()}`.
+///
+/// Rounded are what attention reads, norms that projections read, and both sides of the
+/// feed-forward's activation. Forward goes on from the rounded numbers and backward reads the same:
+/// gradients are those of what forward computed, rounding taken for a step of slope 1. What is
+/// added up from block to block stays as it is, and so do what attention gave, logsumexps, moments
+/// of norms, and all that Path::materialized keeps. Where nothing is kept, in inference, nothing is
+/// rounded.
+///
+/// Backward is not told: a cache knows what it is kept as. While it runs, the floats of one
+/// module's or block's cache are there again.
+template <NarrowFloat U>
+Saved saved_in() {
+  const auto widen = [](StoredAs as, const void* from, Index n, float* to) {
+    kernels::model_kernels_here<float>().widen_rows(as, {from, n, 1}, 1, n, to);
+  };
+  return Saved(detail::stored_as<U>, kernels::model_kernels_here<float>().round_elements, widen);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -35530,6 +35015,18 @@ struct ModuleInputs {
   bool self_attention;
 };
 
+/// The rules of what a call asks for, whatever its inputs are.
+template <class T, class W>
+void require_asked(std::string_view function, const MultiHeadAttentionOptions& o,
+                   const MultiHeadAttentionParameters<T, W>& p,
+                   const MultiHeadAttentionCall<T>& call) {
+  call.attention().require_in_range(function);
+  require_rotary_origin(function, o, call.origin);
+  call.score.require_heads(function, o.num_heads);
+  require_own_scores(function, o, p, call.score);
+  call.output_dropout.require_valid(function);
+}
+
 /// All rules of a call, before the first step of it is taken and counted. Inputs are of T, or of 16
 /// bits.
 template <class T, class W, class U>
@@ -35556,11 +35053,7 @@ void require_call(const MultiHeadAttentionOptions& o, const MultiHeadAttentionPa
             "key_starts is given without query_starts, expected both or none");
     call.mask.require_fits(function, B, o.num_heads, L, S);
   }
-  call.attention().require_in_range(function);
-  require_rotary_origin(function, o, call.origin);
-  call.score.require_heads(function, o.num_heads);
-  require_own_scores(function, o, p, call.score);
-  call.output_dropout.require_valid(function);
+  require_asked(function, o, p, call);
 }
 
 /// Inputs of 16 bits as floats.
@@ -35611,6 +35104,21 @@ void project_fused(const MultiHeadAttentionParameters<T, W>& p, In<T, 2> x, Out<
   linear_forward(x, p.W_V(), p.b_v, slice(qkv, 1, p.q_width + p.k_width, p.v_width), context);
 }
 
+/// Step 1: x_norm, where the module has it.
+template <class T, class W>
+void normalise_query(const MultiHeadAttentionOptions& o,
+                     const MultiHeadAttentionParameters<T, W>& p, MultiHeadAttentionCache<T>& cache,
+                     const Context& context) {
+  if (!o.layer_norm) return;
+  const Index N = cache.query.extent(0) * cache.query.extent(1);
+  cache.x_norm = Tensor<T, 3>::uninitialized(cache.query.shape(), context.memory);
+  cache.mean = Tensor<T, 1>::uninitialized({N}, context.memory);
+  cache.rstd = Tensor<T, 1>::uninitialized({N}, context.memory);
+  layer_norm_forward(merge_rows(In<T, 3>(cache.query)), {p.gamma, p.beta}, T(o.layer_norm_epsilon),
+                     merge_rows(cache.x_norm), {cache.mean, cache.rstd}, context);
+  round_saved(cache.x_norm, cache.saved, context);
+}
+
 /// Steps 1 and 2: what attention reads, into the cache.
 template <class T, class W>
 void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
@@ -35620,15 +35128,7 @@ void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamet
     return Tensor<T, 3>::uninitialized({B, length, width}, context.memory);
   };
   // 1 layer_norm
-  if (o.layer_norm) {
-    cache.x_norm = tensor(L, o.d_model);
-    cache.mean = Tensor<T, 1>::uninitialized({B * L}, context.memory);
-    cache.rstd = Tensor<T, 1>::uninitialized({B * L}, context.memory);
-    layer_norm_forward(merge_rows(In<T, 3>(cache.query)), {p.gamma, p.beta},
-                       T(o.layer_norm_epsilon), merge_rows(cache.x_norm), {cache.mean, cache.rstd},
-                       context);
-    round_saved(cache.x_norm, cache.saved, context);
-  }
+  normalise_query(o, p, cache, context);
   // 2 linear
   const In<T, 2> x = merge_rows(cache.projected_query());
   if (cache.self_attention) {
@@ -35723,6 +35223,81 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
   for_each_saved<T>([&](auto member) { drop_saved_floats(cache.*member, cache.saved); });
   cache.filled = true;
   return y;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/narrow_ends.hpp
+// Modules of floats with inputs and outputs of 16 bits: each number of an input becomes a float,
+// each of an output the nearest number of the input's type, and a cache views what was given.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// narrow = y, each number as the nearest one of U; y becomes these numbers. Of one shape, dense.
+template <NarrowFloat U, int R>
+void round_to(Tensor<float, R>& y, Tensor<U, R>& narrow, const Context& context) {
+  const auto round = kernels::model_kernels_here<float>().round_elements;
+  for_rows(context, y.size(), 1, [&](Index begin, Index end) {
+    round(stored_as<U>, y.data() + begin, end - begin, narrow.data() + begin);
+  });
+}
+
+/// y in U, of its shape. Throws std::bad_alloc.
+template <NarrowFloat U, int R>
+Tensor<U, R> narrowed(Tensor<float, R> y, const Context& context) {
+  auto narrow = Tensor<U, R>::uninitialized(y.shape(), context.memory);
+  round_to(y, narrow, context);
+  return narrow;
+}
+
+/// What a cache views of an input.
+template <NarrowFloat U, int R>
+ViewedFloats<R> viewed(const In<U, R>& x) {
+  return {x, [](const ViewedFloats<R>& of, const Context& context) {
+            return widened_tensor(of.template as<U>(), context);
+          }};
+}
+
+// The calls of a module with ends in U, by those that it has for floats. What they may be given has
+// been checked: an error of theirs is that there is no memory.
+
+/// y for x, where forward(x) is that of floats.
+template <NarrowFloat U, int R, class Forward>
+Tensor<U, R> narrow_forward(const In<U, R>& x, const Context& context, const Forward& forward) {
+  return narrowed<U>(forward(In<float, R>(widened_tensor(x, context))), context);
+}
+/// The same where forward(x, cache) fills a cache, in which view(cache, x) then puts what it views.
+template <NarrowFloat U, int R, class Cache, class Forward, class View>
+Tensor<U, R> narrow_forward(const In<U, R>& x, Cache& cache, const Context& context,
+                            const Forward& forward, const View& view) {
+  Cache filled;
+  Tensor<U, R> y =
+      narrow_forward(x, context, [&](const In<float, R>& wide) { return forward(wide, filled); });
+  view(filled, viewed(x));
+  cache = std::move(filled);
+  return y;
+}
+
+/// y for x of its shape, where step(x) is that of floats and changes a cache: y is made before.
+template <NarrowFloat U, class Step>
+Tensor<U, 3> narrow_step(const In<U, 3>& x, const Context& context, const Step& step) {
+  const Tensor<float, 3> wide = widened_tensor(x, context);
+  auto y = Tensor<U, 3>::uninitialized(x.shape(), context.memory);
+  Tensor<float, 3> of_floats = step(In<float, 3>(wide));
+  round_to(of_floats, y, context);
+  return y;
+}
+
+/// dx of this shape for dy, where backward(dy) is that of floats and adds to gradients: dx is made
+/// before.
+template <NarrowFloat U, int R, class Backward>
+Tensor<U, R> narrow_backward(const In<U, R>& dy, const Shape<R>& of_x, const Context& context,
+                             const Backward& backward) {
+  const Tensor<float, R> wide = widened_tensor(dy, context);
+  auto dx = Tensor<U, R>::uninitialized(of_x, context.memory);
+  Tensor<float, R> of_floats = backward(In<float, R>(wide));
+  round_to(of_floats, dx, context);
+  return dx;
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -36018,58 +35593,6 @@ MultiHeadAttention<To> convert(const MultiHeadAttention<From>& module) {
         for_each_index(to.shape(), [&](const auto& at) { to(at) = static_cast<To>(from(at)); });
       });
   return result;
-}
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/nn/head_parallel.hpp
-// Heads split over workers: each holds the columns of W_Q, W_K and W_V and the rows of W_O that
-// belong to its heads and sees the whole input; their outputs are summed.
-// Source: Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// A module of heads first ... first + count - 1 of another, with copies of their weights: W_Q
-/// [D, count d], W_K, W_V and W_O likewise, inputs and output as wide as those of the whole. Shards
-/// that cover all heads once sum to the whole: outputs, and gradients of the input. The output
-/// bias stays with the shard that holds head 0. Functions of pairs and dropout of the weights take
-/// a shard's heads for what they are in the whole by a call's {.origin = {.head = first}}. What a
-/// call gives for each head (masks, slopes) has to be sliced by the caller.
-/// Throws ArgumentError unless the heads exist and whole groups stay together; and for a module
-/// with layer_norm, which is not a matter of heads: normalise the input before; std::bad_alloc.
-template <Scalar T>
-MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first, Index count) {
-  const MultiHeadAttentionOptions& o = whole.options();
-  const Index group = o.num_heads / o.num_kv_heads;
-  require(first >= 0 && count >= 1 && count <= o.num_heads - first, "head_shard", "first is ",
-          first, " and count ", count, ", expected at least one of heads 0 to ", o.num_heads - 1);
-  require(first % group == 0 && count % group == 0, "head_shard", "first is ", first, " and count ",
-          count, ", expected multiples of ", group, " (heads that share keys)");
-  require(!o.layer_norm, "head_shard",
-          "the module has layer_norm, expected one without: normalise the input before");
-
-  MultiHeadAttentionOptions part = o;
-  part.num_heads = count;
-  part.num_kv_heads = count / group;
-  part.o_bias = o.o_bias && first == 0;
-  MultiHeadAttention<T> shard(part);
-  const MultiHeadAttentionParameters<T>& from = whole.parameters();
-  MultiHeadAttentionParameters<T>& to = shard.parameters();
-  const Index q0 = first * o.d_head, k0 = first / group * o.d_head, v0 = first / group * o.d_value;
-  copy(slice(from.W_Q(), 1, q0, to.q_width), to.W_Q());
-  copy(slice(from.W_K(), 1, k0, to.k_width), to.W_K());
-  copy(slice(from.W_V(), 1, v0, to.v_width), to.W_V());
-  copy(slice(from.w_o, 0, first * o.d_value, count * o.d_value), to.w_o);
-  if (o.q_bias) copy(slice(from.b_q, 0, q0, to.q_width), to.b_q);
-  if (o.k_bias) copy(slice(from.b_k, 0, k0, to.k_width), to.b_k);
-  if (o.v_bias) copy(slice(from.b_v, 0, v0, to.v_width), to.b_v);
-  if (part.o_bias) copy(In<T, 1>(from.b_o), to.b_o);
-  copy(In<T, 1>(from.gamma_q), to.gamma_q);
-  copy(In<T, 1>(from.gamma_k), to.gamma_k);
-  if (o.sinks) copy(slice(from.sinks, 0, first, count), to.sinks);
-  if (o.alibi) copy(slice(from.alibi_slopes, 0, first, count), to.alibi_slopes);
-  if (o.relative_reach > 0) copy(slice(from.relative_bias, 0, first, count), to.relative_bias);
-  return shard;
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -36547,6 +36070,11 @@ class KeyValueCache {
     require_sequence("KeyValueCache::length", b);
     return lengths_(b);
   }
+  /// Whether it is that of every sequence.
+  bool same_lengths() const {
+    const auto differs = [&](Index length) { return length != lengths_(0); };
+    return std::none_of(lengths_.begin(), lengths_.end(), differs);
+  }
   /// Tokens of each sequence that still fit.
   Index room() const {
     Index least = slots_.capacity;
@@ -36588,6 +36116,11 @@ class KeyValueCache {
   template <class U = T>
   In<U, 4> v() const {
     return view<U>("KeyValueCache::v", v_, 0, options_.batch_size, longest_held());
+  }
+  /// f(k(), v()), of the type that they are stored as.
+  template <class F>
+  void with_keys(const F& f) const {
+    k_.with_type([&]<class U>(std::type_identity<U>) { f(k<U>(), v<U>()); });
   }
   /// Keys of sequence b [1, G, held, d].
   template <class U = T>
@@ -36662,6 +36195,1102 @@ class KeyValueCache {
   Tensor<Index, 1> lengths_;   // [B]
   Tensor<Index, 1> dropped_;   // [B]
 };
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/new_tokens.hpp
+// Tokens on their way into a cache: what their queries see of it, for sequences of any lengths.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// n tokens of each sequence, or counts[b] of sequence b, on their way into a cache. They are
+/// written behind its length, and it is longer once a call has come to its end and keeps them.
+template <class T>
+class NewTokens {
+ public:
+  /// Written to the cache. They fit, and the counts are right.
+  NewTokens(KeyValueCache<T>& cache, In<T, 4> k, In<T, 4> v, std::span<const Index> counts)
+      : cache_(cache), n_(k.extent(2)), counts_(counts) {
+    cache_.write(k, v, counts);
+  }
+
+  /// Makes a cache longer by what was written behind it.
+  static void keep(KeyValueCache<T>& cache, Index n, std::span<const Index> counts) noexcept {
+    cache.keep(n, counts);
+  }
+
+  Index batch() const { return cache_.options_.batch_size; }
+  Index count(Index b) const { return count_of(counts_, b, n_); }
+  /// Whether all sequences are alike: one call attends for all of them.
+  bool uniform() const {
+    bool same = true;
+    for (Index b = 1; b < batch(); ++b) {
+      same = same && cache_.at(b) == cache_.at(0) && count(b) == count(0);
+    }
+    return same;
+  }
+  /// Whether no sequence has more than one new query, which sees all that is held of it.
+  bool one_each() const {
+    bool one = true;
+    for (Index b = 0; b < batch(); ++b) one = one && count(b) <= 1 && sees_all(b);
+    return one;
+  }
+  /// The keys of sequence b with the new ones.
+  Index held(Index b) const { return cache_.at(b).held() + count(b); }
+  /// f(keys, values) of sequences b ... b + batch - 1 with the new ones, [batch, G, held, d] and
+  /// [batch, G, held, dv], of the type that they are stored as.
+  template <class F>
+  void with_keys(Index b, Index batch, Index held, const F& f) const {
+    cache_.k_.with_type([&]<class U>(std::type_identity<U>) {
+      f(cache_.k_.template filled<U>(b, batch, held), cache_.v_.template filled<U>(b, batch, held));
+    });
+  }
+
+  /// Where the first new query of sequence b stands in it.
+  Position origin(Index b) const { return {b, 0, cache_.at(b).length, 0}; }
+  /// The keys of sequence b that were dropped.
+  KeyGap gap(Index b) const { return cache_.at(b).gap(cache_.slots_); }
+  /// What the new queries of sequence b see: slots behind the first keys' are in the order of their
+  /// positions, and the last are the queries' own.
+  AttentionMask<T> mask(Index b) const {
+    if (sees_all(b)) return {causal};
+    return {causal, Mask::window(cache_.options_.window).keeping_first(cache_.options_.first_keys)};
+  }
+
+ private:
+  /// Whether the window hides nothing from the new queries of sequence b.
+  bool sees_all(Index b) const {
+    const Index window = cache_.options_.window, first = cache_.options_.first_keys;
+    return window == 0 || cache_.at(b).length + count(b) - window <= first;
+  }
+
+  KeyValueCache<T>& cache_;
+  Index n_;
+  std::span<const Index> counts_;
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/multi_head_attention_step_call.hpp
+// What a step of decoding is asked for, and the rules of it.
+
+namespace headwise::inline v0_1 {
+
+/// One step of decoding. What it views must outlive the call.
+template <Scalar T>
+struct MultiHeadAttentionStepCall {
+  /// [B]: how many of the n tokens are sequence b's, its first; the rest may hold anything. {}: all
+  LastingSpan<Index> counts = {};
+  std::optional<T> scale = {};  // 1 / sqrt(d_head)
+  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
+  MaskFunctionRef mask = {};    // Mask::function, beside causal and the window of the cache
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The module is whole. Of resolved options.
+template <class T, class W>
+void require_whole(std::string_view function, const MultiHeadAttentionOptions& o,
+                   const MultiHeadAttentionParameters<T, W>& p) {
+  require_shape(function, "W_O", In<W, 2>(p.w_o), Shape{o.context_width(), o.d_model},
+                "the options: a module that was moved from has none");
+}
+
+/// The cache is one of the module's heads.
+template <class T>
+void require_cache_of(std::string_view function, const MultiHeadAttentionOptions& o,
+                      const KeyValueCache<T>& cache) {
+  const KeyValueCacheOptions& c = cache.options();
+  const bool fits =
+      c.num_kv_heads == o.num_kv_heads && c.d_head == o.d_head && c.d_value == o.d_value;
+  require(fits, function, "cache is of ", c.num_kv_heads, " heads of widths ", c.d_head, " and ",
+          c.d_value, ", expected ", o.num_kv_heads, " of ", o.d_head, " and ", o.d_value,
+          " (the module)");
+}
+
+/// All rules of a step of self-attention, before anything is computed.
+template <class T, class W, class U>
+void require_new_tokens(std::string_view function, const MultiHeadAttentionOptions& o,
+                        const MultiHeadAttentionParameters<T, W>& p, const In<U, 3>& x,
+                        std::span<const Index> counts, const KeyValueCache<T>& cache) {
+  const Index B = cache.options().batch_size;
+  require_whole(function, o, p);
+  require_shape(function, "x", x, Shape{B, x.extent(1), o.d_model}, "batch of the cache, d_model");
+  require_cache_of(function, o, cache);
+  require_counts(function, counts, B, x.extent(1));
+  cache.require_room(function, x.extent(1), counts);
+}
+
+/// What changes their scores fits the heads.
+template <class T, class W>
+void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call,
+                    const MultiHeadAttentionOptions& o,
+                    const MultiHeadAttentionParameters<T, W>& p) {
+  const ScoreOptions<T>& score = call.score;
+  require_finite_scale(function, call.scale);
+  score.require_softcap(function);
+  score.require_heads(function, o.num_heads);
+  require_own_scores(function, o, p, score);
+}
+
+/// All rules of multi_head_attention_step.
+template <class T, class W, class U>
+void require_step_call(const MultiHeadAttentionOptions& o,
+                       const MultiHeadAttentionParameters<T, W>& p, const In<U, 3>& x,
+                       const MultiHeadAttentionStepCall<T>& call, const KeyValueCache<T>& cache) {
+  constexpr std::string_view function = "multi_head_attention_step";
+  require(o.fused(), function,
+          "kdim or vdim differ from d_model, expected a module of self-attention");
+  require_new_tokens<T>(function, o, p, x, call.counts, cache);
+  require_scores(function, call, o, p);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/multi_head_attention_step.hpp
+// Causal self-attention of new tokens over a cache of those before: decoding with the bits of the
+// whole sequence, for sequences of any lengths beside each other.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Step 3b of n new tokens, each at the position that it has in its sequence: in `heads`, the
+/// queries' and the keys', or the keys' alone, [B, heads, n, d].
+template <class T, std::same_as<Out<T, 4>>... Heads>
+void turn_new_tokens(const RotaryOptions& options, Index n, const KeyValueCache<T>& cache,
+                     const Context& context, const Heads&... heads) {
+  const Index B = cache.options().batch_size, d = cache.options().d_head;
+  if (B == 0) return;
+  const bool same = cache.same_lengths();
+  const auto position = [&](Index row) { return cache.length(row / n) + row % n; };
+  const Turns<T> turns(options, d, same ? n : B * n, position, context.memory);
+  if (same) return (turns.apply(heads, 0, false, context), ...);
+  for (Index b = 0; b < B; ++b) {
+    (turns.apply(slice(heads, 0, b, 1), b * n, false, context), ...);
+  }
+}
+
+/// One query a sequence, of which each sees all that is held of its own: one call, which is told
+/// how much that is. A sequence without a query sees nothing: 0.
+template <class T>
+void attend_with_lengths(const In<T, 4>& q, const NewTokens<T>& tokens,
+                         const MultiHeadAttentionStepCall<T>& call, const Out<T, 4>& o,
+                         const Context& context) {
+  auto lengths = Tensor<Index, 1>::uninitialized({tokens.batch()}, context.memory);
+  Index longest = 0;
+  for (Index b = 0; b < tokens.batch(); ++b) {
+    lengths(b) = tokens.count(b) == 0 ? 0 : tokens.held(b);
+    longest = std::max<Index>(longest, lengths(b));
+  }
+  const std::span<const Index> view(lengths.data(), static_cast<std::size_t>(lengths.size()));
+  const AttentionOptions<T> options{
+      .mask = {Mask::key_lengths(view)}, .scale = call.scale, .score = call.score};
+  tokens.with_keys(0, tokens.batch(), longest, [&](const auto& k, const auto& v) {
+    flash_attention_forward(q, k, v, options, o, {}, context);
+  });
+}
+
+/// Steps 3 to 5: the context of the new queries. Rows behind their counts are 0.
+template <class T>
+void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
+                       const MultiHeadAttentionStepCall<T>& call, const Out<T, 4>& o,
+                       const Context& context) {
+  if (tokens.batch() == 0) return;
+  const auto attend = [&](const In<T, 4>& some_q, Index b, Index batch, const Out<T, 4>& some_o) {
+    AttentionOptions<T> options{.mask = tokens.mask(b),
+                                .scale = call.scale,
+                                .score = call.score,
+                                .origin = tokens.origin(b),
+                                .gap = tokens.gap(b)};
+    options.mask.add(call.mask);
+    tokens.with_keys(b, batch, tokens.held(b), [&](const auto& k, const auto& v) {
+      flash_attention_forward(some_q, k, v, options, some_o, {}, context);
+    });
+  };
+  if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
+    return attend(q, 0, tokens.batch(), o);
+  }
+  const bool by_position = call.score.by_position() || !call.mask.absent();
+  if (q.extent(2) == 1 && tokens.one_each() && !by_position) {
+    return attend_with_lengths<T>(q, tokens, call, o, context);
+  }
+  for (Index b = 0; b < tokens.batch(); ++b) {
+    const Index n = tokens.count(b), rest = q.extent(2) - n;
+    fill(Out<T, 4>(slice(slice(o, 0, b, 1), 2, n, rest)), T(0));
+    if (n == 0) continue;
+    attend(slice(slice(q, 0, b, 1), 2, 0, n), b, 1, slice(slice(o, 0, b, 1), 2, 0, n));
+  }
+}
+
+/// y [B, n, D] of new tokens, whose keys and values lie behind those of the cache then, to be kept.
+template <class T, class W>
+Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
+                                  const MultiHeadAttentionParameters<T, W>& p, In<T, 3> x,
+                                  const MultiHeadAttentionStepCall<T>& call,
+                                  KeyValueCache<T>& cache, const Context& context) {
+  const Index B = x.extent(0), n = x.extent(1);
+  // 1 layer_norm, 2 linear
+  MultiHeadAttentionCache<T> step;
+  step.self_attention = true;
+  step.query = uniform_rows(x, step.query_copy, context.memory);
+  project(o, p, step, context);
+  // 3 split_heads, 4 attention, 5 merge_heads
+  if (o.qk_norm) normalise_heads(o, p, step, false, context);
+  if (o.rotary) {
+    const auto heads = writable_heads(o, step);
+    turn_new_tokens(*o.rotary, n, cache, context, heads.q, heads.k);
+  }
+  const auto [q, k, v] = heads_of(o, step);
+  step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
+  const NewTokens<T> tokens(cache, k, v, call.counts);
+  MultiHeadAttentionStepCall<T> learned = call;
+  learned.score = score_options(call.score, p);
+  attend_over_cache<T>(q, tokens, learned, split_heads(step.context, o.num_heads), context);
+  // 6 linear
+  auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
+  linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
+  return y;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// An empty cache for self-attention of these options, resolved ones: of `cache` what is not the
+/// module's, its batch, capacity, window and first keys. Throws ShapeError or ArgumentError for
+/// extents that are none, std::bad_alloc.
+template <Scalar T>
+KeyValueCache<T> key_value_cache(const MultiHeadAttentionOptions& options,
+                                 KeyValueCacheOptions cache,
+                                 std::pmr::memory_resource* memory = default_memory()) {
+  cache.num_kv_heads = options.num_kv_heads;
+  cache.d_head = options.d_head;
+  cache.d_value = options.d_value;
+  return KeyValueCache<T>(cache, memory);
+}
+/// The same of a capacity alone.
+template <Scalar T>
+KeyValueCache<T> key_value_cache(const MultiHeadAttentionOptions& options, Index batch_size,
+                                 Index capacity,
+                                 std::pmr::memory_resource* memory = default_memory()) {
+  return key_value_cache<T>(options, {.batch_size = batch_size, .capacity = capacity}, memory);
+}
+/// The same for a module.
+template <Scalar T, KeptAs<T> W>
+KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention, Index batch_size,
+                                 Index capacity,
+                                 std::pmr::memory_resource* memory = default_memory()) {
+  return key_value_cache<T>(attention.options(), batch_size, capacity, memory);
+}
+/// The same for a module.
+template <Scalar T, KeptAs<T> W>
+KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention,
+                                 const KeyValueCacheOptions& cache,
+                                 std::pmr::memory_resource* memory = default_memory()) {
+  return key_value_cache<T>(attention.options(), cache, memory);
+}
+
+/// y [B, n, D] of new tokens x [B, n, D] which see each other causally and what is in the cache:
+/// inference.
+///
+/// attention   a module of self-attention
+/// x           [B, n, D]   in; the tokens behind those of the cache
+/// call                    counts of tokens, what changes scores, a mask function; y behind the
+///                         counts is b_O
+/// cache                   keys and values of the tokens before; those of x are appended
+///
+/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal}, the
+/// same scale and score, and the mask function beside causal, for any cut into steps and any
+/// lengths beside it; of a cache with a window, those of a mask that also hides keys before the
+/// window, but for the first ones. A function is told the positions in the sequence, b as its batch
+/// element.
+///
+/// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
+/// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
+/// then, but that keys which no later query sees may be dropped.
+template <Scalar T, KeptAs<T> W>
+Tensor<T, 3> multi_head_attention_step(
+    const MultiHeadAttention<T, W>& attention, In<std::type_identity_t<T>, 3> x,
+    const MultiHeadAttentionStepCall<std::type_identity_t<T>>& call, KeyValueCache<T>& cache,
+    const Context& context = {}) {
+  const MultiHeadAttentionOptions& o = attention.options();
+  detail::require_step_call<T>(o, attention.parameters(), x, call, cache);
+  auto y = detail::attend_to_new_tokens<T>(o, attention.parameters(), x, call, cache, context);
+  detail::NewTokens<T>::keep(cache, x.extent(1), call.counts);
+  return y;
+}
+/// The same of counts[b] new tokens of each sequence.
+template <Scalar T, KeptAs<T> W, TokenCounts Counts>
+Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T, W>& attention,
+                                       In<std::type_identity_t<T>, 3> x, const Counts& counts,
+                                       KeyValueCache<T>& cache, const Context& context = {}) {
+  return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{.counts = counts},
+                                      cache, context);
+}
+/// The same of n new tokens of each sequence.
+template <Scalar T, KeptAs<T> W>
+Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T, W>& attention,
+                                       In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
+                                       const Context& context = {}) {
+  return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{}, cache,
+                                      context);
+}
+/// The same of new tokens x [B, n, D] in 16 bits, of which y has the type.
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
+                                       const MultiHeadAttentionStepCall<float>& call,
+                                       KeyValueCache<float>& cache, const Context& context = {}) {
+  detail::require_step_call<float>(attention.options(), attention.parameters(), x, call, cache);
+  return detail::narrow_step(x, context, [&](In<float, 3> wide) {
+    return multi_head_attention_step(attention, wide, call, cache, context);
+  });
+}
+/// The same of counts[b] new tokens of each sequence.
+template <NarrowFloat U, KeptAs<float> W, TokenCounts Counts>
+Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
+                                       const Counts& counts, KeyValueCache<float>& cache,
+                                       const Context& context = {}) {
+  return multi_head_attention_step(
+      attention, x, MultiHeadAttentionStepCall<float>{.counts = counts}, cache, context);
+}
+/// The same of n new tokens of each sequence.
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
+                                       KeyValueCache<float>& cache, const Context& context = {}) {
+  return multi_head_attention_step(attention, x, MultiHeadAttentionStepCall<float>{}, cache,
+                                   context);
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/cross_attention_step.hpp
+// Cross-attention whose keys and values are kept: projected once, then attended to by queries that
+// come one by one, or a few at a time, with the bits of the whole call. What is attended to does
+// not grow by a step; for self-attention, where it does, there is multi_head_attention_step.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The cache drops no key.
+template <class T>
+void require_no_window(std::string_view function, const KeyValueCache<T>& cache) {
+  require(cache.options().window == 0, function, "cache has a window of ", cache.options().window,
+          ", expected none: cross-attention sees every key");
+}
+
+/// All rules of cross_attention_append.
+template <class T, class W, class U>
+void require_cross_keys(const MultiHeadAttentionOptions& o,
+                        const MultiHeadAttentionParameters<T, W>& p, const In<U, 3>& key,
+                        const In<U, 3>& value, std::span<const Index> counts,
+                        const KeyValueCache<T>& cache) {
+  constexpr std::string_view function = "cross_attention_append";
+  const Index B = cache.options().batch_size, n = key.extent(1);
+  require_whole(function, o, p);
+  require_cache_of(function, o, cache);
+  require_shape(function, "key", key, Shape{B, n, o.kdim}, "batch of the cache, kdim");
+  require_shape(function, "value", value, Shape{B, n, o.vdim}, "batch and length of key, vdim");
+  require_counts(function, counts, B, n);
+  cache.require_room(function, n, counts);
+  require_no_window(function, cache);
+}
+
+/// All rules of cross_attention_step.
+template <class T, class W, class U>
+void require_cross_step(const MultiHeadAttentionOptions& o,
+                        const MultiHeadAttentionParameters<T, W>& p, const In<U, 3>& query,
+                        const MultiHeadAttentionCall<T>& call, const KeyValueCache<T>& cache) {
+  constexpr std::string_view function = "cross_attention_step";
+  const Index B = cache.options().batch_size, n = query.extent(1), S = cache.length();
+  require_whole(function, o, p);
+  require_cache_of(function, o, cache);
+  require_no_window(function, cache);
+  require_shape(function, "query", query, Shape{B, n, o.d_model}, "batch of the cache, d_model");
+  require(!call.packed() && call.key_starts.empty(), function,
+          "query_starts or key_starts are given, expected none: a cache holds a batch");
+  require(call.path == Path::flash, function,
+          "path is materialized, expected flash: a step keeps no weights");
+  require(call.origin.key == 0, function, "origin.key is ", call.origin.key,
+          ", expected 0: keys have their positions in the cache");
+  call.mask.require_fits(function, B, o.num_heads, n, S);
+  require(!call.mask.has_key_lengths() || cache.same_lengths(), function,
+          "Mask::key_lengths is given, expected none: the cache's sequences have lengths of "
+          "their own");
+  require_asked(function, o, p, call);
+}
+
+/// Steps 2 and 3 of keys and values, into the cache.
+template <class T, class W>
+void append_cross_keys(const MultiHeadAttentionOptions& o,
+                       const MultiHeadAttentionParameters<T, W>& p, In<T, 3> key_in,
+                       In<T, 3> value_in, std::span<const Index> counts, KeyValueCache<T>& cache,
+                       const Context& context) {
+  const Index B = key_in.extent(0), n = key_in.extent(1), G = o.num_kv_heads;
+  Tensor<T, 3> key_copy, value_copy;
+  const In<T, 3> key = uniform_rows(key_in, key_copy, context.memory);
+  const In<T, 3> value = uniform_rows(value_in, value_copy, context.memory);
+  auto k = Tensor<T, 3>::uninitialized({B, n, p.k_width}, context.memory);
+  auto v = Tensor<T, 3>::uninitialized({B, n, p.v_width}, context.memory);
+  // 2 linear
+  linear_forward(In<T, 2>(merge_rows(key)), p.W_K(), p.b_k, merge_rows(k), context);
+  linear_forward(In<T, 2>(merge_rows(value)), p.W_V(), p.b_v, merge_rows(v), context);
+  // 3 split_heads, 3a rms_norm, 3b rotary
+  const Out<T, 4> heads = split_heads(k, G);
+  if (o.qk_norm) {
+    rms_norm_forward(In<T, 4>(heads), p.gamma_k, T(o.qk_norm_epsilon), heads, {}, context);
+  }
+  if (o.rotary) turn_new_tokens(*o.rotary, n, cache, context, heads);
+  cache.append(heads, split_heads(v, G), counts);
+}
+
+/// Steps 1 to 3 of queries: `step.q`.
+template <class T, class W>
+void project_cross_query(const MultiHeadAttentionOptions& o,
+                         const MultiHeadAttentionParameters<T, W>& p, const Position& origin,
+                         MultiHeadAttentionCache<T>& step, const Context& context) {
+  const Index B = step.query.extent(0), n = step.query.extent(1);
+  // 1 layer_norm, 2 linear
+  normalise_query(o, p, step, context);
+  step.q = Tensor<T, 3>::uninitialized({B, n, p.q_width}, context.memory);
+  linear_forward(In<T, 2>(merge_rows(step.projected_query())), p.W_Q(), p.b_q, merge_rows(step.q),
+                 context);
+  // 3 split_heads, 3a rms_norm, 3b rotary
+  const Out<T, 4> heads = split_heads(step.q, o.num_heads);
+  if (o.qk_norm) {
+    rms_norm_forward(In<T, 4>(heads), p.gamma_q, T(o.qk_norm_epsilon), heads, {}, context);
+  }
+  if (!o.rotary) return;
+  RotaryOptions options = *o.rotary;
+  options.offset += origin.query;
+  Turns<T>(options, o.d_head, n, context.memory).apply(heads, 0, false, context);
+}
+
+/// y [B, n, D] of queries over what the cache holds.
+template <class T, class W>
+Tensor<T, 3> attend_to_cross_keys(const MultiHeadAttentionOptions& o,
+                                  const MultiHeadAttentionParameters<T, W>& p, In<T, 3> query,
+                                  const MultiHeadAttentionCall<T>& call,
+                                  const KeyValueCache<T>& cache, const Context& context) {
+  const Index B = query.extent(0), n = query.extent(1);
+  MultiHeadAttentionCache<T> step;
+  step.query = uniform_rows(query, step.query_copy, context.memory);
+  project_cross_query(o, p, call.origin, step, context);
+  // 4 attention, 5 merge_heads
+  AttentionOptions<T> options = attention_options(call, p);
+  Tensor<Index, 1> lengths;  // [B]; where they differ
+  if (!cache.same_lengths()) {
+    lengths = Tensor<Index, 1>::uninitialized({B}, context.memory);
+    for (Index b = 0; b < B; ++b) lengths(b) = cache.length(b);
+    const std::span<const Index> view(lengths.data(), static_cast<std::size_t>(B));
+    options.mask.add(Mask::key_lengths(view));
+  }
+  step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
+  cache.with_keys([&](const auto& k, const auto& v) {
+    flash_attention_forward(In<T, 4>(split_heads(step.q, o.num_heads)), k, v, options,
+                            split_heads(step.context, o.num_heads), {}, context);
+  });
+  // 6 linear, 7 dropout
+  auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
+  linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
+  if (call.output_dropout.active()) {
+    dropout_forward(In<T, 2>(merge_rows(y)), call.output_dropout, merge_rows(y), context);
+  }
+  return y;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Projects n more keys and values of each sequence into a cache, for cross_attention_step: all
+/// that is attended to at once, or piece by piece, with the same bits.
+///
+/// attention
+/// key      [B, n, kdim]   in
+/// value    [B, n, vdim]   in
+/// counts   [B]            how many of the n are sequence b's, its first; the rest may hold
+///                         anything; {}: all
+/// cache                   without a window; an empty one is key_value_cache(attention, B, S).
+///                         Rotary positions of keys are their places in it
+///
+/// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it
+/// was.
+template <Scalar T, KeptAs<T> W>
+void cross_attention_append(const MultiHeadAttention<T, W>& attention,
+                            In<std::type_identity_t<T>, 3> key,
+                            In<std::type_identity_t<T>, 3> value, std::span<const Index> counts,
+                            KeyValueCache<T>& cache, const Context& context = {}) {
+  const auto& p = attention.parameters();
+  detail::require_cross_keys<T>(attention.options(), p, key, value, counts, cache);
+  detail::append_cross_keys<T>(attention.options(), p, key, value, counts, cache, context);
+}
+/// The same of n keys of each sequence.
+template <Scalar T, KeptAs<T> W>
+void cross_attention_append(const MultiHeadAttention<T, W>& attention,
+                            In<std::type_identity_t<T>, 3> key,
+                            In<std::type_identity_t<T>, 3> value, KeyValueCache<T>& cache,
+                            const Context& context = {}) {
+  cross_attention_append<T>(attention, key, value, std::span<const Index>(), cache, context);
+}
+
+/// y [B, n, D] of queries [B, n, D] over keys and values that a cache holds: inference.
+///
+/// attention
+/// query   [B, n, D]   in
+/// call                what forward takes, but packed sequences, the materialised path and an
+///                     origin of keys: masks fit [B, H, n, S], S = cache.length()
+/// cache               filled by cross_attention_append; nothing of it changes
+///
+/// The bits are those of attention.forward(query, key, value, call) of the keys and values that
+/// were appended; where sequences hold different numbers of them, with Mask::key_lengths beside the
+/// call's mask. Queries may come in any pieces where nothing is asked by their position, or
+/// call.origin.query says it.
+///
+/// Work: the projections of n queries, and n S pairs.
+/// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc.
+template <Scalar T, KeptAs<T> W>
+Tensor<T, 3> cross_attention_step(const MultiHeadAttention<T, W>& attention,
+                                  In<std::type_identity_t<T>, 3> query,
+                                  const MultiHeadAttentionCall<std::type_identity_t<T>>& call,
+                                  const KeyValueCache<T>& cache, const Context& context = {}) {
+  const auto& p = attention.parameters();
+  detail::require_cross_step<T>(attention.options(), p, query, call, cache);
+  return detail::attend_to_cross_keys<T>(attention.options(), p, query, call, cache, context);
+}
+/// The same of all defaults.
+template <Scalar T, KeptAs<T> W>
+Tensor<T, 3> cross_attention_step(const MultiHeadAttention<T, W>& attention,
+                                  In<std::type_identity_t<T>, 3> query,
+                                  const KeyValueCache<T>& cache, const Context& context = {}) {
+  return cross_attention_step<T>(attention, query, MultiHeadAttentionCall<T>{}, cache, context);
+}
+
+/// Both of inputs in 16 bits, of which y has the type.
+///@{
+template <NarrowFloat U, KeptAs<float> W>
+void cross_attention_append(const MultiHeadAttention<float, W>& attention, In<U, 3> key,
+                            In<std::type_identity_t<U>, 3> value, std::span<const Index> counts,
+                            KeyValueCache<float>& cache, const Context& context = {}) {
+  detail::require_cross_keys<float>(attention.options(), attention.parameters(), key, value, counts,
+                                    cache);
+  const Tensor<float, 3> wide_key = detail::widened_tensor(key, context);
+  const Tensor<float, 3> wide_value = detail::widened_tensor(value, context);
+  cross_attention_append(attention, wide_key, wide_value, counts, cache, context);
+}
+template <NarrowFloat U, KeptAs<float> W>
+void cross_attention_append(const MultiHeadAttention<float, W>& attention, In<U, 3> key,
+                            In<std::type_identity_t<U>, 3> value, KeyValueCache<float>& cache,
+                            const Context& context = {}) {
+  cross_attention_append(attention, key, value, std::span<const Index>(), cache, context);
+}
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> cross_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> query,
+                                  const MultiHeadAttentionCall<float>& call,
+                                  const KeyValueCache<float>& cache, const Context& context = {}) {
+  detail::require_cross_step<float>(attention.options(), attention.parameters(), query, call,
+                                    cache);
+  return detail::narrow_step(query, context, [&](In<float, 3> wide) {
+    return cross_attention_step(attention, wide, call, cache, context);
+  });
+}
+template <NarrowFloat U, KeptAs<float> W>
+Tensor<U, 3> cross_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> query,
+                                  const KeyValueCache<float>& cache, const Context& context = {}) {
+  return cross_attention_step(attention, query, MultiHeadAttentionCall<float>{}, cache, context);
+}
+///@}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/feed_forward_parameters.hpp
+// What a FeedForward is, what one call of it is asked for, what it learns and what forward leaves.
+
+namespace headwise::inline v0_1 {
+
+/// The shape of a module.
+struct FeedForwardOptions {
+  Index d_model = 0;                         // D, width of input and output
+  Index d_hidden = 0;                        // F, width in between; 4 D
+  Activation activation = Activation::gelu;  // f
+  bool gated = false;                        // f(gate) up; with silu: SwiGLU
+  bool bias = true;                          // of all products
+  Init init = Init::xavier_normal;           // the scale of the weights at the start
+  std::uint64_t seed = 0;                    // of the weights at the start
+
+  /// All of them with every default filled in. Throws ArgumentError for what makes no module.
+  FeedForwardOptions resolved() const {
+    FeedForwardOptions full = *this;
+    constexpr Index widest = Index{1} << 30;  // products of two widths can still be counted
+    require(d_model >= 1 && d_model <= widest, "FeedForward", "d_model is ", d_model,
+            ", expected 1 to 2^30");
+    if (d_hidden == 0) full.d_hidden = 4 * d_model;
+    require(full.d_hidden >= 1 && full.d_hidden <= widest, "FeedForward", "d_hidden is ",
+            full.d_hidden, ", expected 1 to 2^30 (0: 4 d_model)");
+    return full;
+  }
+  /// Columns of the first product: F, or 2 F where they are gate | up. Of resolved options.
+  Index in_width() const { return gated ? 2 * d_hidden : d_hidden; }
+  /// Whether what one of them left in a cache fits the other. Of resolved options.
+  bool same_shape(const FeedForwardOptions& other) const {
+    return d_model == other.d_model && d_hidden == other.d_hidden &&
+           activation == other.activation && gated == other.gated;
+  }
+};
+
+/// One call. Give each dropout a seed of its own.
+struct FeedForwardCall {
+  Dropout hidden_dropout = {};  // of what the second product reads; none: inference
+  Dropout output_dropout = {};  // of the output, after its bias
+};
+
+/// Weights are [in, out]; its gradients have the same form. The matrices are kept as numbers of
+/// type W.
+template <Scalar T, KeptAs<T> W = T>
+struct FeedForwardParameters {
+  Tensor<W, 2> w_in;   // [D, F], or [D, 2 F]: columns gate | up
+  Tensor<T, 1> b_in;   // [F], or [2 F]; or absent
+  Tensor<W, 2> w_out;  // [F, D]
+  Tensor<T, 1> b_out;  // [D], or absent
+  bool gated = false;  // whether w_in and b_in are gate | up
+
+  FeedForwardParameters() = default;
+  /// All 0. The options are resolved ones.
+  explicit FeedForwardParameters(const FeedForwardOptions& o, std::pmr::memory_resource* memory =
+                                                                  std::pmr::get_default_resource())
+      : w_in({o.d_model, o.in_width()}, memory),
+        w_out({o.d_hidden, o.d_model}, memory),
+        gated(o.gated) {
+    if (!o.bias) return;
+    b_in = Tensor<T, 1>({o.in_width()}, memory);
+    b_out = Tensor<T, 1>({o.d_model}, memory);
+  }
+
+  /// f(name, view) for each that is there: W_gate, W_up, W_down, b_gate, b_up, b_down behind
+  /// `prefix`, those of a gate only where there is one. Views are writable where this is not const.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") {
+    walk(*this, f, prefix);
+  }
+  /// The same of what is not written to.
+  template <class F>
+  void for_each(F&& f, const std::string& prefix = "") const {
+    walk(*this, f, prefix);
+  }
+
+  /// Everything to 0, as of gradients between two steps.
+  void zero() {
+    for_each([](const std::string&, auto view) { fill(view, T(0)); });
+  }
+
+ private:
+  template <class Self, class F>
+  static void walk(Self& self, F& f, const std::string& prefix) {
+    const auto visit = [&](const std::string& kind, const auto& parts) {
+      for (const auto& [name, view] : std::span(parts).subspan(self.gated ? 0 : 1)) {
+        f(kind + name, as_view(view));
+      }
+    };
+    visit(prefix + "W_", parts_of(self.gated, as_view(self.w_in), as_view(self.w_out)));
+    if (self.b_in.absent()) return;
+    visit(prefix + "b_", parts_of(self.gated, as_view(self.b_in), as_view(self.b_out)));
+  }
+  /// Gate | up of `in`, and `out`: weights or biases. Without a gate that part has no width.
+  template <class View>
+  static auto parts_of(bool gated, const View& in, const View& out) {
+    using detail::Named;
+    constexpr int last = View::rank - 1;
+    const Index width = in.extent(last), gate = gated ? width / 2 : 0;
+    return std::array{Named{"gate", slice(in, last, 0, gate)},
+                      Named{"up", slice(in, last, gate, width - gate)}, Named{"down", out}};
+  }
+};
+
+/// What a forward call leaves for its backward, owned by the caller. It views x, which must outlive
+/// the backward call.
+template <Scalar T>
+struct FeedForwardCache {
+  ViewedInput<T, 2> x;          // [N, D]
+  SavedTensor<T, 2> hidden;     // [N, F], or [N, 2 F]: gate | up
+  SavedTensor<T, 2> activated;  // [N, F]; after its dropout
+  FeedForwardOptions module;    // of the module that filled it
+  FeedForwardCall call;         // what forward was asked for
+  Saved saved;                  // what the tensors of SavedTensor are kept as
+  bool filled = false;          // whether forward has been called with it
+};
+
+}  // namespace headwise::inline v0_1
+
+// headwise/nn/feed_forward_steps.hpp
+// The steps of a FeedForward, forward and backward.
+//
+//   1 linear       h = x W_in + b_in        [N, F], or [N, 2 F]: gate | up
+//   2 activation   a = f(h), or f(gate) up  [N, F]
+//   3 dropout      of a, optional
+//   4 linear       y = a W_out + b_out      [N, D]
+//   5 dropout      of y, optional
+//
+// Backward walks the same list up.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// gate | up of [N, 2 F]; up is absent where there is one half alone.
+template <class View>
+struct GateAndUp {
+  View gate, up;  // [N, F]
+
+  template <class X>
+  GateAndUp(X& hidden, const FeedForwardOptions& o)
+      : gate(slice(hidden, 1, 0, o.d_hidden)),
+        up(o.gated ? View(slice(hidden, 1, o.d_hidden, o.d_hidden)) : View()) {}
+};
+
+/// Fills the cache, which says what it is kept as. The shapes are its caller's to check.
+template <class T, class W>
+void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParameters<T, W>& p,
+                          In<T, 2> x, FeedForwardCache<T>& cache, Out<T, 2> y,
+                          const Context& context) {
+  const Index N = x.extent(0);
+  cache.x = x;
+  cache.module = o;
+  // 1 linear
+  cache.hidden = Tensor<T, 2>::uninitialized({N, o.in_width()}, context.memory);
+  linear_forward(x, p.w_in, p.b_in, cache.hidden, context);
+  round_saved(cache.hidden, cache.saved, context);
+  // 2 activation
+  cache.activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
+  const GateAndUp<In<T, 2>> h(std::as_const(cache.hidden), o);
+  if (N != 0) activate_rows<T>(o.activation, h.gate, h.up, cache.activated, context);
+  // 3 dropout
+  if (cache.call.hidden_dropout.active()) {
+    dropout_forward(In<T, 2>(cache.activated), cache.call.hidden_dropout, cache.activated, context);
+  }
+  round_saved(cache.activated, cache.saved, context);
+  // 4 linear
+  linear_forward(In<T, 2>(cache.activated), p.w_out, p.b_out, y, context);
+  // 5 dropout
+  if (cache.call.output_dropout.active()) {
+    dropout_forward(In<T, 2>(y), cache.call.output_dropout, y, context);
+  }
+  drop_saved_floats(cache.hidden, cache.saved);
+  drop_saved_floats(cache.activated, cache.saved);
+  cache.filled = true;
+}
+
+/// A cache of the numbers that another keeps in 16 bits; it views what that one does. Throws
+/// std::bad_alloc.
+template <std::same_as<float> T>
+FeedForwardCache<T> wide_feed_forward_cache(const FeedForwardCache<T>& cache,
+                                            const Context& context) {
+  FeedForwardCache<T> wide;
+  wide.x = cache.x;
+  wide.hidden = widen_saved(cache.hidden, cache.saved, context);
+  wide.activated = widen_saved(cache.activated, cache.saved, context);
+  wide.module = cache.module;
+  wide.call = cache.call;
+  wide.filled = cache.filled;
+  return wide;
+}
+
+/// Throws for a cache that this module did not fill, and for gradients of another.
+template <class T>
+void require_feed_forward_cache(std::string_view function, const FeedForwardOptions& o,
+                                const FeedForwardCache<T>& cache) {
+  require_filled(function, cache);
+  require(cache.module.same_shape(o), function,
+          "the cache is of a module of another shape, expected one that this module filled");
+  const Index N = cache.x.extent(0);
+  const auto whence = "what forward left: a cache that was moved from is empty";
+  require_saved_shape(function, "cache.hidden", cache.hidden, cache.saved, Shape{N, o.in_width()},
+                      whence);
+  require_saved_shape(function, "cache.activated", cache.activated, cache.saved,
+                      Shape{N, o.d_hidden}, whence);
+}
+
+/// Throws ShapeError unless every gradient has the shape of its parameter.
+template <class T, class W>
+void require_feed_forward_gradients(std::string_view function, const FeedForwardParameters<T, W>& p,
+                                    const FeedForwardParameters<T>& gradients) {
+  const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
+    require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
+  };
+  check("gradients.w_in", gradients.w_in, p.w_in);
+  check("gradients.b_in", gradients.b_in, p.b_in);
+  check("gradients.w_out", gradients.w_out, p.w_out);
+  check("gradients.b_out", gradients.b_out, p.b_out);
+}
+
+/// Steps 5 to 1 up to dx and, when nothing can fail any more, the gradients of the parameters.
+template <class T, class W>
+class FeedForwardBackward {
+ public:
+  /// dy [N, D] and the cache have to stay. Writes dx [N, D]. Throws std::bad_alloc.
+  FeedForwardBackward(const FeedForwardOptions& o, const FeedForwardParameters<T, W>& p,
+                      In<T, 2> dy, const FeedForwardCache<T>& cache, Out<T, 2> dx,
+                      const Context& context)
+      : x_(viewed_numbers(cache.x, widened_x_, context)), d_y_(dy) {
+    const Index N = cache.x.extent(0);
+    // 5 dropout
+    if (cache.call.output_dropout.active()) {
+      dropped_ = Tensor<T, 2>::uninitialized(dy.shape(), context.memory);
+      dropout_backward(dy, cache.call.output_dropout, dropped_, context);
+      d_y_ = dropped_;
+    }
+    // 4 linear
+    auto d_activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
+    linear_backward(d_y_, cache.activated, In<W, 2>(p.w_out), d_activated, {}, {}, context);
+    // 3 dropout
+    if (cache.call.hidden_dropout.active()) {
+      dropout_backward(In<T, 2>(d_activated), cache.call.hidden_dropout, d_activated, context);
+    }
+    // 2 activation; in place where there is no gate
+    if (o.gated) d_hidden_ = Tensor<T, 2>::uninitialized({N, o.in_width()}, context.memory);
+    const GateAndUp<In<T, 2>> h(cache.hidden, o);
+    const GateAndUp<Out<T, 2>> d_h(o.gated ? d_hidden_ : d_activated, o);
+    if (N != 0) {
+      activate_rows_backward<T>(o.activation, d_activated, h.gate, h.up, d_h.gate, d_h.up, context);
+    }
+    if (!o.gated) d_hidden_ = std::move(d_activated);
+    // 1 linear
+    linear_backward(In<T, 2>(d_hidden_), x_, In<W, 2>(p.w_in), dx, {}, {}, context);
+    // The gradients of the parameters of 4 linear and 1 linear
+    of_w_out_.emplace(d_y_, cache.activated, context);
+    of_w_in_.emplace(d_hidden_, x_, context);
+    workspace_.emplace(context.executor.concurrency(),
+                       std::max<Index>(of_w_out_->scratch(), of_w_in_->scratch()), context.memory);
+  }
+  FeedForwardBackward(const FeedForwardBackward&) = delete;
+  FeedForwardBackward& operator=(const FeedForwardBackward&) = delete;
+
+  void add_to(FeedForwardParameters<T>& gradients, const Context& context) {
+    of_w_out_->add_to(gradients.w_out, *workspace_, context);
+    if (!gradients.b_out.absent()) bias_backward(d_y_, gradients.b_out, context);
+    of_w_in_->add_to(gradients.w_in, *workspace_, context);
+    if (!gradients.b_in.absent()) bias_backward(In<T, 2>(d_hidden_), gradients.b_in, context);
+  }
+
+ private:
+  Tensor<T, 2> widened_x_;  // [N, D]; where the cache views 16 bits
+  const In<T, 2> x_;        // [N, D]
+  Tensor<T, 2> dropped_;    // [N, D]
+  In<T, 2> d_y_;            // [N, D]
+  Tensor<T, 2> d_hidden_;   // [N, F], or [N, 2 F]
+  std::optional<LinearWeightGradient<T>> of_w_out_, of_w_in_;
+  std::optional<Workspace<T>> workspace_;
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
+// headwise/nn/feed_forward.hpp
+// The part of a transformer block that looks at each token by itself.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// y = f(x W_up + b_up) W_down + b_down; gated: (f(x W_gate + b_gate) (x W_up + b_up)) W_down +
+/// b_down, its first two products one.
+///
+/// Parameters are plain data; forward and backward are const and keep what a backward needs in a
+/// cache of the caller's. A call that throws leaves cache and gradients as they were.
+/// Source: Vaswani et al., 2017, arXiv 1706.03762, section 3.3; gated: Shazeer, 2020, arXiv
+/// 2002.05202.
+///
+/// Matrices may be kept as BFloat16 or Float16 (store_weights_as); gradients are floats, then.
+template <Scalar T, KeptAs<T> W = T>
+class FeedForward {
+ public:
+  /// What it learns.
+  using Parameters = FeedForwardParameters<T, W>;
+  /// What one call is asked for: dropouts.
+  using Call = FeedForwardCall;
+  /// What forward leaves for backward.
+  using Cache = FeedForwardCache<T>;
+  /// What backward adds to.
+  using Gradients = FeedForwardParameters<T>;
+
+  /// Weights by options.init and options.seed, biases 0. Throws ArgumentError for options that make
+  /// no module.
+  explicit FeedForward(const FeedForwardOptions& options)
+      : options_(options.resolved()), parameters_(options_) {
+    std::uint32_t number = 16;  // apart from an attention of the same seed
+    parameters_.for_each([&](const std::string&, auto view) {
+      if constexpr (decltype(view)::rank == 2) {
+        init_weights<W>(view, options_.init, options_.seed, number++);
+      }
+    });
+  }
+  /// Of parameters that are taken as they are.
+  FeedForward(const FeedForwardOptions& options, FeedForwardParameters<T, W> parameters,
+              detail::Unchecked)
+      : options_(options), parameters_(std::move(parameters)) {}
+
+  /// y [N, D] for x [N, D]: inference. Throws ShapeError or ArgumentError before anything is
+  /// written or counted, and std::bad_alloc.
+  Tensor<T, 2> forward(In<T, 2> x, const Call& call = {}, const Context& context = {}) const {
+    Cache unused;
+    return run(x, call, unused, context);
+  }
+  /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
+  /// backward call.
+  Tensor<T, 2> forward(In<T, 2> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const {
+    Cache fresh;
+    fresh.saved = detail::saved_of<T>(context);
+    Tensor<T, 2> y = run(x, call, fresh, context);
+    cache = std::move(fresh);
+    return y;
+  }
+  Tensor<T, 2> forward(const Tensor<T, 2>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+
+  /// The same of x in 16 bits, for modules of float: y has its type, and the bits of the module's
+  /// floats, each rounded to the nearest. The cache views x.
+  ///@{
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x, const Call& call = {},
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_call(x, call);
+    return detail::narrow_forward(x, context,
+                                  [&](In<T, 2> wide) { return forward(wide, call, context); });
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(In<U, 2> x, const Call& call, Cache& cache,
+                       const Context& context = {}) const requires std::same_as<T, float> {
+    require_call(x, call);
+    return detail::narrow_forward(
+        x, cache, context,
+        [&](In<T, 2> wide, Cache& filled) { return forward(wide, call, filled, context); },
+        [](Cache& filled, const auto& view) { filled.x = view; });
+  }
+  template <NarrowFloat U>
+  Tensor<U, 2> forward(const Tensor<U, 2>&& temporary, const Call& call, Cache& cache,
+                       const Context& context = {}) const = delete;  // gone before backward
+  ///@}
+
+  /// dx [N, D] for dy [N, D]; the parameters' gradients are added to `gradients`.
+  ///
+  /// Throws ArgumentError for a cache that is empty or of a module of another shape, ShapeError,
+  /// std::bad_alloc; nothing is changed then.
+  Tensor<T, 2> backward(In<T, 2> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const {
+    require_backward(dy, cache, gradients);
+    auto dx = Tensor<T, 2>::uninitialized(cache.x.shape(), context.memory);
+    const auto through = [&](const Cache& kept) {
+      detail::FeedForwardBackward<T, W>(options_, parameters_, dy, kept, dx, context)
+          .add_to(gradients, context);
+    };
+    if constexpr (std::same_as<T, float>) {
+      if (!cache.saved.exact()) {
+        through(detail::wide_feed_forward_cache(cache, context));
+        return dx;
+      }
+    }
+    through(cache);
+    return dx;
+  }
+  /// The same of dy in 16 bits, of which dx has the type; the gradients stay floats.
+  template <NarrowFloat U>
+  Tensor<U, 2> backward(In<U, 2> dy, const Cache& cache, Gradients& gradients,
+                        const Context& context = {}) const requires std::same_as<T, float> {
+    require_backward(dy, cache, gradients);
+    return detail::narrow_backward(dy, cache.x.shape(), context, [&](In<T, 2> wide) {
+      return backward(wide, cache, gradients, context);
+    });
+  }
+
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
+  Gradients zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
+    return Gradients(options_, memory);
+  }
+
+  /// The options with every default filled in.
+  const FeedForwardOptions& options() const { return options_; }
+  /// The weights, to be read and written.
+  FeedForwardParameters<T, W>& parameters() { return parameters_; }
+  /// The weights.
+  const FeedForwardParameters<T, W>& parameters() const { return parameters_; }
+
+ private:
+  template <class U>
+  void require_call(const In<U, 2>& x, const Call& call) const {
+    constexpr std::string_view function = "FeedForward::forward";
+    require_shape(function, "x", x, Shape{x.extent(0), options_.d_model}, "d_model ",
+                  options_.d_model);
+    require_shape(function, "w_in", In<W, 2>(parameters_.w_in),
+                  Shape{options_.d_model, options_.in_width()},
+                  "the options: a module that was moved from has none");
+    call.hidden_dropout.require_valid(function);
+    call.output_dropout.require_valid(function);
+  }
+  template <class U>
+  void require_backward(const In<U, 2>& dy, const Cache& cache, const Gradients& gradients) const {
+    constexpr std::string_view function = "FeedForward::backward";
+    detail::require_feed_forward_cache(function, options_, cache);
+    require_shape(function, "dy", dy, cache.x.shape(), "the output");
+    detail::require_feed_forward_gradients(function, parameters_, gradients);
+  }
+  Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
+    require_call(x, call);
+    cache.call = call;
+    auto y = Tensor<T, 2>::uninitialized({x.extent(0), options_.d_model}, context.memory);
+    detail::feed_forward_forward<T>(options_, parameters_, x, cache, y, context);
+    return y;
+  }
+
+  FeedForwardOptions options_;
+  FeedForwardParameters<T, W> parameters_;
+};
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/nn/head_parallel.hpp
+// Heads split over workers: each holds the columns of W_Q, W_K and W_V and the rows of W_O that
+// belong to its heads and sees the whole input; their outputs are summed.
+// Source: Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// A module of heads first ... first + count - 1 of another, with copies of their weights: W_Q
+/// [D, count d], W_K, W_V and W_O likewise, inputs and output as wide as those of the whole. Shards
+/// that cover all heads once sum to the whole: outputs, and gradients of the input. The output
+/// bias stays with the shard that holds head 0. Functions of pairs and dropout of the weights take
+/// a shard's heads for what they are in the whole by a call's {.origin = {.head = first}}. What a
+/// call gives for each head (masks, slopes) has to be sliced by the caller.
+/// Throws ArgumentError unless the heads exist and whole groups stay together; and for a module
+/// with layer_norm, which is not a matter of heads: normalise the input before; std::bad_alloc.
+template <Scalar T>
+MultiHeadAttention<T> head_shard(const MultiHeadAttention<T>& whole, Index first, Index count) {
+  const MultiHeadAttentionOptions& o = whole.options();
+  const Index group = o.num_heads / o.num_kv_heads;
+  require(first >= 0 && count >= 1 && count <= o.num_heads - first, "head_shard", "first is ",
+          first, " and count ", count, ", expected at least one of heads 0 to ", o.num_heads - 1);
+  require(first % group == 0 && count % group == 0, "head_shard", "first is ", first, " and count ",
+          count, ", expected multiples of ", group, " (heads that share keys)");
+  require(!o.layer_norm, "head_shard",
+          "the module has layer_norm, expected one without: normalise the input before");
+
+  MultiHeadAttentionOptions part = o;
+  part.num_heads = count;
+  part.num_kv_heads = count / group;
+  part.o_bias = o.o_bias && first == 0;
+  MultiHeadAttention<T> shard(part);
+  const MultiHeadAttentionParameters<T>& from = whole.parameters();
+  MultiHeadAttentionParameters<T>& to = shard.parameters();
+  const Index q0 = first * o.d_head, k0 = first / group * o.d_head, v0 = first / group * o.d_value;
+  copy(slice(from.W_Q(), 1, q0, to.q_width), to.W_Q());
+  copy(slice(from.W_K(), 1, k0, to.k_width), to.W_K());
+  copy(slice(from.W_V(), 1, v0, to.v_width), to.W_V());
+  copy(slice(from.w_o, 0, first * o.d_value, count * o.d_value), to.w_o);
+  if (o.q_bias) copy(slice(from.b_q, 0, q0, to.q_width), to.b_q);
+  if (o.k_bias) copy(slice(from.b_k, 0, k0, to.k_width), to.b_k);
+  if (o.v_bias) copy(slice(from.b_v, 0, v0, to.v_width), to.b_v);
+  if (part.o_bias) copy(In<T, 1>(from.b_o), to.b_o);
+  copy(In<T, 1>(from.gamma_q), to.gamma_q);
+  copy(In<T, 1>(from.gamma_k), to.gamma_k);
+  if (o.sinks) copy(slice(from.sinks, 0, first, count), to.sinks);
+  if (o.alibi) copy(slice(from.alibi_slopes, 0, first, count), to.alibi_slopes);
+  if (o.relative_reach > 0) copy(slice(from.relative_bias, 0, first, count), to.relative_bias);
+  return shard;
+}
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
@@ -36990,353 +37619,6 @@ class Linear {
 
   LinearParameters<T, W> parameters_;
 };
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/nn/new_tokens.hpp
-// Tokens on their way into a cache: what their queries see of it, for sequences of any lengths.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// n tokens of each sequence, or counts[b] of sequence b, on their way into a cache. They are
-/// written behind its length, and it is longer once a call has come to its end and keeps them.
-template <class T>
-class NewTokens {
- public:
-  /// Written to the cache. They fit, and the counts are right.
-  NewTokens(KeyValueCache<T>& cache, In<T, 4> k, In<T, 4> v, std::span<const Index> counts)
-      : cache_(cache), n_(k.extent(2)), counts_(counts) {
-    cache_.write(k, v, counts);
-  }
-
-  /// Makes a cache longer by what was written behind it.
-  static void keep(KeyValueCache<T>& cache, Index n, std::span<const Index> counts) noexcept {
-    cache.keep(n, counts);
-  }
-
-  Index batch() const { return cache_.options_.batch_size; }
-  Index count(Index b) const { return count_of(counts_, b, n_); }
-  /// Whether all sequences are alike: one call attends for all of them.
-  bool uniform() const {
-    bool same = true;
-    for (Index b = 1; b < batch(); ++b) {
-      same = same && cache_.at(b) == cache_.at(0) && count(b) == count(0);
-    }
-    return same;
-  }
-  /// Whether no sequence has more than one new query, which sees all that is held of it.
-  bool one_each() const {
-    bool one = true;
-    for (Index b = 0; b < batch(); ++b) one = one && count(b) <= 1 && sees_all(b);
-    return one;
-  }
-  /// The keys of sequence b with the new ones.
-  Index held(Index b) const { return cache_.at(b).held() + count(b); }
-  /// f(keys, values) of sequences b ... b + batch - 1 with the new ones, [batch, G, held, d] and
-  /// [batch, G, held, dv], of the type that they are stored as.
-  template <class F>
-  void with_keys(Index b, Index batch, Index held, const F& f) const {
-    cache_.k_.with_type([&]<class U>(std::type_identity<U>) {
-      f(cache_.k_.template filled<U>(b, batch, held), cache_.v_.template filled<U>(b, batch, held));
-    });
-  }
-
-  /// Where the first new query of sequence b stands in it.
-  Position origin(Index b) const { return {b, 0, cache_.at(b).length, 0}; }
-  /// The keys of sequence b that were dropped.
-  KeyGap gap(Index b) const { return cache_.at(b).gap(cache_.slots_); }
-  /// What the new queries of sequence b see: slots behind the first keys' are in the order of their
-  /// positions, and the last are the queries' own.
-  AttentionMask<T> mask(Index b) const {
-    if (sees_all(b)) return {causal};
-    return {causal, Mask::window(cache_.options_.window).keeping_first(cache_.options_.first_keys)};
-  }
-
- private:
-  /// Whether the window hides nothing from the new queries of sequence b.
-  bool sees_all(Index b) const {
-    const Index window = cache_.options_.window, first = cache_.options_.first_keys;
-    return window == 0 || cache_.at(b).length + count(b) - window <= first;
-  }
-
-  KeyValueCache<T>& cache_;
-  Index n_;
-  std::span<const Index> counts_;
-};
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-// headwise/nn/multi_head_attention_step.hpp
-// Causal self-attention of new tokens over a cache of those before: decoding with the bits of the
-// whole sequence, for sequences of any lengths beside each other.
-
-namespace headwise::inline v0_1 {
-
-/// One step of decoding. What it views must outlive the call.
-template <Scalar T>
-struct MultiHeadAttentionStepCall {
-  /// [B]: how many of the n tokens are sequence b's, its first; the rest may hold anything. {}: all
-  LastingSpan<Index> counts = {};
-  std::optional<T> scale = {};  // 1 / sqrt(d_head)
-  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
-  MaskFunctionRef mask = {};    // Mask::function, beside causal and the window of the cache
-};
-
-}  // namespace headwise::inline v0_1
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// All rules of a step of self-attention, before anything is computed. Of resolved options.
-template <class T, class W, class U>
-void require_new_tokens(std::string_view function, const MultiHeadAttentionOptions& o,
-                        const MultiHeadAttentionParameters<T, W>& p, const In<U, 3>& x,
-                        std::span<const Index> counts, const KeyValueCache<T>& cache) {
-  const KeyValueCacheOptions& c = cache.options();
-  require_shape(function, "W_O", In<W, 2>(p.w_o), Shape{o.context_width(), o.d_model},
-                "the options: a module that was moved from has none");
-  require_shape(function, "x", x, Shape{c.batch_size, x.extent(1), o.d_model},
-                "batch of the cache, d_model");
-  const bool fits =
-      c.num_kv_heads == o.num_kv_heads && c.d_head == o.d_head && c.d_value == o.d_value;
-  require(fits, function, "cache is of ", c.num_kv_heads, " heads of widths ", c.d_head, " and ",
-          c.d_value, ", expected ", o.num_kv_heads, " of ", o.d_head, " and ", o.d_value,
-          " (the module)");
-  require_counts(function, counts, c.batch_size, x.extent(1));
-  cache.require_room(function, x.extent(1), counts);
-}
-
-/// What changes their scores fits the heads.
-template <class T, class W>
-void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call,
-                    const MultiHeadAttentionOptions& o,
-                    const MultiHeadAttentionParameters<T, W>& p) {
-  const ScoreOptions<T>& score = call.score;
-  require_finite_scale(function, call.scale);
-  score.require_softcap(function);
-  score.require_heads(function, o.num_heads);
-  require_own_scores(function, o, p, score);
-}
-
-/// All rules of multi_head_attention_step.
-template <class T, class W, class U>
-void require_step_call(const MultiHeadAttentionOptions& o,
-                       const MultiHeadAttentionParameters<T, W>& p, const In<U, 3>& x,
-                       const MultiHeadAttentionStepCall<T>& call, const KeyValueCache<T>& cache) {
-  constexpr std::string_view function = "multi_head_attention_step";
-  require(o.fused(), function,
-          "kdim or vdim differ from d_model, expected a module of self-attention");
-  require_new_tokens<T>(function, o, p, x, call.counts, cache);
-  require_scores(function, call, o, p);
-}
-
-/// Step 3b of new tokens, each at the position that it has in its sequence.
-template <class T>
-void turn_new_tokens(const RotaryOptions& options, const WritableHeads<T>& heads,
-                     const KeyValueCache<T>& cache, const Context& context) {
-  const Index B = heads.q.extent(0), n = heads.q.extent(2), d = heads.q.extent(3);
-  if (B == 0) return;
-  bool same = true;
-  for (Index b = 1; b < B; ++b) same = same && cache.length(b) == cache.length(0);
-  const auto position = [&](Index row) { return cache.length(row / n) + row % n; };
-  const Turns<T> turns(options, d, same ? n : B * n, position, context.memory);
-  if (same) {
-    turns.apply(heads.q, 0, false, context);
-    turns.apply(heads.k, 0, false, context);
-    return;
-  }
-  for (Index b = 0; b < B; ++b) {
-    turns.apply(slice(heads.q, 0, b, 1), b * n, false, context);
-    turns.apply(slice(heads.k, 0, b, 1), b * n, false, context);
-  }
-}
-
-/// One query a sequence, of which each sees all that is held of its own: one call, which is told
-/// how much that is. A sequence without a query sees nothing: 0.
-template <class T>
-void attend_with_lengths(const In<T, 4>& q, const NewTokens<T>& tokens,
-                         const MultiHeadAttentionStepCall<T>& call, const Out<T, 4>& o,
-                         const Context& context) {
-  auto lengths = Tensor<Index, 1>::uninitialized({tokens.batch()}, context.memory);
-  Index longest = 0;
-  for (Index b = 0; b < tokens.batch(); ++b) {
-    lengths(b) = tokens.count(b) == 0 ? 0 : tokens.held(b);
-    longest = std::max<Index>(longest, lengths(b));
-  }
-  const std::span<const Index> view(lengths.data(), static_cast<std::size_t>(lengths.size()));
-  const AttentionOptions<T> options{
-      .mask = {Mask::key_lengths(view)}, .scale = call.scale, .score = call.score};
-  tokens.with_keys(0, tokens.batch(), longest, [&](const auto& k, const auto& v) {
-    flash_attention_forward(q, k, v, options, o, {}, context);
-  });
-}
-
-/// Steps 3 to 5: the context of the new queries. Rows behind their counts are 0.
-template <class T>
-void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
-                       const MultiHeadAttentionStepCall<T>& call, const Out<T, 4>& o,
-                       const Context& context) {
-  if (tokens.batch() == 0) return;
-  const auto attend = [&](const In<T, 4>& some_q, Index b, Index batch, const Out<T, 4>& some_o) {
-    AttentionOptions<T> options{.mask = tokens.mask(b),
-                                .scale = call.scale,
-                                .score = call.score,
-                                .origin = tokens.origin(b),
-                                .gap = tokens.gap(b)};
-    options.mask.add(call.mask);
-    tokens.with_keys(b, batch, tokens.held(b), [&](const auto& k, const auto& v) {
-      flash_attention_forward(some_q, k, v, options, some_o, {}, context);
-    });
-  };
-  if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
-    return attend(q, 0, tokens.batch(), o);
-  }
-  const bool by_position = call.score.by_position() || !call.mask.absent();
-  if (q.extent(2) == 1 && tokens.one_each() && !by_position) {
-    return attend_with_lengths<T>(q, tokens, call, o, context);
-  }
-  for (Index b = 0; b < tokens.batch(); ++b) {
-    const Index n = tokens.count(b), rest = q.extent(2) - n;
-    fill(Out<T, 4>(slice(slice(o, 0, b, 1), 2, n, rest)), T(0));
-    if (n == 0) continue;
-    attend(slice(slice(q, 0, b, 1), 2, 0, n), b, 1, slice(slice(o, 0, b, 1), 2, 0, n));
-  }
-}
-
-/// y [B, n, D] of new tokens, whose keys and values lie behind those of the cache then, to be kept.
-template <class T, class W>
-Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
-                                  const MultiHeadAttentionParameters<T, W>& p, In<T, 3> x,
-                                  const MultiHeadAttentionStepCall<T>& call,
-                                  KeyValueCache<T>& cache, const Context& context) {
-  const Index B = x.extent(0), n = x.extent(1);
-  // 1 layer_norm, 2 linear
-  MultiHeadAttentionCache<T> step;
-  step.self_attention = true;
-  step.query = uniform_rows(x, step.query_copy, context.memory);
-  project(o, p, step, context);
-  // 3 split_heads, 4 attention, 5 merge_heads
-  if (o.qk_norm) normalise_heads(o, p, step, false, context);
-  if (o.rotary) turn_new_tokens(*o.rotary, writable_heads(o, step), cache, context);
-  const auto [q, k, v] = heads_of(o, step);
-  step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
-  const NewTokens<T> tokens(cache, k, v, call.counts);
-  MultiHeadAttentionStepCall<T> learned = call;
-  learned.score = score_options(call.score, p);
-  attend_over_cache<T>(q, tokens, learned, split_heads(step.context, o.num_heads), context);
-  // 6 linear
-  auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
-  linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
-  return y;
-}
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE {
-
-/// An empty cache for self-attention of these options, resolved ones: of `cache` what is not the
-/// module's, its batch, capacity, window and first keys. Throws ShapeError or ArgumentError for
-/// extents that are none, std::bad_alloc.
-template <Scalar T>
-KeyValueCache<T> key_value_cache(const MultiHeadAttentionOptions& options,
-                                 KeyValueCacheOptions cache,
-                                 std::pmr::memory_resource* memory = default_memory()) {
-  cache.num_kv_heads = options.num_kv_heads;
-  cache.d_head = options.d_head;
-  cache.d_value = options.d_value;
-  return KeyValueCache<T>(cache, memory);
-}
-/// The same of a capacity alone.
-template <Scalar T>
-KeyValueCache<T> key_value_cache(const MultiHeadAttentionOptions& options, Index batch_size,
-                                 Index capacity,
-                                 std::pmr::memory_resource* memory = default_memory()) {
-  return key_value_cache<T>(options, {.batch_size = batch_size, .capacity = capacity}, memory);
-}
-/// The same for a module.
-template <Scalar T, KeptAs<T> W>
-KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention, Index batch_size,
-                                 Index capacity,
-                                 std::pmr::memory_resource* memory = default_memory()) {
-  return key_value_cache<T>(attention.options(), batch_size, capacity, memory);
-}
-/// The same for a module.
-template <Scalar T, KeptAs<T> W>
-KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention,
-                                 const KeyValueCacheOptions& cache,
-                                 std::pmr::memory_resource* memory = default_memory()) {
-  return key_value_cache<T>(attention.options(), cache, memory);
-}
-
-/// y [B, n, D] of new tokens x [B, n, D] which see each other causally and what is in the cache:
-/// inference.
-///
-/// attention   a module of self-attention
-/// x           [B, n, D]   in; the tokens behind those of the cache
-/// call                    counts of tokens, what changes scores, a mask function; y behind the
-///                         counts is b_O
-/// cache                   keys and values of the tokens before; those of x are appended
-///
-/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal}, the
-/// same scale and score, and the mask function beside causal, for any cut into steps and any
-/// lengths beside it; of a cache with a window, those of a mask that also hides keys before the
-/// window, but for the first ones. A function is told the positions in the sequence, b as its batch
-/// element.
-///
-/// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
-/// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
-/// then, but that keys which no later query sees may be dropped.
-template <Scalar T, KeptAs<T> W>
-Tensor<T, 3> multi_head_attention_step(
-    const MultiHeadAttention<T, W>& attention, In<std::type_identity_t<T>, 3> x,
-    const MultiHeadAttentionStepCall<std::type_identity_t<T>>& call, KeyValueCache<T>& cache,
-    const Context& context = {}) {
-  const MultiHeadAttentionOptions& o = attention.options();
-  detail::require_step_call<T>(o, attention.parameters(), x, call, cache);
-  auto y = detail::attend_to_new_tokens<T>(o, attention.parameters(), x, call, cache, context);
-  detail::NewTokens<T>::keep(cache, x.extent(1), call.counts);
-  return y;
-}
-/// The same of counts[b] new tokens of each sequence.
-template <Scalar T, KeptAs<T> W, TokenCounts Counts>
-Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T, W>& attention,
-                                       In<std::type_identity_t<T>, 3> x, const Counts& counts,
-                                       KeyValueCache<T>& cache, const Context& context = {}) {
-  return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{.counts = counts},
-                                      cache, context);
-}
-/// The same of n new tokens of each sequence.
-template <Scalar T, KeptAs<T> W>
-Tensor<T, 3> multi_head_attention_step(const MultiHeadAttention<T, W>& attention,
-                                       In<std::type_identity_t<T>, 3> x, KeyValueCache<T>& cache,
-                                       const Context& context = {}) {
-  return multi_head_attention_step<T>(attention, x, MultiHeadAttentionStepCall<T>{}, cache,
-                                      context);
-}
-/// The same of new tokens x [B, n, D] in 16 bits, of which y has the type.
-template <NarrowFloat U, KeptAs<float> W>
-Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
-                                       const MultiHeadAttentionStepCall<float>& call,
-                                       KeyValueCache<float>& cache, const Context& context = {}) {
-  detail::require_step_call<float>(attention.options(), attention.parameters(), x, call, cache);
-  return detail::narrow_step(x, context, [&](In<float, 3> wide) {
-    return multi_head_attention_step(attention, wide, call, cache, context);
-  });
-}
-/// The same of counts[b] new tokens of each sequence.
-template <NarrowFloat U, KeptAs<float> W, TokenCounts Counts>
-Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
-                                       const Counts& counts, KeyValueCache<float>& cache,
-                                       const Context& context = {}) {
-  return multi_head_attention_step(
-      attention, x, MultiHeadAttentionStepCall<float>{.counts = counts}, cache, context);
-}
-/// The same of n new tokens of each sequence.
-template <NarrowFloat U, KeptAs<float> W>
-Tensor<U, 3> multi_head_attention_step(const MultiHeadAttention<float, W>& attention, In<U, 3> x,
-                                       KeyValueCache<float>& cache, const Context& context = {}) {
-  return multi_head_attention_step(attention, x, MultiHeadAttentionStepCall<float>{}, cache,
-                                   context);
-}
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 

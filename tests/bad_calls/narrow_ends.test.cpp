@@ -188,6 +188,20 @@ TEST_CASE("cross-attention and steps refuse inputs of 16 bits in the words that 
   CHECK(steps.length() == 0);
 }
 
+TEST_CASE("cross-attention of 16 bits over kept keys is refused before anything is read",
+          "[bad_calls]") {
+  const MultiHeadAttention<float> module({.d_model = 6, .num_heads = 2, .kdim = 5, .vdim = 7});
+  auto cache = key_value_cache(module, 2, 4);
+  const auto key = unread(Shape{2, 9, 5}), value = unread(Shape{2, 9, 7});
+  CHECK(refusal([&] { cross_attention_append(module, key, value, cache); }) ==
+        "cross_attention_append: 9 tokens behind 0 of sequence 0 are more than the capacity 4 of "
+        "the cache: roll it back, clear it or make a larger one");
+  CHECK(refusal([&] { cross_attention_step(module, key, cache); }) ==
+        "cross_attention_step: query is [2, 9, 5], expected [2, 9, 6] (batch of the cache, "
+        "d_model)");
+  CHECK(cache.length() == 0);
+}
+
 TEST_CASE("attention that was moved from refuses inputs of 16 bits before it reads them",
           "[bad_calls]") {
   MultiHeadAttention<float> attention(6, 2);

@@ -1,4 +1,5 @@
 // Steps from a cache, counted: once one has run, the next of as many tokens allocate nothing.
+#include "headwise/nn/cross_attention_step.hpp"
 #include "headwise/nn/transformer_decoder.hpp"
 #include "headwise/runtime/thread_pool.hpp"
 #include "outside_faults/allocations.hpp"
@@ -41,6 +42,27 @@ TEST_CASE("a step from a cache allocates nothing once one like it has run", "[ou
         CHECK(count == 0);
       }
     }
+  }
+}
+
+TEST_CASE("a step of cross-attention allocates nothing once one like it has run", "[outside]") {
+  if (!headwise::detail::recycles()) return;
+  ThreadPool pool(GENERATE(1, 3));
+  const Context context{.executor = pool};
+  const MultiHeadAttention<float> module(
+      {.d_model = 8, .num_heads = 2, .layer_norm = true, .qk_norm = true, .rotary = {{}}});
+  const auto x = random_tensor<float>(Shape{2, 200, 8}, 1);
+  auto cache = key_value_cache(module, 2, 400);
+  for (const std::vector<Index>& counts : {std::vector<Index>{}, std::vector<Index>{9, 150}}) {
+    cross_attention_append(module, x, x, counts, cache);  // of one length, then of two
+    for (Index i = 0; i < 40; ++i) {
+      if (i == 1) reset_allocations();
+      (void)cross_attention_step(module, slice(x, 1, i, 1), {.origin = {.query = i}}, cache,
+                                 context);
+    }
+    const long count = allocations().count;
+    CAPTURE(counts.size());
+    CHECK(count == 0);
   }
 }
 

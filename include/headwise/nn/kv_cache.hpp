@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory_resource>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 #include "headwise/kernels/kernels.hpp"
@@ -145,6 +146,11 @@ class KeyValueCache {
     require_sequence("KeyValueCache::length", b);
     return lengths_(b);
   }
+  /// Whether it is that of every sequence.
+  bool same_lengths() const {
+    const auto differs = [&](Index length) { return length != lengths_(0); };
+    return std::none_of(lengths_.begin(), lengths_.end(), differs);
+  }
   /// Tokens of each sequence that still fit.
   Index room() const {
     Index least = slots_.capacity;
@@ -186,6 +192,11 @@ class KeyValueCache {
   template <class U = T>
   In<U, 4> v() const {
     return view<U>("KeyValueCache::v", v_, 0, options_.batch_size, longest_held());
+  }
+  /// f(k(), v()), of the type that they are stored as.
+  template <class F>
+  void with_keys(const F& f) const {
+    k_.with_type([&]<class U>(std::type_identity<U>) { f(k<U>(), v<U>()); });
   }
   /// Keys of sequence b [1, G, held, d].
   template <class U = T>

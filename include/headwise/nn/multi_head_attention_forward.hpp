@@ -21,6 +21,18 @@ struct ModuleInputs {
   bool self_attention;
 };
 
+/// The rules of what a call asks for, whatever its inputs are.
+template <class T, class W>
+void require_asked(std::string_view function, const MultiHeadAttentionOptions& o,
+                   const MultiHeadAttentionParameters<T, W>& p,
+                   const MultiHeadAttentionCall<T>& call) {
+  call.attention().require_in_range(function);
+  require_rotary_origin(function, o, call.origin);
+  call.score.require_heads(function, o.num_heads);
+  require_own_scores(function, o, p, call.score);
+  call.output_dropout.require_valid(function);
+}
+
 /// All rules of a call, before the first step of it is taken and counted. Inputs are of T, or of 16
 /// bits.
 template <class T, class W, class U>
@@ -47,11 +59,7 @@ void require_call(const MultiHeadAttentionOptions& o, const MultiHeadAttentionPa
             "key_starts is given without query_starts, expected both or none");
     call.mask.require_fits(function, B, o.num_heads, L, S);
   }
-  call.attention().require_in_range(function);
-  require_rotary_origin(function, o, call.origin);
-  call.score.require_heads(function, o.num_heads);
-  require_own_scores(function, o, p, call.score);
-  call.output_dropout.require_valid(function);
+  require_asked(function, o, p, call);
 }
 
 /// Inputs of 16 bits as floats.
@@ -102,6 +110,21 @@ void project_fused(const MultiHeadAttentionParameters<T, W>& p, In<T, 2> x, Out<
   linear_forward(x, p.W_V(), p.b_v, slice(qkv, 1, p.q_width + p.k_width, p.v_width), context);
 }
 
+/// Step 1: x_norm, where the module has it.
+template <class T, class W>
+void normalise_query(const MultiHeadAttentionOptions& o,
+                     const MultiHeadAttentionParameters<T, W>& p, MultiHeadAttentionCache<T>& cache,
+                     const Context& context) {
+  if (!o.layer_norm) return;
+  const Index N = cache.query.extent(0) * cache.query.extent(1);
+  cache.x_norm = Tensor<T, 3>::uninitialized(cache.query.shape(), context.memory);
+  cache.mean = Tensor<T, 1>::uninitialized({N}, context.memory);
+  cache.rstd = Tensor<T, 1>::uninitialized({N}, context.memory);
+  layer_norm_forward(merge_rows(In<T, 3>(cache.query)), {p.gamma, p.beta}, T(o.layer_norm_epsilon),
+                     merge_rows(cache.x_norm), {cache.mean, cache.rstd}, context);
+  round_saved(cache.x_norm, cache.saved, context);
+}
+
 /// Steps 1 and 2: what attention reads, into the cache.
 template <class T, class W>
 void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
@@ -111,15 +134,7 @@ void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamet
     return Tensor<T, 3>::uninitialized({B, length, width}, context.memory);
   };
   // 1 layer_norm
-  if (o.layer_norm) {
-    cache.x_norm = tensor(L, o.d_model);
-    cache.mean = Tensor<T, 1>::uninitialized({B * L}, context.memory);
-    cache.rstd = Tensor<T, 1>::uninitialized({B * L}, context.memory);
-    layer_norm_forward(merge_rows(In<T, 3>(cache.query)), {p.gamma, p.beta},
-                       T(o.layer_norm_epsilon), merge_rows(cache.x_norm), {cache.mean, cache.rstd},
-                       context);
-    round_saved(cache.x_norm, cache.saved, context);
-  }
+  normalise_query(o, p, cache, context);
   // 2 linear
   const In<T, 2> x = merge_rows(cache.projected_query());
   if (cache.self_attention) {

@@ -2,87 +2,24 @@
 // whole sequence, for sequences of any lengths beside each other.
 #pragma once
 
-#include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/nn/multi_head_attention_step_call.hpp"
 #include "headwise/nn/narrow_ends.hpp"
-#include "headwise/nn/new_tokens.hpp"
-
-namespace headwise::inline v0_1 {
-
-/// One step of decoding. What it views must outlive the call.
-template <Scalar T>
-struct MultiHeadAttentionStepCall {
-  /// [B]: how many of the n tokens are sequence b's, its first; the rest may hold anything. {}: all
-  LastingSpan<Index> counts = {};
-  std::optional<T> scale = {};  // 1 / sqrt(d_head)
-  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
-  MaskFunctionRef mask = {};    // Mask::function, beside causal and the window of the cache
-};
-
-}  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// All rules of a step of self-attention, before anything is computed. Of resolved options.
-template <class T, class W, class U>
-void require_new_tokens(std::string_view function, const MultiHeadAttentionOptions& o,
-                        const MultiHeadAttentionParameters<T, W>& p, const In<U, 3>& x,
-                        std::span<const Index> counts, const KeyValueCache<T>& cache) {
-  const KeyValueCacheOptions& c = cache.options();
-  require_shape(function, "W_O", In<W, 2>(p.w_o), Shape{o.context_width(), o.d_model},
-                "the options: a module that was moved from has none");
-  require_shape(function, "x", x, Shape{c.batch_size, x.extent(1), o.d_model},
-                "batch of the cache, d_model");
-  const bool fits =
-      c.num_kv_heads == o.num_kv_heads && c.d_head == o.d_head && c.d_value == o.d_value;
-  require(fits, function, "cache is of ", c.num_kv_heads, " heads of widths ", c.d_head, " and ",
-          c.d_value, ", expected ", o.num_kv_heads, " of ", o.d_head, " and ", o.d_value,
-          " (the module)");
-  require_counts(function, counts, c.batch_size, x.extent(1));
-  cache.require_room(function, x.extent(1), counts);
-}
-
-/// What changes their scores fits the heads.
-template <class T, class W>
-void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call,
-                    const MultiHeadAttentionOptions& o,
-                    const MultiHeadAttentionParameters<T, W>& p) {
-  const ScoreOptions<T>& score = call.score;
-  require_finite_scale(function, call.scale);
-  score.require_softcap(function);
-  score.require_heads(function, o.num_heads);
-  require_own_scores(function, o, p, score);
-}
-
-/// All rules of multi_head_attention_step.
-template <class T, class W, class U>
-void require_step_call(const MultiHeadAttentionOptions& o,
-                       const MultiHeadAttentionParameters<T, W>& p, const In<U, 3>& x,
-                       const MultiHeadAttentionStepCall<T>& call, const KeyValueCache<T>& cache) {
-  constexpr std::string_view function = "multi_head_attention_step";
-  require(o.fused(), function,
-          "kdim or vdim differ from d_model, expected a module of self-attention");
-  require_new_tokens<T>(function, o, p, x, call.counts, cache);
-  require_scores(function, call, o, p);
-}
-
-/// Step 3b of new tokens, each at the position that it has in its sequence.
-template <class T>
-void turn_new_tokens(const RotaryOptions& options, const WritableHeads<T>& heads,
-                     const KeyValueCache<T>& cache, const Context& context) {
-  const Index B = heads.q.extent(0), n = heads.q.extent(2), d = heads.q.extent(3);
+/// Step 3b of n new tokens, each at the position that it has in its sequence: in `heads`, the
+/// queries' and the keys', or the keys' alone, [B, heads, n, d].
+template <class T, std::same_as<Out<T, 4>>... Heads>
+void turn_new_tokens(const RotaryOptions& options, Index n, const KeyValueCache<T>& cache,
+                     const Context& context, const Heads&... heads) {
+  const Index B = cache.options().batch_size, d = cache.options().d_head;
   if (B == 0) return;
-  bool same = true;
-  for (Index b = 1; b < B; ++b) same = same && cache.length(b) == cache.length(0);
+  const bool same = cache.same_lengths();
   const auto position = [&](Index row) { return cache.length(row / n) + row % n; };
   const Turns<T> turns(options, d, same ? n : B * n, position, context.memory);
-  if (same) {
-    turns.apply(heads.q, 0, false, context);
-    turns.apply(heads.k, 0, false, context);
-    return;
-  }
+  if (same) return (turns.apply(heads, 0, false, context), ...);
   for (Index b = 0; b < B; ++b) {
-    turns.apply(slice(heads.q, 0, b, 1), b * n, false, context);
-    turns.apply(slice(heads.k, 0, b, 1), b * n, false, context);
+    (turns.apply(slice(heads, 0, b, 1), b * n, false, context), ...);
   }
 }
 
@@ -152,7 +89,10 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   project(o, p, step, context);
   // 3 split_heads, 4 attention, 5 merge_heads
   if (o.qk_norm) normalise_heads(o, p, step, false, context);
-  if (o.rotary) turn_new_tokens(*o.rotary, writable_heads(o, step), cache, context);
+  if (o.rotary) {
+    const auto heads = writable_heads(o, step);
+    turn_new_tokens(*o.rotary, n, cache, context, heads.q, heads.k);
+  }
   const auto [q, k, v] = heads_of(o, step);
   step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
   const NewTokens<T> tokens(cache, k, v, call.counts);

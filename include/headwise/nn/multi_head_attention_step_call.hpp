@@ -1,0 +1,80 @@
+// What a step of decoding is asked for, and the rules of it.
+#pragma once
+
+#include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/nn/new_tokens.hpp"
+
+namespace headwise::inline v0_1 {
+
+/// One step of decoding. What it views must outlive the call.
+template <Scalar T>
+struct MultiHeadAttentionStepCall {
+  /// [B]: how many of the n tokens are sequence b's, its first; the rest may hold anything. {}: all
+  LastingSpan<Index> counts = {};
+  std::optional<T> scale = {};  // 1 / sqrt(d_head)
+  ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
+  MaskFunctionRef mask = {};    // Mask::function, beside causal and the window of the cache
+};
+
+}  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The module is whole. Of resolved options.
+template <class T, class W>
+void require_whole(std::string_view function, const MultiHeadAttentionOptions& o,
+                   const MultiHeadAttentionParameters<T, W>& p) {
+  require_shape(function, "W_O", In<W, 2>(p.w_o), Shape{o.context_width(), o.d_model},
+                "the options: a module that was moved from has none");
+}
+
+/// The cache is one of the module's heads.
+template <class T>
+void require_cache_of(std::string_view function, const MultiHeadAttentionOptions& o,
+                      const KeyValueCache<T>& cache) {
+  const KeyValueCacheOptions& c = cache.options();
+  const bool fits =
+      c.num_kv_heads == o.num_kv_heads && c.d_head == o.d_head && c.d_value == o.d_value;
+  require(fits, function, "cache is of ", c.num_kv_heads, " heads of widths ", c.d_head, " and ",
+          c.d_value, ", expected ", o.num_kv_heads, " of ", o.d_head, " and ", o.d_value,
+          " (the module)");
+}
+
+/// All rules of a step of self-attention, before anything is computed.
+template <class T, class W, class U>
+void require_new_tokens(std::string_view function, const MultiHeadAttentionOptions& o,
+                        const MultiHeadAttentionParameters<T, W>& p, const In<U, 3>& x,
+                        std::span<const Index> counts, const KeyValueCache<T>& cache) {
+  const Index B = cache.options().batch_size;
+  require_whole(function, o, p);
+  require_shape(function, "x", x, Shape{B, x.extent(1), o.d_model}, "batch of the cache, d_model");
+  require_cache_of(function, o, cache);
+  require_counts(function, counts, B, x.extent(1));
+  cache.require_room(function, x.extent(1), counts);
+}
+
+/// What changes their scores fits the heads.
+template <class T, class W>
+void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call,
+                    const MultiHeadAttentionOptions& o,
+                    const MultiHeadAttentionParameters<T, W>& p) {
+  const ScoreOptions<T>& score = call.score;
+  require_finite_scale(function, call.scale);
+  score.require_softcap(function);
+  score.require_heads(function, o.num_heads);
+  require_own_scores(function, o, p, score);
+}
+
+/// All rules of multi_head_attention_step.
+template <class T, class W, class U>
+void require_step_call(const MultiHeadAttentionOptions& o,
+                       const MultiHeadAttentionParameters<T, W>& p, const In<U, 3>& x,
+                       const MultiHeadAttentionStepCall<T>& call, const KeyValueCache<T>& cache) {
+  constexpr std::string_view function = "multi_head_attention_step";
+  require(o.fused(), function,
+          "kdim or vdim differ from d_model, expected a module of self-attention");
+  require_new_tokens<T>(function, o, p, x, call.counts, cache);
+  require_scores(function, call, o, p);
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
