@@ -3057,6 +3057,8 @@ class AttentionMask {
     *this = sum;
   }
 
+  /// Whether a term is told of pairs: a keep or drop mask, a bias or a function.
+  bool hides_pairs() const { return pair_count_ + bias_count_ + function_count_ != 0; }
   /// Whether causality is among the terms.
   bool is_causal() const { return causal_; }
   /// The smallest window, or 0 for none.
@@ -36283,7 +36285,9 @@ struct MultiHeadAttentionStepCall {
   LastingSpan<Index> counts = {};
   std::optional<T> scale = {};  // 1 / sqrt(d_head)
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
-  MaskFunctionRef mask = {};    // Mask::function, beside causal and the window of the cache
+  /// Beside causal and the window of the cache: functions; where it has no window, also keep and
+  /// drop masks and biases, which fit [B, H, n, cache.length() + n]: keys by their positions
+  AttentionMask<T> mask = {};
 };
 
 }  // namespace headwise::inline v0_1
@@ -36323,11 +36327,27 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
   cache.require_room(function, x.extent(1), counts);
 }
 
-/// What changes their scores fits the heads.
+/// What hides their pairs goes with the cache and fits n new tokens.
+template <class T>
+void require_step_mask(std::string_view function, const AttentionMask<T>& mask, Index num_heads,
+                       Index n, const KeyValueCache<T>& cache) {
+  const KeyValueCacheOptions& c = cache.options();
+  mask.require_fits(function, c.batch_size, num_heads, n, cache.length() + n);
+  require(mask.window() == 0 && !mask.has_key_lengths() && !mask.documents().present(), function,
+          "mask holds a window, key lengths or documents, expected functions, keep and drop masks "
+          "and biases: windows and lengths are the cache's");
+  require(c.window == 0 || (mask.pair_masks().empty() && mask.biases().empty()), function,
+          "mask holds keep or drop masks or biases beside a window of the cache, expected "
+          "functions: not all keys are held");
+}
+
+/// What a step is asked for fits the heads, n new tokens and the cache.
 template <class T, class W>
-void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call,
-                    const MultiHeadAttentionOptions& o,
-                    const MultiHeadAttentionParameters<T, W>& p) {
+void require_scores_and_mask(std::string_view function, const MultiHeadAttentionStepCall<T>& call,
+                             const MultiHeadAttentionOptions& o,
+                             const MultiHeadAttentionParameters<T, W>& p, Index n,
+                             const KeyValueCache<T>& cache) {
+  require_step_mask(function, call.mask, o.num_heads, n, cache);
   const ScoreOptions<T>& score = call.score;
   require_finite_scale(function, call.scale);
   score.require_softcap(function);
@@ -36344,7 +36364,7 @@ void require_step_call(const MultiHeadAttentionOptions& o,
   require(o.fused(), function,
           "kdim or vdim differ from d_model, expected a module of self-attention");
   require_new_tokens<T>(function, o, p, x, call.counts, cache);
-  require_scores(function, call, o, p);
+  require_scores_and_mask(function, call, o, p, x.extent(1), cache);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -36391,6 +36411,33 @@ void attend_with_lengths(const In<T, 4>& q, const NewTokens<T>& tokens,
   });
 }
 
+/// Of a mask of pairs of n new queries, [B or 1, H or 1, n or 1, S or 1], the part of sequences
+/// b ... b + batch - 1, of which each has `count` queries and `held` keys.
+template <class V>
+In<V, 4> part_of_pairs(const In<V, 4>& pairs, Index b, Index batch, Index count, Index held) {
+  const auto part = [](const In<V, 4>& x, int axis, Index first, Index size) {
+    return x.extent(axis) == 1 ? x : In<V, 4>(slice(x, axis, first, size));
+  };
+  return part(part(part(pairs, 0, b, batch), 2, 0, count), 3, 0, held);
+}
+
+/// What the new queries of sequences b ... b + batch - 1, which are alike, see.
+template <class T>
+AttentionMask<T> step_mask(const AttentionMask<T>& asked, const NewTokens<T>& tokens, Index b,
+                           Index batch) {
+  const auto part = [&](const auto& pairs) {
+    return part_of_pairs(pairs, b, batch, tokens.count(b), tokens.held(b));
+  };
+  AttentionMask<T> mask = tokens.mask(b);
+  for (PairMask pairs : asked.pair_masks()) {
+    pairs.pairs = part(pairs.pairs);
+    mask.add(pairs);
+  }
+  for (const BiasMask<T>& bias : asked.biases()) mask.add(BiasMask<T>{part(bias.values)});
+  for (const MaskFunctionRef& function : asked.functions()) mask.add(function);
+  return mask;
+}
+
 /// Steps 3 to 5: the context of the new queries. Rows behind their counts are 0.
 template <class T>
 void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
@@ -36398,12 +36445,11 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
                        const Context& context) {
   if (tokens.batch() == 0) return;
   const auto attend = [&](const In<T, 4>& some_q, Index b, Index batch, const Out<T, 4>& some_o) {
-    AttentionOptions<T> options{.mask = tokens.mask(b),
-                                .scale = call.scale,
-                                .score = call.score,
-                                .origin = tokens.origin(b),
-                                .gap = tokens.gap(b)};
-    options.mask.add(call.mask);
+    const AttentionOptions<T> options{.mask = step_mask(call.mask, tokens, b, batch),
+                                      .scale = call.scale,
+                                      .score = call.score,
+                                      .origin = tokens.origin(b),
+                                      .gap = tokens.gap(b)};
     tokens.with_keys(b, batch, tokens.held(b), [&](const auto& k, const auto& v) {
       flash_attention_forward(some_q, k, v, options, some_o, {}, context);
     });
@@ -36411,7 +36457,7 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
   if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
     return attend(q, 0, tokens.batch(), o);
   }
-  const bool by_position = call.score.by_position() || !call.mask.absent();
+  const bool by_position = call.score.by_position() || call.mask.hides_pairs();
   if (q.extent(2) == 1 && tokens.one_each() && !by_position) {
     return attend_with_lengths<T>(q, tokens, call, o, context);
   }
@@ -36496,15 +36542,15 @@ KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention,
 ///
 /// attention   a module of self-attention
 /// x           [B, n, D]   in; the tokens behind those of the cache
-/// call                    counts of tokens, what changes scores, a mask function; y behind the
-///                         counts is b_O
+/// call                    counts of tokens, what changes scores, a mask; y behind the counts is
+///                         b_O
 /// cache                   keys and values of the tokens before; those of x are appended
 ///
 /// The bits are those of attention.forward of each whole sequence alone with {.mask = causal}, the
-/// same scale and score, and the mask function beside causal, for any cut into steps and any
-/// lengths beside it; of a cache with a window, those of a mask that also hides keys before the
-/// window, but for the first ones. A function is told the positions in the sequence, b as its batch
-/// element.
+/// same scale and score, and the mask beside causal, of whose rows a step is given those of its
+/// tokens, for any cut into steps and any lengths beside it; of a cache with a window, those of a
+/// mask that also hides keys before the window, but for the first ones. A function is told the
+/// positions in the sequence, b as its batch element.
 ///
 /// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
@@ -38597,7 +38643,8 @@ void require_block_step(const TransformerBlock<T, W>& block, const In<U, 3>& x,
   const TransformerBlockOptions& o = block.options();
   require_new_tokens<T>(function, o.attention(), block.parameters().attention, x, call.counts,
                         cache);
-  require_scores(function, call, o.attention(), block.parameters().attention);
+  require_scores_and_mask(function, call, o.attention(), block.parameters().attention, x.extent(1),
+                          cache);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -38608,16 +38655,16 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// block
 /// x       [B, n, D]   in; the tokens behind those of the cache
-/// call                counts of tokens, what changes scores, a mask function. x behind the counts
-///                     may hold anything, and y of it means nothing
+/// call                counts of tokens, what changes scores, a mask. x behind the counts may hold
+///                     anything, and y of it means nothing
 /// cache               keys and values of the tokens before; those of x are appended. An empty one
 ///                     is key_value_cache<T>(block.options().attention(), B, capacity)
 ///
 /// The bits are those of block.forward of each whole sequence alone with {.mask = causal}, the same
-/// scale and score, and the mask function beside causal, for any cut into steps and any lengths
-/// beside it; with a window as multi_head_attention_step says.
-/// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
-/// then, but that keys which no later query sees may be dropped.
+/// scale and score, and the mask beside causal, for any cut into steps and any lengths beside it;
+/// with a window as multi_head_attention_step says. Throws ShapeError or ArgumentError for what
+/// does not fit, std::bad_alloc; the cache is as it was then, but that keys which no later query
+/// sees may be dropped.
 template <Scalar T, KeptAs<T> W>
 Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
                                     In<std::type_identity_t<T>, 3> x,

@@ -1,31 +1,15 @@
 // A step over a cache of keys and values, of attention and of a block.
-#include "support/refusal_rules.hpp"
+#include "bad_calls/step_calls.hpp"
 
 namespace bad_calls_decoding_steps {
 
 using namespace headwise_tests;
+using namespace headwise_tests::step_calls;
 
 namespace {
 
 const std::vector<Index> three_counts = {1, 1, 1}, too_great = {1, 3}, greater = {2, 4};
 
-struct Step {
-  Witness& m;
-  MultiHeadAttention<double> attention{{.d_model = 6, .num_heads = 2}};
-  KeyValueCache<double> cache = key_value_cache(attention, 2, 3);
-  View<3> x = m.tensor(2, 2, 6);
-  std::vector<Index> counts = {};
-  MultiHeadAttentionStepCall<double> options = {};
-  void call() {
-    options.counts = counts;
-    try {
-      (void)multi_head_attention_step(attention, x, options, cache, m.context());
-    } catch (...) {
-      CHECK(cache.length() == 0);
-      throw;
-    }
-  }
-};
 /// What changes scores, for steps of attention and of a block alike: 2 heads.
 template <class C>
 std::vector<Refusal> of_scores(const std::string& function) {
@@ -149,25 +133,9 @@ const Refusals steps(all_of({
     },
 }));
 
-/// 4 wide, 2 heads; a cache of 2 sequences of at most 3 tokens.
-struct BlockStep {
-  Witness& m;
-  TransformerBlock<double>& block = m.make<TransformerBlock<double>>(
-      TransformerBlockOptions{.d_model = 4, .num_heads = 2, .d_hidden = 5});
-  KeyValueCache<double>& cache =
-      m.make<KeyValueCache<double>>(key_value_cache<double>(block.options().attention(), 2, 3));
-  View<3> x = m.tensor(2, 2, 4);
-  std::vector<Index> counts = {};
-  MultiHeadAttentionStepCall<double> options = {};
-  void call() {
-    m.keep(block.parameters()), m.keep(cache);
-    options.counts = counts;
-    (void)transformer_block_step(block, x, options, cache, m.context());
-  }
-};
-
 const Refusals block_steps(all_of(
     {of_scores<BlockStep>("transformer_block_step: "),
+
      misshapen<BlockStep>(
          "transformer_block_step: ", [](BlockStep& c) -> auto& {
            return c.block.parameters().attention;

@@ -43,6 +43,33 @@ void attend_with_lengths(const In<T, 4>& q, const NewTokens<T>& tokens,
   });
 }
 
+/// Of a mask of pairs of n new queries, [B or 1, H or 1, n or 1, S or 1], the part of sequences
+/// b ... b + batch - 1, of which each has `count` queries and `held` keys.
+template <class V>
+In<V, 4> part_of_pairs(const In<V, 4>& pairs, Index b, Index batch, Index count, Index held) {
+  const auto part = [](const In<V, 4>& x, int axis, Index first, Index size) {
+    return x.extent(axis) == 1 ? x : In<V, 4>(slice(x, axis, first, size));
+  };
+  return part(part(part(pairs, 0, b, batch), 2, 0, count), 3, 0, held);
+}
+
+/// What the new queries of sequences b ... b + batch - 1, which are alike, see.
+template <class T>
+AttentionMask<T> step_mask(const AttentionMask<T>& asked, const NewTokens<T>& tokens, Index b,
+                           Index batch) {
+  const auto part = [&](const auto& pairs) {
+    return part_of_pairs(pairs, b, batch, tokens.count(b), tokens.held(b));
+  };
+  AttentionMask<T> mask = tokens.mask(b);
+  for (PairMask pairs : asked.pair_masks()) {
+    pairs.pairs = part(pairs.pairs);
+    mask.add(pairs);
+  }
+  for (const BiasMask<T>& bias : asked.biases()) mask.add(BiasMask<T>{part(bias.values)});
+  for (const MaskFunctionRef& function : asked.functions()) mask.add(function);
+  return mask;
+}
+
 /// Steps 3 to 5: the context of the new queries. Rows behind their counts are 0.
 template <class T>
 void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
@@ -50,12 +77,11 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
                        const Context& context) {
   if (tokens.batch() == 0) return;
   const auto attend = [&](const In<T, 4>& some_q, Index b, Index batch, const Out<T, 4>& some_o) {
-    AttentionOptions<T> options{.mask = tokens.mask(b),
-                                .scale = call.scale,
-                                .score = call.score,
-                                .origin = tokens.origin(b),
-                                .gap = tokens.gap(b)};
-    options.mask.add(call.mask);
+    const AttentionOptions<T> options{.mask = step_mask(call.mask, tokens, b, batch),
+                                      .scale = call.scale,
+                                      .score = call.score,
+                                      .origin = tokens.origin(b),
+                                      .gap = tokens.gap(b)};
     tokens.with_keys(b, batch, tokens.held(b), [&](const auto& k, const auto& v) {
       flash_attention_forward(some_q, k, v, options, some_o, {}, context);
     });
@@ -63,7 +89,7 @@ void attend_over_cache(const In<T, 4>& q, const NewTokens<T>& tokens,
   if (tokens.uniform() && tokens.count(0) == q.extent(2)) {
     return attend(q, 0, tokens.batch(), o);
   }
-  const bool by_position = call.score.by_position() || !call.mask.absent();
+  const bool by_position = call.score.by_position() || call.mask.hides_pairs();
   if (q.extent(2) == 1 && tokens.one_each() && !by_position) {
     return attend_with_lengths<T>(q, tokens, call, o, context);
   }
@@ -148,15 +174,15 @@ KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention,
 ///
 /// attention   a module of self-attention
 /// x           [B, n, D]   in; the tokens behind those of the cache
-/// call                    counts of tokens, what changes scores, a mask function; y behind the
-///                         counts is b_O
+/// call                    counts of tokens, what changes scores, a mask; y behind the counts is
+///                         b_O
 /// cache                   keys and values of the tokens before; those of x are appended
 ///
 /// The bits are those of attention.forward of each whole sequence alone with {.mask = causal}, the
-/// same scale and score, and the mask function beside causal, for any cut into steps and any
-/// lengths beside it; of a cache with a window, those of a mask that also hides keys before the
-/// window, but for the first ones. A function is told the positions in the sequence, b as its batch
-/// element.
+/// same scale and score, and the mask beside causal, of whose rows a step is given those of its
+/// tokens, for any cut into steps and any lengths beside it; of a cache with a window, those of a
+/// mask that also hides keys before the window, but for the first ones. A function is told the
+/// positions in the sequence, b as its batch element.
 ///
 /// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was

@@ -13,7 +13,9 @@ struct MultiHeadAttentionStepCall {
   LastingSpan<Index> counts = {};
   std::optional<T> scale = {};  // 1 / sqrt(d_head)
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
-  MaskFunctionRef mask = {};    // Mask::function, beside causal and the window of the cache
+  /// Beside causal and the window of the cache: functions; where it has no window, also keep and
+  /// drop masks and biases, which fit [B, H, n, cache.length() + n]: keys by their positions
+  AttentionMask<T> mask = {};
 };
 
 }  // namespace headwise::inline v0_1
@@ -53,11 +55,27 @@ void require_new_tokens(std::string_view function, const MultiHeadAttentionOptio
   cache.require_room(function, x.extent(1), counts);
 }
 
-/// What changes their scores fits the heads.
+/// What hides their pairs goes with the cache and fits n new tokens.
+template <class T>
+void require_step_mask(std::string_view function, const AttentionMask<T>& mask, Index num_heads,
+                       Index n, const KeyValueCache<T>& cache) {
+  const KeyValueCacheOptions& c = cache.options();
+  mask.require_fits(function, c.batch_size, num_heads, n, cache.length() + n);
+  require(mask.window() == 0 && !mask.has_key_lengths() && !mask.documents().present(), function,
+          "mask holds a window, key lengths or documents, expected functions, keep and drop masks "
+          "and biases: windows and lengths are the cache's");
+  require(c.window == 0 || (mask.pair_masks().empty() && mask.biases().empty()), function,
+          "mask holds keep or drop masks or biases beside a window of the cache, expected "
+          "functions: not all keys are held");
+}
+
+/// What a step is asked for fits the heads, n new tokens and the cache.
 template <class T, class W>
-void require_scores(std::string_view function, const MultiHeadAttentionStepCall<T>& call,
-                    const MultiHeadAttentionOptions& o,
-                    const MultiHeadAttentionParameters<T, W>& p) {
+void require_scores_and_mask(std::string_view function, const MultiHeadAttentionStepCall<T>& call,
+                             const MultiHeadAttentionOptions& o,
+                             const MultiHeadAttentionParameters<T, W>& p, Index n,
+                             const KeyValueCache<T>& cache) {
+  require_step_mask(function, call.mask, o.num_heads, n, cache);
   const ScoreOptions<T>& score = call.score;
   require_finite_scale(function, call.scale);
   score.require_softcap(function);
@@ -74,7 +92,7 @@ void require_step_call(const MultiHeadAttentionOptions& o,
   require(o.fused(), function,
           "kdim or vdim differ from d_model, expected a module of self-attention");
   require_new_tokens<T>(function, o, p, x, call.counts, cache);
-  require_scores(function, call, o, p);
+  require_scores_and_mask(function, call, o, p, x.extent(1), cache);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -30,7 +30,8 @@ void require_block_step(const TransformerBlock<T, W>& block, const In<U, 3>& x,
   const TransformerBlockOptions& o = block.options();
   require_new_tokens<T>(function, o.attention(), block.parameters().attention, x, call.counts,
                         cache);
-  require_scores(function, call, o.attention(), block.parameters().attention);
+  require_scores_and_mask(function, call, o.attention(), block.parameters().attention, x.extent(1),
+                          cache);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -41,16 +42,16 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// block
 /// x       [B, n, D]   in; the tokens behind those of the cache
-/// call                counts of tokens, what changes scores, a mask function. x behind the counts
-///                     may hold anything, and y of it means nothing
+/// call                counts of tokens, what changes scores, a mask. x behind the counts may hold
+///                     anything, and y of it means nothing
 /// cache               keys and values of the tokens before; those of x are appended. An empty one
 ///                     is key_value_cache<T>(block.options().attention(), B, capacity)
 ///
 /// The bits are those of block.forward of each whole sequence alone with {.mask = causal}, the same
-/// scale and score, and the mask function beside causal, for any cut into steps and any lengths
-/// beside it; with a window as multi_head_attention_step says.
-/// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
-/// then, but that keys which no later query sees may be dropped.
+/// scale and score, and the mask beside causal, for any cut into steps and any lengths beside it;
+/// with a window as multi_head_attention_step says. Throws ShapeError or ArgumentError for what
+/// does not fit, std::bad_alloc; the cache is as it was then, but that keys which no later query
+/// sees may be dropped.
 template <Scalar T, KeptAs<T> W>
 Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
                                     In<std::type_identity_t<T>, 3> x,

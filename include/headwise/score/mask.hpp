@@ -95,6 +95,8 @@ class AttentionMask {
     *this = sum;
   }
 
+  /// Whether a term is told of pairs: a keep or drop mask, a bias or a function.
+  bool hides_pairs() const { return pair_count_ + bias_count_ + function_count_ != 0; }
   /// Whether causality is among the terms.
   bool is_causal() const { return causal_; }
   /// The smallest window, or 0 for none.
