@@ -16,11 +16,8 @@
 #include <new>
 
 #include "headwise/runtime/processor.hpp"
+#include "headwise/tensor/huge_pages.hpp"
 #include "headwise/tensor/tensor.hpp"
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace headwise::inline v0_1 {
 
@@ -66,7 +63,7 @@ class RecycledMemory final : public std::pmr::memory_resource {
 
   static constexpr int smallest_exponent = 6, steps = 8;  // from 64 bytes on
   static constexpr int sizes = (48 - smallest_exponent) * steps;
-  static constexpr std::size_t huge_page = std::size_t{1} << 21, few_bytes = std::size_t{1} << 24;
+  static constexpr std::size_t few_bytes = std::size_t{1} << 24;
 
   static std::size_t index(int size) { return static_cast<std::size_t>(size); }
   static std::size_t bytes_of(int size) {
@@ -83,6 +80,7 @@ class RecycledMemory final : public std::pmr::memory_resource {
     return (exponent - smallest_exponent) * steps + step;
   }
   static std::align_val_t alignment_of(int size) {
+    using detail::huge_page;
     return std::align_val_t{bytes_of(size) >= 2 * huge_page ? huge_page : storage_alignment};
   }
 
@@ -135,11 +133,7 @@ class RecycledMemory final : public std::pmr::memory_resource {
       release();
       memory = ::operator new(bytes_of(size), alignment_of(size));
     }
-#if defined(__linux__)
-    if (bytes_of(size) >= 2 * huge_page) {
-      (void)madvise(memory, bytes_of(size) / huge_page * huge_page, MADV_HUGEPAGE);
-    }
-#endif
+    detail::ask_for_huge_pages(memory, bytes_of(size));
     return memory;
   }
   static void let_go(void* memory, int size) { ::operator delete(memory, alignment_of(size)); }

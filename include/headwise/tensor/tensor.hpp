@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "headwise/tensor/huge_pages.hpp"
 #include "headwise/tensor/view.hpp"
 
 namespace headwise::inline v0_1 {
@@ -36,7 +37,11 @@ namespace detail {
     raise<ShapeError>("Tensor: shape is ", extents, ", expected below 2^63 bytes");
   }
   require(memory != nullptr, "Tensor", "memory is null, expected a memory resource");
-  return memory->allocate(static_cast<std::size_t>(count) * element_bytes, storage_alignment);
+  const std::size_t bytes = static_cast<std::size_t>(count) * element_bytes;
+  void* const elements = memory->allocate(bytes, storage_alignment);
+  // (Other resources see to that themselves.)
+  if (memory == std::pmr::new_delete_resource()) ask_for_huge_pages(elements, bytes);
+  return elements;
 }
 
 [[gnu::noinline]] inline void deallocate_elements(void* data, std::span<const Index> extents,
@@ -50,7 +55,8 @@ namespace detail {
 }  // namespace detail
 
 /// Owns its elements. Zero-initialised, but by uninitialized(). Copies are deep; a const Tensor is
-/// read-only.
+/// read-only. From 4 MiB on, where the resource is std::pmr::new_delete_resource(), as the default
+/// one is, huge pages are asked for.
 ///
 /// A failed allocation throws std::bad_alloc and leaves every object as it was.
 template <class T, int R>
