@@ -53,6 +53,13 @@ void masks() {
     rules.bias = [&](Index, Index h, Index i, Index j) { return Real{bias(Index{0}, h, i, j)}; };
     check_attention(n, {.mask = {Mask::keep(keep), Mask::bias(bias)}}, rules, "keep and bias");
   }
+  {  // by rows whose last vector is not whole
+    const auto n = one_more;
+    const auto bias = random_tensor<double>(Shape{1, n.H, n.L, n.S});
+    Rules rules;
+    rules.bias = [&](Index, Index h, Index i, Index j) { return Real{bias(Index{0}, h, i, j)}; };
+    check_attention(n, {.mask = Mask::bias(bias)}, rules, "bias");
+  }
 }
 
 void dropout() {
