@@ -33901,7 +33901,8 @@ struct MultiHeadAttentionCall {
   Dropout weight_dropout = {};           // of the attention weights; none: inference
   Dropout output_dropout = {};           // of the output, after its bias
   ScoreOptions<T> score = {};            // softcap, biases by distance, sinks
-  Position origin = {};                  // where rotary, functions and weight_dropout count from
+  Position origin = {};                  // where rotary and functions count from; weight_dropout
+                                         // from its batch and head alone
   LastingSpan<Index> query_starts = {};  // [B + 1]; of packed sequences; none: a batch
   LastingSpan<Index> key_starts = {};    // [B + 1]; of keys that are not the queries' input
 
@@ -36099,7 +36100,7 @@ inline void require_counts(std::string_view function, std::span<const Index> cou
           ", expected ", B, " (the batch size), or none for all");
   for (const Index count : counts) {
     require(count >= 0 && count <= n, function, "counts holds ", count, ", expected 0 to ", n,
-            " (the tokens of the step)");
+            " (the tokens given)");
   }
 }
 
@@ -36450,7 +36451,8 @@ struct MultiHeadAttentionStepCall {
   std::optional<T> scale = {};  // 1 / sqrt(d_head)
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
   /// Beside causal and the window of the cache: functions; where it has no window, also keep and
-  /// drop masks and biases, which fit [B, H, n, cache.length() + n]: keys by their positions
+  /// drop masks and biases, which fit [B, H, n, cache.length() + n], a row a new token, a column a
+  /// position. Of sequence b the first counts[b] rows are read, and no column behind its own tokens
   AttentionMask<T> mask = {};
 };
 
@@ -36496,13 +36498,13 @@ template <class T>
 void require_step_mask(std::string_view function, const AttentionMask<T>& mask, Index num_heads,
                        Index n, const KeyValueCache<T>& cache) {
   const KeyValueCacheOptions& c = cache.options();
-  mask.require_fits(function, c.batch_size, num_heads, n, cache.length() + n);
   require(mask.window() == 0 && !mask.has_key_lengths() && !mask.documents().present(), function,
           "mask holds a window, key lengths or documents, expected functions, keep and drop masks "
           "and biases: windows and lengths are the cache's");
   require(c.window == 0 || (mask.pair_masks().empty() && mask.biases().empty()), function,
           "mask holds keep or drop masks or biases beside a window of the cache, expected "
           "functions: not all keys are held");
+  mask.require_fits(function, c.batch_size, num_heads, n, cache.length() + n);
 }
 
 /// What a step is asked for fits the heads, n new tokens and the cache.
@@ -36710,11 +36712,12 @@ KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention,
 ///                         b_O
 /// cache                   keys and values of the tokens before; those of x are appended
 ///
-/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal}, the
-/// same scale and score, and the mask beside causal, of whose rows a step is given those of its
-/// tokens, for any cut into steps and any lengths beside it; of a cache with a window, those of a
-/// mask that also hides keys before the window, but for the first ones. A function is told the
-/// positions in the sequence, b as its batch element.
+/// The bits are those of attention.forward of each whole sequence alone with the same scale and
+/// score, causal, and the mask, of whose rows a step is given those of its tokens: for any cut into
+/// steps, and any lengths beside it. Of a cache with a window they are those of a mask that also
+/// hides keys before the window, but for the first ones; of one that stores 16 bits, those of
+/// rounded keys and values. A function is told the positions in the sequence, b as its batch
+/// element.
 ///
 /// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
@@ -36822,10 +36825,10 @@ void require_cross_step(const MultiHeadAttentionOptions& o,
           "path is materialized, expected flash: a step keeps no weights");
   require(call.origin.key == 0, function, "origin.key is ", call.origin.key,
           ", expected 0: keys have their positions in the cache");
-  call.mask.require_fits(function, B, o.num_heads, n, S);
   require(!call.mask.has_key_lengths() || cache.same_lengths(), function,
           "Mask::key_lengths is given, expected none: the cache's sequences have lengths of "
           "their own");
+  call.mask.require_fits(function, B, o.num_heads, n, S);
   require_asked(function, o, p, call);
 }
 
@@ -36919,7 +36922,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// key      [B, n, kdim]   in
 /// value    [B, n, vdim]   in
 /// counts   [B]            how many of the n are sequence b's, its first; the rest may hold
-///                         anything; {}: all
+///                         anything, and are not kept; {}: all
 /// cache                   without a window; an empty one is key_value_cache(attention, B, S).
 ///                         Rotary positions of keys are their places in it
 ///
@@ -36947,14 +36950,19 @@ void cross_attention_append(const MultiHeadAttention<T, W>& attention,
 ///
 /// attention
 /// query   [B, n, D]   in
-/// call                what forward takes, but packed sequences, the materialised path and an
-///                     origin of keys: masks fit [B, H, n, S], S = cache.length()
+/// call                what forward takes, except packed sequences, the materialised path and an
+///                     origin of keys. Masks fit [B, H, n, S], S = cache.length()
 /// cache               filled by cross_attention_append; nothing of it changes
 ///
 /// The bits are those of attention.forward(query, key, value, call) of the keys and values that
-/// were appended; where sequences hold different numbers of them, with Mask::key_lengths beside the
-/// call's mask. Queries may come in any pieces where nothing is asked by their position, or
-/// call.origin.query says it.
+/// were appended, or of the rounded ones where the cache stores 16 bits. Where sequences hold
+/// different numbers of them, of which S is the greatest, they are those with Mask::key_lengths
+/// beside the call's mask, which must have none then.
+///
+/// Queries may come in any pieces, with the bits of all together: masks of pairs are given the
+/// piece's rows, and call.origin.query says where its first query stands to rotary positions and
+/// functions. Not so where a piece counts for itself: causal, windows, documents and biases by
+/// distance have its last query meet the last key, and dropout begins with its first.
 ///
 /// Work: the projections of n queries, and n S pairs.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc.

@@ -83,7 +83,7 @@ const Refusals appends(all_of({
                       [](auto& c) { c.value = c.m.null(2, 2, 7); }),
         argument<Append>(append + "counts are 3, expected 2 (the batch size), or none for all",
                          [](auto& c) { c.counts = three_counts; }),
-        argument<Append>(append + "counts holds 3, expected 0 to 2 (the tokens of the step)",
+        argument<Append>(append + "counts holds 3, expected 0 to 2 (the tokens given)",
                          [](auto& c) { c.counts = too_great; }),
         argument<Append>(append + "3 tokens behind 4 of sequence 0 are more than the capacity 6 of "
                                   "the cache: roll it back, clear it or make a larger one",

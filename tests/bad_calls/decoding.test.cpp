@@ -128,12 +128,11 @@ const Refusals decoding(all_of({
             "for all",
             [](auto& c) { c.counts = three_counts; }),
         argument<Append>(
-            "KeyValueCache::append: counts holds 3, expected 0 to 2 (the tokens of the "
-            "step)",
+            "KeyValueCache::append: counts holds 3, expected 0 to 2 (the tokens given)",
             [](auto& c) { c.counts = too_great; }),
-        argument<Append>("KeyValueCache::append: counts holds -1, expected 0 to 2 (the tokens of "
-                         "the step)",
-                         [](auto& c) { c.counts = below; }),
+        argument<Append>(
+            "KeyValueCache::append: counts holds -1, expected 0 to 2 (the tokens given)",
+            [](auto& c) { c.counts = below; }),
         argument_error(
             "KeyValueCache::append: 1000000 tokens behind " + std::to_string(5 * Windowed{}.block) +
                 " of sequence 0 are more than the " + std::to_string(Windowed{}.cache.room()) +

@@ -8,9 +8,8 @@ using namespace headwise_tests::step_calls;
 
 namespace {
 
-const Tensor2<Index> parts(Shape{1, 2}, {1, 2}), split(Shape{1, 3}, {1, 2, 1}),
-    short_ids(Shape{2, 3});
-const std::vector<Index> three_lengths = {1, 2, 2}, both = {2, 2}, outside = {1, 3};
+const Tensor2<Index> parts(Shape{1, 2}, {1, 2});
+const std::vector<Index> both = {2, 2};
 
 /// Masks, for steps of both: 2 heads, 2 sequences of 2 new tokens, none before.
 template <class C>
@@ -36,24 +35,6 @@ std::vector<Refusal> of_masks(const std::string& function) {
                [](auto& c) { c.options.mask.add(Mask::bias(c.m.tensor(3, 2))); }),
       shape<C>(function + "Mask::bias is [1, 1, 2, 2] at a null address, expected its elements",
                [](auto& c) { c.options.mask.add(Mask::bias(c.m.null(2, 2))); }),
-      shape<C>(
-          function + "Mask::documents is [2, 3], expected [2, 2] or [1, 2] (an id for each key)",
-          [](auto& c) { c.options.mask.add(Mask::documents(short_ids)); }),
-      shape<C>(function + "Mask::documents is [1, 2] at a null address, expected its elements",
-               [](auto& c) {
-                 c.options.mask.add(Mask::documents(In<Index, 2>(nullptr, Shape{1, 2})));
-               }),
-      argument<C>(function + "Mask::key_lengths has 3 lengths, expected 2 (the batch size)",
-                  [](auto& c) { c.options.mask.add(Mask::key_lengths(three_lengths)); }),
-      argument<C>(function + "Mask::key_lengths holds 3, expected 0 to 2 (the number of keys)",
-                  [](auto& c) { c.options.mask.add(Mask::key_lengths(outside)); }),
-      argument<C>(function + "Mask::documents has document 1 at [0, 0] and, behind another, at [0, "
-                             "2], expected the keys of a document side by side (Mask::keep takes "
-                             "any pairs)",
-                  [](auto& c) {
-                    c.x = c.m.tensor(2, 3, c.x.extent(2));
-                    c.options.mask.add(Mask::documents(split));
-                  }),
       argument<C>(function + kinds, [](auto& c) { c.options.mask.add(Mask::key_lengths(both)); }),
       argument<C>(function + kinds, [](auto& c) { c.options.mask.add(Mask::window(2)); }),
       argument<C>(function + kinds, [](auto& c) { c.options.mask.add(Mask::documents(parts)); }),

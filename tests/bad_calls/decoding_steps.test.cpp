@@ -109,9 +109,9 @@ const Refusals steps(all_of({
         argument<Step>("multi_head_attention_step: counts are 3, expected 2 (the batch size), or "
                        "none for all",
                        [](auto& c) { c.counts = three_counts; }),
-        argument<Step>("multi_head_attention_step: counts holds 3, expected 0 to 2 (the tokens of "
-                       "the step)",
-                       [](auto& c) { c.counts = too_great; }),
+        argument<Step>(
+            "multi_head_attention_step: counts holds 3, expected 0 to 2 (the tokens given)",
+            [](auto& c) { c.counts = too_great; }),
         argument<Step>("multi_head_attention_step: 4 tokens behind 0 of sequence 1 are more than "
                        "the capacity 3 of the cache: roll it back, clear it or make a larger one",
                        [](auto& c) {
@@ -171,8 +171,7 @@ const Refusals block_steps(all_of(
              "for all",
              [](auto& c) { c.counts = three_counts; }),
          argument<BlockStep>(
-             "transformer_block_step: counts holds 3, expected 0 to 2 (the tokens of the "
-             "step)",
+             "transformer_block_step: counts holds 3, expected 0 to 2 (the tokens given)",
              [](auto& c) { c.counts = too_great; }),
          argument_error(
              "transformer_block_step: 9999 tokens behind 0 of sequence 0 are more than the " +

@@ -30,6 +30,10 @@ std::vector<Exception> exceptions() {
       {"MultiHeadAttention::backward_cross: the cache is of a call with separate keys and values: "
        "use backward_cross",
        "that cache is the right one"},
+      {"multi_head_attention_step: Mask::documents *", "it takes none of these"},
+      {"multi_head_attention_step: Mask::key_lengths *", "it takes none of these"},
+      {"transformer_block_step: Mask::documents *", "it takes none of these"},
+      {"transformer_block_step: Mask::key_lengths *", "it takes none of these"},
       {"packed_attention_forward: * overlaps Mask::documents, *", "it takes none of these"},
       {"packed_attention_backward: * overlaps Mask::documents, *", "it takes none of these"},
       {"MultiHeadAttention::forward: query_starts has 0 *", "none: a batch"},

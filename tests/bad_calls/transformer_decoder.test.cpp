@@ -216,7 +216,7 @@ const Refusals steps({
         "TransformerDecoder::step: counts are 1, expected 2 (the batch size), or none for all",
         [](Decoder& c) { c.counts = {1}; }, argument_error),
     step(
-        "TransformerDecoder::step: counts holds 4, expected 0 to 3 (the tokens of the step)",
+        "TransformerDecoder::step: counts holds 4, expected 0 to 3 (the tokens given)",
         [](Decoder& c) {
           c.counts = {1, 4};
         },

@@ -113,6 +113,28 @@ TEMPLATE_TEST_CASE(
   }
 }
 
+TEST_CASE("each piece of queries is a call of its own where the last query meets the last key",
+          "[nn]") {
+  const auto module = drawn_module<float>(true);
+  const Inputs<float> in(2, 37);
+  auto cache = key_value_cache(module, 2, 37);
+  in.append(module, 0, 37, cache);
+  const auto slopes = random_tensor<float>(Shape{H}, 6);
+  for (const Index i : {Index{0}, Index{9}}) {
+    const auto piece = slice(in.query, 1, i, 9);
+    for (const int kind : {0, 1, 2, 3}) {
+      MultiHeadAttentionCall<float> call{.origin = {.query = i}};
+      if (kind == 0) call.mask = causal;
+      if (kind == 1) call.mask = {causal, Mask::window(20).keeping_first(2)};
+      if (kind == 2) call.score.alibi_slopes = slopes;
+      if (kind == 3) call.output_dropout = {.rate = 0.5, .seed = 2};
+      CAPTURE(i, kind);
+      CHECK(bitwise_equal(In<float, 3>(cross_attention_step(module, piece, call, cache)),
+                          In<float, 3>(module.forward(piece, in.key, in.value, call))));
+    }
+  }
+}
+
 TEST_CASE("what each sequence of a batch attends to may have a length of its own", "[nn]") {
   const auto module = drawn_module<float>(true);
   const std::vector<Index> lengths = {40, 0, 17};

@@ -52,10 +52,10 @@ void require_cross_step(const MultiHeadAttentionOptions& o,
           "path is materialized, expected flash: a step keeps no weights");
   require(call.origin.key == 0, function, "origin.key is ", call.origin.key,
           ", expected 0: keys have their positions in the cache");
-  call.mask.require_fits(function, B, o.num_heads, n, S);
   require(!call.mask.has_key_lengths() || cache.same_lengths(), function,
           "Mask::key_lengths is given, expected none: the cache's sequences have lengths of "
           "their own");
+  call.mask.require_fits(function, B, o.num_heads, n, S);
   require_asked(function, o, p, call);
 }
 
@@ -149,7 +149,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// key      [B, n, kdim]   in
 /// value    [B, n, vdim]   in
 /// counts   [B]            how many of the n are sequence b's, its first; the rest may hold
-///                         anything; {}: all
+///                         anything, and are not kept; {}: all
 /// cache                   without a window; an empty one is key_value_cache(attention, B, S).
 ///                         Rotary positions of keys are their places in it
 ///
@@ -177,14 +177,19 @@ void cross_attention_append(const MultiHeadAttention<T, W>& attention,
 ///
 /// attention
 /// query   [B, n, D]   in
-/// call                what forward takes, but packed sequences, the materialised path and an
-///                     origin of keys: masks fit [B, H, n, S], S = cache.length()
+/// call                what forward takes, except packed sequences, the materialised path and an
+///                     origin of keys. Masks fit [B, H, n, S], S = cache.length()
 /// cache               filled by cross_attention_append; nothing of it changes
 ///
 /// The bits are those of attention.forward(query, key, value, call) of the keys and values that
-/// were appended; where sequences hold different numbers of them, with Mask::key_lengths beside the
-/// call's mask. Queries may come in any pieces where nothing is asked by their position, or
-/// call.origin.query says it.
+/// were appended, or of the rounded ones where the cache stores 16 bits. Where sequences hold
+/// different numbers of them, of which S is the greatest, they are those with Mask::key_lengths
+/// beside the call's mask, which must have none then.
+///
+/// Queries may come in any pieces, with the bits of all together: masks of pairs are given the
+/// piece's rows, and call.origin.query says where its first query stands to rotary positions and
+/// functions. Not so where a piece counts for itself: causal, windows, documents and biases by
+/// distance have its last query meet the last key, and dropout begins with its first.
 ///
 /// Work: the projections of n queries, and n S pairs.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc.

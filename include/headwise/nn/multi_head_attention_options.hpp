@@ -118,7 +118,8 @@ struct MultiHeadAttentionCall {
   Dropout weight_dropout = {};           // of the attention weights; none: inference
   Dropout output_dropout = {};           // of the output, after its bias
   ScoreOptions<T> score = {};            // softcap, biases by distance, sinks
-  Position origin = {};                  // where rotary, functions and weight_dropout count from
+  Position origin = {};                  // where rotary and functions count from; weight_dropout
+                                         // from its batch and head alone
   LastingSpan<Index> query_starts = {};  // [B + 1]; of packed sequences; none: a batch
   LastingSpan<Index> key_starts = {};    // [B + 1]; of keys that are not the queries' input
 

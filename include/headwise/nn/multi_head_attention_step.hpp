@@ -178,11 +178,12 @@ KeyValueCache<T> key_value_cache(const MultiHeadAttention<T, W>& attention,
 ///                         b_O
 /// cache                   keys and values of the tokens before; those of x are appended
 ///
-/// The bits are those of attention.forward of each whole sequence alone with {.mask = causal}, the
-/// same scale and score, and the mask beside causal, of whose rows a step is given those of its
-/// tokens, for any cut into steps and any lengths beside it; of a cache with a window, those of a
-/// mask that also hides keys before the window, but for the first ones. A function is told the
-/// positions in the sequence, b as its batch element.
+/// The bits are those of attention.forward of each whole sequence alone with the same scale and
+/// score, causal, and the mask, of whose rows a step is given those of its tokens: for any cut into
+/// steps, and any lengths beside it. Of a cache with a window they are those of a mask that also
+/// hides keys before the window, but for the first ones; of one that stores 16 bits, those of
+/// rounded keys and values. A function is told the positions in the sequence, b as its batch
+/// element.
 ///
 /// Work: the projections of n tokens, and n (length + (n + 1) / 2) pairs of a sequence.
 /// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was

@@ -14,7 +14,8 @@ struct MultiHeadAttentionStepCall {
   std::optional<T> scale = {};  // 1 / sqrt(d_head)
   ScoreOptions<T> score = {};   // softcap, biases by distance, sinks, a function of one's own
   /// Beside causal and the window of the cache: functions; where it has no window, also keep and
-  /// drop masks and biases, which fit [B, H, n, cache.length() + n]: keys by their positions
+  /// drop masks and biases, which fit [B, H, n, cache.length() + n], a row a new token, a column a
+  /// position. Of sequence b the first counts[b] rows are read, and no column behind its own tokens
   AttentionMask<T> mask = {};
 };
 
@@ -60,13 +61,13 @@ template <class T>
 void require_step_mask(std::string_view function, const AttentionMask<T>& mask, Index num_heads,
                        Index n, const KeyValueCache<T>& cache) {
   const KeyValueCacheOptions& c = cache.options();
-  mask.require_fits(function, c.batch_size, num_heads, n, cache.length() + n);
   require(mask.window() == 0 && !mask.has_key_lengths() && !mask.documents().present(), function,
           "mask holds a window, key lengths or documents, expected functions, keep and drop masks "
           "and biases: windows and lengths are the cache's");
   require(c.window == 0 || (mask.pair_masks().empty() && mask.biases().empty()), function,
           "mask holds keep or drop masks or biases beside a window of the cache, expected "
           "functions: not all keys are held");
+  mask.require_fits(function, c.batch_size, num_heads, n, cache.length() + n);
 }
 
 /// What a step is asked for fits the heads, n new tokens and the cache.

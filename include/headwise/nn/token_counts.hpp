@@ -33,7 +33,7 @@ inline void require_counts(std::string_view function, std::span<const Index> cou
           ", expected ", B, " (the batch size), or none for all");
   for (const Index count : counts) {
     require(count >= 0 && count <= n, function, "counts holds ", count, ", expected 0 to ", n,
-            " (the tokens of the step)");
+            " (the tokens given)");
   }
 }
 
