@@ -18,6 +18,7 @@ const Tensor2<Index> parts(Shape{1, 4}, {1, 2, 1, 1}), short_ids(Shape{2, 2});
 /// 6 wide, 2 heads, keys of width 5 and values of width 7; a cache of 2 sequences of at most 6
 /// keys, of which there are 4.
 struct Attention {
+  explicit Attention(Witness& memory) : m(memory) {}
   Witness& m;
   Module& module = m.make<Module>(Options{.d_model = 6, .num_heads = 2, .kdim = 5, .vdim = 7});
   KeyValueCache<double>& cache = m.make<KeyValueCache<double>>(filled());
@@ -30,6 +31,7 @@ struct Attention {
   }
 };
 struct Append : Attention {
+  using Attention::Attention;
   View<3> key = m.tensor(2, 2, 5), value = m.tensor(2, 2, 7);
   void call() {
     m.keep(module), m.keep(cache);
@@ -37,6 +39,7 @@ struct Append : Attention {
   }
 };
 struct Step : Attention {
+  using Attention::Attention;
   View<3> query = m.tensor(2, 3, 6);
   MultiHeadAttentionCall<double> options = {};
   void call() {
@@ -104,7 +107,7 @@ const Refusals beside_a_window(
                         std::to_string(KeyValueCache<double>({.window = 2}).room()) +
                         " that fit beside the window: take fewer at a time",
                     [](Witness& m) {
-                      Append c{{m}};
+                      Append c{m};
                       c.cache = key_value_cache(c.module, {.batch_size = 2, .window = 2});
                       c.key = m.tensor(2, 9999, 5), c.value = m.tensor(2, 9999, 7);
                       c.call();
@@ -198,7 +201,7 @@ Refusal of_another_module(const std::string& rule, Options options, Spoil spoil)
   options.d_model = 6, options.num_heads = 2, options.kdim = 5, options.vdim = 7;
   return {step + rule, rule.find("given") != rule.npos ? "ArgumentError" : "ShapeError",
           [=](Witness& m) {
-            Step c{{m}};
+            Step c{m};
             c.module = Module(options);
             spoil(c);
             c.call();
@@ -255,8 +258,8 @@ TEST_CASE("a step of cross-attention refuses what changes scores", "[bad_calls]"
 
 TEST_CASE("the calls of cross-attention that are spoilt are right before", "[bad_calls]") {
   Witness memory;
-  CHECK_NOTHROW(Step{{memory}}.call());
-  Append appended{{memory}};
+  CHECK_NOTHROW(Step{memory}.call());
+  Append appended{memory};
   appended.call();
   CHECK(memory.written() == "an object");  // the cache
 }

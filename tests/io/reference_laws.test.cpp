@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "io/written_files.hpp"
 #include "support/catch.hpp"
 #include "support/law_kernels.hpp"
 
