@@ -38834,9 +38834,10 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 ///
 /// The bits are those of block.forward of each whole sequence alone with {.mask = causal}, the same
 /// scale and score, and the mask beside causal, for any cut into steps and any lengths beside it;
-/// with a window as multi_head_attention_step says. Throws ShapeError or ArgumentError for what
-/// does not fit, std::bad_alloc; the cache is as it was then, but that keys which no later query
-/// sees may be dropped.
+/// with a window as multi_head_attention_step says.
+///
+/// Throws ShapeError or ArgumentError for what does not fit, std::bad_alloc; the cache is as it was
+/// then, but that keys which no later query sees may be dropped.
 template <Scalar T, KeptAs<T> W>
 Tensor<T, 3> transformer_block_step(const TransformerBlock<T, W>& block,
                                     In<std::type_identity_t<T>, 3> x,

@@ -3,7 +3,6 @@
 // not grow by a step; for self-attention, where it does, there is multi_head_attention_step.
 #pragma once
 
-#include <algorithm>
 #include <span>
 #include <type_traits>
 
