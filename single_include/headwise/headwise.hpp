@@ -8814,18 +8814,6 @@ struct TileBlock {
   Index i0, rows, first, j0, begin, end;
 };
 
-/// Asks for the keep and drop masks of queries i0 ... i0 + rows - 1 before a tile reads them. (Else
-/// they were 11 % of attention forward with a keep mask of [L, S].)
-template <class T>
-HEADWISE_INLINE void prefetch_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
-                                    KeyRange keys) {
-  for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
-    const auto& plane = rules.pair_mask_plane(n);
-    const Matrix<const bool> pairs{plane.data, plane.row, plane.column};
-    if (pairs.row != 0) prefetch_rows<bool>(pairs.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
 /// to [16, 16] = from^T, bytes: from's rows lie `from_row` apart, to's `to_row`.
 HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_row,
                                            std::uint8_t* to, Index to_row) {
@@ -9070,6 +9058,82 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lines_ahead.inc
+// Rows that are read before long, asked for bit by bit. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Rows that are asked for, in the order in which they were added, a few beside each of the tiles
+/// that are computed before they are read. (All at once they take as long as to read them, for a
+/// core waits for a few dozen lines at most and then for itself: forward of a window of 256 keys
+/// over 16,384, where q, k, v and o come from memory, ran at 161 GFLOP/s so, and at 168 by bits;
+/// from the second cache it runs at 180. EPYC of family 26.)
+class LinesAhead {
+ public:
+  /// Rows first ... first + rows - 1 of N elements. Of rows whose elements lie apart none.
+  template <class U>
+  HEADWISE_INLINE void add(const Matrix<const U>& x, Index first, Index rows, Index N) {
+    constexpr auto size = static_cast<Index>(sizeof(U));
+    if (x.column != 1 || rows <= 0) return;
+    parts_[parts_used_++] = {reinterpret_cast<const std::byte*>(x.data + first * x.row),
+                             x.row * size, N * size, rows};
+    rows_ += rows;
+  }
+  /// The same of numbers, or of what is stored in their place.
+  template <Scalar T>
+  HEADWISE_INLINE void add_numbers(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                                   Index rows, Index N) {
+    if (stored.as == StoredAs::same) return add<T>(x, first, rows, N);
+    add<BFloat16>(stored.rows.as<BFloat16>(), first, rows, N);  // of either kind: two bytes each
+  }
+  /// Keep and drop masks of queries i0 ... i0 + rows - 1. (Not asked for, they took 11 % of forward
+  /// with a keep mask of [L, S].)
+  template <class T>
+  HEADWISE_INLINE void add_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
+                                 KeyRange keys) {
+    for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
+      const auto& plane = rules.pair_mask_plane(n);
+      const Matrix<const bool> pairs{plane.data + keys.begin * plane.column, plane.row,
+                                     plane.column};
+      if (pairs.row != 0) add<bool>(pairs, i0, rows, keys.size());
+    }
+  }
+
+  /// From now on `ask` asks for so many rows that all are asked for in `turns` turns.
+  HEADWISE_INLINE void spread(Index turns) { of_a_turn_ = (rows_ + turns - 1) / turns; }
+  HEADWISE_INLINE void ask() {
+    constexpr Index line = 64;
+    for (Index left = std::min<Index>(of_a_turn_, rows_); left > 0;) {
+      Part& part = parts_[part_];
+      const Index count = std::min<Index>(left, part.rows);
+      for (Index r = 0; r < count; ++r, part.data += part.apart) {
+        for (Index n = 0; n < part.bytes; n += line) __builtin_prefetch(part.data + n, 0, 2);
+      }
+      part.rows -= count, left -= count, rows_ -= count;
+      if (part.rows == 0) ++part_;
+    }
+  }
+
+ private:
+  struct Part {
+    const std::byte* data;
+    Index apart, bytes, rows;
+  };
+
+  static constexpr int most = 4 + AttentionMask<float>::most;
+
+  Part parts_[most];
+  int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
+  Index rows_ = 0;                 // of all parts, that are left
+  Index of_a_turn_ = 0;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/online_softmax.inc
 // The softmax of flash attention, one block of keys after the other. Read once for each instruction
 // set.
@@ -9248,7 +9312,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
 /// -1e9 is 64 from its neighbours, and e^(s - lse) would miss by as much. Where nothing was
 /// visible: -infinity and 0.
 template <class T>
-void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
+void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
   using std::log;
   if (!any) {
     set_negative_infinity(lse(i, 0));
@@ -9775,29 +9839,104 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   }
 }
 
-/// Asks for what a task of `rows` queries touches next while one of its panels is computed, for
-/// rows of heads lie pages apart: queries of the next panel, rows of o in the last block, masks,
-/// and the panel's share of the next block of keys. (To pack queries, copy keys and write
-/// results took 8 to 10 % of forward over 2048 keys and 15 to 24 over 512, and takes 3 to 5 and 9
-/// to 16 this way: EPYC of family 26, heads of 64, not causal and causal.)
+/// Rows of a task, whole panels.
+struct PanelRange {
+  Index begin, end;
+};
+
+/// The panels of a task that look at a block of keys, block by block. The queries of a panel are
+/// packed when it first looks.
 template <class T>
-HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
-                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
-  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
-  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
-  const Index after = blocks.next(panel.j0);
-  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
-  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
-  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first()) {
-    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
+class LookingPanels {
+ public:
+  static constexpr Index lanes = ForwardTile<T>::lanes;
+
+  /// Of queries i0 ... i0 + rows - 1, before their first block.
+  LookingPanels(const HeadVisibility<T>& rules, Index i0, Index rows)
+      : rules_(rules),
+        i0_(i0),
+        rows_(rows),
+        blocks_(rules.blocks(i0, rows, ForwardTile<T>::keys)),
+        next_key_(blocks_.first()),
+        next_(panels_that_see(keys_of(next_key_))) {}
+
+  /// Turns to the next block; false behind the last.
+  bool advance() {
+    keys_ = keys_of(next_key_);
+    panels_ = next_;
+    next_key_ = blocks_.next(keys_.begin);
+    next_ = panels_that_see(keys_of(next_key_));
+    return keys_.size() > 0;
   }
-  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const Index first = after + keys.size() * panel.first / rows;
-  const Index count = after + keys.size() * end / rows - first;
-  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
-  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
-}
+  KeyRange keys() const { return keys_; }
+  PanelRange panels() const { return panels_; }
+
+  /// The first row that looks at a later block.
+  Index looks_again() const { return std::min<Index>(next_.begin, rows_); }
+
+  /// Whether the panel that begins with row `first` looks for the first time.
+  bool begins(Index first) {
+    if (first < begun_) return false;
+    begun_ = first + lanes;
+    return true;
+  }
+
+  /// What is read behind a panel: queries of the one that looks next, if they are not packed, its
+  /// masks, rows of o where the panel looks no more, and the panel's share of the next keys.
+  LinesAhead behind(const AttentionHead<T>& head, const TileBlock& panel,
+                    const Matrix<T>& o) const {
+    LinesAhead lines;
+    const Index end = panel.first + panel.rows;
+    const bool stays = end < panels_.end;
+    const Index first = stays ? end : next_.begin, rows = std::min<Index>(lanes, rows_ - first);
+    if (rows > 0) {
+      lines.add_masks(rules_, i0_ + first, rows, stays ? keys_ : keys_of(next_key_));
+      if (first >= begun_) {
+        lines.add_numbers<T>(head.q, head.stored_q, i0_ + first, rows, head.d);
+      }
+    }
+    if (panel.first < next_.begin) lines.add<T>(o, panel.first, panel.rows, head.dv);
+    const KeyRange keys = keys_of(next_key_);
+    if (keys.size() <= 0) return lines;
+    const Index of = panels_.end - panels_.begin;
+    const Index from = keys.begin + keys.size() * (panel.first - panels_.begin) / of;
+    const Index count = keys.begin + keys.size() * (end - panels_.begin) / of - from;
+    lines.add_numbers<T>(head.k, head.stored_k, from, count, head.d);  // none of transposed keys
+    lines.add_numbers<T>(head.v, head.stored_v, from, count, head.dv);
+    return lines;
+  }
+
+ private:
+  /// Those of the block from j0 on; none behind the last.
+  KeyRange keys_of(Index j0) const {
+    return {j0, std::min<Index>(j0 + blocks_.size, blocks_.keys.end)};
+  }
+  /// All but the first and the last that see none of the keys: ranges grow with the query.
+  PanelRange panels_that_see(KeyRange keys) const {
+    if (keys.size() <= 0) return {rows_, rows_};
+    PanelRange seeing{0, rows_};
+    if (rows_ <= lanes) return seeing;
+    const auto sees_enough = [&](Index first) {
+      const Index last = std::min<Index>(first + lanes, rows_) - 1;
+      return rules_.range(i0_ + last).end <= keys.begin;
+    };
+    while (seeing.begin < rows_ && sees_enough(seeing.begin)) seeing.begin += lanes;
+    const auto last_panel = [&] { return (seeing.end - 1) / lanes * lanes; };
+    while (seeing.begin < seeing.end && rules_.range(i0_ + last_panel()).begin >= keys.end) {
+      seeing.end = last_panel();
+    }
+    return seeing;
+  }
+
+  const HeadVisibility<T>& rules_;
+  Index i0_, rows_;
+  KeyBlocks blocks_;
+  Index next_key_;  // the first of the next block
+  PanelRange next_;
+  KeyRange keys_{0, 0};
+  PanelRange panels_{0, 0};
+  Index begun_ = 0;  // rows of panels that have looked
+};
 
 HEADWISE_STRICT_MATH_END
 
@@ -9819,21 +9958,23 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// Step 4a: s = scale q k^T, but for vectors in which no query sees the keys. Returns the
-/// multiply-adds.
+/// Step 4a: s = scale q k^T, but for vectors in which no query sees the keys. Asks for `ahead` a
+/// bit at a time. Returns the multiply-adds.
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers) {
+                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
-  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
+  const Index together = mask.whole() && !biased ? 4 * Tile<T>::rows : Tile<T>::rows;
+  ahead.spread((block.end - block.begin + together - 1) / together);
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
+    ahead.ask();
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -9849,25 +9990,46 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
   return count;
 }
 
-/// Steps 4c and 4d: scores become weights, not divided by their sum yet. Returns them as a left
-/// operand.
+/// What of a block the queries of the vector from `lane` on are weighed in: keys that they see, or
+/// others of the six that are multiplied together. (Of what the panel sees it is 0.88 for a window
+/// of 256 keys. Chunks of pairs read more.)
 template <class T>
-Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                                     const ForwardMask<T>& mask, T unit,
-                                     const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
+TileBlock keys_near_lanes(TileBlock block, const ForwardMask<T>& mask, Index lane) {
+  if (Factor<T>::chunk > 1 || mask.whole()) return block;
+  constexpr Index others = Tile<T>::rows - 1;
+  const Index last = std::min<Index>(lane + Tile<T>::width + others, block.rows) - 1;
+  block.begin = mask.range(std::max<Index>(0, lane - others)).begin;
+  block.end = std::max<Index>(block.begin, mask.range(last).end);
+  return block;
+}
+
+/// The weights of a panel, not divided by their sum yet, as a left operand.
+template <class T>
+struct PanelWeights {
+  Matrix<const Element<T>> p;
+  Index count;  // how many were computed
+};
+/// Steps 4c and 4d: scores become weights.
+template <class T>
+PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
+                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
+                            OnlineSoftmax<T>& softmax) {
+  Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
+    const TileBlock own = keys_near_lanes<T>(block, mask, lane);
     if (mask.open()) {
-      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, AllVisible{}, lane, softmax);
     } else {
-      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, mask, lane, softmax);
     }
-    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
+    weigh_lanes<T>(buffers.s, own, unit, lane, softmax);
+    count += Tile<T>::width * (own.end - own.begin);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
   // A chunk may begin before the keys that were weighed.
   if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p);
+  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
 }
 
 /// Step 4e of queries r ... r + n - 1 over keys low ... high - 1: context = factor context + p v.
@@ -9921,7 +10083,7 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 
 /// Row 0 of `to` [N] = from / divisor.
 template <class T>
-void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
+void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto by = S::broadcast(divisor);
   Index n = 0;
@@ -9931,31 +10093,57 @@ void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
   for (; n < N; ++n) to(0, n) = from[n] / divisor;
 }
 
+/// The sums of query i0 + r become its results; one of which no key has a weight has 0 and
+/// -infinity.
+template <class T>
+HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
+                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
+                                  OnlineSoftmax<T>& softmax) {
+  const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+  const bool any = softmax.any[r] != 0 && !none_left;
+  if (!any) {  // whatever a sink that is not finite has made of it
+    set_zero<T>(context, round_up(head.dv, Tile<T>::width));
+    softmax.sum[r] = T(1);
+  }
+  divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
+  const T greatest = softmax.greatest[r] * unit;
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+}
+
 /// Queries i0 ... i0 + rows - 1 of a head: o [rows, dv] and rows of the logsumexp [L, 2] (null for
 /// none) are overwritten.
 template <class T>
 TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
                        Matrix<T> lse, Scratch<T> memory) {
-  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const TileUnit<T> unit_of_products;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
+  const Index context_row = round_up(head.dv, Tile<T>::width);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
 
-  const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
-  for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
-    const Index n = std::min<Index>(keys, blocks.keys.end - j0);
-    const bool all_seen = head.visibility.sees_all(i0, rows, {j0, j0 + n});
-    const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
-    for (Index first = 0; first < rows; first += lanes) {
-      TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
-      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
-      prefetch_next_panel<T>(head, blocks, block, rows, o);
+  Index r = 0;
+  const auto finish_until = [&](Index end) {
+    for (; r < end; ++r) {
+      T* const context = buffers.context + r * context_row;
+      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
+    }
+  };
+  LookingPanels<T> looking(head.visibility, i0, rows);
+  while (looking.advance()) {
+    const KeyRange keys = looking.keys();
+    const bool all_seen = head.visibility.sees_all(i0, rows, keys);
+    const auto keys_here =
+        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+    for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
+      const Index count = std::min<Index>(lanes, rows - first);
+      TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
+      if (looking.begins(first)) pack_queries<T>(head, block, buffers);
+      LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
@@ -9963,29 +10151,20 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
         continue;
       }
       // 4a s = scale q k^T,  4b softcap, bias,  4c softmax,  4d dropout,  4e o += p v
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
+      std::int64_t products =
+          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
+      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
+      products +=
+          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
-      work.executed_flops += 2 * products + (5 + forward_extras(head)) *
-                                                round_up(block.rows, Tile<T>::width) *
-                                                (block.end - block.begin);
+      work.executed_flops +=
+          2 * products + 5 * weights.count +
+          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
     }
+    finish_until(looking.looks_again());
   }
-  // The sums become a softmax; a query of which no key has a weight has 0 and -infinity.
-  for (Index r = 0; r < rows; ++r) {
-    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
-    const bool any = softmax.any[r] != 0 && !none_left;
-    T* const context = buffers.context + r * context_row;
-    if (!any) {  // whatever a sink that is not finite has made of it
-      set_zero<T>(context, context_row);
-      softmax.sum[r] = T(1);
-    }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = softmax.greatest[r] * units.greatest;
-    if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
-  }
+  finish_until(rows);
   return work;
 }
 
@@ -10294,18 +10473,25 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   return n * done.size() * (steps<T>(forward.d) + steps<T>(forward.dv)) * Factor<T>::depth;
 }
 
-/// Asks for the rows of the next tile that stand where `n` rows from r on do in this one.
+/// What is read of the tile behind this one, if it looks at these keys: masks, q, d_o and dq, and o
+/// for delta where they are the first that it looks at.
 template <class T>
-HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBlock& block, Index r,
-                                        Index n) {
-  const Index next = block.i0 + BackwardTile<T>::queries + r;
-  const Index ahead = std::min<Index>(n, head.forward.L - next);
-  if (ahead <= 0) return;
+LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
+  LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
-  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
-  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const Index next = block.i0 + BackwardTile<T>::queries;
+  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
+  if (rows <= 0) return lines;
+  const KeyBlocks blocks = forward.visibility.blocks(next, rows, BackwardTile<T>::keys);
+  if (!blocks.holds(block.j0)) return lines;
+  lines.add_masks(forward.visibility, next, rows, {block.j0, block.j0 + block.end});
+  lines.add_numbers<T>(forward.q, forward.stored_q, next, rows, forward.d);
+  lines.add_numbers<T>(head.d_o, head.stored_d_o, next, rows, forward.dv);
+  lines.add<T>(head.dq, next, rows, forward.d);
+  if (blocks.first() == block.j0) {
+    lines.add_numbers<T>(head.o, head.stored_o, next, rows, forward.dv);
+  }
+  return lines;
 }
 
 /// backward_panel for the whole tile. Panels are outside: the two of k^T and v^T stay in the first
@@ -10319,17 +10505,20 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  LinesAhead ahead = lines_of_next_tile<T>(head, block);
+  ahead.spread((block.end + columns - 1) / columns *
+               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
     for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
       const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
-      if (c0 == 0) prefetch_next_tile<T>(head, block, r, n);
       for (Index m = 0; drops && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
                            keys, buffers.factors + m * BackwardTile<T>::keys + c0);
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
+        ahead.ask();
         count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
                                    buffers, mask);
       }
@@ -10497,6 +10686,7 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
   for (Index r = 0; r < rows; ++r) {
     const T* in = from.data + r * from.row;
     Index n = 0;
+    prefetch_next<1>(Matrix<const T>(to), r + rows_ahead, rows, N);
     for (; to.column == 1 && n + S::width <= N; n += S::width) {
       S::store(factor * S::load(in + n), &to(r, n));
     }
@@ -15406,16 +15596,6 @@ struct TileBlock {
   Index i0, rows, first, j0, begin, end;
 };
 
-template <class T>
-HEADWISE_INLINE void prefetch_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
-                                    KeyRange keys) {
-  for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
-    const auto& plane = rules.pair_mask_plane(n);
-    const Matrix<const bool> pairs{plane.data, plane.row, plane.column};
-    if (pairs.row != 0) prefetch_rows<bool>(pairs.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
 HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_row,
                                            std::uint8_t* to, Index to_row) {
   typedef std::uint8_t Bytes __attribute__((vector_size(16)));
@@ -15629,6 +15809,71 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lines_ahead.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+class LinesAhead {
+ public:
+  template <class U>
+  HEADWISE_INLINE void add(const Matrix<const U>& x, Index first, Index rows, Index N) {
+    constexpr auto size = static_cast<Index>(sizeof(U));
+    if (x.column != 1 || rows <= 0) return;
+    parts_[parts_used_++] = {reinterpret_cast<const std::byte*>(x.data + first * x.row),
+                             x.row * size, N * size, rows};
+    rows_ += rows;
+  }
+  template <Scalar T>
+  HEADWISE_INLINE void add_numbers(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                                   Index rows, Index N) {
+    if (stored.as == StoredAs::same) return add<T>(x, first, rows, N);
+    add<BFloat16>(stored.rows.as<BFloat16>(), first, rows, N);  // of either kind: two bytes each
+  }
+  template <class T>
+  HEADWISE_INLINE void add_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
+                                 KeyRange keys) {
+    for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
+      const auto& plane = rules.pair_mask_plane(n);
+      const Matrix<const bool> pairs{plane.data + keys.begin * plane.column, plane.row,
+                                     plane.column};
+      if (pairs.row != 0) add<bool>(pairs, i0, rows, keys.size());
+    }
+  }
+
+  HEADWISE_INLINE void spread(Index turns) { of_a_turn_ = (rows_ + turns - 1) / turns; }
+  HEADWISE_INLINE void ask() {
+    constexpr Index line = 64;
+    for (Index left = std::min<Index>(of_a_turn_, rows_); left > 0;) {
+      Part& part = parts_[part_];
+      const Index count = std::min<Index>(left, part.rows);
+      for (Index r = 0; r < count; ++r, part.data += part.apart) {
+        for (Index n = 0; n < part.bytes; n += line) __builtin_prefetch(part.data + n, 0, 2);
+      }
+      part.rows -= count, left -= count, rows_ -= count;
+      if (part.rows == 0) ++part_;
+    }
+  }
+
+ private:
+  struct Part {
+    const std::byte* data;
+    Index apart, bytes, rows;
+  };
+
+  static constexpr int most = 4 + AttentionMask<float>::most;
+
+  Part parts_[most];
+  int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
+  Index rows_ = 0;                 // of all parts, that are left
+  Index of_a_turn_ = 0;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/online_softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -15781,7 +16026,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
 }
 
 template <class T>
-void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
+void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
   using std::log;
   if (!any) {
     set_negative_infinity(lse(i, 0));
@@ -16255,24 +16500,93 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   }
 }
 
+struct PanelRange {
+  Index begin, end;
+};
+
 template <class T>
-HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
-                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
-  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
-  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
-  const Index after = blocks.next(panel.j0);
-  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
-  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
-  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first()) {
-    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
+class LookingPanels {
+ public:
+  static constexpr Index lanes = ForwardTile<T>::lanes;
+
+  LookingPanels(const HeadVisibility<T>& rules, Index i0, Index rows)
+      : rules_(rules),
+        i0_(i0),
+        rows_(rows),
+        blocks_(rules.blocks(i0, rows, ForwardTile<T>::keys)),
+        next_key_(blocks_.first()),
+        next_(panels_that_see(keys_of(next_key_))) {}
+
+  bool advance() {
+    keys_ = keys_of(next_key_);
+    panels_ = next_;
+    next_key_ = blocks_.next(keys_.begin);
+    next_ = panels_that_see(keys_of(next_key_));
+    return keys_.size() > 0;
   }
-  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const Index first = after + keys.size() * panel.first / rows;
-  const Index count = after + keys.size() * end / rows - first;
-  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
-  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
-}
+  KeyRange keys() const { return keys_; }
+  PanelRange panels() const { return panels_; }
+
+  Index looks_again() const { return std::min<Index>(next_.begin, rows_); }
+
+  bool begins(Index first) {
+    if (first < begun_) return false;
+    begun_ = first + lanes;
+    return true;
+  }
+
+  LinesAhead behind(const AttentionHead<T>& head, const TileBlock& panel,
+                    const Matrix<T>& o) const {
+    LinesAhead lines;
+    const Index end = panel.first + panel.rows;
+    const bool stays = end < panels_.end;
+    const Index first = stays ? end : next_.begin, rows = std::min<Index>(lanes, rows_ - first);
+    if (rows > 0) {
+      lines.add_masks(rules_, i0_ + first, rows, stays ? keys_ : keys_of(next_key_));
+      if (first >= begun_) {
+        lines.add_numbers<T>(head.q, head.stored_q, i0_ + first, rows, head.d);
+      }
+    }
+    if (panel.first < next_.begin) lines.add<T>(o, panel.first, panel.rows, head.dv);
+    const KeyRange keys = keys_of(next_key_);
+    if (keys.size() <= 0) return lines;
+    const Index of = panels_.end - panels_.begin;
+    const Index from = keys.begin + keys.size() * (panel.first - panels_.begin) / of;
+    const Index count = keys.begin + keys.size() * (end - panels_.begin) / of - from;
+    lines.add_numbers<T>(head.k, head.stored_k, from, count, head.d);  // none of transposed keys
+    lines.add_numbers<T>(head.v, head.stored_v, from, count, head.dv);
+    return lines;
+  }
+
+ private:
+  KeyRange keys_of(Index j0) const {
+    return {j0, std::min<Index>(j0 + blocks_.size, blocks_.keys.end)};
+  }
+  PanelRange panels_that_see(KeyRange keys) const {
+    if (keys.size() <= 0) return {rows_, rows_};
+    PanelRange seeing{0, rows_};
+    if (rows_ <= lanes) return seeing;
+    const auto sees_enough = [&](Index first) {
+      const Index last = std::min<Index>(first + lanes, rows_) - 1;
+      return rules_.range(i0_ + last).end <= keys.begin;
+    };
+    while (seeing.begin < rows_ && sees_enough(seeing.begin)) seeing.begin += lanes;
+    const auto last_panel = [&] { return (seeing.end - 1) / lanes * lanes; };
+    while (seeing.begin < seeing.end && rules_.range(i0_ + last_panel()).begin >= keys.end) {
+      seeing.end = last_panel();
+    }
+    return seeing;
+  }
+
+  const HeadVisibility<T>& rules_;
+  Index i0_, rows_;
+  KeyBlocks blocks_;
+  Index next_key_;  // the first of the next block
+  PanelRange next_;
+  KeyRange keys_{0, 0};
+  PanelRange panels_{0, 0};
+  Index begun_ = 0;  // rows of panels that have looked
+};
 
 HEADWISE_STRICT_MATH_END
 
@@ -16287,16 +16601,18 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers) {
+                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
-  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
+  const Index together = mask.whole() && !biased ? 4 * Tile<T>::rows : Tile<T>::rows;
+  ahead.spread((block.end - block.begin + together - 1) / together);
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
+    ahead.ask();
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -16313,21 +16629,39 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
 }
 
 template <class T>
-Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                                     const ForwardMask<T>& mask, T unit,
-                                     const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
+TileBlock keys_near_lanes(TileBlock block, const ForwardMask<T>& mask, Index lane) {
+  if (Factor<T>::chunk > 1 || mask.whole()) return block;
+  constexpr Index others = Tile<T>::rows - 1;
+  const Index last = std::min<Index>(lane + Tile<T>::width + others, block.rows) - 1;
+  block.begin = mask.range(std::max<Index>(0, lane - others)).begin;
+  block.end = std::max<Index>(block.begin, mask.range(last).end);
+  return block;
+}
+
+template <class T>
+struct PanelWeights {
+  Matrix<const Element<T>> p;
+  Index count;  // how many were computed
+};
+template <class T>
+PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
+                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
+                            OnlineSoftmax<T>& softmax) {
+  Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
+    const TileBlock own = keys_near_lanes<T>(block, mask, lane);
     if (mask.open()) {
-      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, AllVisible{}, lane, softmax);
     } else {
-      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, mask, lane, softmax);
     }
-    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
+    weigh_lanes<T>(buffers.s, own, unit, lane, softmax);
+    count += Tile<T>::width * (own.end - own.begin);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
   if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p);
+  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -16375,7 +16709,7 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
+void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto by = S::broadcast(divisor);
   Index n = 0;
@@ -16386,56 +16720,72 @@ void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
 }
 
 template <class T>
+HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
+                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
+                                  OnlineSoftmax<T>& softmax) {
+  const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+  const bool any = softmax.any[r] != 0 && !none_left;
+  if (!any) {  // whatever a sink that is not finite has made of it
+    set_zero<T>(context, round_up(head.dv, Tile<T>::width));
+    softmax.sum[r] = T(1);
+  }
+  divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
+  const T greatest = softmax.greatest[r] * unit;
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+}
+
+template <class T>
 TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
                        Matrix<T> lse, Scratch<T> memory) {
-  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const TileUnit<T> unit_of_products;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
+  const Index context_row = round_up(head.dv, Tile<T>::width);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
 
-  const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
-  for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
-    const Index n = std::min<Index>(keys, blocks.keys.end - j0);
-    const bool all_seen = head.visibility.sees_all(i0, rows, {j0, j0 + n});
-    const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
-    for (Index first = 0; first < rows; first += lanes) {
-      TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
-      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
-      prefetch_next_panel<T>(head, blocks, block, rows, o);
+  Index r = 0;
+  const auto finish_until = [&](Index end) {
+    for (; r < end; ++r) {
+      T* const context = buffers.context + r * context_row;
+      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
+    }
+  };
+  LookingPanels<T> looking(head.visibility, i0, rows);
+  while (looking.advance()) {
+    const KeyRange keys = looking.keys();
+    const bool all_seen = head.visibility.sees_all(i0, rows, keys);
+    const auto keys_here =
+        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+    for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
+      const Index count = std::min<Index>(lanes, rows - first);
+      TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
+      if (looking.begins(first)) pack_queries<T>(head, block, buffers);
+      LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
         work.pairs += mask.pairs();
         continue;
       }
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
+      std::int64_t products =
+          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
+      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
+      products +=
+          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
-      work.executed_flops += 2 * products + (5 + forward_extras(head)) *
-                                                round_up(block.rows, Tile<T>::width) *
-                                                (block.end - block.begin);
+      work.executed_flops +=
+          2 * products + 5 * weights.count +
+          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
     }
+    finish_until(looking.looks_again());
   }
-  for (Index r = 0; r < rows; ++r) {
-    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
-    const bool any = softmax.any[r] != 0 && !none_left;
-    T* const context = buffers.context + r * context_row;
-    if (!any) {  // whatever a sink that is not finite has made of it
-      set_zero<T>(context, context_row);
-      softmax.sum[r] = T(1);
-    }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = softmax.greatest[r] * units.greatest;
-    if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
-  }
+  finish_until(rows);
   return work;
 }
 
@@ -16712,16 +17062,22 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBlock& block, Index r,
-                                        Index n) {
-  const Index next = block.i0 + BackwardTile<T>::queries + r;
-  const Index ahead = std::min<Index>(n, head.forward.L - next);
-  if (ahead <= 0) return;
+LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
+  LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
-  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
-  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const Index next = block.i0 + BackwardTile<T>::queries;
+  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
+  if (rows <= 0) return lines;
+  const KeyBlocks blocks = forward.visibility.blocks(next, rows, BackwardTile<T>::keys);
+  if (!blocks.holds(block.j0)) return lines;
+  lines.add_masks(forward.visibility, next, rows, {block.j0, block.j0 + block.end});
+  lines.add_numbers<T>(forward.q, forward.stored_q, next, rows, forward.d);
+  lines.add_numbers<T>(head.d_o, head.stored_d_o, next, rows, forward.dv);
+  lines.add<T>(head.dq, next, rows, forward.d);
+  if (blocks.first() == block.j0) {
+    lines.add_numbers<T>(head.o, head.stored_o, next, rows, forward.dv);
+  }
+  return lines;
 }
 
 template <class T>
@@ -16732,17 +17088,20 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  LinesAhead ahead = lines_of_next_tile<T>(head, block);
+  ahead.spread((block.end + columns - 1) / columns *
+               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
     for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
       const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
-      if (c0 == 0) prefetch_next_tile<T>(head, block, r, n);
       for (Index m = 0; drops && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
                            keys, buffers.factors + m * BackwardTile<T>::keys + c0);
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
+        ahead.ask();
         count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
                                    buffers, mask);
       }
@@ -16887,6 +17246,7 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
   for (Index r = 0; r < rows; ++r) {
     const T* in = from.data + r * from.row;
     Index n = 0;
+    prefetch_next<1>(Matrix<const T>(to), r + rows_ahead, rows, N);
     for (; to.column == 1 && n + S::width <= N; n += S::width) {
       S::store(factor * S::load(in + n), &to(r, n));
     }
@@ -21572,16 +21932,6 @@ struct TileBlock {
   Index i0, rows, first, j0, begin, end;
 };
 
-template <class T>
-HEADWISE_INLINE void prefetch_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
-                                    KeyRange keys) {
-  for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
-    const auto& plane = rules.pair_mask_plane(n);
-    const Matrix<const bool> pairs{plane.data, plane.row, plane.column};
-    if (pairs.row != 0) prefetch_rows<bool>(pairs.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
 HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_row,
                                            std::uint8_t* to, Index to_row) {
   typedef std::uint8_t Bytes __attribute__((vector_size(16)));
@@ -21795,6 +22145,71 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lines_ahead.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+class LinesAhead {
+ public:
+  template <class U>
+  HEADWISE_INLINE void add(const Matrix<const U>& x, Index first, Index rows, Index N) {
+    constexpr auto size = static_cast<Index>(sizeof(U));
+    if (x.column != 1 || rows <= 0) return;
+    parts_[parts_used_++] = {reinterpret_cast<const std::byte*>(x.data + first * x.row),
+                             x.row * size, N * size, rows};
+    rows_ += rows;
+  }
+  template <Scalar T>
+  HEADWISE_INLINE void add_numbers(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                                   Index rows, Index N) {
+    if (stored.as == StoredAs::same) return add<T>(x, first, rows, N);
+    add<BFloat16>(stored.rows.as<BFloat16>(), first, rows, N);  // of either kind: two bytes each
+  }
+  template <class T>
+  HEADWISE_INLINE void add_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
+                                 KeyRange keys) {
+    for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
+      const auto& plane = rules.pair_mask_plane(n);
+      const Matrix<const bool> pairs{plane.data + keys.begin * plane.column, plane.row,
+                                     plane.column};
+      if (pairs.row != 0) add<bool>(pairs, i0, rows, keys.size());
+    }
+  }
+
+  HEADWISE_INLINE void spread(Index turns) { of_a_turn_ = (rows_ + turns - 1) / turns; }
+  HEADWISE_INLINE void ask() {
+    constexpr Index line = 64;
+    for (Index left = std::min<Index>(of_a_turn_, rows_); left > 0;) {
+      Part& part = parts_[part_];
+      const Index count = std::min<Index>(left, part.rows);
+      for (Index r = 0; r < count; ++r, part.data += part.apart) {
+        for (Index n = 0; n < part.bytes; n += line) __builtin_prefetch(part.data + n, 0, 2);
+      }
+      part.rows -= count, left -= count, rows_ -= count;
+      if (part.rows == 0) ++part_;
+    }
+  }
+
+ private:
+  struct Part {
+    const std::byte* data;
+    Index apart, bytes, rows;
+  };
+
+  static constexpr int most = 4 + AttentionMask<float>::most;
+
+  Part parts_[most];
+  int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
+  Index rows_ = 0;                 // of all parts, that are left
+  Index of_a_turn_ = 0;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/online_softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -21947,7 +22362,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
 }
 
 template <class T>
-void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
+void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
   using std::log;
   if (!any) {
     set_negative_infinity(lse(i, 0));
@@ -22421,24 +22836,93 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   }
 }
 
+struct PanelRange {
+  Index begin, end;
+};
+
 template <class T>
-HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
-                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
-  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
-  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
-  const Index after = blocks.next(panel.j0);
-  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
-  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
-  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first()) {
-    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
+class LookingPanels {
+ public:
+  static constexpr Index lanes = ForwardTile<T>::lanes;
+
+  LookingPanels(const HeadVisibility<T>& rules, Index i0, Index rows)
+      : rules_(rules),
+        i0_(i0),
+        rows_(rows),
+        blocks_(rules.blocks(i0, rows, ForwardTile<T>::keys)),
+        next_key_(blocks_.first()),
+        next_(panels_that_see(keys_of(next_key_))) {}
+
+  bool advance() {
+    keys_ = keys_of(next_key_);
+    panels_ = next_;
+    next_key_ = blocks_.next(keys_.begin);
+    next_ = panels_that_see(keys_of(next_key_));
+    return keys_.size() > 0;
   }
-  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const Index first = after + keys.size() * panel.first / rows;
-  const Index count = after + keys.size() * end / rows - first;
-  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
-  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
-}
+  KeyRange keys() const { return keys_; }
+  PanelRange panels() const { return panels_; }
+
+  Index looks_again() const { return std::min<Index>(next_.begin, rows_); }
+
+  bool begins(Index first) {
+    if (first < begun_) return false;
+    begun_ = first + lanes;
+    return true;
+  }
+
+  LinesAhead behind(const AttentionHead<T>& head, const TileBlock& panel,
+                    const Matrix<T>& o) const {
+    LinesAhead lines;
+    const Index end = panel.first + panel.rows;
+    const bool stays = end < panels_.end;
+    const Index first = stays ? end : next_.begin, rows = std::min<Index>(lanes, rows_ - first);
+    if (rows > 0) {
+      lines.add_masks(rules_, i0_ + first, rows, stays ? keys_ : keys_of(next_key_));
+      if (first >= begun_) {
+        lines.add_numbers<T>(head.q, head.stored_q, i0_ + first, rows, head.d);
+      }
+    }
+    if (panel.first < next_.begin) lines.add<T>(o, panel.first, panel.rows, head.dv);
+    const KeyRange keys = keys_of(next_key_);
+    if (keys.size() <= 0) return lines;
+    const Index of = panels_.end - panels_.begin;
+    const Index from = keys.begin + keys.size() * (panel.first - panels_.begin) / of;
+    const Index count = keys.begin + keys.size() * (end - panels_.begin) / of - from;
+    lines.add_numbers<T>(head.k, head.stored_k, from, count, head.d);  // none of transposed keys
+    lines.add_numbers<T>(head.v, head.stored_v, from, count, head.dv);
+    return lines;
+  }
+
+ private:
+  KeyRange keys_of(Index j0) const {
+    return {j0, std::min<Index>(j0 + blocks_.size, blocks_.keys.end)};
+  }
+  PanelRange panels_that_see(KeyRange keys) const {
+    if (keys.size() <= 0) return {rows_, rows_};
+    PanelRange seeing{0, rows_};
+    if (rows_ <= lanes) return seeing;
+    const auto sees_enough = [&](Index first) {
+      const Index last = std::min<Index>(first + lanes, rows_) - 1;
+      return rules_.range(i0_ + last).end <= keys.begin;
+    };
+    while (seeing.begin < rows_ && sees_enough(seeing.begin)) seeing.begin += lanes;
+    const auto last_panel = [&] { return (seeing.end - 1) / lanes * lanes; };
+    while (seeing.begin < seeing.end && rules_.range(i0_ + last_panel()).begin >= keys.end) {
+      seeing.end = last_panel();
+    }
+    return seeing;
+  }
+
+  const HeadVisibility<T>& rules_;
+  Index i0_, rows_;
+  KeyBlocks blocks_;
+  Index next_key_;  // the first of the next block
+  PanelRange next_;
+  KeyRange keys_{0, 0};
+  PanelRange panels_{0, 0};
+  Index begun_ = 0;  // rows of panels that have looked
+};
 
 HEADWISE_STRICT_MATH_END
 
@@ -22453,16 +22937,18 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers) {
+                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
-  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
+  const Index together = mask.whole() && !biased ? 4 * Tile<T>::rows : Tile<T>::rows;
+  ahead.spread((block.end - block.begin + together - 1) / together);
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
+    ahead.ask();
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -22479,21 +22965,39 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
 }
 
 template <class T>
-Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                                     const ForwardMask<T>& mask, T unit,
-                                     const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
+TileBlock keys_near_lanes(TileBlock block, const ForwardMask<T>& mask, Index lane) {
+  if (Factor<T>::chunk > 1 || mask.whole()) return block;
+  constexpr Index others = Tile<T>::rows - 1;
+  const Index last = std::min<Index>(lane + Tile<T>::width + others, block.rows) - 1;
+  block.begin = mask.range(std::max<Index>(0, lane - others)).begin;
+  block.end = std::max<Index>(block.begin, mask.range(last).end);
+  return block;
+}
+
+template <class T>
+struct PanelWeights {
+  Matrix<const Element<T>> p;
+  Index count;  // how many were computed
+};
+template <class T>
+PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
+                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
+                            OnlineSoftmax<T>& softmax) {
+  Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
+    const TileBlock own = keys_near_lanes<T>(block, mask, lane);
     if (mask.open()) {
-      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, AllVisible{}, lane, softmax);
     } else {
-      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, mask, lane, softmax);
     }
-    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
+    weigh_lanes<T>(buffers.s, own, unit, lane, softmax);
+    count += Tile<T>::width * (own.end - own.begin);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
   if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p);
+  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -22541,7 +23045,7 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
+void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto by = S::broadcast(divisor);
   Index n = 0;
@@ -22552,56 +23056,72 @@ void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
 }
 
 template <class T>
+HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
+                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
+                                  OnlineSoftmax<T>& softmax) {
+  const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+  const bool any = softmax.any[r] != 0 && !none_left;
+  if (!any) {  // whatever a sink that is not finite has made of it
+    set_zero<T>(context, round_up(head.dv, Tile<T>::width));
+    softmax.sum[r] = T(1);
+  }
+  divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
+  const T greatest = softmax.greatest[r] * unit;
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+}
+
+template <class T>
 TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
                        Matrix<T> lse, Scratch<T> memory) {
-  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const TileUnit<T> unit_of_products;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
+  const Index context_row = round_up(head.dv, Tile<T>::width);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
 
-  const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
-  for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
-    const Index n = std::min<Index>(keys, blocks.keys.end - j0);
-    const bool all_seen = head.visibility.sees_all(i0, rows, {j0, j0 + n});
-    const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
-    for (Index first = 0; first < rows; first += lanes) {
-      TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
-      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
-      prefetch_next_panel<T>(head, blocks, block, rows, o);
+  Index r = 0;
+  const auto finish_until = [&](Index end) {
+    for (; r < end; ++r) {
+      T* const context = buffers.context + r * context_row;
+      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
+    }
+  };
+  LookingPanels<T> looking(head.visibility, i0, rows);
+  while (looking.advance()) {
+    const KeyRange keys = looking.keys();
+    const bool all_seen = head.visibility.sees_all(i0, rows, keys);
+    const auto keys_here =
+        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+    for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
+      const Index count = std::min<Index>(lanes, rows - first);
+      TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
+      if (looking.begins(first)) pack_queries<T>(head, block, buffers);
+      LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
         work.pairs += mask.pairs();
         continue;
       }
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
+      std::int64_t products =
+          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
+      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
+      products +=
+          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
-      work.executed_flops += 2 * products + (5 + forward_extras(head)) *
-                                                round_up(block.rows, Tile<T>::width) *
-                                                (block.end - block.begin);
+      work.executed_flops +=
+          2 * products + 5 * weights.count +
+          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
     }
+    finish_until(looking.looks_again());
   }
-  for (Index r = 0; r < rows; ++r) {
-    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
-    const bool any = softmax.any[r] != 0 && !none_left;
-    T* const context = buffers.context + r * context_row;
-    if (!any) {  // whatever a sink that is not finite has made of it
-      set_zero<T>(context, context_row);
-      softmax.sum[r] = T(1);
-    }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = softmax.greatest[r] * units.greatest;
-    if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
-  }
+  finish_until(rows);
   return work;
 }
 
@@ -22878,16 +23398,22 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBlock& block, Index r,
-                                        Index n) {
-  const Index next = block.i0 + BackwardTile<T>::queries + r;
-  const Index ahead = std::min<Index>(n, head.forward.L - next);
-  if (ahead <= 0) return;
+LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
+  LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
-  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
-  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const Index next = block.i0 + BackwardTile<T>::queries;
+  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
+  if (rows <= 0) return lines;
+  const KeyBlocks blocks = forward.visibility.blocks(next, rows, BackwardTile<T>::keys);
+  if (!blocks.holds(block.j0)) return lines;
+  lines.add_masks(forward.visibility, next, rows, {block.j0, block.j0 + block.end});
+  lines.add_numbers<T>(forward.q, forward.stored_q, next, rows, forward.d);
+  lines.add_numbers<T>(head.d_o, head.stored_d_o, next, rows, forward.dv);
+  lines.add<T>(head.dq, next, rows, forward.d);
+  if (blocks.first() == block.j0) {
+    lines.add_numbers<T>(head.o, head.stored_o, next, rows, forward.dv);
+  }
+  return lines;
 }
 
 template <class T>
@@ -22898,17 +23424,20 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  LinesAhead ahead = lines_of_next_tile<T>(head, block);
+  ahead.spread((block.end + columns - 1) / columns *
+               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
     for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
       const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
-      if (c0 == 0) prefetch_next_tile<T>(head, block, r, n);
       for (Index m = 0; drops && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
                            keys, buffers.factors + m * BackwardTile<T>::keys + c0);
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
+        ahead.ask();
         count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
                                    buffers, mask);
       }
@@ -23053,6 +23582,7 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
   for (Index r = 0; r < rows; ++r) {
     const T* in = from.data + r * from.row;
     Index n = 0;
+    prefetch_next<1>(Matrix<const T>(to), r + rows_ahead, rows, N);
     for (; to.column == 1 && n + S::width <= N; n += S::width) {
       S::store(factor * S::load(in + n), &to(r, n));
     }
@@ -42479,16 +43009,6 @@ struct TileBlock {
   Index i0, rows, first, j0, begin, end;
 };
 
-template <class T>
-HEADWISE_INLINE void prefetch_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
-                                    KeyRange keys) {
-  for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
-    const auto& plane = rules.pair_mask_plane(n);
-    const Matrix<const bool> pairs{plane.data, plane.row, plane.column};
-    if (pairs.row != 0) prefetch_rows<bool>(pairs.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
 HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_row,
                                            std::uint8_t* to, Index to_row) {
   typedef std::uint8_t Bytes __attribute__((vector_size(16)));
@@ -42702,6 +43222,71 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lines_ahead.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+class LinesAhead {
+ public:
+  template <class U>
+  HEADWISE_INLINE void add(const Matrix<const U>& x, Index first, Index rows, Index N) {
+    constexpr auto size = static_cast<Index>(sizeof(U));
+    if (x.column != 1 || rows <= 0) return;
+    parts_[parts_used_++] = {reinterpret_cast<const std::byte*>(x.data + first * x.row),
+                             x.row * size, N * size, rows};
+    rows_ += rows;
+  }
+  template <Scalar T>
+  HEADWISE_INLINE void add_numbers(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                                   Index rows, Index N) {
+    if (stored.as == StoredAs::same) return add<T>(x, first, rows, N);
+    add<BFloat16>(stored.rows.as<BFloat16>(), first, rows, N);  // of either kind: two bytes each
+  }
+  template <class T>
+  HEADWISE_INLINE void add_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
+                                 KeyRange keys) {
+    for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
+      const auto& plane = rules.pair_mask_plane(n);
+      const Matrix<const bool> pairs{plane.data + keys.begin * plane.column, plane.row,
+                                     plane.column};
+      if (pairs.row != 0) add<bool>(pairs, i0, rows, keys.size());
+    }
+  }
+
+  HEADWISE_INLINE void spread(Index turns) { of_a_turn_ = (rows_ + turns - 1) / turns; }
+  HEADWISE_INLINE void ask() {
+    constexpr Index line = 64;
+    for (Index left = std::min<Index>(of_a_turn_, rows_); left > 0;) {
+      Part& part = parts_[part_];
+      const Index count = std::min<Index>(left, part.rows);
+      for (Index r = 0; r < count; ++r, part.data += part.apart) {
+        for (Index n = 0; n < part.bytes; n += line) __builtin_prefetch(part.data + n, 0, 2);
+      }
+      part.rows -= count, left -= count, rows_ -= count;
+      if (part.rows == 0) ++part_;
+    }
+  }
+
+ private:
+  struct Part {
+    const std::byte* data;
+    Index apart, bytes, rows;
+  };
+
+  static constexpr int most = 4 + AttentionMask<float>::most;
+
+  Part parts_[most];
+  int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
+  Index rows_ = 0;                 // of all parts, that are left
+  Index of_a_turn_ = 0;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/online_softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -42854,7 +43439,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
 }
 
 template <class T>
-void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
+void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
   using std::log;
   if (!any) {
     set_negative_infinity(lse(i, 0));
@@ -43328,24 +43913,93 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   }
 }
 
+struct PanelRange {
+  Index begin, end;
+};
+
 template <class T>
-HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
-                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
-  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
-  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
-  const Index after = blocks.next(panel.j0);
-  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
-  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
-  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first()) {
-    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
+class LookingPanels {
+ public:
+  static constexpr Index lanes = ForwardTile<T>::lanes;
+
+  LookingPanels(const HeadVisibility<T>& rules, Index i0, Index rows)
+      : rules_(rules),
+        i0_(i0),
+        rows_(rows),
+        blocks_(rules.blocks(i0, rows, ForwardTile<T>::keys)),
+        next_key_(blocks_.first()),
+        next_(panels_that_see(keys_of(next_key_))) {}
+
+  bool advance() {
+    keys_ = keys_of(next_key_);
+    panels_ = next_;
+    next_key_ = blocks_.next(keys_.begin);
+    next_ = panels_that_see(keys_of(next_key_));
+    return keys_.size() > 0;
   }
-  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const Index first = after + keys.size() * panel.first / rows;
-  const Index count = after + keys.size() * end / rows - first;
-  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
-  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
-}
+  KeyRange keys() const { return keys_; }
+  PanelRange panels() const { return panels_; }
+
+  Index looks_again() const { return std::min<Index>(next_.begin, rows_); }
+
+  bool begins(Index first) {
+    if (first < begun_) return false;
+    begun_ = first + lanes;
+    return true;
+  }
+
+  LinesAhead behind(const AttentionHead<T>& head, const TileBlock& panel,
+                    const Matrix<T>& o) const {
+    LinesAhead lines;
+    const Index end = panel.first + panel.rows;
+    const bool stays = end < panels_.end;
+    const Index first = stays ? end : next_.begin, rows = std::min<Index>(lanes, rows_ - first);
+    if (rows > 0) {
+      lines.add_masks(rules_, i0_ + first, rows, stays ? keys_ : keys_of(next_key_));
+      if (first >= begun_) {
+        lines.add_numbers<T>(head.q, head.stored_q, i0_ + first, rows, head.d);
+      }
+    }
+    if (panel.first < next_.begin) lines.add<T>(o, panel.first, panel.rows, head.dv);
+    const KeyRange keys = keys_of(next_key_);
+    if (keys.size() <= 0) return lines;
+    const Index of = panels_.end - panels_.begin;
+    const Index from = keys.begin + keys.size() * (panel.first - panels_.begin) / of;
+    const Index count = keys.begin + keys.size() * (end - panels_.begin) / of - from;
+    lines.add_numbers<T>(head.k, head.stored_k, from, count, head.d);  // none of transposed keys
+    lines.add_numbers<T>(head.v, head.stored_v, from, count, head.dv);
+    return lines;
+  }
+
+ private:
+  KeyRange keys_of(Index j0) const {
+    return {j0, std::min<Index>(j0 + blocks_.size, blocks_.keys.end)};
+  }
+  PanelRange panels_that_see(KeyRange keys) const {
+    if (keys.size() <= 0) return {rows_, rows_};
+    PanelRange seeing{0, rows_};
+    if (rows_ <= lanes) return seeing;
+    const auto sees_enough = [&](Index first) {
+      const Index last = std::min<Index>(first + lanes, rows_) - 1;
+      return rules_.range(i0_ + last).end <= keys.begin;
+    };
+    while (seeing.begin < rows_ && sees_enough(seeing.begin)) seeing.begin += lanes;
+    const auto last_panel = [&] { return (seeing.end - 1) / lanes * lanes; };
+    while (seeing.begin < seeing.end && rules_.range(i0_ + last_panel()).begin >= keys.end) {
+      seeing.end = last_panel();
+    }
+    return seeing;
+  }
+
+  const HeadVisibility<T>& rules_;
+  Index i0_, rows_;
+  KeyBlocks blocks_;
+  Index next_key_;  // the first of the next block
+  PanelRange next_;
+  KeyRange keys_{0, 0};
+  PanelRange panels_{0, 0};
+  Index begun_ = 0;  // rows of panels that have looked
+};
 
 HEADWISE_STRICT_MATH_END
 
@@ -43360,16 +44014,18 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers) {
+                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
-  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
+  const Index together = mask.whole() && !biased ? 4 * Tile<T>::rows : Tile<T>::rows;
+  ahead.spread((block.end - block.begin + together - 1) / together);
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
+    ahead.ask();
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -43386,21 +44042,39 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
 }
 
 template <class T>
-Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                                     const ForwardMask<T>& mask, T unit,
-                                     const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
+TileBlock keys_near_lanes(TileBlock block, const ForwardMask<T>& mask, Index lane) {
+  if (Factor<T>::chunk > 1 || mask.whole()) return block;
+  constexpr Index others = Tile<T>::rows - 1;
+  const Index last = std::min<Index>(lane + Tile<T>::width + others, block.rows) - 1;
+  block.begin = mask.range(std::max<Index>(0, lane - others)).begin;
+  block.end = std::max<Index>(block.begin, mask.range(last).end);
+  return block;
+}
+
+template <class T>
+struct PanelWeights {
+  Matrix<const Element<T>> p;
+  Index count;  // how many were computed
+};
+template <class T>
+PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
+                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
+                            OnlineSoftmax<T>& softmax) {
+  Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
+    const TileBlock own = keys_near_lanes<T>(block, mask, lane);
     if (mask.open()) {
-      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, AllVisible{}, lane, softmax);
     } else {
-      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, mask, lane, softmax);
     }
-    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
+    weigh_lanes<T>(buffers.s, own, unit, lane, softmax);
+    count += Tile<T>::width * (own.end - own.begin);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
   if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p);
+  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -43448,7 +44122,7 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
+void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto by = S::broadcast(divisor);
   Index n = 0;
@@ -43459,56 +44133,72 @@ void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
 }
 
 template <class T>
+HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
+                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
+                                  OnlineSoftmax<T>& softmax) {
+  const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+  const bool any = softmax.any[r] != 0 && !none_left;
+  if (!any) {  // whatever a sink that is not finite has made of it
+    set_zero<T>(context, round_up(head.dv, Tile<T>::width));
+    softmax.sum[r] = T(1);
+  }
+  divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
+  const T greatest = softmax.greatest[r] * unit;
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+}
+
+template <class T>
 TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
                        Matrix<T> lse, Scratch<T> memory) {
-  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const TileUnit<T> unit_of_products;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
+  const Index context_row = round_up(head.dv, Tile<T>::width);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
 
-  const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
-  for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
-    const Index n = std::min<Index>(keys, blocks.keys.end - j0);
-    const bool all_seen = head.visibility.sees_all(i0, rows, {j0, j0 + n});
-    const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
-    for (Index first = 0; first < rows; first += lanes) {
-      TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
-      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
-      prefetch_next_panel<T>(head, blocks, block, rows, o);
+  Index r = 0;
+  const auto finish_until = [&](Index end) {
+    for (; r < end; ++r) {
+      T* const context = buffers.context + r * context_row;
+      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
+    }
+  };
+  LookingPanels<T> looking(head.visibility, i0, rows);
+  while (looking.advance()) {
+    const KeyRange keys = looking.keys();
+    const bool all_seen = head.visibility.sees_all(i0, rows, keys);
+    const auto keys_here =
+        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+    for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
+      const Index count = std::min<Index>(lanes, rows - first);
+      TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
+      if (looking.begins(first)) pack_queries<T>(head, block, buffers);
+      LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
         work.pairs += mask.pairs();
         continue;
       }
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
+      std::int64_t products =
+          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
+      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
+      products +=
+          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
-      work.executed_flops += 2 * products + (5 + forward_extras(head)) *
-                                                round_up(block.rows, Tile<T>::width) *
-                                                (block.end - block.begin);
+      work.executed_flops +=
+          2 * products + 5 * weights.count +
+          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
     }
+    finish_until(looking.looks_again());
   }
-  for (Index r = 0; r < rows; ++r) {
-    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
-    const bool any = softmax.any[r] != 0 && !none_left;
-    T* const context = buffers.context + r * context_row;
-    if (!any) {  // whatever a sink that is not finite has made of it
-      set_zero<T>(context, context_row);
-      softmax.sum[r] = T(1);
-    }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = softmax.greatest[r] * units.greatest;
-    if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
-  }
+  finish_until(rows);
   return work;
 }
 
@@ -43785,16 +44475,22 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBlock& block, Index r,
-                                        Index n) {
-  const Index next = block.i0 + BackwardTile<T>::queries + r;
-  const Index ahead = std::min<Index>(n, head.forward.L - next);
-  if (ahead <= 0) return;
+LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
+  LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
-  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
-  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const Index next = block.i0 + BackwardTile<T>::queries;
+  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
+  if (rows <= 0) return lines;
+  const KeyBlocks blocks = forward.visibility.blocks(next, rows, BackwardTile<T>::keys);
+  if (!blocks.holds(block.j0)) return lines;
+  lines.add_masks(forward.visibility, next, rows, {block.j0, block.j0 + block.end});
+  lines.add_numbers<T>(forward.q, forward.stored_q, next, rows, forward.d);
+  lines.add_numbers<T>(head.d_o, head.stored_d_o, next, rows, forward.dv);
+  lines.add<T>(head.dq, next, rows, forward.d);
+  if (blocks.first() == block.j0) {
+    lines.add_numbers<T>(head.o, head.stored_o, next, rows, forward.dv);
+  }
+  return lines;
 }
 
 template <class T>
@@ -43805,17 +44501,20 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  LinesAhead ahead = lines_of_next_tile<T>(head, block);
+  ahead.spread((block.end + columns - 1) / columns *
+               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
     for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
       const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
-      if (c0 == 0) prefetch_next_tile<T>(head, block, r, n);
       for (Index m = 0; drops && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
                            keys, buffers.factors + m * BackwardTile<T>::keys + c0);
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
+        ahead.ask();
         count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
                                    buffers, mask);
       }
@@ -43960,6 +44659,7 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
   for (Index r = 0; r < rows; ++r) {
     const T* in = from.data + r * from.row;
     Index n = 0;
+    prefetch_next<1>(Matrix<const T>(to), r + rows_ahead, rows, N);
     for (; to.column == 1 && n + S::width <= N; n += S::width) {
       S::store(factor * S::load(in + n), &to(r, n));
     }
@@ -46730,16 +47430,6 @@ struct TileBlock {
   Index i0, rows, first, j0, begin, end;
 };
 
-template <class T>
-HEADWISE_INLINE void prefetch_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
-                                    KeyRange keys) {
-  for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
-    const auto& plane = rules.pair_mask_plane(n);
-    const Matrix<const bool> pairs{plane.data, plane.row, plane.column};
-    if (pairs.row != 0) prefetch_rows<bool>(pairs.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
 HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_row,
                                            std::uint8_t* to, Index to_row) {
   typedef std::uint8_t Bytes __attribute__((vector_size(16)));
@@ -46953,6 +47643,71 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lines_ahead.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+class LinesAhead {
+ public:
+  template <class U>
+  HEADWISE_INLINE void add(const Matrix<const U>& x, Index first, Index rows, Index N) {
+    constexpr auto size = static_cast<Index>(sizeof(U));
+    if (x.column != 1 || rows <= 0) return;
+    parts_[parts_used_++] = {reinterpret_cast<const std::byte*>(x.data + first * x.row),
+                             x.row * size, N * size, rows};
+    rows_ += rows;
+  }
+  template <Scalar T>
+  HEADWISE_INLINE void add_numbers(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                                   Index rows, Index N) {
+    if (stored.as == StoredAs::same) return add<T>(x, first, rows, N);
+    add<BFloat16>(stored.rows.as<BFloat16>(), first, rows, N);  // of either kind: two bytes each
+  }
+  template <class T>
+  HEADWISE_INLINE void add_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
+                                 KeyRange keys) {
+    for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
+      const auto& plane = rules.pair_mask_plane(n);
+      const Matrix<const bool> pairs{plane.data + keys.begin * plane.column, plane.row,
+                                     plane.column};
+      if (pairs.row != 0) add<bool>(pairs, i0, rows, keys.size());
+    }
+  }
+
+  HEADWISE_INLINE void spread(Index turns) { of_a_turn_ = (rows_ + turns - 1) / turns; }
+  HEADWISE_INLINE void ask() {
+    constexpr Index line = 64;
+    for (Index left = std::min<Index>(of_a_turn_, rows_); left > 0;) {
+      Part& part = parts_[part_];
+      const Index count = std::min<Index>(left, part.rows);
+      for (Index r = 0; r < count; ++r, part.data += part.apart) {
+        for (Index n = 0; n < part.bytes; n += line) __builtin_prefetch(part.data + n, 0, 2);
+      }
+      part.rows -= count, left -= count, rows_ -= count;
+      if (part.rows == 0) ++part_;
+    }
+  }
+
+ private:
+  struct Part {
+    const std::byte* data;
+    Index apart, bytes, rows;
+  };
+
+  static constexpr int most = 4 + AttentionMask<float>::most;
+
+  Part parts_[most];
+  int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
+  Index rows_ = 0;                 // of all parts, that are left
+  Index of_a_turn_ = 0;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/online_softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -47105,7 +47860,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
 }
 
 template <class T>
-void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
+void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
   using std::log;
   if (!any) {
     set_negative_infinity(lse(i, 0));
@@ -47579,24 +48334,93 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   }
 }
 
+struct PanelRange {
+  Index begin, end;
+};
+
 template <class T>
-HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
-                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
-  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
-  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
-  const Index after = blocks.next(panel.j0);
-  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
-  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
-  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first()) {
-    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
+class LookingPanels {
+ public:
+  static constexpr Index lanes = ForwardTile<T>::lanes;
+
+  LookingPanels(const HeadVisibility<T>& rules, Index i0, Index rows)
+      : rules_(rules),
+        i0_(i0),
+        rows_(rows),
+        blocks_(rules.blocks(i0, rows, ForwardTile<T>::keys)),
+        next_key_(blocks_.first()),
+        next_(panels_that_see(keys_of(next_key_))) {}
+
+  bool advance() {
+    keys_ = keys_of(next_key_);
+    panels_ = next_;
+    next_key_ = blocks_.next(keys_.begin);
+    next_ = panels_that_see(keys_of(next_key_));
+    return keys_.size() > 0;
   }
-  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const Index first = after + keys.size() * panel.first / rows;
-  const Index count = after + keys.size() * end / rows - first;
-  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
-  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
-}
+  KeyRange keys() const { return keys_; }
+  PanelRange panels() const { return panels_; }
+
+  Index looks_again() const { return std::min<Index>(next_.begin, rows_); }
+
+  bool begins(Index first) {
+    if (first < begun_) return false;
+    begun_ = first + lanes;
+    return true;
+  }
+
+  LinesAhead behind(const AttentionHead<T>& head, const TileBlock& panel,
+                    const Matrix<T>& o) const {
+    LinesAhead lines;
+    const Index end = panel.first + panel.rows;
+    const bool stays = end < panels_.end;
+    const Index first = stays ? end : next_.begin, rows = std::min<Index>(lanes, rows_ - first);
+    if (rows > 0) {
+      lines.add_masks(rules_, i0_ + first, rows, stays ? keys_ : keys_of(next_key_));
+      if (first >= begun_) {
+        lines.add_numbers<T>(head.q, head.stored_q, i0_ + first, rows, head.d);
+      }
+    }
+    if (panel.first < next_.begin) lines.add<T>(o, panel.first, panel.rows, head.dv);
+    const KeyRange keys = keys_of(next_key_);
+    if (keys.size() <= 0) return lines;
+    const Index of = panels_.end - panels_.begin;
+    const Index from = keys.begin + keys.size() * (panel.first - panels_.begin) / of;
+    const Index count = keys.begin + keys.size() * (end - panels_.begin) / of - from;
+    lines.add_numbers<T>(head.k, head.stored_k, from, count, head.d);  // none of transposed keys
+    lines.add_numbers<T>(head.v, head.stored_v, from, count, head.dv);
+    return lines;
+  }
+
+ private:
+  KeyRange keys_of(Index j0) const {
+    return {j0, std::min<Index>(j0 + blocks_.size, blocks_.keys.end)};
+  }
+  PanelRange panels_that_see(KeyRange keys) const {
+    if (keys.size() <= 0) return {rows_, rows_};
+    PanelRange seeing{0, rows_};
+    if (rows_ <= lanes) return seeing;
+    const auto sees_enough = [&](Index first) {
+      const Index last = std::min<Index>(first + lanes, rows_) - 1;
+      return rules_.range(i0_ + last).end <= keys.begin;
+    };
+    while (seeing.begin < rows_ && sees_enough(seeing.begin)) seeing.begin += lanes;
+    const auto last_panel = [&] { return (seeing.end - 1) / lanes * lanes; };
+    while (seeing.begin < seeing.end && rules_.range(i0_ + last_panel()).begin >= keys.end) {
+      seeing.end = last_panel();
+    }
+    return seeing;
+  }
+
+  const HeadVisibility<T>& rules_;
+  Index i0_, rows_;
+  KeyBlocks blocks_;
+  Index next_key_;  // the first of the next block
+  PanelRange next_;
+  KeyRange keys_{0, 0};
+  PanelRange panels_{0, 0};
+  Index begun_ = 0;  // rows of panels that have looked
+};
 
 HEADWISE_STRICT_MATH_END
 
@@ -47611,16 +48435,18 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers) {
+                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
-  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
+  const Index together = mask.whole() && !biased ? 4 * Tile<T>::rows : Tile<T>::rows;
+  ahead.spread((block.end - block.begin + together - 1) / together);
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
+    ahead.ask();
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -47637,21 +48463,39 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
 }
 
 template <class T>
-Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                                     const ForwardMask<T>& mask, T unit,
-                                     const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
+TileBlock keys_near_lanes(TileBlock block, const ForwardMask<T>& mask, Index lane) {
+  if (Factor<T>::chunk > 1 || mask.whole()) return block;
+  constexpr Index others = Tile<T>::rows - 1;
+  const Index last = std::min<Index>(lane + Tile<T>::width + others, block.rows) - 1;
+  block.begin = mask.range(std::max<Index>(0, lane - others)).begin;
+  block.end = std::max<Index>(block.begin, mask.range(last).end);
+  return block;
+}
+
+template <class T>
+struct PanelWeights {
+  Matrix<const Element<T>> p;
+  Index count;  // how many were computed
+};
+template <class T>
+PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
+                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
+                            OnlineSoftmax<T>& softmax) {
+  Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
+    const TileBlock own = keys_near_lanes<T>(block, mask, lane);
     if (mask.open()) {
-      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, AllVisible{}, lane, softmax);
     } else {
-      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, mask, lane, softmax);
     }
-    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
+    weigh_lanes<T>(buffers.s, own, unit, lane, softmax);
+    count += Tile<T>::width * (own.end - own.begin);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
   if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p);
+  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -47699,7 +48543,7 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
+void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto by = S::broadcast(divisor);
   Index n = 0;
@@ -47710,56 +48554,72 @@ void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
 }
 
 template <class T>
+HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
+                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
+                                  OnlineSoftmax<T>& softmax) {
+  const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+  const bool any = softmax.any[r] != 0 && !none_left;
+  if (!any) {  // whatever a sink that is not finite has made of it
+    set_zero<T>(context, round_up(head.dv, Tile<T>::width));
+    softmax.sum[r] = T(1);
+  }
+  divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
+  const T greatest = softmax.greatest[r] * unit;
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+}
+
+template <class T>
 TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
                        Matrix<T> lse, Scratch<T> memory) {
-  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const TileUnit<T> unit_of_products;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
+  const Index context_row = round_up(head.dv, Tile<T>::width);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
 
-  const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
-  for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
-    const Index n = std::min<Index>(keys, blocks.keys.end - j0);
-    const bool all_seen = head.visibility.sees_all(i0, rows, {j0, j0 + n});
-    const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
-    for (Index first = 0; first < rows; first += lanes) {
-      TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
-      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
-      prefetch_next_panel<T>(head, blocks, block, rows, o);
+  Index r = 0;
+  const auto finish_until = [&](Index end) {
+    for (; r < end; ++r) {
+      T* const context = buffers.context + r * context_row;
+      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
+    }
+  };
+  LookingPanels<T> looking(head.visibility, i0, rows);
+  while (looking.advance()) {
+    const KeyRange keys = looking.keys();
+    const bool all_seen = head.visibility.sees_all(i0, rows, keys);
+    const auto keys_here =
+        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+    for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
+      const Index count = std::min<Index>(lanes, rows - first);
+      TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
+      if (looking.begins(first)) pack_queries<T>(head, block, buffers);
+      LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
         work.pairs += mask.pairs();
         continue;
       }
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
+      std::int64_t products =
+          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
+      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
+      products +=
+          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
-      work.executed_flops += 2 * products + (5 + forward_extras(head)) *
-                                                round_up(block.rows, Tile<T>::width) *
-                                                (block.end - block.begin);
+      work.executed_flops +=
+          2 * products + 5 * weights.count +
+          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
     }
+    finish_until(looking.looks_again());
   }
-  for (Index r = 0; r < rows; ++r) {
-    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
-    const bool any = softmax.any[r] != 0 && !none_left;
-    T* const context = buffers.context + r * context_row;
-    if (!any) {  // whatever a sink that is not finite has made of it
-      set_zero<T>(context, context_row);
-      softmax.sum[r] = T(1);
-    }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = softmax.greatest[r] * units.greatest;
-    if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
-  }
+  finish_until(rows);
   return work;
 }
 
@@ -48036,16 +48896,22 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBlock& block, Index r,
-                                        Index n) {
-  const Index next = block.i0 + BackwardTile<T>::queries + r;
-  const Index ahead = std::min<Index>(n, head.forward.L - next);
-  if (ahead <= 0) return;
+LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
+  LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
-  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
-  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const Index next = block.i0 + BackwardTile<T>::queries;
+  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
+  if (rows <= 0) return lines;
+  const KeyBlocks blocks = forward.visibility.blocks(next, rows, BackwardTile<T>::keys);
+  if (!blocks.holds(block.j0)) return lines;
+  lines.add_masks(forward.visibility, next, rows, {block.j0, block.j0 + block.end});
+  lines.add_numbers<T>(forward.q, forward.stored_q, next, rows, forward.d);
+  lines.add_numbers<T>(head.d_o, head.stored_d_o, next, rows, forward.dv);
+  lines.add<T>(head.dq, next, rows, forward.d);
+  if (blocks.first() == block.j0) {
+    lines.add_numbers<T>(head.o, head.stored_o, next, rows, forward.dv);
+  }
+  return lines;
 }
 
 template <class T>
@@ -48056,17 +48922,20 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  LinesAhead ahead = lines_of_next_tile<T>(head, block);
+  ahead.spread((block.end + columns - 1) / columns *
+               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
     for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
       const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
-      if (c0 == 0) prefetch_next_tile<T>(head, block, r, n);
       for (Index m = 0; drops && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
                            keys, buffers.factors + m * BackwardTile<T>::keys + c0);
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
+        ahead.ask();
         count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
                                    buffers, mask);
       }
@@ -48211,6 +49080,7 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
   for (Index r = 0; r < rows; ++r) {
     const T* in = from.data + r * from.row;
     Index n = 0;
+    prefetch_next<1>(Matrix<const T>(to), r + rows_ahead, rows, N);
     for (; to.column == 1 && n + S::width <= N; n += S::width) {
       S::store(factor * S::load(in + n), &to(r, n));
     }
@@ -50977,16 +51847,6 @@ struct TileBlock {
   Index i0, rows, first, j0, begin, end;
 };
 
-template <class T>
-HEADWISE_INLINE void prefetch_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
-                                    KeyRange keys) {
-  for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
-    const auto& plane = rules.pair_mask_plane(n);
-    const Matrix<const bool> pairs{plane.data, plane.row, plane.column};
-    if (pairs.row != 0) prefetch_rows<bool>(pairs.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
 HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_row,
                                            std::uint8_t* to, Index to_row) {
   typedef std::uint8_t Bytes __attribute__((vector_size(16)));
@@ -51200,6 +52060,71 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lines_ahead.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+class LinesAhead {
+ public:
+  template <class U>
+  HEADWISE_INLINE void add(const Matrix<const U>& x, Index first, Index rows, Index N) {
+    constexpr auto size = static_cast<Index>(sizeof(U));
+    if (x.column != 1 || rows <= 0) return;
+    parts_[parts_used_++] = {reinterpret_cast<const std::byte*>(x.data + first * x.row),
+                             x.row * size, N * size, rows};
+    rows_ += rows;
+  }
+  template <Scalar T>
+  HEADWISE_INLINE void add_numbers(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                                   Index rows, Index N) {
+    if (stored.as == StoredAs::same) return add<T>(x, first, rows, N);
+    add<BFloat16>(stored.rows.as<BFloat16>(), first, rows, N);  // of either kind: two bytes each
+  }
+  template <class T>
+  HEADWISE_INLINE void add_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
+                                 KeyRange keys) {
+    for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
+      const auto& plane = rules.pair_mask_plane(n);
+      const Matrix<const bool> pairs{plane.data + keys.begin * plane.column, plane.row,
+                                     plane.column};
+      if (pairs.row != 0) add<bool>(pairs, i0, rows, keys.size());
+    }
+  }
+
+  HEADWISE_INLINE void spread(Index turns) { of_a_turn_ = (rows_ + turns - 1) / turns; }
+  HEADWISE_INLINE void ask() {
+    constexpr Index line = 64;
+    for (Index left = std::min<Index>(of_a_turn_, rows_); left > 0;) {
+      Part& part = parts_[part_];
+      const Index count = std::min<Index>(left, part.rows);
+      for (Index r = 0; r < count; ++r, part.data += part.apart) {
+        for (Index n = 0; n < part.bytes; n += line) __builtin_prefetch(part.data + n, 0, 2);
+      }
+      part.rows -= count, left -= count, rows_ -= count;
+      if (part.rows == 0) ++part_;
+    }
+  }
+
+ private:
+  struct Part {
+    const std::byte* data;
+    Index apart, bytes, rows;
+  };
+
+  static constexpr int most = 4 + AttentionMask<float>::most;
+
+  Part parts_[most];
+  int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
+  Index rows_ = 0;                 // of all parts, that are left
+  Index of_a_turn_ = 0;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/online_softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -51352,7 +52277,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
 }
 
 template <class T>
-void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
+void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
   using std::log;
   if (!any) {
     set_negative_infinity(lse(i, 0));
@@ -51826,24 +52751,93 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   }
 }
 
+struct PanelRange {
+  Index begin, end;
+};
+
 template <class T>
-HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
-                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
-  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
-  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
-  const Index after = blocks.next(panel.j0);
-  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
-  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
-  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first()) {
-    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
+class LookingPanels {
+ public:
+  static constexpr Index lanes = ForwardTile<T>::lanes;
+
+  LookingPanels(const HeadVisibility<T>& rules, Index i0, Index rows)
+      : rules_(rules),
+        i0_(i0),
+        rows_(rows),
+        blocks_(rules.blocks(i0, rows, ForwardTile<T>::keys)),
+        next_key_(blocks_.first()),
+        next_(panels_that_see(keys_of(next_key_))) {}
+
+  bool advance() {
+    keys_ = keys_of(next_key_);
+    panels_ = next_;
+    next_key_ = blocks_.next(keys_.begin);
+    next_ = panels_that_see(keys_of(next_key_));
+    return keys_.size() > 0;
   }
-  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const Index first = after + keys.size() * panel.first / rows;
-  const Index count = after + keys.size() * end / rows - first;
-  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
-  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
-}
+  KeyRange keys() const { return keys_; }
+  PanelRange panels() const { return panels_; }
+
+  Index looks_again() const { return std::min<Index>(next_.begin, rows_); }
+
+  bool begins(Index first) {
+    if (first < begun_) return false;
+    begun_ = first + lanes;
+    return true;
+  }
+
+  LinesAhead behind(const AttentionHead<T>& head, const TileBlock& panel,
+                    const Matrix<T>& o) const {
+    LinesAhead lines;
+    const Index end = panel.first + panel.rows;
+    const bool stays = end < panels_.end;
+    const Index first = stays ? end : next_.begin, rows = std::min<Index>(lanes, rows_ - first);
+    if (rows > 0) {
+      lines.add_masks(rules_, i0_ + first, rows, stays ? keys_ : keys_of(next_key_));
+      if (first >= begun_) {
+        lines.add_numbers<T>(head.q, head.stored_q, i0_ + first, rows, head.d);
+      }
+    }
+    if (panel.first < next_.begin) lines.add<T>(o, panel.first, panel.rows, head.dv);
+    const KeyRange keys = keys_of(next_key_);
+    if (keys.size() <= 0) return lines;
+    const Index of = panels_.end - panels_.begin;
+    const Index from = keys.begin + keys.size() * (panel.first - panels_.begin) / of;
+    const Index count = keys.begin + keys.size() * (end - panels_.begin) / of - from;
+    lines.add_numbers<T>(head.k, head.stored_k, from, count, head.d);  // none of transposed keys
+    lines.add_numbers<T>(head.v, head.stored_v, from, count, head.dv);
+    return lines;
+  }
+
+ private:
+  KeyRange keys_of(Index j0) const {
+    return {j0, std::min<Index>(j0 + blocks_.size, blocks_.keys.end)};
+  }
+  PanelRange panels_that_see(KeyRange keys) const {
+    if (keys.size() <= 0) return {rows_, rows_};
+    PanelRange seeing{0, rows_};
+    if (rows_ <= lanes) return seeing;
+    const auto sees_enough = [&](Index first) {
+      const Index last = std::min<Index>(first + lanes, rows_) - 1;
+      return rules_.range(i0_ + last).end <= keys.begin;
+    };
+    while (seeing.begin < rows_ && sees_enough(seeing.begin)) seeing.begin += lanes;
+    const auto last_panel = [&] { return (seeing.end - 1) / lanes * lanes; };
+    while (seeing.begin < seeing.end && rules_.range(i0_ + last_panel()).begin >= keys.end) {
+      seeing.end = last_panel();
+    }
+    return seeing;
+  }
+
+  const HeadVisibility<T>& rules_;
+  Index i0_, rows_;
+  KeyBlocks blocks_;
+  Index next_key_;  // the first of the next block
+  PanelRange next_;
+  KeyRange keys_{0, 0};
+  PanelRange panels_{0, 0};
+  Index begun_ = 0;  // rows of panels that have looked
+};
 
 HEADWISE_STRICT_MATH_END
 
@@ -51858,16 +52852,18 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers) {
+                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
-  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
+  const Index together = mask.whole() && !biased ? 4 * Tile<T>::rows : Tile<T>::rows;
+  ahead.spread((block.end - block.begin + together - 1) / together);
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
+    ahead.ask();
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -51884,21 +52880,39 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
 }
 
 template <class T>
-Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                                     const ForwardMask<T>& mask, T unit,
-                                     const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
+TileBlock keys_near_lanes(TileBlock block, const ForwardMask<T>& mask, Index lane) {
+  if (Factor<T>::chunk > 1 || mask.whole()) return block;
+  constexpr Index others = Tile<T>::rows - 1;
+  const Index last = std::min<Index>(lane + Tile<T>::width + others, block.rows) - 1;
+  block.begin = mask.range(std::max<Index>(0, lane - others)).begin;
+  block.end = std::max<Index>(block.begin, mask.range(last).end);
+  return block;
+}
+
+template <class T>
+struct PanelWeights {
+  Matrix<const Element<T>> p;
+  Index count;  // how many were computed
+};
+template <class T>
+PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
+                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
+                            OnlineSoftmax<T>& softmax) {
+  Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
+    const TileBlock own = keys_near_lanes<T>(block, mask, lane);
     if (mask.open()) {
-      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, AllVisible{}, lane, softmax);
     } else {
-      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, mask, lane, softmax);
     }
-    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
+    weigh_lanes<T>(buffers.s, own, unit, lane, softmax);
+    count += Tile<T>::width * (own.end - own.begin);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
   if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p);
+  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -51946,7 +52960,7 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
+void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto by = S::broadcast(divisor);
   Index n = 0;
@@ -51957,56 +52971,72 @@ void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
 }
 
 template <class T>
+HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
+                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
+                                  OnlineSoftmax<T>& softmax) {
+  const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+  const bool any = softmax.any[r] != 0 && !none_left;
+  if (!any) {  // whatever a sink that is not finite has made of it
+    set_zero<T>(context, round_up(head.dv, Tile<T>::width));
+    softmax.sum[r] = T(1);
+  }
+  divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
+  const T greatest = softmax.greatest[r] * unit;
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+}
+
+template <class T>
 TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
                        Matrix<T> lse, Scratch<T> memory) {
-  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const TileUnit<T> unit_of_products;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
+  const Index context_row = round_up(head.dv, Tile<T>::width);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
 
-  const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
-  for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
-    const Index n = std::min<Index>(keys, blocks.keys.end - j0);
-    const bool all_seen = head.visibility.sees_all(i0, rows, {j0, j0 + n});
-    const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
-    for (Index first = 0; first < rows; first += lanes) {
-      TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
-      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
-      prefetch_next_panel<T>(head, blocks, block, rows, o);
+  Index r = 0;
+  const auto finish_until = [&](Index end) {
+    for (; r < end; ++r) {
+      T* const context = buffers.context + r * context_row;
+      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
+    }
+  };
+  LookingPanels<T> looking(head.visibility, i0, rows);
+  while (looking.advance()) {
+    const KeyRange keys = looking.keys();
+    const bool all_seen = head.visibility.sees_all(i0, rows, keys);
+    const auto keys_here =
+        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+    for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
+      const Index count = std::min<Index>(lanes, rows - first);
+      TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
+      if (looking.begins(first)) pack_queries<T>(head, block, buffers);
+      LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
         work.pairs += mask.pairs();
         continue;
       }
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
+      std::int64_t products =
+          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
+      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
+      products +=
+          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
-      work.executed_flops += 2 * products + (5 + forward_extras(head)) *
-                                                round_up(block.rows, Tile<T>::width) *
-                                                (block.end - block.begin);
+      work.executed_flops +=
+          2 * products + 5 * weights.count +
+          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
     }
+    finish_until(looking.looks_again());
   }
-  for (Index r = 0; r < rows; ++r) {
-    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
-    const bool any = softmax.any[r] != 0 && !none_left;
-    T* const context = buffers.context + r * context_row;
-    if (!any) {  // whatever a sink that is not finite has made of it
-      set_zero<T>(context, context_row);
-      softmax.sum[r] = T(1);
-    }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = softmax.greatest[r] * units.greatest;
-    if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
-  }
+  finish_until(rows);
   return work;
 }
 
@@ -52283,16 +53313,22 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBlock& block, Index r,
-                                        Index n) {
-  const Index next = block.i0 + BackwardTile<T>::queries + r;
-  const Index ahead = std::min<Index>(n, head.forward.L - next);
-  if (ahead <= 0) return;
+LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
+  LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
-  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
-  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const Index next = block.i0 + BackwardTile<T>::queries;
+  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
+  if (rows <= 0) return lines;
+  const KeyBlocks blocks = forward.visibility.blocks(next, rows, BackwardTile<T>::keys);
+  if (!blocks.holds(block.j0)) return lines;
+  lines.add_masks(forward.visibility, next, rows, {block.j0, block.j0 + block.end});
+  lines.add_numbers<T>(forward.q, forward.stored_q, next, rows, forward.d);
+  lines.add_numbers<T>(head.d_o, head.stored_d_o, next, rows, forward.dv);
+  lines.add<T>(head.dq, next, rows, forward.d);
+  if (blocks.first() == block.j0) {
+    lines.add_numbers<T>(head.o, head.stored_o, next, rows, forward.dv);
+  }
+  return lines;
 }
 
 template <class T>
@@ -52303,17 +53339,20 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  LinesAhead ahead = lines_of_next_tile<T>(head, block);
+  ahead.spread((block.end + columns - 1) / columns *
+               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
     for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
       const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
-      if (c0 == 0) prefetch_next_tile<T>(head, block, r, n);
       for (Index m = 0; drops && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
                            keys, buffers.factors + m * BackwardTile<T>::keys + c0);
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
+        ahead.ask();
         count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
                                    buffers, mask);
       }
@@ -52458,6 +53497,7 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
   for (Index r = 0; r < rows; ++r) {
     const T* in = from.data + r * from.row;
     Index n = 0;
+    prefetch_next<1>(Matrix<const T>(to), r + rows_ahead, rows, N);
     for (; to.column == 1 && n + S::width <= N; n += S::width) {
       S::store(factor * S::load(in + n), &to(r, n));
     }
@@ -55224,16 +56264,6 @@ struct TileBlock {
   Index i0, rows, first, j0, begin, end;
 };
 
-template <class T>
-HEADWISE_INLINE void prefetch_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
-                                    KeyRange keys) {
-  for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
-    const auto& plane = rules.pair_mask_plane(n);
-    const Matrix<const bool> pairs{plane.data, plane.row, plane.column};
-    if (pairs.row != 0) prefetch_rows<bool>(pairs.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
 HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_row,
                                            std::uint8_t* to, Index to_row) {
   typedef std::uint8_t Bytes __attribute__((vector_size(16)));
@@ -55447,6 +56477,71 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lines_ahead.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+class LinesAhead {
+ public:
+  template <class U>
+  HEADWISE_INLINE void add(const Matrix<const U>& x, Index first, Index rows, Index N) {
+    constexpr auto size = static_cast<Index>(sizeof(U));
+    if (x.column != 1 || rows <= 0) return;
+    parts_[parts_used_++] = {reinterpret_cast<const std::byte*>(x.data + first * x.row),
+                             x.row * size, N * size, rows};
+    rows_ += rows;
+  }
+  template <Scalar T>
+  HEADWISE_INLINE void add_numbers(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                                   Index rows, Index N) {
+    if (stored.as == StoredAs::same) return add<T>(x, first, rows, N);
+    add<BFloat16>(stored.rows.as<BFloat16>(), first, rows, N);  // of either kind: two bytes each
+  }
+  template <class T>
+  HEADWISE_INLINE void add_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
+                                 KeyRange keys) {
+    for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
+      const auto& plane = rules.pair_mask_plane(n);
+      const Matrix<const bool> pairs{plane.data + keys.begin * plane.column, plane.row,
+                                     plane.column};
+      if (pairs.row != 0) add<bool>(pairs, i0, rows, keys.size());
+    }
+  }
+
+  HEADWISE_INLINE void spread(Index turns) { of_a_turn_ = (rows_ + turns - 1) / turns; }
+  HEADWISE_INLINE void ask() {
+    constexpr Index line = 64;
+    for (Index left = std::min<Index>(of_a_turn_, rows_); left > 0;) {
+      Part& part = parts_[part_];
+      const Index count = std::min<Index>(left, part.rows);
+      for (Index r = 0; r < count; ++r, part.data += part.apart) {
+        for (Index n = 0; n < part.bytes; n += line) __builtin_prefetch(part.data + n, 0, 2);
+      }
+      part.rows -= count, left -= count, rows_ -= count;
+      if (part.rows == 0) ++part_;
+    }
+  }
+
+ private:
+  struct Part {
+    const std::byte* data;
+    Index apart, bytes, rows;
+  };
+
+  static constexpr int most = 4 + AttentionMask<float>::most;
+
+  Part parts_[most];
+  int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
+  Index rows_ = 0;                 // of all parts, that are left
+  Index of_a_turn_ = 0;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/online_softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -55599,7 +56694,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
 }
 
 template <class T>
-void store_logsumexp(bool any, T m, T sum, Matrix<T> lse, Index i) {
+void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
   using std::log;
   if (!any) {
     set_negative_infinity(lse(i, 0));
@@ -56073,24 +57168,93 @@ KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few,
   }
 }
 
+struct PanelRange {
+  Index begin, end;
+};
+
 template <class T>
-HEADWISE_INLINE void prefetch_next_panel(const AttentionHead<T>& head, const KeyBlocks& blocks,
-                                         const TileBlock& panel, Index rows, const Matrix<T>& o) {
-  const Index begin = panel.i0 - panel.first, end = panel.first + panel.rows;
-  const Index next = end < rows ? end : 0, panel_rows = std::min<Index>(panel.rows, rows - next);
-  const Index after = blocks.next(panel.j0);
-  const KeyRange keys{after, std::min<Index>(after + blocks.size, blocks.keys.end)};
-  const KeyRange here{panel.j0, std::min<Index>(panel.j0 + blocks.size, blocks.keys.end)};
-  prefetch_masks<T>(head.visibility, begin + next, panel_rows, next != 0 ? here : keys);
-  if (next != 0 && panel.j0 == blocks.first()) {
-    prefetch_numbers<T>(head.q, head.stored_q, begin + next, panel_rows, head.d);
+class LookingPanels {
+ public:
+  static constexpr Index lanes = ForwardTile<T>::lanes;
+
+  LookingPanels(const HeadVisibility<T>& rules, Index i0, Index rows)
+      : rules_(rules),
+        i0_(i0),
+        rows_(rows),
+        blocks_(rules.blocks(i0, rows, ForwardTile<T>::keys)),
+        next_key_(blocks_.first()),
+        next_(panels_that_see(keys_of(next_key_))) {}
+
+  bool advance() {
+    keys_ = keys_of(next_key_);
+    panels_ = next_;
+    next_key_ = blocks_.next(keys_.begin);
+    next_ = panels_that_see(keys_of(next_key_));
+    return keys_.size() > 0;
   }
-  if (keys.size() <= 0) return prefetch_rows<T>(o.from(panel.first, 0), panel.rows, head.dv);
-  const Index first = after + keys.size() * panel.first / rows;
-  const Index count = after + keys.size() * end / rows - first;
-  prefetch_numbers<T>(head.k, head.stored_k, first, count, head.d);  // nothing of transposed keys
-  prefetch_numbers<T>(head.v, head.stored_v, first, count, head.dv);
-}
+  KeyRange keys() const { return keys_; }
+  PanelRange panels() const { return panels_; }
+
+  Index looks_again() const { return std::min<Index>(next_.begin, rows_); }
+
+  bool begins(Index first) {
+    if (first < begun_) return false;
+    begun_ = first + lanes;
+    return true;
+  }
+
+  LinesAhead behind(const AttentionHead<T>& head, const TileBlock& panel,
+                    const Matrix<T>& o) const {
+    LinesAhead lines;
+    const Index end = panel.first + panel.rows;
+    const bool stays = end < panels_.end;
+    const Index first = stays ? end : next_.begin, rows = std::min<Index>(lanes, rows_ - first);
+    if (rows > 0) {
+      lines.add_masks(rules_, i0_ + first, rows, stays ? keys_ : keys_of(next_key_));
+      if (first >= begun_) {
+        lines.add_numbers<T>(head.q, head.stored_q, i0_ + first, rows, head.d);
+      }
+    }
+    if (panel.first < next_.begin) lines.add<T>(o, panel.first, panel.rows, head.dv);
+    const KeyRange keys = keys_of(next_key_);
+    if (keys.size() <= 0) return lines;
+    const Index of = panels_.end - panels_.begin;
+    const Index from = keys.begin + keys.size() * (panel.first - panels_.begin) / of;
+    const Index count = keys.begin + keys.size() * (end - panels_.begin) / of - from;
+    lines.add_numbers<T>(head.k, head.stored_k, from, count, head.d);  // none of transposed keys
+    lines.add_numbers<T>(head.v, head.stored_v, from, count, head.dv);
+    return lines;
+  }
+
+ private:
+  KeyRange keys_of(Index j0) const {
+    return {j0, std::min<Index>(j0 + blocks_.size, blocks_.keys.end)};
+  }
+  PanelRange panels_that_see(KeyRange keys) const {
+    if (keys.size() <= 0) return {rows_, rows_};
+    PanelRange seeing{0, rows_};
+    if (rows_ <= lanes) return seeing;
+    const auto sees_enough = [&](Index first) {
+      const Index last = std::min<Index>(first + lanes, rows_) - 1;
+      return rules_.range(i0_ + last).end <= keys.begin;
+    };
+    while (seeing.begin < rows_ && sees_enough(seeing.begin)) seeing.begin += lanes;
+    const auto last_panel = [&] { return (seeing.end - 1) / lanes * lanes; };
+    while (seeing.begin < seeing.end && rules_.range(i0_ + last_panel()).begin >= keys.end) {
+      seeing.end = last_panel();
+    }
+    return seeing;
+  }
+
+  const HeadVisibility<T>& rules_;
+  Index i0_, rows_;
+  KeyBlocks blocks_;
+  Index next_key_;  // the first of the next block
+  PanelRange next_;
+  KeyRange keys_{0, 0};
+  PanelRange panels_{0, 0};
+  Index begun_ = 0;  // rows of panels that have looked
+};
 
 HEADWISE_STRICT_MATH_END
 
@@ -56105,16 +57269,18 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers) {
+                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
   const bool biased = head.visibility.bias_count() != 0;
-  const Index together = mask.whole() && !biased ? ForwardTile<T>::keys : Tile<T>::rows;
+  const Index together = mask.whole() && !biased ? 4 * Tile<T>::rows : Tile<T>::rows;
+  ahead.spread((block.end - block.begin + together - 1) / together);
   for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
     n = std::min<Index>(together, block.end - j);
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
+    ahead.ask();
     if (biased) {  // they are read after the products: rows are asked for beside each six keys
       const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
       prefetch_biases<T>(head, block.i0 + asked, ask - asked,
@@ -56131,21 +57297,39 @@ std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> 
 }
 
 template <class T>
-Matrix<const Element<T>> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                                     const ForwardMask<T>& mask, T unit,
-                                     const ForwardScratch<T>& buffers, OnlineSoftmax<T>& softmax) {
+TileBlock keys_near_lanes(TileBlock block, const ForwardMask<T>& mask, Index lane) {
+  if (Factor<T>::chunk > 1 || mask.whole()) return block;
+  constexpr Index others = Tile<T>::rows - 1;
+  const Index last = std::min<Index>(lane + Tile<T>::width + others, block.rows) - 1;
+  block.begin = mask.range(std::max<Index>(0, lane - others)).begin;
+  block.end = std::max<Index>(block.begin, mask.range(last).end);
+  return block;
+}
+
+template <class T>
+struct PanelWeights {
+  Matrix<const Element<T>> p;
+  Index count;  // how many were computed
+};
+template <class T>
+PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
+                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
+                            OnlineSoftmax<T>& softmax) {
+  Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
+    const TileBlock own = keys_near_lanes<T>(block, mask, lane);
     if (mask.open()) {
-      compare_lanes<T>(buffers.s, block, unit, AllVisible{}, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, AllVisible{}, lane, softmax);
     } else {
-      compare_lanes<T>(buffers.s, block, unit, mask, lane, softmax);
+      compare_lanes<T>(buffers.s, own, unit, mask, lane, softmax);
     }
-    weigh_lanes<T>(buffers.s, block, unit, lane, softmax);
+    weigh_lanes<T>(buffers.s, own, unit, lane, softmax);
+    count += Tile<T>::width * (own.end - own.begin);
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
   if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p);
+  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -56193,7 +57377,7 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
 }
 
 template <class T>
-void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
+void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto by = S::broadcast(divisor);
   Index n = 0;
@@ -56204,56 +57388,72 @@ void divide_row(const T* from, T divisor, Index N, Matrix<T> to) {
 }
 
 template <class T>
+HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
+                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
+                                  OnlineSoftmax<T>& softmax) {
+  const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+  const bool any = softmax.any[r] != 0 && !none_left;
+  if (!any) {  // whatever a sink that is not finite has made of it
+    set_zero<T>(context, round_up(head.dv, Tile<T>::width));
+    softmax.sum[r] = T(1);
+  }
+  divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
+  const T greatest = softmax.greatest[r] * unit;
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+}
+
+template <class T>
 TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
                        Matrix<T> lse, Scratch<T> memory) {
-  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const TileUnit<T> unit_of_products;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
+  const Index context_row = round_up(head.dv, Tile<T>::width);
   set_zero<T>(buffers.context, rows * context_row);
   const ScoreUnits<T> units(head);
   const bool plain = head.plain_scores();
 
-  const KeyBlocks blocks = head.visibility.blocks(i0, rows, keys);
-  for (Index j0 = blocks.first(); j0 < blocks.keys.end; j0 = blocks.next(j0)) {
-    const Index n = std::min<Index>(keys, blocks.keys.end - j0);
-    const bool all_seen = head.visibility.sees_all(i0, rows, {j0, j0 + n});
-    const auto keys_here = key_block<T>(head, j0, n, rows <= 2 * lanes, all_seen, buffers);
-    for (Index first = 0; first < rows; first += lanes) {
-      TileBlock block{i0 + first, std::min<Index>(lanes, rows - first), first, j0, 0, n};
-      if (j0 == blocks.first()) pack_queries<T>(head, block, buffers);
-      prefetch_next_panel<T>(head, blocks, block, rows, o);
+  Index r = 0;
+  const auto finish_until = [&](Index end) {
+    for (; r < end; ++r) {
+      T* const context = buffers.context + r * context_row;
+      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
+    }
+  };
+  LookingPanels<T> looking(head.visibility, i0, rows);
+  while (looking.advance()) {
+    const KeyRange keys = looking.keys();
+    const bool all_seen = head.visibility.sees_all(i0, rows, keys);
+    const auto keys_here =
+        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+    for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
+      const Index count = std::min<Index>(lanes, rows - first);
+      TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
+      if (looking.begins(first)) pack_queries<T>(head, block, buffers);
+      LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
       if (mask.hidden()) {
         work.pairs += mask.pairs();
         continue;
       }
-      std::int64_t products = score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers);
+      std::int64_t products =
+          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto p = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products += add_visible_values<T>(head, buffers, p, keys_here.v, block, mask, softmax);
+      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
+      products +=
+          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
-      work.executed_flops += 2 * products + (5 + forward_extras(head)) *
-                                                round_up(block.rows, Tile<T>::width) *
-                                                (block.end - block.begin);
+      work.executed_flops +=
+          2 * products + 5 * weights.count +
+          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
     }
+    finish_until(looking.looks_again());
   }
-  for (Index r = 0; r < rows; ++r) {
-    const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
-    const bool any = softmax.any[r] != 0 && !none_left;
-    T* const context = buffers.context + r * context_row;
-    if (!any) {  // whatever a sink that is not finite has made of it
-      set_zero<T>(context, context_row);
-      softmax.sum[r] = T(1);
-    }
-    divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-    const T greatest = softmax.greatest[r] * units.greatest;
-    if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
-  }
+  finish_until(rows);
   return work;
 }
 
@@ -56530,16 +57730,22 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_next_tile(const FlashHead<T>& head, const TileBlock& block, Index r,
-                                        Index n) {
-  const Index next = block.i0 + BackwardTile<T>::queries + r;
-  const Index ahead = std::min<Index>(n, head.forward.L - next);
-  if (ahead <= 0) return;
+LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
+  LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  prefetch_numbers<T>(forward.q, forward.stored_q, next, ahead, forward.d);
-  prefetch_numbers<T>(head.d_o, head.stored_d_o, next, ahead, forward.dv);
-  prefetch_rows<T>(head.dq.from(next, 0), ahead, forward.d);
-  prefetch_masks<T>(forward.visibility, next, ahead, {block.j0, block.j0 + block.end});
+  const Index next = block.i0 + BackwardTile<T>::queries;
+  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
+  if (rows <= 0) return lines;
+  const KeyBlocks blocks = forward.visibility.blocks(next, rows, BackwardTile<T>::keys);
+  if (!blocks.holds(block.j0)) return lines;
+  lines.add_masks(forward.visibility, next, rows, {block.j0, block.j0 + block.end});
+  lines.add_numbers<T>(forward.q, forward.stored_q, next, rows, forward.d);
+  lines.add_numbers<T>(head.d_o, head.stored_d_o, next, rows, forward.dv);
+  lines.add<T>(head.dq, next, rows, forward.d);
+  if (blocks.first() == block.j0) {
+    lines.add_numbers<T>(head.o, head.stored_o, next, rows, forward.dv);
+  }
+  return lines;
 }
 
 template <class T>
@@ -56550,17 +57756,20 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  LinesAhead ahead = lines_of_next_tile<T>(head, block);
+  ahead.spread((block.end + columns - 1) / columns *
+               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
     for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
       const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
-      if (c0 == 0) prefetch_next_tile<T>(head, block, r, n);
       for (Index m = 0; drops && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
                            keys, buffers.factors + m * BackwardTile<T>::keys + c0);
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
+        ahead.ask();
         count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
                                    buffers, mask);
       }
@@ -56705,6 +57914,7 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
   for (Index r = 0; r < rows; ++r) {
     const T* in = from.data + r * from.row;
     Index n = 0;
+    prefetch_next<1>(Matrix<const T>(to), r + rows_ahead, rows, N);
     for (; to.column == 1 && n + S::width <= N; n += S::width) {
       S::store(factor * S::load(in + n), &to(r, n));
     }
