@@ -1700,7 +1700,12 @@ struct Dropout {
 HEADWISE_STRICT_MATH_END
 
 /// What a dropout is applied to. The same seed draws unrelated masks for each.
-enum class DropoutStream : std::uint32_t { weights = 1, output = 2 };
+enum class DropoutStream : std::uint32_t {
+  weights = 1,      // of attention
+  output = 2,       // of attention, or a matrix by itself
+  hidden = 3,       // what is within a feed-forward part
+  feed_forward = 4  // its output
+};
 
 }  // namespace headwise::inline v0_1
 
@@ -5077,10 +5082,10 @@ class ExecutorRef {
   }
 
   /// How many workers there are.
-  Index concurrency() const { return executor_ == nullptr ? 1 : concurrency_(executor_); }
+  Index concurrency() const { return run_ == nullptr ? 1 : concurrency_(executor_); }
   /// As the Executor concept says.
   void run(Index tasks, TaskRef task) const {
-    if (executor_ == nullptr) {
+    if (run_ == nullptr) {
       SerialExecutor().run(tasks, task);
     } else {
       run_(executor_, tasks, task);
@@ -5088,17 +5093,33 @@ class ExecutorRef {
   }
 
  private:
+  union Address {
+    void* changing;
+    const void* constant;
+  };
+  template <class E>
+  static E& itself(Address executor) {
+    if constexpr (std::is_const_v<E>) {
+      return *static_cast<E*>(executor.constant);
+    } else {
+      return *static_cast<E*>(executor.changing);
+    }
+  }
   template <class E>
   void refer_to(E& executor) {
-    executor_ = std::addressof(executor);
-    concurrency_ = [](void* e) { return Index{static_cast<E*>(e)->concurrency()}; };
-    run_ = [](void* e, Index tasks, TaskRef task) { static_cast<E*>(e)->run(tasks, task); };
+    if constexpr (std::is_const_v<E>) {
+      executor_.constant = std::addressof(executor);
+    } else {
+      executor_.changing = std::addressof(executor);
+    }
+    concurrency_ = [](Address e) { return Index{itself<E>(e).concurrency()}; };
+    run_ = [](Address e, Index tasks, TaskRef task) { itself<E>(e).run(tasks, task); };
   }
 
   std::shared_ptr<ThreadPool> default_pool_;  // of a default one; null otherwise
-  void* executor_ = nullptr;
-  Index (*concurrency_)(void*) = nullptr;
-  void (*run_)(void*, Index, TaskRef) = nullptr;
+  Address executor_ = {nullptr};
+  Index (*concurrency_)(Address) = nullptr;
+  void (*run_)(Address, Index, TaskRef) = nullptr;  // null: the calling thread
 };
 
 }  // namespace headwise::inline v0_1
@@ -26217,11 +26238,11 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 /// How many parts of `size` n has, the last of which may be smaller.
 constexpr Index count_parts(Index n, Index size) { return (n + size - 1) / size; }
 
-/// Tasks of attention, of so many multiply-adds together. Those that are done sooner than another
-/// thread has taken over its part stay with the calling one. (Forward + backward of a module of
-/// width 64 with 4 heads took two threads whose cores lie apart 1.5, 1.3, 1.2 and 0.96 of the time
-/// of one for 16, 32, 64 and 128 tokens while all attention was shared; where they lie beside each
-/// other attention alone took 1.0 to 0.5. AMD EPYC of family 26.)
+/// Runs the tasks of attention, which have `multiply_adds` together: on the calling thread alone
+/// where these take no longer than to hand a part of them to another. (Forward + backward of a
+/// module of width 64 with 4 heads took two threads whose cores lie apart 1.5, 1.3, 1.2 and 0.96 of
+/// the time of one for 16, 32, 64 and 128 tokens while all attention was shared; where they lie
+/// beside each other attention alone took 1.0 to 0.5. AMD EPYC of family 26.)
 inline void run_tasks(const Context& context, Index tasks, double multiply_adds, TaskRef task) {
   constexpr double worth_sharing = 500000;
   if (multiply_adds < worth_sharing) {
@@ -26494,7 +26515,7 @@ template <class T>
 class Gradients {
  public:
   Gradients(std::pmr::vector<Node<T>>& nodes, const Context& context)
-      : nodes_(nodes), context_(context), pieces_(context.memory) {}
+      : nodes_(nodes), context_(context), pieces_(context.memory), callers_(context.memory) {}
 
   /// The view of a gradient that is there.
   template <int R>
@@ -26513,12 +26534,12 @@ class Gradients {
     }
     Node<T>& node = node_at(at.node);
     node.reached = true;
-    const bool first = node.opened_by != pass;
     if (node.to_caller) {
-      if (wanted != Wanted::added || !first) return temporary(at.shape, wanted == Wanted::added);
-      node.opened_by = pass;
-      return {view(node, at.offset, at.shape, at.strides), {}};
+      const Out<T, R> to = view(node, at.offset, at.shape, at.strides);
+      if (wanted == Wanted::added && opens_first(to, pass)) return {to, {}};
+      return temporary(at.shape, wanted == Wanted::added);
     }
+    const bool first = node.opened_by != pass;
     begin(node);
     const Out<T, R> to = view(node, at.offset, at.shape, at.strides);
     if (is_free(node, to)) {
@@ -26586,6 +26607,20 @@ class Gradients {
   void forget_pieces() { pieces_.rewind({}); }
 
  private:
+  /// Whether memory of the caller's is opened by a pass for the first time: several nodes may be
+  /// of the same. Throws std::bad_alloc.
+  template <int R>
+  bool opens_first(const In<T, R>& to, Index pass) {
+    if (pass != callers_of_) callers_.clear();
+    callers_of_ = pass;
+    const Footprint place("", to);
+    for (const Footprint& other : callers_) {
+      if (overlap(other, place)) return false;
+    }
+    callers_.push_back(place);
+    return true;
+  }
+
   Node<T>& node_at(Index node) { return nodes_[static_cast<std::size_t>(node)]; }
 
   void begin(Node<T>& node) {
@@ -26655,6 +26690,8 @@ class Gradients {
   std::pmr::vector<Node<T>>& nodes_;
   const Context& context_;
   Stack pieces_;
+  std::pmr::vector<Footprint> callers_;  // places that a pass has opened
+  Index callers_of_ = 0;                 // that pass
 };
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -28307,11 +28344,20 @@ struct ScoreGradients {
   /// Of the mask's biases in the order in which they were listed, each of its bias's shape.
   std::array<InOut<T, 4>, AttentionMask<T>::most> d_biases = {};
 
+  /// f(view) for each, those that are not asked for too.
+  template <class F>
+  void for_each(F&& f) const {
+    f(d_scale);
+    f(d_alibi_slopes);
+    f(d_relative_bias);
+    f(d_sinks);
+    f(d_function);
+    for (const InOut<T, 4>& d_bias : d_biases) f(d_bias);
+  }
   /// Whether one is asked for.
   bool any() const {
-    bool asked = !d_scale.absent() || !d_alibi_slopes.absent() || !d_relative_bias.absent() ||
-                 !d_sinks.absent() || !d_function.absent();
-    for (const InOut<T, 4>& d_bias : d_biases) asked = asked || !d_bias.absent();
+    bool asked = false;
+    for_each([&](const auto& view) { asked = asked || !view.absent(); });
     return asked;
   }
 };
@@ -28979,7 +29025,7 @@ kernels::Matrix<T> bias_gradient(const InOut<T, 4>& gradient, Index b, Index h) 
   return {gradient.data() + b * step(0) + h * step(1), step(2), step(3)};
 }
 
-/// Where all of a head's gradients are, for who has them to himself.
+/// Where a head adds in the caller's gradients, for a task beside which no other adds to them.
 template <class T>
 kernels::ScoreFlows<T> flows_into(const ScoreGradients<T>& to, Index b, Index h) {
   kernels::ScoreFlows<T> flows;
@@ -29037,8 +29083,8 @@ class ScoreGradientSums {
     }
     return shared || blocks_in_order();
   }
-  /// Whether blocks of keys do, of one head or of several that share the keys: those of a head add
-  /// to a row of queries in turns, and no others wait for each other.
+  /// Whether blocks of keys have to run one after the other, too: where queries, or heads that
+  /// share keys, share a bias that differs from key to key, two blocks would add to one element.
   bool blocks_in_order() const {
     const AttentionSizes& s = sequences_.sizes;
     bool shared = false;
@@ -29529,8 +29575,8 @@ void round_rows(float* x, Index rows, Index N, const kernels::Matrix<U>& to) {
   }
 }
 
-/// write(rows of T) for to [rows, N]: these themselves, or others in `scratch` [rows, N], which are
-/// then stored in `to`.
+/// Calls write(m), m [rows, N] of T: `to` itself where it is of T, else `scratch`, which is rounded
+/// into `to` behind the call.
 template <class T, class U, class F>
 void write_rows(const kernels::Matrix<U>& to, Index rows, Index N, T* scratch, const F& write) {
   if constexpr (std::same_as<T, U>) {
@@ -29646,7 +29692,7 @@ class FlashBackwardCall {
     } else {
       run_heads();
     }
-    begin_idle_queries();
+    begin_unseeing_queries();
     score_.finish();
   }
 
@@ -29725,7 +29771,7 @@ class FlashBackwardCall {
   }
 
   /// The queries that no block of keys began with.
-  void begin_idle_queries() {
+  void begin_unseeing_queries() {
     for_query_blocks([&](Index b, Index h, Index i0, Index rows) {
       if (turns_.done(place_of(b, h, i0)) == 0) begin_queries(head_at(b, h), b, h, i0, rows);
     });
@@ -30755,6 +30801,11 @@ template <Scalar T, int R>
 Variable<T, R> operator*(const Variable<T, R>& x, const std::type_identity_t<T>& alpha) {
   return scale(x, alpha);
 }
+/// By a number: times 1 / number.
+template <Scalar T, int R>
+Variable<T, R> operator/(const Variable<T, R>& x, const std::type_identity_t<T>& number) {
+  return scale(x, T(1) / number);
+}
 template <Scalar T, int R>
 Variable<T, R> operator-(const Variable<T, R>& x) {
   return scale(x, T(-1));
@@ -30765,6 +30816,51 @@ Variable<T, R> operator-(const Variable<T, R>& x) {
 
 // headwise/ops/dropout.hpp
 // Dropout of a matrix, element by element. The mask is drawn from its position: nothing is stored.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// dropout_forward and dropout_backward, by the mask of what is dropped.
+///@{
+template <class T>
+void drop_forward(In<T, 2> x, const Dropout& dropout, DropoutStream of, Out<T, 2> y,
+                  const Context& context) {
+  constexpr std::string_view function = "dropout_forward";
+  require_countable(function, "x", x);
+  require_shape(function, "y", y, x.shape(), "the shape of x");
+  require_distinct(function, {"y", y});
+  require_same_or_apart(function, {"y", y}, {"x", x});
+  dropout.require_valid(function);
+  if (x.size() == 0) return;
+  const DropoutMask mask(dropout, of);
+  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  for_rows(context, x.extent(0), x.extent(1), [&](Index begin, Index end) {
+    if (mask.active()) {
+      return run.drop_rows(mask, kernels::matrix(x), kernels::matrix(y), x.extent(1), begin, end);
+    }
+    for (Index n = begin; n < end; ++n) {
+      for (Index m = 0; m < x.extent(1); ++m) y(n, m) = x(n, m);
+    }
+  });
+  if (mask.active()) context.count_flops(x.size(), x.size());
+}
+template <class T>
+void drop_backward(In<T, 2> dy, const Dropout& dropout, DropoutStream of, Out<T, 2> dx,
+                   const Context& context) {
+  constexpr std::string_view function = "dropout_backward";
+  require_countable(function, "dy", dy);
+  require_shape(function, "dx", dx, dy.shape(), "the shape of dy");
+  require_distinct(function, {"dx", dx});
+  require_same_or_apart(function, {"dx", dx}, {"dy", dy});
+  dropout.require_valid(function);
+  drop_forward(dy, dropout, of, dx, context);
+}
+///@}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -30782,23 +30878,7 @@ HEADWISE_STRICT_MATH_BEGIN
 template <Scalar T>
 void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_t<T>, 2> y,
                      const Context& context = {}) {
-  require_countable("dropout_forward", "x", x);
-  require_shape("dropout_forward", "y", y, x.shape(), "the shape of x");
-  require_distinct("dropout_forward", {"y", y});
-  require_same_or_apart("dropout_forward", {"y", y}, {"x", x});
-  dropout.require_valid("dropout_forward");
-  if (x.size() == 0) return;
-  const DropoutMask mask(dropout, DropoutStream::output);
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
-  detail::for_rows(context, x.extent(0), x.extent(1), [&](Index begin, Index end) {
-    if (mask.active()) {
-      return run.drop_rows(mask, kernels::matrix(x), kernels::matrix(y), x.extent(1), begin, end);
-    }
-    for (Index n = begin; n < end; ++n) {
-      for (Index m = 0; m < x.extent(1); ++m) y(n, m) = x(n, m);
-    }
-  });
-  if (mask.active()) context.count_flops(x.size(), x.size());
+  detail::drop_forward<T>(x, dropout, DropoutStream::output, y, context);
 }
 
 /// dx = dy / (1 - rate) where forward kept the element, 0 elsewhere: the same mask in reverse.
@@ -30812,12 +30892,7 @@ void dropout_forward(In<T, 2> x, const Dropout& dropout, Out<std::type_identity_
 template <Scalar T>
 void dropout_backward(In<T, 2> dy, const Dropout& dropout, Out<std::type_identity_t<T>, 2> dx,
                       const Context& context = {}) {
-  require_countable("dropout_backward", "dy", dy);
-  require_shape("dropout_backward", "dx", dx, dy.shape(), "the shape of dy");
-  require_distinct("dropout_backward", {"dx", dx});
-  require_same_or_apart("dropout_backward", {"dx", dx}, {"dy", dy});
-  dropout.require_valid("dropout_backward");
-  dropout_forward(dy, dropout, dx, context);
+  detail::drop_backward<T>(dy, dropout, DropoutStream::output, dx, context);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -31128,11 +31203,11 @@ struct GemmTasks {
         across(count_parts(size.N, N)),
         count(across * count_parts(size.M, M)) {}
 
-  /// Of so many tasks one after the other, in that of K multiply-adds: a task packs its columns of
-  /// b, and reads or copies its rows of a. Workers do not all begin and end at once (`late`, of a
-  /// task), and what one has in its cache another has to fetch (`share`, once). By these numbers
-  /// six products of modules are cut within 6 % of the best of 30 ways (2 cores of an AMD EPYC of
-  /// family 26).
+  /// How long one worker takes for `turns` tasks, one after the other, in units of the time of K
+  /// multiply-adds. A task packs its columns of b, and reads or copies its rows of a. Workers do
+  /// not all begin and end at once (`late`, a share of a task), and what one has in its cache
+  /// another has to fetch (`share`, once). By these numbers six products of modules are cut within
+  /// 6 % of the best of 30 ways (2 cores of an AMD EPYC of family 26).
   double time(Index turns, Index K, bool packs_a) const {
     constexpr double share = 500000, begin = 50000, pack = 16, copy = 40, read = 8, late = 0.1;
     const auto m = static_cast<double>(rows), n = static_cast<double>(columns);
@@ -31773,6 +31848,33 @@ void init_weights(Out<W, 2> w, Init init, std::uint64_t seed, std::uint32_t para
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/nn/named.hpp
+// Tensors of a module by name, as loops over them read.
+
+namespace headwise::inline v0_1::detail {
+
+/// A tensor, a view or a pointer to one, by its name:
+///
+///   for (const auto& [name, view] : {Named{"W", w}, Named{"V", v}}) f(name, view);
+///
+/// Whoever is called in a loop is compiled once. Called line by line it is compiled once a line,
+/// and a visitor that visits others as often again in each.
+template <class V>
+struct Named {
+  const char* name;
+  V tensor;
+};
+template <class V>
+Named(const char*, V) -> Named<V>;
+
+/// f(name, view), for an f that may take the name as auto&.
+template <class F, class V>
+void call_named(F& f, const std::string& name, const V& view) {
+  f(name, view);
+}
+
+}  // namespace headwise::inline v0_1::detail
+
 // headwise/ops/tokens.hpp
 // Tokens: rows of a table, or columns of logits, by number. What may be one, and the rule that all
 // of a call's lie in range.
@@ -32042,12 +32144,12 @@ struct EmbeddingParameters {
   /// const.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") {
-    f(prefix + "table", as_view(table));
+    detail::call_named(f, prefix + "table", as_view(table));
   }
   /// The same of what is not written to.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") const {
-    f(prefix + "table", as_view(table));
+    detail::call_named(f, prefix + "table", as_view(table));
   }
 };
 
@@ -32085,7 +32187,7 @@ void run_tied_head_backward(const In<T, 2>& d_logits, const In<T, 2>& h, const I
 
   // d_logits^T h rather than its transpose: rows of dtable are written as they lie.
   const bool wants_dtable = dtable.size() != 0 && N != 0;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   const kernels::Extents of_dtable{V, D, N};
   Tensor<T, 2> cleared;
   In<T, 2> learned = h;
@@ -32206,8 +32308,7 @@ class Embedding {
     detail::require_filled(function, cache);
     require_shape(function, "dy", dy, Shape{cache.tokens.extent(0), parameters_.table.extent(1)},
                   "the output");
-    require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
-                  "zero_gradients()");
+    require_gradients(function, gradients);
     embedding_backward(dy, In<std::int64_t, 1>(cache.tokens), gradients.table, context);
   }
 
@@ -32227,8 +32328,7 @@ class Embedding {
     constexpr std::string_view function = "Embedding::logits_backward";
     require_shape(function, "h", h, Shape{h.extent(0), parameters_.table.extent(1)},
                   "the width of the table");
-    require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
-                  "zero_gradients()");
+    require_gradients(function, gradients);
     auto dh = Tensor<T, 2>::uninitialized(h.shape(), context.memory);
     tied_head_backward(d_logits, h, In<W, 2>(parameters_.table), dh, gradients.table, context);
     return dh;
@@ -32247,6 +32347,14 @@ class Embedding {
   const EmbeddingParameters<T, W>& parameters() const { return parameters_; }
 
  private:
+  void require_gradients(std::string_view function, const EmbeddingParameters<T>& gradients) const {
+    require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
+                  "zero_gradients()");
+    require(static_cast<const void*>(&gradients) != &parameters_, function,
+            "gradients are the module's parameters, expected a table of their own "
+            "(zero_gradients())");
+  }
+
   EmbeddingParameters<T, W> parameters_;
 };
 
@@ -33347,7 +33455,7 @@ Variable<T, R> swiglu(const Variable<T, R>& gate, const Variable<T, R>& up) {
 /// Keeps x, gamma and a number a row. Throws as rms_norm_forward.
 template <Scalar T, int R>
 Variable<T, R> rms_norm(const Variable<T, R>& x, const Variable<T, 1>& gamma = {},
-                        const std::type_identity_t<T>& epsilon = T(1e-5)) {
+                        const std::type_identity_t<T>& epsilon = T(1e-6)) {
   const Variable<T, 2> rows = as_rows(x);
   Recording<T> call({"rms_norm"}, rows, gamma);
   const Out<T, 2> y = call.output(rows.shape());
@@ -33374,7 +33482,7 @@ Variable<T, R> rms_norm(const Variable<T, R>& x, const Variable<T, 1>& gamma = {
 /// Keeps x, gamma and a number a row. Throws as rms_norm_forward.
 template <Scalar T>
 Variable<T, 4> rms_norm(const Variable<T, 4>& x, const Variable<T, 1>& gamma = {},
-                        const std::type_identity_t<T>& epsilon = T(1e-5)) {
+                        const std::type_identity_t<T>& epsilon = T(1e-6)) {
   Recording<T> call({"rms_norm"}, x, gamma);
   const Out<T, 4> y = call.output(x.shape());
   const auto rstd = call.kept(Shape{x.extent(0), x.extent(1), x.extent(2)});
@@ -33414,6 +33522,9 @@ Variable<T, 2> embedding(In<Id, 1> tokens, const Variable<T, 2>& table) {
   return call.finish(In<T, 2>(y), backward);
 }
 
+template <TokenId Id, Scalar T>
+void embedding(const Tensor<Id, 1>&& temporary, const Variable<T, 2>& table) = delete;
+
 /// Logits by the table of an embedding: h times its transpose.
 ///
 /// h         [..., D]
@@ -33440,30 +33551,35 @@ Variable<T, R> tied_head(const Variable<T, R>& h, const Variable<T, 2>& table) {
   return like_rows_of(h.shape(), call.finish(In<T, 2>(logits), backward));
 }
 
-/// Queries or keys [B, H, L, d], turned by where they stand. Nothing is kept. Throws as
-/// rotary_forward.
+/// Queries or keys [B, H, L, d], turned by where they stand. Nothing is kept but frequencies, of
+/// which a copy is. Throws as rotary_forward.
 template <Scalar T>
 Variable<T, 4> rotary(const Variable<T, 4>& x, const RotaryOptions& options) {
   Recording<T> call({"rotary"}, x);
   const Out<T, 4> y = call.output(x.shape());
   rotary_forward(x.value(), options, y, call.context());
-  const auto backward = [to = call.target(x), options](BackwardPass<T>& pass, In<T, 4> dy) {
-    pass.assign([&](Out<T, 4> dx) { rotary_backward(dy, options, dx, pass.context()); }, to);
+  RotaryOptions kept = options;
+  kept.frequencies = options.frequencies.owned();
+  const auto backward = [to = call.target(x), kept](BackwardPass<T>& pass, In<T, 4> dy) {
+    pass.assign([&](Out<T, 4> dx) { rotary_backward(dy, kept, dx, pass.context()); }, to);
   };
   return call.finish(In<T, 4>(y), backward);
 }
 
 /// Queries or keys [N, H, d] of sequences that lie one behind the other, each turned from where it
-/// begins; starts have to outlive backward. Nothing is kept. Throws as packed_rotary_forward.
+/// begins; starts have to outlive backward. Nothing is kept but frequencies, of which a copy is.
+/// Throws as packed_rotary_forward.
 template <Scalar T>
 Variable<T, 3> packed_rotary(const Variable<T, 3>& x, LastingSpan<Index> starts,
                              const RotaryOptions& options) {
   Recording<T> call({"packed_rotary"}, x);
   const Out<T, 3> y = call.output(x.shape());
   packed_rotary_forward(x.value(), starts, options, y, call.context());
-  const auto backward = [=, to = call.target(x)](BackwardPass<T>& pass, In<T, 3> dy) {
+  RotaryOptions kept = options;
+  kept.frequencies = options.frequencies.owned();
+  const auto backward = [starts, kept, to = call.target(x)](BackwardPass<T>& pass, In<T, 3> dy) {
     const auto into = [&](Out<T, 3> dx) {
-      packed_rotary_backward(dy, starts, options, dx, pass.context());
+      packed_rotary_backward(dy, starts, kept, dx, pass.context());
     };
     pass.assign(into, to);
   };
@@ -33494,6 +33610,9 @@ Variable<T, 1> cross_entropy(const Variable<T, R>& logits, In<Id, 1> targets,
   };
   return call.finish(In<T, 1>(loss), backward);
 }
+template <TokenId Id, Scalar T, int R>
+void cross_entropy(const Variable<T, R>& logits, const Tensor<Id, 1>&& temporary,
+                   const CrossEntropyOptions& options = {}) = delete;
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
@@ -34157,7 +34276,8 @@ class MaskFunction {
 ///   });
 ///   flash_attention_forward(q, k, v, {.mask = {causal, Mask::function(dilated)}}, o, lse);
 ///
-/// Both attentions call it many times for a pair, from several threads: it says the same each time.
+/// Both attentions call it, and its bounds, many times for a pair, from several threads: they say
+/// the same each time, and must not throw.
 template <class F>
 auto mask_function(F callable) {
   static_assert(MaskCallable<F>,
@@ -34351,7 +34471,7 @@ struct MultiHeadAttentionOptions {
   /// not.
   std::optional<RotaryOptions> rotary = {};
   Init init = Init::xavier_normal;  // the scale of the weights at the start
-  std::uint64_t seed = 0;           // of the weights at the start
+  std::uint64_t seed = 0;           // of the weights at the start: modules of one start alike
 
   /// All of them with every default filled in, rotary frequencies as numbers of their own. Throws
   /// ArgumentError, or ShapeError for rotary.frequencies, for what makes no module; std::bad_alloc.
@@ -34499,27 +34619,6 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
-// headwise/nn/named.hpp
-// Tensors of a module by name, as loops over them read.
-
-namespace headwise::inline v0_1::detail {
-
-/// A tensor, a view or a pointer to one, by its name:
-///
-///   for (const auto& [name, view] : {Named{"W", w}, Named{"V", v}}) f(name, view);
-///
-/// Whoever is called in a loop is compiled once. Called line by line it is compiled once a line,
-/// and a visitor that visits others as often again in each.
-template <class V>
-struct Named {
-  const char* name;
-  V tensor;
-};
-template <class V>
-Named(const char*, V) -> Named<V>;
-
-}  // namespace headwise::inline v0_1::detail
-
 // headwise/nn/multi_head_attention_parameters.hpp
 // Weights of a MultiHeadAttention, and their gradients: plain tensors, walked by name.
 
@@ -34619,11 +34718,13 @@ struct MultiHeadAttentionParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    for (const auto& [name, view] : matrices_of(self)) f(prefix + name, as_view(view));
+    for (const auto& [name, view] : matrices_of(self))
+      detail::call_named(f, prefix + name, as_view(view));
     for (const auto& [name, vector] : vectors_of(self)) {
-      if (!vector->absent()) f(prefix + name, as_view(*vector));
+      if (!vector->absent()) detail::call_named(f, prefix + name, as_view(*vector));
     }
-    if (!self.relative_bias.absent()) f(prefix + "relative_bias", as_view(self.relative_bias));
+    if (!self.relative_bias.absent())
+      detail::call_named(f, prefix + "relative_bias", as_view(self.relative_bias));
   }
   template <class Self>
   static auto matrices_of(Self& self) {
@@ -34680,9 +34781,10 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     MultiHeadAttentionParameters<T>::for_each(f, "grad_");
   }
 
-  /// Everything back to 0.
+  /// Everything back to 0, what `score` views too.
   void zero() {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
+    score.for_each([](const auto& view) { fill(view, T(0)); });
   }
   /// Throws ShapeError unless every gradient has the shape of its parameter in `expected`.
   template <class W>
@@ -35270,6 +35372,18 @@ ScoreGradients<T> score_gradients(MultiHeadAttentionGradients<T>& gradients) {
   return all;
 }
 
+/// Throws ShapeError or ArgumentError unless the views that a caller gave for what changes scores
+/// belong to something in the call, have its shape, and share memory with nothing that backward
+/// reads, as far as it knows.
+template <class T, class W>
+void require_given_score_gradients(std::string_view function,
+                                   const MultiHeadAttentionParameters<T, W>& p,
+                                   const ScoreGradients<T>& given,
+                                   const MultiHeadAttentionCache<T>& cache, const Footprint& dy) {
+  if (!given.any()) return;
+  require_score_gradients<T>(function, given, attention_options(cache.call, p), {dy});
+}
+
 HEADWISE_STRICT_MATH_BEGIN
 
 /// A tensor of 0 for each gradient that is asked for: what a backward gathers before it adds to
@@ -35301,6 +35415,20 @@ class ScoreGradientTensors {
     });
   }
 
+  /// Copies from and to what it was made like.
+  ///@{
+  void copy_from(const ScoreGradients<T>& from) {
+    walk(*this, from, [](auto& tensor, const auto& view) {
+      if (!tensor.absent()) copy(view, tensor);
+    });
+  }
+  void copy_to(const ScoreGradients<T>& to) const {
+    walk(*this, to, [](const auto& tensor, const auto& view) {
+      if (!tensor.absent()) copy(tensor, view);
+    });
+  }
+  ///@}
+
  private:
   /// f(tensor, the gradient that it stands for) for each.
   template <class Self, class Gradients, class F>
@@ -35329,13 +35457,19 @@ HEADWISE_STRICT_MATH_END
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
+/// What the steps that are made for a trace run with: what the call does, but that they count
+/// nothing.
+inline Context untraced(const Context& context) {
+  return {.executor = context.executor, .memory = context.memory, .products = context.products};
+}
+
 /// Scores [B, H, L, S] as softmax reads them: scaled, biased, -infinity where hidden.
 template <class T>
-[[gnu::cold]] Tensor<T, 4> traced_scores(const AttentionOptions<T>& options,
-                                         const Heads<T>& heads) {
+[[gnu::cold]] Tensor<T, 4> traced_scores(const AttentionOptions<T>& options, const Heads<T>& heads,
+                                         const Context& context) {
   const auto sizes = require_attention<T>("Trace", heads.q, heads.k, heads.v, options);
   Tensor<T, 4> scores({sizes.B, sizes.H, sizes.L, sizes.S});
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   Tensor<T, 1> packed({run.gemm_scratch({sizes.L, sizes.S, sizes.d})});
   for (Index b = 0; b < sizes.B; ++b) {
     for (Index h = 0; h < sizes.H; ++h) {
@@ -35373,14 +35507,15 @@ template <class T, class W>
 template <class T>
 [[gnu::cold]] void trace_weights(const MultiHeadAttentionCache<T>& cache,
                                  const AttentionOptions<T>& options, const Heads<T>& heads,
-                                 Trace& trace) {
-  trace.record("A", traced_scores(options, heads));
+                                 const Context& context) {
+  Trace& trace = *context.trace;
+  trace.record("A", traced_scores(options, heads, context));
   if (cache.weights.absent()) {
     Tensor<T, 4> weights(
         {heads.q.extent(0), heads.q.extent(1), heads.q.extent(2), heads.k.extent(2)});
     Tensor<T, 4> unused(
         {heads.q.extent(0), heads.q.extent(1), heads.q.extent(2), heads.v.extent(3)});
-    attention_forward(heads.q, heads.k, heads.v, options, weights, unused);
+    attention_forward(heads.q, heads.k, heads.v, options, weights, unused, untraced(context));
     trace.record("AS", weights);
   } else {
     trace.record("AS", cache.weights);
@@ -35392,13 +35527,15 @@ template <class T, class W>
 [[gnu::cold]] void trace_forward(const MultiHeadAttentionOptions& o,
                                  const MultiHeadAttentionParameters<T, W>& p,
                                  const MultiHeadAttentionCache<T>& cache, In<T, 3> y,
-                                 Trace& trace) {
+                                 const Context& context) {
+  Trace& trace = *context.trace;
   const Heads<T> heads = heads_of(o, cache);
-  if (!cache.call.packed()) trace_weights(cache, attention_options(cache.call, p), heads, trace);
+  if (!cache.call.packed()) trace_weights(cache, attention_options(cache.call, p), heads, context);
   trace.record("AO_heads", split_heads(cache.context, o.num_heads));
   trace.record("AO_cat", cache.context);
   Tensor<T, 3> before_bias(y.shape());
-  linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, {}, merge_rows(before_bias));
+  linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, {}, merge_rows(before_bias),
+                 untraced(context));
   trace.record("AO_lin", before_bias);
   trace.record("AO_bias", y);
 }
@@ -35406,11 +35543,12 @@ template <class T, class W>
 /// What one projection brings to the gradient of its input: dq W^T.
 template <class T, class W>
 [[gnu::cold]] void trace_branch(std::string_view name, In<T, 3> d_projection, In<W, 2> w,
-                                Trace& trace) {
+                                const Context& context) {
   Tensor<T, 3> branch({d_projection.extent(0), d_projection.extent(1), w.extent(0)});
   const Tensor<T, 2> x({branch.extent(0) * branch.extent(1), w.extent(0)});
-  linear_backward(In<T, 2>(merge_rows(d_projection)), x, w, merge_rows(branch), {}, {});
-  trace.record(name, branch);
+  linear_backward(In<T, 2>(merge_rows(d_projection)), x, w, merge_rows(branch), {}, {},
+                  untraced(context));
+  context.trace->record(name, branch);
 }
 
 /// Gradients of the heads.
@@ -35430,8 +35568,7 @@ template <class T, class Finish>
 [[gnu::cold]] void trace_backward_ends(const MultiHeadAttentionOptions& o, Tensor<T, 3> dx,
                                        const Finish& finish, const Context& context) {
   MultiHeadAttentionGradients<T> alone(o, context.memory);
-  finish(dx, alone,
-         {.executor = context.executor, .memory = context.memory, .products = context.products});
+  finish(dx, alone, untraced(context));
   context.trace->record("dX", dx);
   alone.MultiHeadAttentionParameters<T>::for_each(
       [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
@@ -35618,11 +35755,11 @@ template <class T, class W>
 [[gnu::cold]] void trace_backward_inputs(const MultiHeadAttentionOptions& o,
                                          const MultiHeadAttentionParameters<T, W>& p,
                                          ProjectionGradients<T>& d, In<T, 3> dx_norm,
-                                         Trace& trace) {
-  trace_branch("dX_norm,Q", In<T, 3>(d.of_q(o)), In<W, 2>(p.W_Q()), trace);
-  trace_branch("dX_norm,K", In<T, 3>(d.of_k(o)), In<W, 2>(p.W_K()), trace);
-  trace_branch("dX_norm,V", In<T, 3>(d.of_v(o)), In<W, 2>(p.W_V()), trace);
-  trace.record("dX_norm", dx_norm);
+                                         const Context& context) {
+  trace_branch("dX_norm,Q", In<T, 3>(d.of_q(o)), In<W, 2>(p.W_Q()), context);
+  trace_branch("dX_norm,K", In<T, 3>(d.of_k(o)), In<W, 2>(p.W_K()), context);
+  trace_branch("dX_norm,V", In<T, 3>(d.of_v(o)), In<W, 2>(p.W_V()), context);
+  context.trace->record("dX_norm", dx_norm);
 }
 
 /// Rows of dy, or where the output was dropped what flows into it before, in `storage`.
@@ -35678,7 +35815,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(
   // 2 linear
   backward_projections(p, inputs, cache.self_attention, d, of_inputs, context);
   if (context.trace != nullptr) {
-    trace_backward_inputs<T>(o, p, d, of_inputs.query, *context.trace);
+    trace_backward_inputs<T>(o, p, d, of_inputs.query, context);
   }
   // The gradients of the parameters of 6 linear and 2 linear, and
   // 1 layer_norm
@@ -35911,7 +36048,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
   auto y = Tensor<T, 3>::uninitialized({cache.query.extent(0), cache.query.extent(1), o.d_model},
                                        context.memory);
   linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, p.b_o, merge_rows(y), context);
-  if (context.trace != nullptr) trace_forward(o, p, cache, In<T, 3>(y), *context.trace);
+  if (context.trace != nullptr) trace_forward(o, p, cache, In<T, 3>(y), context);
   // 7 dropout
   if (call.output_dropout.active()) {
     dropout_forward(In<T, 2>(merge_rows(y)), call.output_dropout, merge_rows(y), context);
@@ -36256,6 +36393,8 @@ class MultiHeadAttention {
     const Index B = cache.query.extent(0), L = cache.query.extent(1);
     require_shape(function, "dy", dy, Shape{B, L, options_.d_model}, "the output");
     gradients.require_shapes_of(parameters_, function);
+    detail::require_given_score_gradients(function, parameters_, gradients.score, cache,
+                                          {"dy", dy});
   }
   void require_cache(std::string_view function, const Cache& cache, bool self) const {
     detail::require_filled(function, cache);
@@ -36865,7 +37004,8 @@ class KeyValueCache {
   }
   void go_back(Index b, Index n) { set(b, at(b).back_to(slots_, lengths_(b) - n)); }
 
-  /// Behind what is there, which drops what has to make room, and stays as long as it is.
+  /// Writes rows into the slots behind those that are filled; where there is no room, keys that no
+  /// query sees any more are dropped first. Lengths stay: keep() is what changes them.
   void write(const In<T, 4>& k, const In<T, 4>& v, std::span<const Index> counts) {
     for (Index b = 0; b < lengths_.size(); ++b) {
       const Index n = detail::count_of(counts, b, k.extent(2));
@@ -37563,7 +37703,7 @@ struct FeedForwardOptions {
   bool gated = false;                        // f(gate) up; with silu: SwiGLU
   bool bias = true;                          // of all products
   Init init = Init::xavier_normal;           // the scale of the weights at the start
-  std::uint64_t seed = 0;                    // of the weights at the start
+  std::uint64_t seed = 0;  // of the weights at the start: modules of one start alike
 
   /// All of them with every default filled in. Throws ArgumentError for what makes no module.
   FeedForwardOptions resolved() const {
@@ -37635,7 +37775,7 @@ struct FeedForwardParameters {
   static void walk(Self& self, F& f, const std::string& prefix) {
     const auto visit = [&](const std::string& kind, const auto& parts) {
       for (const auto& [name, view] : std::span(parts).subspan(self.gated ? 0 : 1)) {
-        f(kind + name, as_view(view));
+        detail::call_named(f, kind + name, as_view(view));
       }
     };
     visit(prefix + "W_", parts_of(self.gated, as_view(self.w_in), as_view(self.w_out)));
@@ -37710,14 +37850,15 @@ void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParamete
   if (N != 0) activate_rows<T>(o.activation, h.gate, h.up, cache.activated, context);
   // 3 dropout
   if (cache.call.hidden_dropout.active()) {
-    dropout_forward(In<T, 2>(cache.activated), cache.call.hidden_dropout, cache.activated, context);
+    drop_forward<T>(cache.activated, cache.call.hidden_dropout, DropoutStream::hidden,
+                    cache.activated, context);
   }
   round_saved(cache.activated, cache.saved, context);
   // 4 linear
   linear_forward(In<T, 2>(cache.activated), p.w_out, p.b_out, y, context);
   // 5 dropout
   if (cache.call.output_dropout.active()) {
-    dropout_forward(In<T, 2>(y), cache.call.output_dropout, y, context);
+    drop_forward<T>(y, cache.call.output_dropout, DropoutStream::feed_forward, y, context);
   }
   drop_saved_floats(cache.hidden, cache.saved);
   drop_saved_floats(cache.activated, cache.saved);
@@ -37780,7 +37921,8 @@ class FeedForwardBackward {
     // 5 dropout
     if (cache.call.output_dropout.active()) {
       dropped_ = Tensor<T, 2>::uninitialized(dy.shape(), context.memory);
-      dropout_backward(dy, cache.call.output_dropout, dropped_, context);
+      drop_backward<T>(dy, cache.call.output_dropout, DropoutStream::feed_forward, dropped_,
+                       context);
       d_y_ = dropped_;
     }
     // 4 linear
@@ -37788,7 +37930,8 @@ class FeedForwardBackward {
     linear_backward(d_y_, cache.activated, In<W, 2>(p.w_out), d_activated, {}, {}, context);
     // 3 dropout
     if (cache.call.hidden_dropout.active()) {
-      dropout_backward(In<T, 2>(d_activated), cache.call.hidden_dropout, d_activated, context);
+      drop_backward<T>(d_activated, cache.call.hidden_dropout, DropoutStream::hidden, d_activated,
+                       context);
     }
     // 2 activation; in place where there is no gate
     if (o.gated) d_hidden_ = Tensor<T, 2>::uninitialized({N, o.in_width()}, context.memory);
@@ -37975,6 +38118,9 @@ class FeedForward {
     detail::require_feed_forward_cache(function, options_, cache);
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
     detail::require_feed_forward_gradients(function, parameters_, gradients);
+    require(static_cast<const void*>(&gradients) != &parameters_, function,
+            "gradients are the module's parameters, expected tensors of their own "
+            "(zero_gradients())");
   }
   Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
     require_call(x, call);
@@ -38070,7 +38216,7 @@ struct LayerNormParameters {
   static void walk(Self& self, F& f, const std::string& prefix) {
     using detail::Named;
     for (const auto& [name, vector] : {Named{"gamma", &self.gamma}, Named{"beta", &self.beta}}) {
-      if (!vector->absent()) f(prefix + name, as_view(*vector));
+      if (!vector->absent()) detail::call_named(f, prefix + name, as_view(*vector));
     }
   }
 };
@@ -38241,8 +38387,8 @@ struct LinearParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    f(prefix + "W", as_view(self.w));
-    if (!self.b.absent()) f(prefix + "b", as_view(self.b));
+    detail::call_named(f, prefix + "W", as_view(self.w));
+    if (!self.b.absent()) detail::call_named(f, prefix + "b", as_view(self.b));
   }
 };
 
@@ -38261,7 +38407,8 @@ class Linear {
     bool filled = false;  // whether forward has been called with it
   };
 
-  /// Weights by `init`, bias 0. Throws ArgumentError for a negative width.
+  /// Weights by `init`, bias 0; layers of one seed and shape start alike. Throws ArgumentError for
+  /// a negative width.
   Linear(Index in, Index out, bool bias = true, Init init = Init::xavier_normal,
          std::uint64_t seed = 0) {
     require(in >= 0, "Linear", "in is ", in, ", expected >= 0");
@@ -38384,12 +38531,12 @@ struct RMSNormParameters {
   /// where this is not const.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") {
-    if (!gamma.absent()) f(prefix + "gamma", as_view(gamma));
+    if (!gamma.absent()) detail::call_named(f, prefix + "gamma", as_view(gamma));
   }
   /// The same of what is not written to.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") const {
-    if (!gamma.absent()) f(prefix + "gamma", as_view(gamma));
+    if (!gamma.absent()) detail::call_named(f, prefix + "gamma", as_view(gamma));
   }
 };
 
@@ -38720,7 +38867,7 @@ struct TransformerBlockOptions {
   Index relative_reach = 0;                  // R, learned biases of distances; 0: none
   std::optional<RotaryOptions> rotary = {};  // positions of queries and keys; {}: none
   Init init = Init::xavier_normal;           // the scale of the weights at the start
-  std::uint64_t seed = 0;                    // of the weights at the start
+  std::uint64_t seed = 0;  // of the weights at the start: modules of one start alike
 
   /// All of them with every default filled in. Throws ArgumentError, in the words of the module
   /// within, for what makes no block.
@@ -38839,9 +38986,10 @@ struct TransformerBlockParameters {
     walk(*this, f, prefix);
   }
 
-  /// Everything to 0, as of gradients between two steps.
+  /// Everything to 0, as of gradients between two steps, what `attention.score` of such views too.
   void zero() {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
+    if constexpr (requires { attention.score; }) attention.zero();
   }
 
  private:
@@ -39305,6 +39453,8 @@ class TransformerBlock {
                   "what forward left: a cache that was moved from is empty");
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
     detail::require_block_gradients<T>(parameters_, gradients);
+    detail::require_given_score_gradients(function, parameters_.attention,
+                                          gradients.attention.score, cache.attention, {"dy", dy});
   }
   Tensor<T, 3> run(In<T, 3> x, const Call& call, Cache& cache, bool training,
                    const Context& context) const {
@@ -39585,16 +39735,18 @@ struct TransformerDecoderParameters {
     walk(*this, f, prefix);
   }
 
-  /// Everything to 0, as of gradients between two steps.
+  /// Everything to 0, as of gradients between two steps, what `attention.score` of their blocks
+  /// views too.
   void zero() {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
+    for (auto& block : blocks) block.zero();
   }
 
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    f(prefix + "token", as_view(self.token));
-    if (!self.position.absent()) f(prefix + "position", as_view(self.position));
+    detail::call_named(f, prefix + "token", as_view(self.token));
+    if (!self.position.absent()) detail::call_named(f, prefix + "position", as_view(self.position));
     for (std::size_t n = 0; n < self.blocks.size(); ++n) {
       self.blocks[n].for_each(f, prefix + "blocks." + std::to_string(n) + ".");
     }
@@ -39656,11 +39808,12 @@ class TransformerDecoderState {
   Index length(Index b) const { return caches_.empty() ? 0 : caches_[0].length(b); }
   /// Tokens of each sequence that still fit.
   Index room() const { return caches_.empty() ? 0 : caches_[0].room(); }
-  /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many.
+  /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many, and
+  /// the caches still hold what comes before them: a window drops keys.
   void rollback(Index n) {
     for (KeyValueCache<T>& cache : caches_) cache.rollback(n);
   }
-  /// Forgets the last n tokens of sequence b. Throws ArgumentError unless there are so many.
+  /// Forgets the last n tokens of sequence b. Throws as that of all does.
   void rollback(Index b, Index n) {
     for (KeyValueCache<T>& cache : caches_) cache.rollback(b, n);
   }
@@ -39841,6 +39994,11 @@ class RestoredGradients {
         std::copy_n(part.saved + i * part.width, part.width, part.to + i * part.step);
       }
     }
+    // Blocks may share these: the first that was saved is what they all held.
+    while (!scores_.empty()) {
+      scores_.back().saved.copy_to(scores_.back().to);
+      scores_.pop_back();
+    }
   }
 
   /// Throws std::bad_alloc.
@@ -39856,8 +40014,16 @@ class RestoredGradients {
       for (Index i = 0; i < rows; ++i) to = std::copy_n(part.to + i * part.step, width, to);
       parts_.push_back(part);
     });
+    const ScoreGradients<T>& to_scores = gradients.attention.score;
+    if (!to_scores.any()) return;
+    ScoreGradientTensors<T> of_scores(to_scores, memory_);
+    of_scores.copy_from(to_scores);
+    scores_.push_back({to_scores, std::move(of_scores)});
   }
-  void keep() { parts_.clear(); }
+  void keep() {
+    parts_.clear();
+    scores_.clear();
+  }
 
  private:
   struct Part {
@@ -39865,9 +40031,14 @@ class RestoredGradients {
     const T* saved;
     Index rows, step, width;
   };
+  struct Scores {
+    ScoreGradients<T> to;
+    ScoreGradientTensors<T> saved;
+  };
   std::pmr::memory_resource* memory_;
   std::vector<Tensor<T, 1>> saved_;
   std::vector<Part> parts_;
+  std::vector<Scores> scores_;
 };
 
 /// Step 1, of the positions: dh [B L, D].
@@ -40010,6 +40181,11 @@ class TransformerDecoder {
     require_shape(function, "d_logits", d_logits, Shape{cache.tokens.size(), options_.vocabulary},
                   "the output");
     require_gradients(function, gradients);
+    for (std::size_t n = 0; n < parameters_.blocks.size(); ++n) {
+      detail::require_given_score_gradients(function, parameters_.blocks[n].attention,
+                                            gradients.blocks[n].attention.score,
+                                            cache.blocks[n].attention, {"d_logits", d_logits});
+    }
     detail::decoder_backward<T>(options_, parameters_, d_logits, cache, gradients, context);
   }
 
@@ -59039,6 +59215,22 @@ template <class T>
 Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>, 0, Eigen::InnerStride<>> eigen_map(
     const In<T, 1>& view) {
   return {view.data(), view.extent(0), Eigen::InnerStride<>(view.stride(0))};
+}
+/// The same, to be written to.
+template <class T>
+Eigen::Map<Eigen::Matrix<T, 1, Eigen::Dynamic>, 0, Eigen::InnerStride<>> eigen_map(
+    const Out<T, 1>& view) {
+  return {view.data(), view.extent(0), Eigen::InnerStride<>(view.stride(0))};
+}
+/// The same of a tensor.
+template <class T>
+auto eigen_map(Tensor<T, 1>& tensor) {
+  return eigen_map(Out<T, 1>(tensor));
+}
+/// The same of a tensor that is only read.
+template <class T>
+auto eigen_map(const Tensor<T, 1>& tensor) {
+  return eigen_map(In<T, 1>(tensor));
 }
 
 namespace detail {

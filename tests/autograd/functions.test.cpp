@@ -236,4 +236,29 @@ TEST_CASE("functions of tensors without elements have gradients without elements
   for (const double element : dw) CHECK(element == 0);
 }
 
+TEST_CASE("two parameters of one op may have one gradient, or gradients that overlap",
+          "[autograd]") {
+  const auto x = normal<double>(Shape{3, 4}, 1), weights = normal<double>(Shape{3, 4}, 2);
+  const auto gamma = normal<double>(Shape{6}, 3);
+  const Index apart = GENERATE(0, 1, 2);
+  const auto loss_of = [&](Tape<double>& tape, const Variable<double, 1>& g,
+                           const Variable<double, 1>& b) {
+    return sum(layer_norm(tape.constant(In<double, 2>(x)), g, b) *
+               tape.constant(In<double, 2>(weights)));
+  };
+  const In<double, 1> first = slice(gamma, 0, 0, 4), second = slice(gamma, 0, apart, 4);
+  Tensor1<double> to(6), d_first(4), d_second(4);
+  Tape<double> tape;
+  tape.backward(loss_of(tape, tape.parameter(first, InOut<double, 1>(slice(to, 0, 0, 4))),
+                        tape.parameter(second, InOut<double, 1>(slice(to, 0, apart, 4)))));
+  Tape<double> alone;
+  alone.backward(loss_of(alone, alone.parameter(first, InOut<double, 1>(d_first)),
+                         alone.parameter(second, InOut<double, 1>(d_second))));
+  for (Index n = 0; n < 6; ++n) {
+    const double sum_of_both =
+        (n < 4 ? d_first(n) : 0) + (n >= apart && n < apart + 4 ? d_second(n - apart) : 0);
+    CHECK(std::abs(to(n) - sum_of_both) <= 1e-13);
+  }
+}
+
 }  // namespace autograd_functions

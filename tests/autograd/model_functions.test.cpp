@@ -83,4 +83,29 @@ TEMPLATE_TEST_CASE("a language model's functions have the bits of the pairs that
   CHECK(same_bits<T, 2>(tape.gradient(logits), dx));
 }
 
+TEST_CASE("backward of rotary positions turns by the frequencies that forward was given",
+          "[autograd]") {
+  const auto x = normal<double>(Shape{1, 2, 4, 6}, 1), dy = normal<double>(x.shape(), 2);
+  const std::vector<Index> starts = {0, 3, 4};
+  const bool packed = GENERATE(false, true);
+  const auto gradient = [&](bool overwritten) {
+    Tensor1<double> frequencies({3}, {1, 0.5, 0.25});
+    const RotaryOptions options{.frequencies = In<double, 1>(frequencies)};
+    Tape<double> tape;
+    const auto in = tape.input(In<double, 4>(x));
+    if (packed) {
+      const auto rows = reshape(transpose(in, 1, 2), Shape{4, 2, 6});
+      const auto y = packed_rotary(rows, starts, options);
+      if (overwritten) fill(frequencies, 9.0);
+      tape.backward(y, In<double, 3>(dy.data(), Shape{4, 2, 6}));
+    } else {
+      const auto y = rotary(in, options);
+      if (overwritten) fill(frequencies, 9.0);
+      tape.backward(y, In<double, 4>(dy));
+    }
+    return Tensor4<double>(contiguous(tape.gradient(in)));
+  };
+  CHECK(bitwise_equal(gradient(true), gradient(false)));
+}
+
 }  // namespace autograd_model_functions

@@ -187,6 +187,14 @@ const Refusals feed_forwards({
                    [](Feed& c) { c.gradients.w_out = {}; }),
     backward<Feed>("FeedForward::backward: gradients.b_out is [4], expected [3]" + zero,
                    [](Feed& c) { c.gradients.b_out = Tensor1<double>(4); }),
+    argument_error("FeedForward::backward: gradients are the module's parameters, expected tensors "
+                   "of their own (zero_gradients())",
+                   [](Witness& memory) {
+                     Feed c{memory};
+                     c.pending();
+                     memory.keep(c.layer.parameters());
+                     (void)c.layer.backward(c.dy, c.cache, c.layer.parameters());
+                   }),
 });
 
 Refusal block(const std::string& message, const TransformerBlockOptions& options) {

@@ -97,6 +97,23 @@ const Refusals embeddings(all_of({
         shape_error(
             "Embedding::backward: gradients.table is [0, 0], expected [5, 3] (zero_gradients())",
             backward([](Layer& c) { c.gradients.table = {}; })),
+        argument_error("Embedding::backward: gradients are the module's parameters, expected a "
+                       "table of their own (zero_gradients())",
+                       [](Witness& memory) {
+                         auto& own = memory.make<Embedding<double>>(5, 3);
+                         Embedding<double>::Cache cache;
+                         (void)own.forward(Tensor1<std::int64_t>(2), cache);
+                         memory.keep(own.parameters().table);
+                         own.backward(memory.tensor(2, 3), cache, own.parameters());
+                       }),
+        argument_error("Embedding::logits_backward: gradients are the module's parameters, "
+                       "expected a table of their own (zero_gradients())",
+                       [](Witness& memory) {
+                         auto& own = memory.make<Embedding<double>>(5, 3);
+                         memory.keep(own.parameters().table);
+                         (void)own.logits_backward(memory.tensor(2, 5), memory.tensor(2, 3),
+                                                   own.parameters());
+                       }),
         argument_error("embedding_backward: tokens(0) is 5, expected 0 or more and below 5 (rows "
                        "of dtable [5, 3])",
                        backward([](Layer& c) {

@@ -146,6 +146,32 @@ TEST_CASE("a trace changes no bit of a module by bf16, and holds what it compute
   }
 }
 
+TEST_CASE("every product of a trace and of a tied head is by bf16, if the call's are", "[nn]") {
+  const auto h = random_tensor<float>(Shape{7, 40}, 1),
+             table = random_tensor<float>(Shape{33, 40}, 2),
+             d_logits = random_tensor<float>(Shape{7, 33}, 3);
+  MultiHeadAttention<float> module({.d_model = 64, .num_heads = 4, .seed = 7});
+  const auto x = convert<float>(In<double, 3>(Drawn().x));
+  for (const Bf16Unit unit : supported_bf16_units()) {
+    const Context context{.products = bf16_products(unit)};
+    Tensor2<float> dtable(table.shape()), dw({40, 33}), exact(table.shape());
+    tied_head_backward(d_logits, h, table, {}, dtable, context);
+    linear_backward(d_logits, h, transpose(table, 0, 1), {}, dw, {}, context);
+    tied_head_backward(d_logits, h, table, {}, exact);
+    CHECK(bitwise_equal(In<float, 2>(dtable), In<float, 2>(transpose(dw, 0, 1))));
+    CHECK(!bitwise_equal(dtable, exact));
+
+    Trace kept, formed;
+    (void)module.forward(x, call_of<float>(Path::materialized, {causal}),
+                         {.trace = &kept, .products = context.products});
+    (void)module.forward(x, call_of<float>(Path::flash, {causal}),
+                         {.trace = &formed, .products = context.products});
+    CHECK(bitwise_equal(kept.view<3>("AO_lin"), kept.view<3>("A_out")));  // there is no b_O
+    CHECK(bitwise_equal(formed.view<4>("AS"), kept.view<4>("AS")));
+    CHECK(bitwise_equal(formed.view<4>("A"), kept.view<4>("A")));
+  }
+}
+
 TEST_CASE("step by step over a cache, of float or of bf16, come the bits of the whole by bf16",
           "[nn]") {
   MultiHeadAttention<float> module(

@@ -95,6 +95,33 @@ TEST_CASE("the gradients of FeedForward are its differences", "[nn]") {
   CHECK(report);
 }
 
+TEST_CASE(
+    "dropouts of one seed drop within FeedForward, at its end and elsewhere by masks of their "
+    "own",
+    "[nn]") {
+  const Dropout half{.rate = 0.5, .seed = 3};
+  const Tensor2<double> x({16, 16});
+  FeedForward<double> layer({.d_model = 16, .d_hidden = 16, .activation = Activation::relu});
+  fill(layer.parameters().w_in, 0.0), fill(layer.parameters().b_in, 1.0);
+  fill(layer.parameters().w_out, 0.0), fill(layer.parameters().b_out, 1.0);
+  for (Index n = 0; n < 16; ++n) layer.parameters().w_out(n, n) = 1;
+  const Tensor2<double> ones = layer.forward(x);  // what is dropped within, and at the end, is 2
+  Tensor2<double> elsewhere(x.shape());
+  dropout_forward(ones, half, elsewhere);
+  const auto within = layer.forward(x, {.hidden_dropout = half});
+  const auto at_end = layer.forward(x, {.output_dropout = half});
+  const auto kept_by_both = [&](const Tensor2<double>& a, double of_a, const Tensor2<double>& b) {
+    Index count = 0;
+    for_each_index(a.shape(), [&](const Shape<2>& at) { count += a(at) > of_a && b(at) > 0; });
+    return count;
+  };
+  for (const Index both : {kept_by_both(within, 1, at_end), kept_by_both(within, 1, elsewhere),
+                           kept_by_both(at_end, 0, elsewhere)}) {
+    CHECK(both > 64 - 32);  // of 256 a quarter; 32 are more than 4 deviations
+    CHECK(both < 64 + 32);
+  }
+}
+
 TEST_CASE("FeedForward adds to gradients, takes any number of rows, and starts by seed", "[nn]") {
   const FeedForward<double> module({.d_model = 6}), again({.d_model = 6}),
       other({.d_model = 6, .seed = 1});

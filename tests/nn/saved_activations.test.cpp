@@ -101,10 +101,12 @@ TEMPLATE_TEST_CASE("a FeedForward's cache in 16 bits is that of floats with its 
   } else {
     activation_forward(activation, In<float, 2>(mended.hidden), mended.activated);
   }
-  dropout_forward(In<float, 2>(mended.activated), call.hidden_dropout, mended.activated);
+  detail::drop_forward<float>(mended.activated, call.hidden_dropout, DropoutStream::hidden,
+                              mended.activated, {});
   round_all<TestType>(mended.activated);
   linear_forward(In<float, 2>(mended.activated), p.w_out, p.b_out, expected);
-  dropout_forward(In<float, 2>(expected), call.output_dropout, expected);
+  detail::drop_forward<float>(expected, call.output_dropout, DropoutStream::feed_forward, expected,
+                              {});
   CHECK(bitwise_equal(y, expected));
   auto got = module.zero_gradients(), want = module.zero_gradients();
   CHECK(bitwise_equal(module.backward(dy, cache, got), module.backward(dy, mended, want)));

@@ -6,10 +6,11 @@
 #include <vector>
 
 #include "headwise/kernels/score_function.hpp"
-#include "headwise/nn/multi_head_attention.hpp"
+#include "headwise/nn/transformer_decoder.hpp"
 #include "headwise/testing/close_to.hpp"
 #include "support/catch.hpp"
 #include "support/draw.hpp"
+#include "support/failing_memory.hpp"
 
 namespace nn_score_gradients {
 
@@ -97,6 +98,41 @@ TEST_CASE("each of four biases of a module has the gradient of their sum", "[nn]
   for (const Tensor4<double>& d_bias : gradients_of(biases)) {
     CHECK(close_to(d_bias, expected[0], 1e-13));
   }
+}
+
+TEST_CASE("zero sets back what gradients of scores view, of modules, blocks and decoders", "[nn]") {
+  TransformerDecoder<double> decoder(
+      {.vocabulary = 5, .max_length = 4, .num_blocks = 2, .block = {.d_model = 4, .num_heads = 2}});
+  auto of_decoder = decoder.zero_gradients();
+  auto of_module = MultiHeadAttention<double>(4, 2).zero_gradients();
+  auto of_block = of_decoder.blocks[0];
+  std::array<Tensor1<double>, 4> to;
+  for (auto& d_scale : to) d_scale = Tensor1<double>({1}, {7});
+  of_module.score.d_scale = to[0], of_block.attention.score.d_scale = to[1];
+  for (std::size_t n : {0u, 1u}) of_decoder.blocks[n].attention.score.d_scale = to[n + 2];
+  of_module.zero(), of_block.zero(), of_decoder.zero();
+  for (const auto& d_scale : to) CHECK(d_scale(0) == 0);
+}
+
+TEST_CASE("a decoder that runs out of memory leaves gradients of scores as they were", "[nn]") {
+  const TransformerDecoder<double> decoder(
+      {.vocabulary = 5, .max_length = 4, .num_blocks = 3, .block = {.d_model = 4, .num_heads = 2}});
+  const Tensor2<std::int64_t> tokens({1, 4}, {1, 3, 0, 2});
+  const auto d_logits = random_tensor<double>(Shape{4, 5}, 1);
+  TransformerDecoderCache<double> cache;
+  (void)decoder.forward(tokens, {}, cache);
+  auto gradients = decoder.zero_gradients();
+  Tensor1<double> own({3}, {1, 2, 3});  // every other element; the last two blocks share one
+  gradients.blocks[0].attention.score.d_scale = {&own(0), Shape{1}};
+  for (std::size_t n : {1u, 2u}) gradients.blocks[n].attention.score.d_scale = {&own(2), Shape{1}};
+  const auto backward = [&](std::pmr::memory_resource* memory) {
+    decoder.backward(d_logits, cache, gradients, {.memory = memory});
+  };
+  const auto unchanged = [&] { return own(0) == 1 && own(1) == 2 && own(2) == 3; };
+  CHECK(fail_in_turn(backward, unchanged) > 10);
+  CHECK(own(0) != 1);
+  CHECK(own(2) != 3);
+  CHECK(own(1) == 2);
 }
 
 }  // namespace nn_score_gradients

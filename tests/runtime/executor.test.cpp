@@ -61,6 +61,10 @@ TEST_CASE("an ExecutorRef is serial by default and any executor otherwise", "[ru
   own.run(3, [&](Index task, Index) { order.push_back(task); });
   CHECK(order == std::vector<Index>{2, 1, 0});
 
+  const SerialExecutor unchanging;
+  const ExecutorRef to_const = unchanging;
+  check_runs(to_const);
+
   STATIC_REQUIRE(Executor<ThreadPool>);
   STATIC_REQUIRE(Executor<Backwards>);
   STATIC_REQUIRE_FALSE(Executor<NotAnExecutor>);

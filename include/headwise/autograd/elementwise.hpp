@@ -214,6 +214,11 @@ template <Scalar T, int R>
 Variable<T, R> operator*(const Variable<T, R>& x, const std::type_identity_t<T>& alpha) {
   return scale(x, alpha);
 }
+/// By a number: times 1 / number.
+template <Scalar T, int R>
+Variable<T, R> operator/(const Variable<T, R>& x, const std::type_identity_t<T>& number) {
+  return scale(x, T(1) / number);
+}
 template <Scalar T, int R>
 Variable<T, R> operator-(const Variable<T, R>& x) {
   return scale(x, T(-1));

@@ -23,7 +23,7 @@ template <class T>
 class Gradients {
  public:
   Gradients(std::pmr::vector<Node<T>>& nodes, const Context& context)
-      : nodes_(nodes), context_(context), pieces_(context.memory) {}
+      : nodes_(nodes), context_(context), pieces_(context.memory), callers_(context.memory) {}
 
   /// The view of a gradient that is there.
   template <int R>
@@ -42,12 +42,12 @@ class Gradients {
     }
     Node<T>& node = node_at(at.node);
     node.reached = true;
-    const bool first = node.opened_by != pass;
     if (node.to_caller) {
-      if (wanted != Wanted::added || !first) return temporary(at.shape, wanted == Wanted::added);
-      node.opened_by = pass;
-      return {view(node, at.offset, at.shape, at.strides), {}};
+      const Out<T, R> to = view(node, at.offset, at.shape, at.strides);
+      if (wanted == Wanted::added && opens_first(to, pass)) return {to, {}};
+      return temporary(at.shape, wanted == Wanted::added);
     }
+    const bool first = node.opened_by != pass;
     begin(node);
     const Out<T, R> to = view(node, at.offset, at.shape, at.strides);
     if (is_free(node, to)) {
@@ -115,6 +115,20 @@ class Gradients {
   void forget_pieces() { pieces_.rewind({}); }
 
  private:
+  /// Whether memory of the caller's is opened by a pass for the first time: several nodes may be
+  /// of the same. Throws std::bad_alloc.
+  template <int R>
+  bool opens_first(const In<T, R>& to, Index pass) {
+    if (pass != callers_of_) callers_.clear();
+    callers_of_ = pass;
+    const Footprint place("", to);
+    for (const Footprint& other : callers_) {
+      if (overlap(other, place)) return false;
+    }
+    callers_.push_back(place);
+    return true;
+  }
+
   Node<T>& node_at(Index node) { return nodes_[static_cast<std::size_t>(node)]; }
 
   void begin(Node<T>& node) {
@@ -184,6 +198,8 @@ class Gradients {
   std::pmr::vector<Node<T>>& nodes_;
   const Context& context_;
   Stack pieces_;
+  std::pmr::vector<Footprint> callers_;  // places that a pass has opened
+  Index callers_of_ = 0;                 // that pass
 };
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

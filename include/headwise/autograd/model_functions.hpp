@@ -60,7 +60,7 @@ Variable<T, R> swiglu(const Variable<T, R>& gate, const Variable<T, R>& up) {
 /// Keeps x, gamma and a number a row. Throws as rms_norm_forward.
 template <Scalar T, int R>
 Variable<T, R> rms_norm(const Variable<T, R>& x, const Variable<T, 1>& gamma = {},
-                        const std::type_identity_t<T>& epsilon = T(1e-5)) {
+                        const std::type_identity_t<T>& epsilon = T(1e-6)) {
   const Variable<T, 2> rows = as_rows(x);
   Recording<T> call({"rms_norm"}, rows, gamma);
   const Out<T, 2> y = call.output(rows.shape());
@@ -87,7 +87,7 @@ Variable<T, R> rms_norm(const Variable<T, R>& x, const Variable<T, 1>& gamma = {
 /// Keeps x, gamma and a number a row. Throws as rms_norm_forward.
 template <Scalar T>
 Variable<T, 4> rms_norm(const Variable<T, 4>& x, const Variable<T, 1>& gamma = {},
-                        const std::type_identity_t<T>& epsilon = T(1e-5)) {
+                        const std::type_identity_t<T>& epsilon = T(1e-6)) {
   Recording<T> call({"rms_norm"}, x, gamma);
   const Out<T, 4> y = call.output(x.shape());
   const auto rstd = call.kept(Shape{x.extent(0), x.extent(1), x.extent(2)});
@@ -127,6 +127,9 @@ Variable<T, 2> embedding(In<Id, 1> tokens, const Variable<T, 2>& table) {
   return call.finish(In<T, 2>(y), backward);
 }
 
+template <TokenId Id, Scalar T>
+void embedding(const Tensor<Id, 1>&& temporary, const Variable<T, 2>& table) = delete;
+
 /// Logits by the table of an embedding: h times its transpose.
 ///
 /// h         [..., D]
@@ -153,30 +156,35 @@ Variable<T, R> tied_head(const Variable<T, R>& h, const Variable<T, 2>& table) {
   return like_rows_of(h.shape(), call.finish(In<T, 2>(logits), backward));
 }
 
-/// Queries or keys [B, H, L, d], turned by where they stand. Nothing is kept. Throws as
-/// rotary_forward.
+/// Queries or keys [B, H, L, d], turned by where they stand. Nothing is kept but frequencies, of
+/// which a copy is. Throws as rotary_forward.
 template <Scalar T>
 Variable<T, 4> rotary(const Variable<T, 4>& x, const RotaryOptions& options) {
   Recording<T> call({"rotary"}, x);
   const Out<T, 4> y = call.output(x.shape());
   rotary_forward(x.value(), options, y, call.context());
-  const auto backward = [to = call.target(x), options](BackwardPass<T>& pass, In<T, 4> dy) {
-    pass.assign([&](Out<T, 4> dx) { rotary_backward(dy, options, dx, pass.context()); }, to);
+  RotaryOptions kept = options;
+  kept.frequencies = options.frequencies.owned();
+  const auto backward = [to = call.target(x), kept](BackwardPass<T>& pass, In<T, 4> dy) {
+    pass.assign([&](Out<T, 4> dx) { rotary_backward(dy, kept, dx, pass.context()); }, to);
   };
   return call.finish(In<T, 4>(y), backward);
 }
 
 /// Queries or keys [N, H, d] of sequences that lie one behind the other, each turned from where it
-/// begins; starts have to outlive backward. Nothing is kept. Throws as packed_rotary_forward.
+/// begins; starts have to outlive backward. Nothing is kept but frequencies, of which a copy is.
+/// Throws as packed_rotary_forward.
 template <Scalar T>
 Variable<T, 3> packed_rotary(const Variable<T, 3>& x, LastingSpan<Index> starts,
                              const RotaryOptions& options) {
   Recording<T> call({"packed_rotary"}, x);
   const Out<T, 3> y = call.output(x.shape());
   packed_rotary_forward(x.value(), starts, options, y, call.context());
-  const auto backward = [=, to = call.target(x)](BackwardPass<T>& pass, In<T, 3> dy) {
+  RotaryOptions kept = options;
+  kept.frequencies = options.frequencies.owned();
+  const auto backward = [starts, kept, to = call.target(x)](BackwardPass<T>& pass, In<T, 3> dy) {
     const auto into = [&](Out<T, 3> dx) {
-      packed_rotary_backward(dy, starts, options, dx, pass.context());
+      packed_rotary_backward(dy, starts, kept, dx, pass.context());
     };
     pass.assign(into, to);
   };
@@ -207,5 +215,8 @@ Variable<T, 1> cross_entropy(const Variable<T, R>& logits, In<Id, 1> targets,
   };
   return call.finish(In<T, 1>(loss), backward);
 }
+template <TokenId Id, Scalar T, int R>
+void cross_entropy(const Variable<T, R>& logits, const Tensor<Id, 1>&& temporary,
+                   const CrossEntropyOptions& options = {}) = delete;
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -76,7 +76,8 @@ class MaskFunction {
 ///   });
 ///   flash_attention_forward(q, k, v, {.mask = {causal, Mask::function(dilated)}}, o, lse);
 ///
-/// Both attentions call it many times for a pair, from several threads: it says the same each time.
+/// Both attentions call it, and its bounds, many times for a pair, from several threads: they say
+/// the same each time, and must not throw.
 template <class F>
 auto mask_function(F callable) {
   static_assert(MaskCallable<F>,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "headwise/nn/init.hpp"
+#include "headwise/nn/named.hpp"
 #include "headwise/ops/embedding.hpp"
 #include "headwise/ops/linear.hpp"
 #include "headwise/runtime/viewed_input.hpp"
@@ -24,12 +25,12 @@ struct EmbeddingParameters {
   /// const.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") {
-    f(prefix + "table", as_view(table));
+    detail::call_named(f, prefix + "table", as_view(table));
   }
   /// The same of what is not written to.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") const {
-    f(prefix + "table", as_view(table));
+    detail::call_named(f, prefix + "table", as_view(table));
   }
 };
 
@@ -67,7 +68,7 @@ void run_tied_head_backward(const In<T, 2>& d_logits, const In<T, 2>& h, const I
 
   // d_logits^T h rather than its transpose: rows of dtable are written as they lie.
   const bool wants_dtable = dtable.size() != 0 && N != 0;
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   const kernels::Extents of_dtable{V, D, N};
   Tensor<T, 2> cleared;
   In<T, 2> learned = h;
@@ -188,8 +189,7 @@ class Embedding {
     detail::require_filled(function, cache);
     require_shape(function, "dy", dy, Shape{cache.tokens.extent(0), parameters_.table.extent(1)},
                   "the output");
-    require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
-                  "zero_gradients()");
+    require_gradients(function, gradients);
     embedding_backward(dy, In<std::int64_t, 1>(cache.tokens), gradients.table, context);
   }
 
@@ -209,8 +209,7 @@ class Embedding {
     constexpr std::string_view function = "Embedding::logits_backward";
     require_shape(function, "h", h, Shape{h.extent(0), parameters_.table.extent(1)},
                   "the width of the table");
-    require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
-                  "zero_gradients()");
+    require_gradients(function, gradients);
     auto dh = Tensor<T, 2>::uninitialized(h.shape(), context.memory);
     tied_head_backward(d_logits, h, In<W, 2>(parameters_.table), dh, gradients.table, context);
     return dh;
@@ -229,6 +228,14 @@ class Embedding {
   const EmbeddingParameters<T, W>& parameters() const { return parameters_; }
 
  private:
+  void require_gradients(std::string_view function, const EmbeddingParameters<T>& gradients) const {
+    require_shape(function, "gradients.table", gradients.table, parameters_.table.shape(),
+                  "zero_gradients()");
+    require(static_cast<const void*>(&gradients) != &parameters_, function,
+            "gradients are the module's parameters, expected a table of their own "
+            "(zero_gradients())");
+  }
+
   EmbeddingParameters<T, W> parameters_;
 };
 

@@ -148,6 +148,9 @@ class FeedForward {
     detail::require_feed_forward_cache(function, options_, cache);
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
     detail::require_feed_forward_gradients(function, parameters_, gradients);
+    require(static_cast<const void*>(&gradients) != &parameters_, function,
+            "gradients are the module's parameters, expected tensors of their own "
+            "(zero_gradients())");
   }
   Tensor<T, 2> run(In<T, 2> x, const Call& call, Cache& cache, const Context& context) const {
     require_call(x, call);

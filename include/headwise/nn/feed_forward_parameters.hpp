@@ -23,7 +23,7 @@ struct FeedForwardOptions {
   bool gated = false;                        // f(gate) up; with silu: SwiGLU
   bool bias = true;                          // of all products
   Init init = Init::xavier_normal;           // the scale of the weights at the start
-  std::uint64_t seed = 0;                    // of the weights at the start
+  std::uint64_t seed = 0;  // of the weights at the start: modules of one start alike
 
   /// All of them with every default filled in. Throws ArgumentError for what makes no module.
   FeedForwardOptions resolved() const {
@@ -95,7 +95,7 @@ struct FeedForwardParameters {
   static void walk(Self& self, F& f, const std::string& prefix) {
     const auto visit = [&](const std::string& kind, const auto& parts) {
       for (const auto& [name, view] : std::span(parts).subspan(self.gated ? 0 : 1)) {
-        f(kind + name, as_view(view));
+        detail::call_named(f, kind + name, as_view(view));
       }
     };
     visit(prefix + "W_", parts_of(self.gated, as_view(self.w_in), as_view(self.w_out)));

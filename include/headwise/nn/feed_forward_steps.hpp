@@ -51,14 +51,15 @@ void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParamete
   if (N != 0) activate_rows<T>(o.activation, h.gate, h.up, cache.activated, context);
   // 3 dropout
   if (cache.call.hidden_dropout.active()) {
-    dropout_forward(In<T, 2>(cache.activated), cache.call.hidden_dropout, cache.activated, context);
+    drop_forward<T>(cache.activated, cache.call.hidden_dropout, DropoutStream::hidden,
+                    cache.activated, context);
   }
   round_saved(cache.activated, cache.saved, context);
   // 4 linear
   linear_forward(In<T, 2>(cache.activated), p.w_out, p.b_out, y, context);
   // 5 dropout
   if (cache.call.output_dropout.active()) {
-    dropout_forward(In<T, 2>(y), cache.call.output_dropout, y, context);
+    drop_forward<T>(y, cache.call.output_dropout, DropoutStream::feed_forward, y, context);
   }
   drop_saved_floats(cache.hidden, cache.saved);
   drop_saved_floats(cache.activated, cache.saved);
@@ -121,7 +122,8 @@ class FeedForwardBackward {
     // 5 dropout
     if (cache.call.output_dropout.active()) {
       dropped_ = Tensor<T, 2>::uninitialized(dy.shape(), context.memory);
-      dropout_backward(dy, cache.call.output_dropout, dropped_, context);
+      drop_backward<T>(dy, cache.call.output_dropout, DropoutStream::feed_forward, dropped_,
+                       context);
       d_y_ = dropped_;
     }
     // 4 linear
@@ -129,7 +131,8 @@ class FeedForwardBackward {
     linear_backward(d_y_, cache.activated, In<W, 2>(p.w_out), d_activated, {}, {}, context);
     // 3 dropout
     if (cache.call.hidden_dropout.active()) {
-      dropout_backward(In<T, 2>(d_activated), cache.call.hidden_dropout, d_activated, context);
+      drop_backward<T>(d_activated, cache.call.hidden_dropout, DropoutStream::hidden, d_activated,
+                       context);
     }
     // 2 activation; in place where there is no gate
     if (o.gated) d_hidden_ = Tensor<T, 2>::uninitialized({N, o.in_width()}, context.memory);

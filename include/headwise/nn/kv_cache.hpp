@@ -244,7 +244,8 @@ class KeyValueCache {
   }
   void go_back(Index b, Index n) { set(b, at(b).back_to(slots_, lengths_(b) - n)); }
 
-  /// Behind what is there, which drops what has to make room, and stays as long as it is.
+  /// Writes rows into the slots behind those that are filled; where there is no room, keys that no
+  /// query sees any more are dropped first. Lengths stay: keep() is what changes them.
   void write(const In<T, 4>& k, const In<T, 4>& v, std::span<const Index> counts) {
     for (Index b = 0; b < lengths_.size(); ++b) {
       const Index n = detail::count_of(counts, b, k.extent(2));

@@ -34,7 +34,7 @@ struct LayerNormParameters {
   static void walk(Self& self, F& f, const std::string& prefix) {
     using detail::Named;
     for (const auto& [name, vector] : {Named{"gamma", &self.gamma}, Named{"beta", &self.beta}}) {
-      if (!vector->absent()) f(prefix + name, as_view(*vector));
+      if (!vector->absent()) detail::call_named(f, prefix + name, as_view(*vector));
     }
   }
 };

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "headwise/nn/init.hpp"
+#include "headwise/nn/named.hpp"
 #include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/linear.hpp"
 #include "headwise/runtime/viewed_input.hpp"
@@ -31,8 +32,8 @@ struct LinearParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    f(prefix + "W", as_view(self.w));
-    if (!self.b.absent()) f(prefix + "b", as_view(self.b));
+    detail::call_named(f, prefix + "W", as_view(self.w));
+    if (!self.b.absent()) detail::call_named(f, prefix + "b", as_view(self.b));
   }
 };
 
@@ -51,7 +52,8 @@ class Linear {
     bool filled = false;  // whether forward has been called with it
   };
 
-  /// Weights by `init`, bias 0. Throws ArgumentError for a negative width.
+  /// Weights by `init`, bias 0; layers of one seed and shape start alike. Throws ArgumentError for
+  /// a negative width.
   Linear(Index in, Index out, bool bias = true, Init init = Init::xavier_normal,
          std::uint64_t seed = 0) {
     require(in >= 0, "Linear", "in is ", in, ", expected >= 0");

@@ -190,11 +190,11 @@ template <class T, class W>
 [[gnu::cold]] void trace_backward_inputs(const MultiHeadAttentionOptions& o,
                                          const MultiHeadAttentionParameters<T, W>& p,
                                          ProjectionGradients<T>& d, In<T, 3> dx_norm,
-                                         Trace& trace) {
-  trace_branch("dX_norm,Q", In<T, 3>(d.of_q(o)), In<W, 2>(p.W_Q()), trace);
-  trace_branch("dX_norm,K", In<T, 3>(d.of_k(o)), In<W, 2>(p.W_K()), trace);
-  trace_branch("dX_norm,V", In<T, 3>(d.of_v(o)), In<W, 2>(p.W_V()), trace);
-  trace.record("dX_norm", dx_norm);
+                                         const Context& context) {
+  trace_branch("dX_norm,Q", In<T, 3>(d.of_q(o)), In<W, 2>(p.W_Q()), context);
+  trace_branch("dX_norm,K", In<T, 3>(d.of_k(o)), In<W, 2>(p.W_K()), context);
+  trace_branch("dX_norm,V", In<T, 3>(d.of_v(o)), In<W, 2>(p.W_V()), context);
+  context.trace->record("dX_norm", dx_norm);
 }
 
 /// Rows of dy, or where the output was dropped what flows into it before, in `storage`.
@@ -250,7 +250,7 @@ CrossAttentionGradients<T> multi_head_attention_backward(
   // 2 linear
   backward_projections(p, inputs, cache.self_attention, d, of_inputs, context);
   if (context.trace != nullptr) {
-    trace_backward_inputs<T>(o, p, d, of_inputs.query, *context.trace);
+    trace_backward_inputs<T>(o, p, d, of_inputs.query, context);
   }
   // The gradients of the parameters of 6 linear and 2 linear, and
   // 1 layer_norm

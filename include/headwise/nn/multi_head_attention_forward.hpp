@@ -220,7 +220,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
   auto y = Tensor<T, 3>::uninitialized({cache.query.extent(0), cache.query.extent(1), o.d_model},
                                        context.memory);
   linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, p.b_o, merge_rows(y), context);
-  if (context.trace != nullptr) trace_forward(o, p, cache, In<T, 3>(y), *context.trace);
+  if (context.trace != nullptr) trace_forward(o, p, cache, In<T, 3>(y), context);
   // 7 dropout
   if (call.output_dropout.active()) {
     dropout_forward(In<T, 2>(merge_rows(y)), call.output_dropout, merge_rows(y), context);

@@ -38,7 +38,7 @@ struct MultiHeadAttentionOptions {
   /// not.
   std::optional<RotaryOptions> rotary = {};
   Init init = Init::xavier_normal;  // the scale of the weights at the start
-  std::uint64_t seed = 0;           // of the weights at the start
+  std::uint64_t seed = 0;           // of the weights at the start: modules of one start alike
 
   /// All of them with every default filled in, rotary frequencies as numbers of their own. Throws
   /// ArgumentError, or ShapeError for rotary.frequencies, for what makes no module; std::bad_alloc.

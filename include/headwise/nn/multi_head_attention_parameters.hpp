@@ -105,11 +105,13 @@ struct MultiHeadAttentionParameters {
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    for (const auto& [name, view] : matrices_of(self)) f(prefix + name, as_view(view));
+    for (const auto& [name, view] : matrices_of(self))
+      detail::call_named(f, prefix + name, as_view(view));
     for (const auto& [name, vector] : vectors_of(self)) {
-      if (!vector->absent()) f(prefix + name, as_view(*vector));
+      if (!vector->absent()) detail::call_named(f, prefix + name, as_view(*vector));
     }
-    if (!self.relative_bias.absent()) f(prefix + "relative_bias", as_view(self.relative_bias));
+    if (!self.relative_bias.absent())
+      detail::call_named(f, prefix + "relative_bias", as_view(self.relative_bias));
   }
   template <class Self>
   static auto matrices_of(Self& self) {
@@ -166,9 +168,10 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     MultiHeadAttentionParameters<T>::for_each(f, "grad_");
   }
 
-  /// Everything back to 0.
+  /// Everything back to 0, what `score` views too.
   void zero() {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
+    score.for_each([](const auto& view) { fill(view, T(0)); });
   }
   /// Throws ShapeError unless every gradient has the shape of its parameter in `expected`.
   template <class W>

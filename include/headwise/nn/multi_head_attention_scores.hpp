@@ -2,7 +2,8 @@
 // the gradients of both.
 #pragma once
 
-#include "headwise/nn/multi_head_attention_parameters.hpp"
+#include "headwise/nn/multi_head_attention_cache.hpp"
+#include "headwise/ops/score_gradients.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -52,6 +53,18 @@ ScoreGradients<T> score_gradients(MultiHeadAttentionGradients<T>& gradients) {
   return all;
 }
 
+/// Throws ShapeError or ArgumentError unless the views that a caller gave for what changes scores
+/// belong to something in the call, have its shape, and share memory with nothing that backward
+/// reads, as far as it knows.
+template <class T, class W>
+void require_given_score_gradients(std::string_view function,
+                                   const MultiHeadAttentionParameters<T, W>& p,
+                                   const ScoreGradients<T>& given,
+                                   const MultiHeadAttentionCache<T>& cache, const Footprint& dy) {
+  if (!given.any()) return;
+  require_score_gradients<T>(function, given, attention_options(cache.call, p), {dy});
+}
+
 HEADWISE_STRICT_MATH_BEGIN
 
 /// A tensor of 0 for each gradient that is asked for: what a backward gathers before it adds to
@@ -82,6 +95,20 @@ class ScoreGradientTensors {
       for_each_index(tensor.shape(), [&](const auto& at) { sum(at) = sum(at) + tensor(at); });
     });
   }
+
+  /// Copies from and to what it was made like.
+  ///@{
+  void copy_from(const ScoreGradients<T>& from) {
+    walk(*this, from, [](auto& tensor, const auto& view) {
+      if (!tensor.absent()) copy(view, tensor);
+    });
+  }
+  void copy_to(const ScoreGradients<T>& to) const {
+    walk(*this, to, [](const auto& tensor, const auto& view) {
+      if (!tensor.absent()) copy(tensor, view);
+    });
+  }
+  ///@}
 
  private:
   /// f(tensor, the gradient that it stands for) for each.

@@ -11,13 +11,19 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
+/// What the steps that are made for a trace run with: what the call does, but that they count
+/// nothing.
+inline Context untraced(const Context& context) {
+  return {.executor = context.executor, .memory = context.memory, .products = context.products};
+}
+
 /// Scores [B, H, L, S] as softmax reads them: scaled, biased, -infinity where hidden.
 template <class T>
-[[gnu::cold]] Tensor<T, 4> traced_scores(const AttentionOptions<T>& options,
-                                         const Heads<T>& heads) {
+[[gnu::cold]] Tensor<T, 4> traced_scores(const AttentionOptions<T>& options, const Heads<T>& heads,
+                                         const Context& context) {
   const auto sizes = require_attention<T>("Trace", heads.q, heads.k, heads.v, options);
   Tensor<T, 4> scores({sizes.B, sizes.H, sizes.L, sizes.S});
-  const kernels::Kernels<T>& run = kernels::kernels_here<T>();
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   Tensor<T, 1> packed({run.gemm_scratch({sizes.L, sizes.S, sizes.d})});
   for (Index b = 0; b < sizes.B; ++b) {
     for (Index h = 0; h < sizes.H; ++h) {
@@ -55,14 +61,15 @@ template <class T, class W>
 template <class T>
 [[gnu::cold]] void trace_weights(const MultiHeadAttentionCache<T>& cache,
                                  const AttentionOptions<T>& options, const Heads<T>& heads,
-                                 Trace& trace) {
-  trace.record("A", traced_scores(options, heads));
+                                 const Context& context) {
+  Trace& trace = *context.trace;
+  trace.record("A", traced_scores(options, heads, context));
   if (cache.weights.absent()) {
     Tensor<T, 4> weights(
         {heads.q.extent(0), heads.q.extent(1), heads.q.extent(2), heads.k.extent(2)});
     Tensor<T, 4> unused(
         {heads.q.extent(0), heads.q.extent(1), heads.q.extent(2), heads.v.extent(3)});
-    attention_forward(heads.q, heads.k, heads.v, options, weights, unused);
+    attention_forward(heads.q, heads.k, heads.v, options, weights, unused, untraced(context));
     trace.record("AS", weights);
   } else {
     trace.record("AS", cache.weights);
@@ -74,13 +81,15 @@ template <class T, class W>
 [[gnu::cold]] void trace_forward(const MultiHeadAttentionOptions& o,
                                  const MultiHeadAttentionParameters<T, W>& p,
                                  const MultiHeadAttentionCache<T>& cache, In<T, 3> y,
-                                 Trace& trace) {
+                                 const Context& context) {
+  Trace& trace = *context.trace;
   const Heads<T> heads = heads_of(o, cache);
-  if (!cache.call.packed()) trace_weights(cache, attention_options(cache.call, p), heads, trace);
+  if (!cache.call.packed()) trace_weights(cache, attention_options(cache.call, p), heads, context);
   trace.record("AO_heads", split_heads(cache.context, o.num_heads));
   trace.record("AO_cat", cache.context);
   Tensor<T, 3> before_bias(y.shape());
-  linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, {}, merge_rows(before_bias));
+  linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, {}, merge_rows(before_bias),
+                 untraced(context));
   trace.record("AO_lin", before_bias);
   trace.record("AO_bias", y);
 }
@@ -88,11 +97,12 @@ template <class T, class W>
 /// What one projection brings to the gradient of its input: dq W^T.
 template <class T, class W>
 [[gnu::cold]] void trace_branch(std::string_view name, In<T, 3> d_projection, In<W, 2> w,
-                                Trace& trace) {
+                                const Context& context) {
   Tensor<T, 3> branch({d_projection.extent(0), d_projection.extent(1), w.extent(0)});
   const Tensor<T, 2> x({branch.extent(0) * branch.extent(1), w.extent(0)});
-  linear_backward(In<T, 2>(merge_rows(d_projection)), x, w, merge_rows(branch), {}, {});
-  trace.record(name, branch);
+  linear_backward(In<T, 2>(merge_rows(d_projection)), x, w, merge_rows(branch), {}, {},
+                  untraced(context));
+  context.trace->record(name, branch);
 }
 
 /// Gradients of the heads.
@@ -112,8 +122,7 @@ template <class T, class Finish>
 [[gnu::cold]] void trace_backward_ends(const MultiHeadAttentionOptions& o, Tensor<T, 3> dx,
                                        const Finish& finish, const Context& context) {
   MultiHeadAttentionGradients<T> alone(o, context.memory);
-  finish(dx, alone,
-         {.executor = context.executor, .memory = context.memory, .products = context.products});
+  finish(dx, alone, untraced(context));
   context.trace->record("dX", dx);
   alone.MultiHeadAttentionParameters<T>::for_each(
       [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");

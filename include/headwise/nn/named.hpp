@@ -1,6 +1,8 @@
 // Tensors of a module by name, as loops over them read.
 #pragma once
 
+#include <string>
+
 namespace headwise::inline v0_1::detail {
 
 /// A tensor, a view or a pointer to one, by its name:
@@ -16,5 +18,11 @@ struct Named {
 };
 template <class V>
 Named(const char*, V) -> Named<V>;
+
+/// f(name, view), for an f that may take the name as auto&.
+template <class F, class V>
+void call_named(F& f, const std::string& name, const V& view) {
+  f(name, view);
+}
 
 }  // namespace headwise::inline v0_1::detail

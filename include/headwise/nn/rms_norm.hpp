@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "headwise/nn/named.hpp"
 #include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/rms_norm.hpp"
 #include "headwise/runtime/viewed_input.hpp"
@@ -19,12 +20,12 @@ struct RMSNormParameters {
   /// where this is not const.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") {
-    if (!gamma.absent()) f(prefix + "gamma", as_view(gamma));
+    if (!gamma.absent()) detail::call_named(f, prefix + "gamma", as_view(gamma));
   }
   /// The same of what is not written to.
   template <class F>
   void for_each(F&& f, const std::string& prefix = "") const {
-    if (!gamma.absent()) f(prefix + "gamma", as_view(gamma));
+    if (!gamma.absent()) detail::call_named(f, prefix + "gamma", as_view(gamma));
   }
 };
 

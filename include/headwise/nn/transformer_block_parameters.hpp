@@ -34,7 +34,7 @@ struct TransformerBlockOptions {
   Index relative_reach = 0;                  // R, learned biases of distances; 0: none
   std::optional<RotaryOptions> rotary = {};  // positions of queries and keys; {}: none
   Init init = Init::xavier_normal;           // the scale of the weights at the start
-  std::uint64_t seed = 0;                    // of the weights at the start
+  std::uint64_t seed = 0;  // of the weights at the start: modules of one start alike
 
   /// All of them with every default filled in. Throws ArgumentError, in the words of the module
   /// within, for what makes no block.
@@ -153,9 +153,10 @@ struct TransformerBlockParameters {
     walk(*this, f, prefix);
   }
 
-  /// Everything to 0, as of gradients between two steps.
+  /// Everything to 0, as of gradients between two steps, what `attention.score` of such views too.
   void zero() {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
+    if constexpr (requires { attention.score; }) attention.zero();
   }
 
  private:

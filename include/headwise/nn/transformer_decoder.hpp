@@ -95,6 +95,11 @@ class TransformerDecoder {
     require_shape(function, "d_logits", d_logits, Shape{cache.tokens.size(), options_.vocabulary},
                   "the output");
     require_gradients(function, gradients);
+    for (std::size_t n = 0; n < parameters_.blocks.size(); ++n) {
+      detail::require_given_score_gradients(function, parameters_.blocks[n].attention,
+                                            gradients.blocks[n].attention.score,
+                                            cache.blocks[n].attention, {"d_logits", d_logits});
+    }
     detail::decoder_backward<T>(options_, parameters_, d_logits, cache, gradients, context);
   }
 

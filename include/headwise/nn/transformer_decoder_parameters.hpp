@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "headwise/nn/named.hpp"
 #include "headwise/nn/transformer_block_parameters.hpp"
 #include "headwise/tensor/philox.hpp"
 
@@ -169,16 +170,18 @@ struct TransformerDecoderParameters {
     walk(*this, f, prefix);
   }
 
-  /// Everything to 0, as of gradients between two steps.
+  /// Everything to 0, as of gradients between two steps, what `attention.score` of their blocks
+  /// views too.
   void zero() {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
+    for (auto& block : blocks) block.zero();
   }
 
  private:
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
-    f(prefix + "token", as_view(self.token));
-    if (!self.position.absent()) f(prefix + "position", as_view(self.position));
+    detail::call_named(f, prefix + "token", as_view(self.token));
+    if (!self.position.absent()) detail::call_named(f, prefix + "position", as_view(self.position));
     for (std::size_t n = 0; n < self.blocks.size(); ++n) {
       self.blocks[n].for_each(f, prefix + "blocks." + std::to_string(n) + ".");
     }

@@ -33,11 +33,12 @@ class TransformerDecoderState {
   Index length(Index b) const { return caches_.empty() ? 0 : caches_[0].length(b); }
   /// Tokens of each sequence that still fit.
   Index room() const { return caches_.empty() ? 0 : caches_[0].room(); }
-  /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many.
+  /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many, and
+  /// the caches still hold what comes before them: a window drops keys.
   void rollback(Index n) {
     for (KeyValueCache<T>& cache : caches_) cache.rollback(n);
   }
-  /// Forgets the last n tokens of sequence b. Throws ArgumentError unless there are so many.
+  /// Forgets the last n tokens of sequence b. Throws as that of all does.
   void rollback(Index b, Index n) {
     for (KeyValueCache<T>& cache : caches_) cache.rollback(b, n);
   }

@@ -158,6 +158,11 @@ class RestoredGradients {
         std::copy_n(part.saved + i * part.width, part.width, part.to + i * part.step);
       }
     }
+    // Blocks may share these: the first that was saved is what they all held.
+    while (!scores_.empty()) {
+      scores_.back().saved.copy_to(scores_.back().to);
+      scores_.pop_back();
+    }
   }
 
   /// Throws std::bad_alloc.
@@ -173,8 +178,16 @@ class RestoredGradients {
       for (Index i = 0; i < rows; ++i) to = std::copy_n(part.to + i * part.step, width, to);
       parts_.push_back(part);
     });
+    const ScoreGradients<T>& to_scores = gradients.attention.score;
+    if (!to_scores.any()) return;
+    ScoreGradientTensors<T> of_scores(to_scores, memory_);
+    of_scores.copy_from(to_scores);
+    scores_.push_back({to_scores, std::move(of_scores)});
   }
-  void keep() { parts_.clear(); }
+  void keep() {
+    parts_.clear();
+    scores_.clear();
+  }
 
  private:
   struct Part {
@@ -182,9 +195,14 @@ class RestoredGradients {
     const T* saved;
     Index rows, step, width;
   };
+  struct Scores {
+    ScoreGradients<T> to;
+    ScoreGradientTensors<T> saved;
+  };
   std::pmr::memory_resource* memory_;
   std::vector<Tensor<T, 1>> saved_;
   std::vector<Part> parts_;
+  std::vector<Scores> scores_;
 };
 
 /// Step 1, of the positions: dh [B L, D].

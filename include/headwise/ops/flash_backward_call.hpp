@@ -65,7 +65,7 @@ class FlashBackwardCall {
     } else {
       run_heads();
     }
-    begin_idle_queries();
+    begin_unseeing_queries();
     score_.finish();
   }
 
@@ -144,7 +144,7 @@ class FlashBackwardCall {
   }
 
   /// The queries that no block of keys began with.
-  void begin_idle_queries() {
+  void begin_unseeing_queries() {
     for_query_blocks([&](Index b, Index h, Index i0, Index rows) {
       if (turns_.done(place_of(b, h, i0)) == 0) begin_queries(head_at(b, h), b, h, i0, rows);
     });

@@ -48,11 +48,11 @@ struct GemmTasks {
         across(count_parts(size.N, N)),
         count(across * count_parts(size.M, M)) {}
 
-  /// Of so many tasks one after the other, in that of K multiply-adds: a task packs its columns of
-  /// b, and reads or copies its rows of a. Workers do not all begin and end at once (`late`, of a
-  /// task), and what one has in its cache another has to fetch (`share`, once). By these numbers
-  /// six products of modules are cut within 6 % of the best of 30 ways (2 cores of an AMD EPYC of
-  /// family 26).
+  /// How long one worker takes for `turns` tasks, one after the other, in units of the time of K
+  /// multiply-adds. A task packs its columns of b, and reads or copies its rows of a. Workers do
+  /// not all begin and end at once (`late`, a share of a task), and what one has in its cache
+  /// another has to fetch (`share`, once). By these numbers six products of modules are cut within
+  /// 6 % of the best of 30 ways (2 cores of an AMD EPYC of family 26).
   double time(Index turns, Index K, bool packs_a) const {
     constexpr double share = 500000, begin = 50000, pack = 16, copy = 40, read = 8, late = 0.1;
     const auto m = static_cast<double>(rows), n = static_cast<double>(columns);

@@ -11,11 +11,11 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 /// How many parts of `size` n has, the last of which may be smaller.
 constexpr Index count_parts(Index n, Index size) { return (n + size - 1) / size; }
 
-/// Tasks of attention, of so many multiply-adds together. Those that are done sooner than another
-/// thread has taken over its part stay with the calling one. (Forward + backward of a module of
-/// width 64 with 4 heads took two threads whose cores lie apart 1.5, 1.3, 1.2 and 0.96 of the time
-/// of one for 16, 32, 64 and 128 tokens while all attention was shared; where they lie beside each
-/// other attention alone took 1.0 to 0.5. AMD EPYC of family 26.)
+/// Runs the tasks of attention, which have `multiply_adds` together: on the calling thread alone
+/// where these take no longer than to hand a part of them to another. (Forward + backward of a
+/// module of width 64 with 4 heads took two threads whose cores lie apart 1.5, 1.3, 1.2 and 0.96 of
+/// the time of one for 16, 32, 64 and 128 tokens while all attention was shared; where they lie
+/// beside each other attention alone took 1.0 to 0.5. AMD EPYC of family 26.)
 inline void run_tasks(const Context& context, Index tasks, double multiply_adds, TaskRef task) {
   constexpr double worth_sharing = 500000;
   if (multiply_adds < worth_sharing) {

@@ -67,7 +67,7 @@ kernels::Matrix<T> bias_gradient(const InOut<T, 4>& gradient, Index b, Index h) 
   return {gradient.data() + b * step(0) + h * step(1), step(2), step(3)};
 }
 
-/// Where all of a head's gradients are, for who has them to himself.
+/// Where a head adds in the caller's gradients, for a task beside which no other adds to them.
 template <class T>
 kernels::ScoreFlows<T> flows_into(const ScoreGradients<T>& to, Index b, Index h) {
   kernels::ScoreFlows<T> flows;
@@ -125,8 +125,8 @@ class ScoreGradientSums {
     }
     return shared || blocks_in_order();
   }
-  /// Whether blocks of keys do, of one head or of several that share the keys: those of a head add
-  /// to a row of queries in turns, and no others wait for each other.
+  /// Whether blocks of keys have to run one after the other, too: where queries, or heads that
+  /// share keys, share a bias that differs from key to key, two blocks would add to one element.
   bool blocks_in_order() const {
     const AttentionSizes& s = sequences_.sizes;
     bool shared = false;

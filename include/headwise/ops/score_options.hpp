@@ -68,11 +68,20 @@ struct ScoreGradients {
   /// Of the mask's biases in the order in which they were listed, each of its bias's shape.
   std::array<InOut<T, 4>, AttentionMask<T>::most> d_biases = {};
 
+  /// f(view) for each, those that are not asked for too.
+  template <class F>
+  void for_each(F&& f) const {
+    f(d_scale);
+    f(d_alibi_slopes);
+    f(d_relative_bias);
+    f(d_sinks);
+    f(d_function);
+    for (const InOut<T, 4>& d_bias : d_biases) f(d_bias);
+  }
   /// Whether one is asked for.
   bool any() const {
-    bool asked = !d_scale.absent() || !d_alibi_slopes.absent() || !d_relative_bias.absent() ||
-                 !d_sinks.absent() || !d_function.absent();
-    for (const InOut<T, 4>& d_bias : d_biases) asked = asked || !d_bias.absent();
+    bool asked = false;
+    for_each([&](const auto& view) { asked = asked || !view.absent(); });
     return asked;
   }
 };

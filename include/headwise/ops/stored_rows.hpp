@@ -25,8 +25,8 @@ void round_rows(float* x, Index rows, Index N, const kernels::Matrix<U>& to) {
   }
 }
 
-/// write(rows of T) for to [rows, N]: these themselves, or others in `scratch` [rows, N], which are
-/// then stored in `to`.
+/// Calls write(m), m [rows, N] of T: `to` itself where it is of T, else `scratch`, which is rounded
+/// into `to` behind the call.
 template <class T, class U, class F>
 void write_rows(const kernels::Matrix<U>& to, Index rows, Index N, T* scratch, const F& write) {
   if constexpr (std::same_as<T, U>) {

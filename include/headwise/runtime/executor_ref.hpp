@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <type_traits>
 
 #include "headwise/runtime/num_threads.hpp"
 
@@ -30,10 +31,10 @@ class ExecutorRef {
   }
 
   /// How many workers there are.
-  Index concurrency() const { return executor_ == nullptr ? 1 : concurrency_(executor_); }
+  Index concurrency() const { return run_ == nullptr ? 1 : concurrency_(executor_); }
   /// As the Executor concept says.
   void run(Index tasks, TaskRef task) const {
-    if (executor_ == nullptr) {
+    if (run_ == nullptr) {
       SerialExecutor().run(tasks, task);
     } else {
       run_(executor_, tasks, task);
@@ -41,17 +42,33 @@ class ExecutorRef {
   }
 
  private:
+  union Address {
+    void* changing;
+    const void* constant;
+  };
+  template <class E>
+  static E& itself(Address executor) {
+    if constexpr (std::is_const_v<E>) {
+      return *static_cast<E*>(executor.constant);
+    } else {
+      return *static_cast<E*>(executor.changing);
+    }
+  }
   template <class E>
   void refer_to(E& executor) {
-    executor_ = std::addressof(executor);
-    concurrency_ = [](void* e) { return Index{static_cast<E*>(e)->concurrency()}; };
-    run_ = [](void* e, Index tasks, TaskRef task) { static_cast<E*>(e)->run(tasks, task); };
+    if constexpr (std::is_const_v<E>) {
+      executor_.constant = std::addressof(executor);
+    } else {
+      executor_.changing = std::addressof(executor);
+    }
+    concurrency_ = [](Address e) { return Index{itself<E>(e).concurrency()}; };
+    run_ = [](Address e, Index tasks, TaskRef task) { itself<E>(e).run(tasks, task); };
   }
 
   std::shared_ptr<ThreadPool> default_pool_;  // of a default one; null otherwise
-  void* executor_ = nullptr;
-  Index (*concurrency_)(void*) = nullptr;
-  void (*run_)(void*, Index, TaskRef) = nullptr;
+  Address executor_ = {nullptr};
+  Index (*concurrency_)(Address) = nullptr;
+  void (*run_)(Address, Index, TaskRef) = nullptr;  // null: the calling thread
 };
 
 }  // namespace headwise::inline v0_1

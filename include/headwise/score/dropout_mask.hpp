@@ -33,7 +33,12 @@ struct Dropout {
 HEADWISE_STRICT_MATH_END
 
 /// What a dropout is applied to. The same seed draws unrelated masks for each.
-enum class DropoutStream : std::uint32_t { weights = 1, output = 2 };
+enum class DropoutStream : std::uint32_t {
+  weights = 1,      // of attention
+  output = 2,       // of attention, or a matrix by itself
+  hidden = 3,       // what is within a feed-forward part
+  feed_forward = 4  // its output
+};
 
 }  // namespace headwise::inline v0_1
 

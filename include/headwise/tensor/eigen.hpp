@@ -42,6 +42,22 @@ Eigen::Map<const Eigen::Matrix<T, 1, Eigen::Dynamic>, 0, Eigen::InnerStride<>> e
     const In<T, 1>& view) {
   return {view.data(), view.extent(0), Eigen::InnerStride<>(view.stride(0))};
 }
+/// The same, to be written to.
+template <class T>
+Eigen::Map<Eigen::Matrix<T, 1, Eigen::Dynamic>, 0, Eigen::InnerStride<>> eigen_map(
+    const Out<T, 1>& view) {
+  return {view.data(), view.extent(0), Eigen::InnerStride<>(view.stride(0))};
+}
+/// The same of a tensor.
+template <class T>
+auto eigen_map(Tensor<T, 1>& tensor) {
+  return eigen_map(Out<T, 1>(tensor));
+}
+/// The same of a tensor that is only read.
+template <class T>
+auto eigen_map(const Tensor<T, 1>& tensor) {
+  return eigen_map(In<T, 1>(tensor));
+}
 
 namespace detail {
 
