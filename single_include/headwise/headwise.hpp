@@ -1829,6 +1829,7 @@ template <Scalar T>
 struct ScoreFunctionRef {
   using Score = T;                 ///< of the calls that it is for
   const void* function = nullptr;  // null for none
+  const T* values = nullptr;       // [P], of its parameters
   Index parameters = 0;            // P, of which it has gradients
   /// scores[n] becomes f(scores[n]).
   void (*change)(const void* function, const PairRun& run, T* scores) = nullptr;
@@ -1842,10 +1843,12 @@ struct ScoreFunctionRef {
   /// Of none.
   constexpr ScoreFunctionRef() noexcept {}
   /// Of a ScoreFunction, which converts itself.
-  constexpr ScoreFunctionRef(const void* of, Index count, decltype(change) change_scores,
+  constexpr ScoreFunctionRef(const void* of, std::span<const T> numbers,
+                             decltype(change) change_scores,
                              decltype(change_with_slopes) and_slopes, decltype(add_flows) flows)
       : function(of),
-        parameters(count),
+        values(numbers.data()),
+        parameters(static_cast<Index>(numbers.size())),
         change(change_scores),
         change_with_slopes(and_slopes),
         add_flows(flows) {}
@@ -28070,8 +28073,8 @@ auto checkpoint(F f, const Variable<T, R>&... inputs) {
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// f(to, from) for each tensor of `to` and the one of `from` that has its name, with grad_ in front
-/// or without. Throws ShapeError unless that has its shape: what was moved from has none.
+/// f(to, from) for each tensor of `to` and the one of `from` that has its name. Throws ShapeError
+/// unless that has its shape: what was moved from has none.
 template <class To, class From, class F>
 void for_each_of_both(std::string_view function, const std::string& argument, To& to,
                       const From& from, F&& f) {
@@ -28080,7 +28083,7 @@ void for_each_of_both(std::string_view function, const std::string& argument, To
     Shape<rank> found{};
     from.for_each([&](const std::string& other, auto y) {
       if constexpr (decltype(y)::rank == rank) {
-        if (other != name && other != "grad_" + name) return;
+        if (other != name) return;
         found = y.shape();
         if (found == x.shape()) f(x, y);
       }
@@ -30261,6 +30264,12 @@ AttentionOptions<T> with_learned(std::string_view function, AttentionOptions<T> 
             "in the options");
     require_shape(function, "function", learned.function.value(), Shape{score.function.parameters},
                   "the parameters of the score function");
+    for (Index p = 0; p < score.function.parameters; ++p) {
+      const T now = learned.function.value()(p), made_of = score.function.values[p];
+      require(!(now < made_of || made_of < now), function, "function's parameter ", p,
+              " is another number than the score function in the options was made of, expected "
+              "one that is made of these (anew where an optimiser has changed them)");
+    }
   }
   if (!learned.bias.absent()) options.mask.add(BiasMask<T>{call.save(learned.bias)});
   if (learned.scale.absent()) return options;
@@ -32261,6 +32270,8 @@ void tied_head_backward(In<T, 2> d_logits, In<std::type_identity_t<T>, 2> h, In<
 template <Scalar T, KeptAs<T> W = T>
 class Embedding {
  public:
+  /// What backward adds to.
+  using Gradients = EmbeddingParameters<T>;
   /// What forward leaves for backward: a copy of the tokens, which are small beside all else.
   struct Cache {
     Tensor<std::int64_t, 1> tokens;  // [N]
@@ -34361,17 +34372,17 @@ class ScoreFunction {
 #if HEADWISE_X86
     const InstructionSet set = instruction_set();
     if (simd_type && set == InstructionSet::avx512) {
-      return {this, static_cast<Index>(P), &score_functions::avx512::change<T, ScoreFunction>,
+      return {this, parameters, &score_functions::avx512::change<T, ScoreFunction>,
               &score_functions::avx512::change_with_slopes<T, ScoreFunction>,
               &score_functions::avx512::add_flows<T, ScoreFunction>};
     }
     if (simd_type && set == InstructionSet::avx2) {
-      return {this, static_cast<Index>(P), &score_functions::avx2::change<T, ScoreFunction>,
+      return {this, parameters, &score_functions::avx2::change<T, ScoreFunction>,
               &score_functions::avx2::change_with_slopes<T, ScoreFunction>,
               &score_functions::avx2::add_flows<T, ScoreFunction>};
     }
 #endif
-    return {this, static_cast<Index>(P), &score_functions::generic::change<T, ScoreFunction>,
+    return {this, parameters, &score_functions::generic::change<T, ScoreFunction>,
             &score_functions::generic::change_with_slopes<T, ScoreFunction>,
             &score_functions::generic::add_flows<T, ScoreFunction>};
   }
@@ -34770,20 +34781,9 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   In<T, 2> grad_relative_bias() const { return this->relative_bias; }
   ///@}
 
-  /// f("grad_W_Q", view) and so on.
-  template <class F>
-  void for_each(F&& f) {
-    MultiHeadAttentionParameters<T>::for_each(f, "grad_");
-  }
-  /// The same of what is not written to.
-  template <class F>
-  void for_each(F&& f) const {
-    MultiHeadAttentionParameters<T>::for_each(f, "grad_");
-  }
-
   /// Everything back to 0, what `score` views too.
   void zero() {
-    for_each([](const std::string&, auto view) { fill(view, T(0)); });
+    this->for_each([](const std::string&, auto view) { fill(view, T(0)); });
     score.for_each([](const auto& view) { fill(view, T(0)); });
   }
   /// Throws ShapeError unless every gradient has the shape of its parameter in `expected`.
@@ -34857,14 +34857,14 @@ void for_each_with_gradient(MultiHeadAttentionParameters<T>& parameters,
       In<U, rank> found;
       gradients.for_each([&](const std::string& gradient_name, auto gradient) {
         if constexpr (rank == decltype(gradient)::rank) {
-          if (gradient_name == "grad_" + name) found = gradient;
+          if (gradient_name == name) found = gradient;
         }
       });
       g(name, parameter, found);
     });
   };
   for_each_pair([](const std::string& name, auto parameter, auto gradient) {
-    require_shape("for_each_with_gradient", "grad_" + name, gradient, parameter.shape(),
+    require_shape("for_each_with_gradient", "the gradient of " + name, gradient, parameter.shape(),
                   "the shape of ", name);
   });
   for_each_pair(f);
@@ -35570,8 +35570,8 @@ template <class T, class Finish>
   MultiHeadAttentionGradients<T> alone(o, context.memory);
   finish(dx, alone, untraced(context));
   context.trace->record("dX", dx);
-  alone.MultiHeadAttentionParameters<T>::for_each(
-      [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
+  alone.for_each([&](const std::string& name, auto view) { context.trace->record(name, view); },
+                 "d");
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -37725,7 +37725,7 @@ struct FeedForwardOptions {
   }
 };
 
-/// One call. Give each dropout a seed of its own.
+/// One call.
 struct FeedForwardCall {
   Dropout hidden_dropout = {};  // of what the second product reads; none: inference
   Dropout output_dropout = {};  // of the output, after its bias
@@ -38229,6 +38229,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 class LayerNorm {
  public:
+  /// What backward adds to.
+  using Gradients = LayerNormParameters<T>;
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
     ViewedInput<T, 2> x;  // [N, D]
@@ -38401,6 +38403,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T, KeptAs<T> W = T>
 class Linear {
  public:
+  /// What backward adds to.
+  using Gradients = LinearParameters<T>;
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
     ViewedInput<T, 2> x;  // [N, K]
@@ -38548,6 +38552,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 class RMSNorm {
  public:
+  /// What backward adds to.
+  using Gradients = RMSNormParameters<T>;
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
     ViewedInput<T, 2> x;  // [N, D]
@@ -38927,7 +38933,6 @@ struct TransformerBlockOptions {
 };
 
 /// One call. Mask, score and starts are viewed: they must outlive the call, and its backward too.
-/// Give each dropout a seed of its own.
 template <Scalar T>
 struct TransformerBlockCall {
   AttentionMask<T> mask = {};      // none: every query sees every key
@@ -38996,7 +39001,7 @@ struct TransformerBlockParameters {
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
     self.norm1.for_each(f, prefix + "norm1.");
-    self.attention.MultiHeadAttentionParameters<T, W>::for_each(f, prefix + "attention.");
+    self.attention.for_each(f, prefix + "attention.");
     self.norm2.for_each(f, prefix + "norm2.");
     self.feed_forward.for_each(f, prefix + "feed_forward.");
   }
@@ -39665,8 +39670,7 @@ struct TransformerDecoderOptions {
   }
 };
 
-/// One call. Give each dropout a seed of its own; each block draws it with one that follows from it
-/// and the block's number.
+/// One call. Each block draws its dropouts by seeds that follow from these and the block's number.
 struct TransformerDecoderCall {
   Path path = Path::flash;         // both give the same function
   Dropout weight_dropout = {};     // of the attention weights; none: inference
@@ -40231,36 +40235,50 @@ class TransformerDecoder {
   template <TokenId Id>
   Tensor<T, 2> step(In<Id, 2> tokens, std::span<const Index> counts, State& state,
                     const Context& context = {}) const {
+    require_step("TransformerDecoder::step", tokens, counts, state);
     const Index B = tokens.extent(0), n = tokens.extent(1);
-    require_step(tokens, counts, state);
-    const auto count = [&](Index b) { return detail::count_of(counts, b, n); };
-
-    // 1 embedding
-    const auto kept = detail::kept_tokens(tokens, counts, context.memory);
-    const auto rows_of = [&](Index b) {
-      return detail::PlacedRows{b * n, state.length(b), count(b)};
-    };
-    Tensor<T, 3> h = detail::embed<T>(parameters_, kept, B, rows_of, context);
-    // 2 blocks
-    MultiHeadAttentionStepCall<T> call{.counts = counts};
-    options_.change_scores<T>(call);
-    for (std::size_t b = 0; b < parameters_.blocks.size(); ++b) {
-      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, call,
-                                         state.caches_[b], context);
-    }
-    // 3 norm, 4 tied head
+    const Tensor<T, 3> h = run_blocks(tokens, counts, state, context);
     auto last = Tensor<T, 3>::uninitialized({B, 1, options_.block.d_model}, context.memory);
     for (Index b = 0; b < B; ++b) {
-      const Index at = std::max<Index>(count(b) - 1, 0);
+      const Index at = std::max<Index>(detail::count_of(counts, b, n) - 1, 0);
       copy(In<T, 2>(slice(select(h, b), 0, at, 1)), select(last, b));
     }
+    // 3 norm, 4 tied head
     Cache unused;
     Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, last, unused, context);
     for (Index b = 0; b < B; ++b) {
-      if (count(b) == 0) fill(Out<T, 1>(select(logits, b)), T(0));
+      if (detail::count_of(counts, b, n) == 0) fill(Out<T, 1>(select(logits, b)), T(0));
     }
     for (KeyValueCache<T>& cache : state.caches_) detail::NewTokens<T>::keep(cache, n, counts);
     return logits;
+  }
+  /// The same with logits [B n, V] behind each new token, those of sequence b from row b n on, 0
+  /// behind its counts: what a draft is checked by before what it got wrong is rolled back, and
+  /// how likely a text is.
+  template <TokenId Id>
+  Tensor<T, 2> step_each(In<Id, 2> tokens, std::span<const Index> counts, State& state,
+                         const Context& context = {}) const {
+    require_step("TransformerDecoder::step_each", tokens, counts, state);
+    const Index B = tokens.extent(0), n = tokens.extent(1);
+    Tensor<T, 3> h = run_blocks(tokens, counts, state, context);
+    const auto clear_uncounted = [&](Out<T, 2> rows) {
+      for (Index b = 0; b < B; ++b) {
+        const Index count = detail::count_of(counts, b, n);
+        fill(Out<T, 2>(slice(rows, 0, b * n + count, n - count)), T(0));
+      }
+    };
+    clear_uncounted(merge_rows(h));
+    // 3 norm, 4 tied head
+    Cache unused;
+    Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, h, unused, context);
+    clear_uncounted(logits);
+    for (KeyValueCache<T>& cache : state.caches_) detail::NewTokens<T>::keep(cache, n, counts);
+    return logits;
+  }
+  /// The same of n tokens of each sequence.
+  template <TokenId Id>
+  Tensor<T, 2> step_each(In<Id, 2> tokens, State& state, const Context& context = {}) const {
+    return step_each(tokens, {}, state, context);
   }
   /// The same of n tokens of each sequence.
   template <TokenId Id>
@@ -40287,10 +40305,30 @@ class TransformerDecoder {
                   Shape{options_.vocabulary, options_.block.d_model},
                   "the options: a decoder that was moved from has none");
   }
+  /// Steps 1 and 2 of new tokens [B, n]: rows [B, n, D], of which those behind the counts are not
+  /// set. Their keys and values stand in the caches, which do not count them yet.
   template <class Id>
-  void require_step(const In<Id, 2>& tokens, std::span<const Index> counts,
-                    const State& state) const {
-    constexpr std::string_view function = "TransformerDecoder::step";
+  Tensor<T, 3> run_blocks(const In<Id, 2>& tokens, std::span<const Index> counts, State& state,
+                          const Context& context) const {
+    const Index B = tokens.extent(0), n = tokens.extent(1);
+    // 1 embedding
+    const auto kept = detail::kept_tokens(tokens, counts, context.memory);
+    const auto rows_of = [&](Index b) {
+      return detail::PlacedRows{b * n, state.length(b), detail::count_of(counts, b, n)};
+    };
+    Tensor<T, 3> h = detail::embed<T>(parameters_, kept, B, rows_of, context);
+    // 2 blocks
+    MultiHeadAttentionStepCall<T> call{.counts = counts};
+    options_.change_scores<T>(call);
+    for (std::size_t b = 0; b < parameters_.blocks.size(); ++b) {
+      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, call,
+                                         state.caches_[b], context);
+    }
+    return h;
+  }
+  template <class Id>
+  void require_step(std::string_view function, const In<Id, 2>& tokens,
+                    std::span<const Index> counts, const State& state) const {
     require_parameters(function);
     const bool fits =
         state.caches_.size() == parameters_.blocks.size() && state.module_.same_shape(options_);
@@ -58416,11 +58454,7 @@ void collect(ParameterList<T>& list, const std::string& prefix, Parameters& para
     };
   };
   parameters.for_each(into(values), prefix);
-  if constexpr (requires { gradients.for_each(into(slopes), prefix); }) {
-    gradients.for_each(into(slopes), prefix);
-  } else {  // those that name themselves
-    gradients.for_each(into(slopes));
-  }
+  gradients.for_each(into(slopes), prefix);
   require(values.size() == slopes.size(), "collect", "gradients hold ", slopes.size(),
           " tensors, expected ", values.size(), " (parameters)");
   ParameterList<T> longer = list;

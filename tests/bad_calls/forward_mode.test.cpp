@@ -69,13 +69,12 @@ const Refusals module_refusals({
                   const Directed call(m, 2);
                   hessian_vector_product(step, call.module, call.u);
                 }),
-    shape_error(
-        "hessian_vector_product: gradients.grad_b_O is [0], expected [6] (the module's options)",
-        [](Witness& m) {
-          const Directed call(m, 0);
-          const auto loses = [](const auto&, auto& gradients) { gradients.b_o = {}; };
-          hessian_vector_product(loses, call.module, call.u);
-        }),
+    shape_error("hessian_vector_product: gradients.b_O is [0], expected [6] (the module's options)",
+                [](Witness& m) {
+                  const Directed call(m, 0);
+                  const auto loses = [](const auto&, auto& gradients) { gradients.b_o = {}; };
+                  hessian_vector_product(loses, call.module, call.u);
+                }),
 });
 
 }  // namespace

@@ -166,6 +166,15 @@ const Refusals on_tape({
             options.score.function = of_two;
             learned.function = tape.input(m.tensor(3));
           }),
+    taped(
+        "function's parameter 1 is another number than the score function in the options was made "
+        "of, expected one that is made of these (anew where an optimiser has changed them)",
+        false,
+        [](auto&, auto& tape, auto& options, auto& learned) {
+          options.score.function = of_two;
+          static const Tensor1<double> later({2}, {of_two.parameters[0], of_two.parameters[1] + 1});
+          learned.function = tape.input(In<double, 1>(later));
+        }),
     taped("scale is [2], expected [1] (one for all heads)", true,
           [](auto& m, auto& tape, auto&, auto& learned) {
             learned.scale = tape.input(m.tensor(2));

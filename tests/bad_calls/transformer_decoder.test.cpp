@@ -13,7 +13,7 @@ const TransformerDecoderOptions small{.vocabulary = 5,
                                       .block = {.d_model = 4, .num_heads = 2, .d_hidden = 5}};
 using Tokens = Tensor2<std::int64_t>;
 
-enum class Method { forward, backward, step };
+enum class Method { forward, backward, step, step_each };
 
 /// 5 tokens, 2 blocks 4 wide; a call of 2 sequences of 3 tokens is pending, a state has seen 4.
 struct Decoder {
@@ -43,6 +43,8 @@ struct Decoder {
       (void)decoder.forward(tokens, with, cache, m.context());
     } else if (method == Method::step) {
       (void)decoder.step(tokens, counts, state, m.context());
+    } else if (method == Method::step_each) {
+      (void)decoder.step_each(tokens, counts, state, m.context());
     } else {
       decoder.backward(d_logits, cache, gradients, m.context());
     }
@@ -64,9 +66,6 @@ Refusal forward(const std::string& message, void (*spoil)(Decoder&), Kind kind =
 }
 Refusal backward(const std::string& message, void (*spoil)(Decoder&), Kind kind = shape_error) {
   return of(Method::backward, message, spoil, kind);
-}
-Refusal step(const std::string& message, void (*spoil)(Decoder&), Kind kind = shape_error) {
-  return of(Method::step, message, spoil, kind);
 }
 
 using Options = TransformerDecoderOptions;
@@ -160,16 +159,13 @@ struct Windowed {
 };
 const Index too_long = Windowed{}.state.room() + 1;
 
-const std::string no_state =
-    "TransformerDecoder::step: the state is of a decoder of another shape, or was moved from, "
-    "expected one that state() of this decoder made";
 Refusal no_room(Index capacity) {
   return argument_error("TransformerDecoder::state: capacity is " + std::to_string(capacity) +
                             ", expected 1 to max_length 6, or 0 for it",
                         [=](Witness& m) { (void)Decoder{m}.decoder.state(1, capacity); });
 }
 
-const Refusals steps({
+const Refusals states({
     no_room(7),
     no_room(-1),
     argument_error("TransformerDecoder::state: window is given to a decoder with position vectors, "
@@ -185,66 +181,81 @@ const Refusals steps({
                    }),
     argument_error("KeyValueCache: batch_size is -1, expected >= 0",
                    [](Witness& m) { (void)Decoder{m}.decoder.state(-1); }),
-    step("TransformerDecoder::step: token is [0, 0], expected [5, 4] (the options: a decoder that "
-         "was moved from has none)",
-         [](Decoder& c) { const auto taken = std::move(c.decoder); }),
-    step(
-        no_state,
-        [](Decoder& c) {
-          Options options = small;
-          options.max_length = 7;
-          c.state = TransformerDecoder<double>(options).state(2);
-        },
-        argument_error),
-    step(
-        no_state, [](Decoder& c) { const auto taken = std::move(c.state); }, argument_error),
-    step("TransformerDecoder::step: tokens is [1, 3], expected [2, 3] (batch of the state)",
-         [](Decoder& c) {
-           c.tokens = c.m.make<Tokens>(Shape{1, 3});
-         }),
-    step("TransformerDecoder::step: tokens is [2, 3] at a null address, expected its elements",
-         [](Decoder& c) {
-           c.tokens = {nullptr, Shape{2, 3}};
-         }),
-    step(
-        "TransformerDecoder::step: tokens are none, expected at least one of each sequence",
-        [](Decoder& c) {
-          c.tokens = c.m.make<Tokens>(Shape{2, 0});
-        },
-        argument_error),
-    step(
-        "TransformerDecoder::step: counts are 1, expected 2 (the batch size), or none for all",
-        [](Decoder& c) { c.counts = {1}; }, argument_error),
-    step(
-        "TransformerDecoder::step: counts holds 4, expected 0 to 3 (the tokens given)",
-        [](Decoder& c) {
-          c.counts = {1, 4};
-        },
-        argument_error),
-    step(
-        "TransformerDecoder::step: 5 tokens behind 2 of sequence 0 are more than the capacity 6 of "
-        "the cache: "
-        "roll it back, clear it or make a larger one",
-        [](Decoder& c) {
-          c.tokens = c.m.make<Tokens>(Shape{2, 5});
-        },
-        argument_error),
-    step(
-        "TransformerDecoder::step: " + std::to_string(too_long) +
-            " tokens behind 2 of sequence 0 are more than the " + std::to_string(too_long - 1) +
-            " that fit beside the window: take fewer at a time",
-        [](Decoder& c) {
-          Windowed windowed;
-          c.decoder = std::move(windowed.decoder), c.state = std::move(windowed.state);
-          c.tokens = c.m.make<Tokens>(Shape{2, too_long});
-        },
-        argument_error),
-    step(
-        "embedding_forward: tokens(0) is -1, expected 0 or more and below 5 (rows of table [5, 4])",
-        [](Decoder& c) { c.storage(0, 0) = -1; }, argument_error),
     argument_error("KeyValueCache::rollback: n is 3, expected 0 to 2, the length of sequence 0",
                    [](Witness& m) { Decoder{m}.pending().state.rollback(3); }),
 });
+
+/// Of step or of step_each.
+std::vector<Refusal> of_steps(Method method, const std::string& name) {
+  const auto step = [=](const std::string& message, void (*spoil)(Decoder&),
+                        Kind kind = shape_error) { return of(method, message, spoil, kind); };
+  const std::string no_state =
+      name +
+      ": the state is of a decoder of another shape, or was moved from, expected one that "
+      "state() of this decoder made";
+  return {
+      step(name + ": token is [0, 0], expected [5, 4] (the options: a decoder that "
+                  "was moved from has none)",
+           [](Decoder& c) { const auto taken = std::move(c.decoder); }),
+      step(
+          no_state,
+          [](Decoder& c) {
+            Options options = small;
+            options.max_length = 7;
+            c.state = TransformerDecoder<double>(options).state(2);
+          },
+          argument_error),
+      step(
+          no_state, [](Decoder& c) { const auto taken = std::move(c.state); }, argument_error),
+      step(name + ": tokens is [1, 3], expected [2, 3] (batch of the state)",
+           [](Decoder& c) {
+             c.tokens = c.m.make<Tokens>(Shape{1, 3});
+           }),
+      step(name + ": tokens is [2, 3] at a null address, expected its elements",
+           [](Decoder& c) {
+             c.tokens = {nullptr, Shape{2, 3}};
+           }),
+      step(
+          name + ": tokens are none, expected at least one of each sequence",
+          [](Decoder& c) {
+            c.tokens = c.m.make<Tokens>(Shape{2, 0});
+          },
+          argument_error),
+      step(
+          name + ": counts are 1, expected 2 (the batch size), or none for all",
+          [](Decoder& c) { c.counts = {1}; }, argument_error),
+      step(
+          name + ": counts holds 4, expected 0 to 3 (the tokens given)",
+          [](Decoder& c) {
+            c.counts = {1, 4};
+          },
+          argument_error),
+      step(
+          name + ": 5 tokens behind 2 of sequence 0 are more than the capacity 6 of "
+                 "the cache: "
+                 "roll it back, clear it or make a larger one",
+          [](Decoder& c) {
+            c.tokens = c.m.make<Tokens>(Shape{2, 5});
+          },
+          argument_error),
+      step(
+          name + ": " + std::to_string(too_long) +
+              " tokens behind 2 of sequence 0 are more than the " + std::to_string(too_long - 1) +
+              " that fit beside the window: take fewer at a time",
+          [](Decoder& c) {
+            Windowed windowed;
+            c.decoder = std::move(windowed.decoder), c.state = std::move(windowed.state);
+            c.tokens = c.m.make<Tokens>(Shape{2, too_long});
+          },
+          argument_error),
+      step(
+          "embedding_forward: tokens(0) is -1, expected 0 or more and below 5 (rows of table [5, "
+          "4])",
+          [](Decoder& c) { c.storage(0, 0) = -1; }, argument_error),
+  };
+}
+const Refusals steps(of_steps(Method::step, "TransformerDecoder::step"));
+const Refusals steps_each(of_steps(Method::step_each, "TransformerDecoder::step_each"));
 
 }  // namespace
 
@@ -252,10 +263,14 @@ TEST_CASE("TransformerDecoder refuses bad calls before anything is written", "[b
   calls.check();
 }
 
-TEST_CASE("steps of a TransformerDecoder refuse bad calls", "[bad_calls]") { steps.check(); }
+TEST_CASE("steps of a TransformerDecoder refuse bad calls", "[bad_calls]") {
+  states.check();
+  steps.check();
+  steps_each.check();
+}
 
 TEST_CASE("the calls of a decoder that are spoilt are right before", "[bad_calls]") {
-  for (const Method method : {Method::forward, Method::backward, Method::step}) {
+  for (const Method method : {Method::forward, Method::backward, Method::step, Method::step_each}) {
     Witness memory;
     Decoder call{memory};
     call.pending().method = method;

@@ -254,7 +254,7 @@ TEMPLATE_TEST_CASE("a decoder writes sequences of different lengths as each alon
   const auto decoder = drawn<T>(options);
   const auto tokens = some_tokens(3, 40);
   const auto whole = decoder.forward(tokens);
-  auto state = decoder.state(3);
+  auto state = decoder.state(3), state_of_each = decoder.state(3);
   const std::vector<std::vector<Index>> cuts = {
       {7, 2, 0}, {1, 1, 1}, {0, 30, 3}, {1, 7, 0}, {31, 0, 2}};
   for (const auto& counts : cuts) {
@@ -263,6 +263,16 @@ TEMPLATE_TEST_CASE("a decoder writes sequences of different lengths as each alon
     for (Index b = 0; b < 3; ++b) {
       for (Index i = 0; i < counts[static_cast<std::size_t>(b)]; ++i) {
         step(b, i) = tokens(b, state.length(b) + i);
+      }
+    }
+    const Tensor1<T> none(7);
+    const auto each = decoder.step_each(step, counts, state_of_each);  // [3 31, V]
+    for (Index b = 0; b < 3; ++b) {
+      for (Index i = 0; i < 31; ++i) {
+        const bool counted = i < counts[static_cast<std::size_t>(b)];
+        const In<T, 1> got = select(each, b * 31 + i);
+        CHECK(bitwise_equal(
+            got, counted ? In<T, 1>(select(whole, b * 40 + state.length(b) + i)) : In<T, 1>(none)));
       }
     }
     const auto logits = decoder.step(step, counts, state);

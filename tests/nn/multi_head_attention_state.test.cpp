@@ -78,21 +78,21 @@ TEST_CASE("each gradient is found by the name under which it is walked over", "[
                        .relative_reach = 2});
   const Gradients gradients = module.zero_gradients();
   const std::map<std::string, const double*> by_name = {
-      {"grad_W_Q", gradients.grad_W_Q().data()},
-      {"grad_W_K", gradients.grad_W_K().data()},
-      {"grad_W_V", gradients.grad_W_V().data()},
-      {"grad_W_O", gradients.grad_W_O().data()},
-      {"grad_b_Q", gradients.grad_b_Q().data()},
-      {"grad_b_K", gradients.grad_b_K().data()},
-      {"grad_b_V", gradients.grad_b_V().data()},
-      {"grad_b_O", gradients.grad_b_O().data()},
-      {"grad_gamma", gradients.grad_gamma().data()},
-      {"grad_beta", gradients.grad_beta().data()},
-      {"grad_gamma_Q", gradients.grad_gamma_Q().data()},
-      {"grad_gamma_K", gradients.grad_gamma_K().data()},
-      {"grad_sinks", gradients.grad_sinks().data()},
-      {"grad_alibi_slopes", gradients.grad_alibi_slopes().data()},
-      {"grad_relative_bias", gradients.grad_relative_bias().data()}};
+      {"W_Q", gradients.grad_W_Q().data()},
+      {"W_K", gradients.grad_W_K().data()},
+      {"W_V", gradients.grad_W_V().data()},
+      {"W_O", gradients.grad_W_O().data()},
+      {"b_Q", gradients.grad_b_Q().data()},
+      {"b_K", gradients.grad_b_K().data()},
+      {"b_V", gradients.grad_b_V().data()},
+      {"b_O", gradients.grad_b_O().data()},
+      {"gamma", gradients.grad_gamma().data()},
+      {"beta", gradients.grad_beta().data()},
+      {"gamma_Q", gradients.grad_gamma_Q().data()},
+      {"gamma_K", gradients.grad_gamma_K().data()},
+      {"sinks", gradients.grad_sinks().data()},
+      {"alibi_slopes", gradients.grad_alibi_slopes().data()},
+      {"relative_bias", gradients.grad_relative_bias().data()}};
   std::map<std::string, const double*> walked;
   gradients.for_each([&](const std::string& name, auto view) { walked[name] = view.data(); });
   CHECK(walked == by_name);

@@ -68,6 +68,12 @@ AttentionOptions<T> with_learned(std::string_view function, AttentionOptions<T> 
             "in the options");
     require_shape(function, "function", learned.function.value(), Shape{score.function.parameters},
                   "the parameters of the score function");
+    for (Index p = 0; p < score.function.parameters; ++p) {
+      const T now = learned.function.value()(p), made_of = score.function.values[p];
+      require(!(now < made_of || made_of < now), function, "function's parameter ", p,
+              " is another number than the score function in the options was made of, expected "
+              "one that is made of these (anew where an optimiser has changed them)");
+    }
   }
   if (!learned.bias.absent()) options.mask.add(BiasMask<T>{call.save(learned.bias)});
   if (learned.scale.absent()) return options;

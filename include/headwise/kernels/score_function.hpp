@@ -66,17 +66,17 @@ class ScoreFunction {
 #if HEADWISE_X86
     const InstructionSet set = instruction_set();
     if (simd_type && set == InstructionSet::avx512) {
-      return {this, static_cast<Index>(P), &score_functions::avx512::change<T, ScoreFunction>,
+      return {this, parameters, &score_functions::avx512::change<T, ScoreFunction>,
               &score_functions::avx512::change_with_slopes<T, ScoreFunction>,
               &score_functions::avx512::add_flows<T, ScoreFunction>};
     }
     if (simd_type && set == InstructionSet::avx2) {
-      return {this, static_cast<Index>(P), &score_functions::avx2::change<T, ScoreFunction>,
+      return {this, parameters, &score_functions::avx2::change<T, ScoreFunction>,
               &score_functions::avx2::change_with_slopes<T, ScoreFunction>,
               &score_functions::avx2::add_flows<T, ScoreFunction>};
     }
 #endif
-    return {this, static_cast<Index>(P), &score_functions::generic::change<T, ScoreFunction>,
+    return {this, parameters, &score_functions::generic::change<T, ScoreFunction>,
             &score_functions::generic::change_with_slopes<T, ScoreFunction>,
             &score_functions::generic::add_flows<T, ScoreFunction>};
   }

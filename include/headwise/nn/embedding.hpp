@@ -142,6 +142,8 @@ void tied_head_backward(In<T, 2> d_logits, In<std::type_identity_t<T>, 2> h, In<
 template <Scalar T, KeptAs<T> W = T>
 class Embedding {
  public:
+  /// What backward adds to.
+  using Gradients = EmbeddingParameters<T>;
   /// What forward leaves for backward: a copy of the tokens, which are small beside all else.
   struct Cache {
     Tensor<std::int64_t, 1> tokens;  // [N]

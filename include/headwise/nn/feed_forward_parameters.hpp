@@ -45,7 +45,7 @@ struct FeedForwardOptions {
   }
 };
 
-/// One call. Give each dropout a seed of its own.
+/// One call.
 struct FeedForwardCall {
   Dropout hidden_dropout = {};  // of what the second product reads; none: inference
   Dropout output_dropout = {};  // of the output, after its bias

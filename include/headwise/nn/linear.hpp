@@ -46,6 +46,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T, KeptAs<T> W = T>
 class Linear {
  public:
+  /// What backward adds to.
+  using Gradients = LinearParameters<T>;
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
     ViewedInput<T, 2> x;  // [N, K]

@@ -157,20 +157,9 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   In<T, 2> grad_relative_bias() const { return this->relative_bias; }
   ///@}
 
-  /// f("grad_W_Q", view) and so on.
-  template <class F>
-  void for_each(F&& f) {
-    MultiHeadAttentionParameters<T>::for_each(f, "grad_");
-  }
-  /// The same of what is not written to.
-  template <class F>
-  void for_each(F&& f) const {
-    MultiHeadAttentionParameters<T>::for_each(f, "grad_");
-  }
-
   /// Everything back to 0, what `score` views too.
   void zero() {
-    for_each([](const std::string&, auto view) { fill(view, T(0)); });
+    this->for_each([](const std::string&, auto view) { fill(view, T(0)); });
     score.for_each([](const auto& view) { fill(view, T(0)); });
   }
   /// Throws ShapeError unless every gradient has the shape of its parameter in `expected`.
@@ -244,14 +233,14 @@ void for_each_with_gradient(MultiHeadAttentionParameters<T>& parameters,
       In<U, rank> found;
       gradients.for_each([&](const std::string& gradient_name, auto gradient) {
         if constexpr (rank == decltype(gradient)::rank) {
-          if (gradient_name == "grad_" + name) found = gradient;
+          if (gradient_name == name) found = gradient;
         }
       });
       g(name, parameter, found);
     });
   };
   for_each_pair([](const std::string& name, auto parameter, auto gradient) {
-    require_shape("for_each_with_gradient", "grad_" + name, gradient, parameter.shape(),
+    require_shape("for_each_with_gradient", "the gradient of " + name, gradient, parameter.shape(),
                   "the shape of ", name);
   });
   for_each_pair(f);

@@ -124,8 +124,8 @@ template <class T, class Finish>
   MultiHeadAttentionGradients<T> alone(o, context.memory);
   finish(dx, alone, untraced(context));
   context.trace->record("dX", dx);
-  alone.MultiHeadAttentionParameters<T>::for_each(
-      [&](const std::string& name, auto view) { context.trace->record(name, view); }, "d");
+  alone.for_each([&](const std::string& name, auto view) { context.trace->record(name, view); },
+                 "d");
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -37,6 +37,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 class RMSNorm {
  public:
+  /// What backward adds to.
+  using Gradients = RMSNormParameters<T>;
   /// What forward leaves for backward. It views x, which must outlive the backward call.
   struct Cache {
     ViewedInput<T, 2> x;  // [N, D]

@@ -8,8 +8,8 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// f(to, from) for each tensor of `to` and the one of `from` that has its name, with grad_ in front
-/// or without. Throws ShapeError unless that has its shape: what was moved from has none.
+/// f(to, from) for each tensor of `to` and the one of `from` that has its name. Throws ShapeError
+/// unless that has its shape: what was moved from has none.
 template <class To, class From, class F>
 void for_each_of_both(std::string_view function, const std::string& argument, To& to,
                       const From& from, F&& f) {
@@ -18,7 +18,7 @@ void for_each_of_both(std::string_view function, const std::string& argument, To
     Shape<rank> found{};
     from.for_each([&](const std::string& other, auto y) {
       if constexpr (decltype(y)::rank == rank) {
-        if (other != name && other != "grad_" + name) return;
+        if (other != name) return;
         found = y.shape();
         if (found == x.shape()) f(x, y);
       }

@@ -94,7 +94,6 @@ struct TransformerBlockOptions {
 };
 
 /// One call. Mask, score and starts are viewed: they must outlive the call, and its backward too.
-/// Give each dropout a seed of its own.
 template <Scalar T>
 struct TransformerBlockCall {
   AttentionMask<T> mask = {};      // none: every query sees every key
@@ -163,7 +162,7 @@ struct TransformerBlockParameters {
   template <class Self, class F>
   static void walk(Self& self, F& f, const std::string& prefix) {
     self.norm1.for_each(f, prefix + "norm1.");
-    self.attention.MultiHeadAttentionParameters<T, W>::for_each(f, prefix + "attention.");
+    self.attention.for_each(f, prefix + "attention.");
     self.norm2.for_each(f, prefix + "norm2.");
     self.feed_forward.for_each(f, prefix + "feed_forward.");
   }

@@ -145,36 +145,50 @@ class TransformerDecoder {
   template <TokenId Id>
   Tensor<T, 2> step(In<Id, 2> tokens, std::span<const Index> counts, State& state,
                     const Context& context = {}) const {
+    require_step("TransformerDecoder::step", tokens, counts, state);
     const Index B = tokens.extent(0), n = tokens.extent(1);
-    require_step(tokens, counts, state);
-    const auto count = [&](Index b) { return detail::count_of(counts, b, n); };
-
-    // 1 embedding
-    const auto kept = detail::kept_tokens(tokens, counts, context.memory);
-    const auto rows_of = [&](Index b) {
-      return detail::PlacedRows{b * n, state.length(b), count(b)};
-    };
-    Tensor<T, 3> h = detail::embed<T>(parameters_, kept, B, rows_of, context);
-    // 2 blocks
-    MultiHeadAttentionStepCall<T> call{.counts = counts};
-    options_.change_scores<T>(call);
-    for (std::size_t b = 0; b < parameters_.blocks.size(); ++b) {
-      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, call,
-                                         state.caches_[b], context);
-    }
-    // 3 norm, 4 tied head
+    const Tensor<T, 3> h = run_blocks(tokens, counts, state, context);
     auto last = Tensor<T, 3>::uninitialized({B, 1, options_.block.d_model}, context.memory);
     for (Index b = 0; b < B; ++b) {
-      const Index at = std::max<Index>(count(b) - 1, 0);
+      const Index at = std::max<Index>(detail::count_of(counts, b, n) - 1, 0);
       copy(In<T, 2>(slice(select(h, b), 0, at, 1)), select(last, b));
     }
+    // 3 norm, 4 tied head
     Cache unused;
     Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, last, unused, context);
     for (Index b = 0; b < B; ++b) {
-      if (count(b) == 0) fill(Out<T, 1>(select(logits, b)), T(0));
+      if (detail::count_of(counts, b, n) == 0) fill(Out<T, 1>(select(logits, b)), T(0));
     }
     for (KeyValueCache<T>& cache : state.caches_) detail::NewTokens<T>::keep(cache, n, counts);
     return logits;
+  }
+  /// The same with logits [B n, V] behind each new token, those of sequence b from row b n on, 0
+  /// behind its counts: what a draft is checked by before what it got wrong is rolled back, and
+  /// how likely a text is.
+  template <TokenId Id>
+  Tensor<T, 2> step_each(In<Id, 2> tokens, std::span<const Index> counts, State& state,
+                         const Context& context = {}) const {
+    require_step("TransformerDecoder::step_each", tokens, counts, state);
+    const Index B = tokens.extent(0), n = tokens.extent(1);
+    Tensor<T, 3> h = run_blocks(tokens, counts, state, context);
+    const auto clear_uncounted = [&](Out<T, 2> rows) {
+      for (Index b = 0; b < B; ++b) {
+        const Index count = detail::count_of(counts, b, n);
+        fill(Out<T, 2>(slice(rows, 0, b * n + count, n - count)), T(0));
+      }
+    };
+    clear_uncounted(merge_rows(h));
+    // 3 norm, 4 tied head
+    Cache unused;
+    Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, h, unused, context);
+    clear_uncounted(logits);
+    for (KeyValueCache<T>& cache : state.caches_) detail::NewTokens<T>::keep(cache, n, counts);
+    return logits;
+  }
+  /// The same of n tokens of each sequence.
+  template <TokenId Id>
+  Tensor<T, 2> step_each(In<Id, 2> tokens, State& state, const Context& context = {}) const {
+    return step_each(tokens, {}, state, context);
   }
   /// The same of n tokens of each sequence.
   template <TokenId Id>
@@ -201,10 +215,30 @@ class TransformerDecoder {
                   Shape{options_.vocabulary, options_.block.d_model},
                   "the options: a decoder that was moved from has none");
   }
+  /// Steps 1 and 2 of new tokens [B, n]: rows [B, n, D], of which those behind the counts are not
+  /// set. Their keys and values stand in the caches, which do not count them yet.
   template <class Id>
-  void require_step(const In<Id, 2>& tokens, std::span<const Index> counts,
-                    const State& state) const {
-    constexpr std::string_view function = "TransformerDecoder::step";
+  Tensor<T, 3> run_blocks(const In<Id, 2>& tokens, std::span<const Index> counts, State& state,
+                          const Context& context) const {
+    const Index B = tokens.extent(0), n = tokens.extent(1);
+    // 1 embedding
+    const auto kept = detail::kept_tokens(tokens, counts, context.memory);
+    const auto rows_of = [&](Index b) {
+      return detail::PlacedRows{b * n, state.length(b), detail::count_of(counts, b, n)};
+    };
+    Tensor<T, 3> h = detail::embed<T>(parameters_, kept, B, rows_of, context);
+    // 2 blocks
+    MultiHeadAttentionStepCall<T> call{.counts = counts};
+    options_.change_scores<T>(call);
+    for (std::size_t b = 0; b < parameters_.blocks.size(); ++b) {
+      h = detail::block_of_new_tokens<T>(options_.block, parameters_.blocks[b], h, call,
+                                         state.caches_[b], context);
+    }
+    return h;
+  }
+  template <class Id>
+  void require_step(std::string_view function, const In<Id, 2>& tokens,
+                    std::span<const Index> counts, const State& state) const {
     require_parameters(function);
     const bool fits =
         state.caches_.size() == parameters_.blocks.size() && state.module_.same_shape(options_);

@@ -100,8 +100,7 @@ struct TransformerDecoderOptions {
   }
 };
 
-/// One call. Give each dropout a seed of its own; each block draws it with one that follows from it
-/// and the block's number.
+/// One call. Each block draws its dropouts by seeds that follow from these and the block's number.
 struct TransformerDecoderCall {
   Path path = Path::flash;         // both give the same function
   Dropout weight_dropout = {};     // of the attention weights; none: inference

@@ -202,11 +202,7 @@ void collect(ParameterList<T>& list, const std::string& prefix, Parameters& para
     };
   };
   parameters.for_each(into(values), prefix);
-  if constexpr (requires { gradients.for_each(into(slopes), prefix); }) {
-    gradients.for_each(into(slopes), prefix);
-  } else {  // those that name themselves
-    gradients.for_each(into(slopes));
-  }
+  gradients.for_each(into(slopes), prefix);
   require(values.size() == slopes.size(), "collect", "gradients hold ", slopes.size(),
           " tensors, expected ", values.size(), " (parameters)");
   ParameterList<T> longer = list;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <concepts>
+#include <span>
 
 #include "headwise/tensor/scalar.hpp"
 #include "headwise/tensor/shape.hpp"
@@ -53,6 +54,7 @@ template <Scalar T>
 struct ScoreFunctionRef {
   using Score = T;                 ///< of the calls that it is for
   const void* function = nullptr;  // null for none
+  const T* values = nullptr;       // [P], of its parameters
   Index parameters = 0;            // P, of which it has gradients
   /// scores[n] becomes f(scores[n]).
   void (*change)(const void* function, const PairRun& run, T* scores) = nullptr;
@@ -66,10 +68,12 @@ struct ScoreFunctionRef {
   /// Of none.
   constexpr ScoreFunctionRef() noexcept {}
   /// Of a ScoreFunction, which converts itself.
-  constexpr ScoreFunctionRef(const void* of, Index count, decltype(change) change_scores,
+  constexpr ScoreFunctionRef(const void* of, std::span<const T> numbers,
+                             decltype(change) change_scores,
                              decltype(change_with_slopes) and_slopes, decltype(add_flows) flows)
       : function(of),
-        parameters(count),
+        values(numbers.data()),
+        parameters(static_cast<Index>(numbers.size())),
         change(change_scores),
         change_with_slopes(and_slopes),
         add_flows(flows) {}
