@@ -96,20 +96,6 @@ class ScoreGradientTensors {
     });
   }
 
-  /// Copies from and to what it was made like.
-  ///@{
-  void copy_from(const ScoreGradients<T>& from) {
-    walk(*this, from, [](auto& tensor, const auto& view) {
-      if (!tensor.absent()) copy(view, tensor);
-    });
-  }
-  void copy_to(const ScoreGradients<T>& to) const {
-    walk(*this, to, [](const auto& tensor, const auto& view) {
-      if (!tensor.absent()) copy(tensor, view);
-    });
-  }
-  ///@}
-
  private:
   /// f(tensor, the gradient that it stands for) for each.
   template <class Self, class Gradients, class F>

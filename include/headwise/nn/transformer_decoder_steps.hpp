@@ -159,10 +159,7 @@ class RestoredGradients {
       }
     }
     // Blocks may share these: the first that was saved is what they all held.
-    while (!scores_.empty()) {
-      scores_.back().saved.copy_to(scores_.back().to);
-      scores_.pop_back();
-    }
+    for (; !scores_.empty(); scores_.pop_back()) *scores_.back().to = scores_.back().saved;
   }
 
   /// Throws std::bad_alloc.
@@ -178,11 +175,11 @@ class RestoredGradients {
       for (Index i = 0; i < rows; ++i) to = std::copy_n(part.to + i * part.step, width, to);
       parts_.push_back(part);
     });
-    const ScoreGradients<T>& to_scores = gradients.attention.score;
-    if (!to_scores.any()) return;
-    ScoreGradientTensors<T> of_scores(to_scores, memory_);
-    of_scores.copy_from(to_scores);
-    scores_.push_back({to_scores, std::move(of_scores)});
+    gradients.attention.score.for_each([&](const auto& view) {
+      for_each_index(view.shape(), [&](const auto& at) {
+        scores_.push_back({&view(at), view(at)});
+      });
+    });
   }
   void keep() {
     parts_.clear();
@@ -195,14 +192,14 @@ class RestoredGradients {
     const T* saved;
     Index rows, step, width;
   };
-  struct Scores {
-    ScoreGradients<T> to;
-    ScoreGradientTensors<T> saved;
+  struct Element {
+    T* to;
+    T saved;
   };
   std::pmr::memory_resource* memory_;
   std::vector<Tensor<T, 1>> saved_;
   std::vector<Part> parts_;
-  std::vector<Scores> scores_;
+  std::vector<Element> scores_;
 };
 
 /// Step 1, of the positions: dh [B L, D].
