@@ -112,6 +112,14 @@ struct HeadGradients {
   ScoreFlows<T> flows = {};  // added to
 };
 
+/// Keys first ... first + count - 1 and their values, which are read before long.
+template <class T>
+struct KeysAhead {
+  Matrix<const T> k = {}, v = {};           // [S, d], [S, dv]
+  StoredRows stored_k = {}, stored_v = {};  // in their place
+  Index first = 0, count = 0;
+};
+
 /// A head, what its forward pass left, and where the gradient of its queries is summed up.
 template <class T>
 struct FlashHead {
@@ -123,6 +131,7 @@ struct FlashHead {
   Matrix<T> dq;                               // [L, d], added to: each block of keys adds its part
   ScoreFlows<T> flows = {};                   // added to, but for the sink
   StoredRows stored_o = {}, stored_d_o = {};  // in place of o and d_o
+  KeysAhead<T> next = {};                     // that come behind its last tile
 };
 
 /// The same of flash attention backward, which forms scores again: two for dropout, and the way
