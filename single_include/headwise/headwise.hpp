@@ -9915,7 +9915,8 @@ class LookingPanels {
   }
 
   /// What is read behind a panel: queries of the one that looks next, if they are not packed, its
-  /// masks, rows of o where the panel looks no more, and the panel's share of the next keys.
+  /// masks, rows of o where the panel looks no more, and the panel's share of the next keys. (Those
+  /// of the next task, behind the last: no difference, and 0.97 of the speed of 16 tokens.)
   LinesAhead behind(const AttentionHead<T>& head, const TileBlock& panel,
                     const Matrix<T>& o) const {
     LinesAhead lines;
