@@ -10513,9 +10513,8 @@ template <class T>
 LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
   LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  const Index next = block.i0 + BackwardTile<T>::queries;
-  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
-  constexpr Index keys = BackwardTile<T>::keys;
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const Index next = block.i0 + queries, rows = std::min<Index>(queries, forward.L - next);
   const KeyBlocks blocks =
       rows > 0 ? forward.visibility.blocks(next, rows, keys) : KeyBlocks{{0, 0}, keys, {0, 0}};
   if (!blocks.holds(block.j0)) {
@@ -17105,9 +17104,8 @@ template <class T>
 LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
   LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  const Index next = block.i0 + BackwardTile<T>::queries;
-  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
-  constexpr Index keys = BackwardTile<T>::keys;
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const Index next = block.i0 + queries, rows = std::min<Index>(queries, forward.L - next);
   const KeyBlocks blocks =
       rows > 0 ? forward.visibility.blocks(next, rows, keys) : KeyBlocks{{0, 0}, keys, {0, 0}};
   if (!blocks.holds(block.j0)) {
@@ -23447,9 +23445,8 @@ template <class T>
 LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
   LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  const Index next = block.i0 + BackwardTile<T>::queries;
-  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
-  constexpr Index keys = BackwardTile<T>::keys;
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const Index next = block.i0 + queries, rows = std::min<Index>(queries, forward.L - next);
   const KeyBlocks blocks =
       rows > 0 ? forward.visibility.blocks(next, rows, keys) : KeyBlocks{{0, 0}, keys, {0, 0}};
   if (!blocks.holds(block.j0)) {
@@ -29874,7 +29871,7 @@ class FlashBackwardCall {
 
   /// `next` is asked for before it is begun with.
   void run_block(const BlockOfKeys& of, Index worker, const BlockOfKeys& next = {}) {
-    const auto [b, g, block, j0, unused] = of;
+    const Index b = of.b, g = of.g, j0 = of.j0;
     const Index keys = run_.backward_keys, queries = run_.backward_queries;
     const Index n = std::min<Index>(keys, sequences_.keys.length(b) - j0);
     const Index first = g * sizes_.group();
@@ -29890,7 +29887,7 @@ class FlashBackwardCall {
     auto head = first_head;
     for (Index h = first; h < first + sizes_.group(); ++h) {
       if (h != first) head = head_at(b, h);
-      head.flows = score_.flows(b, h, block);
+      head.flows = score_.flows(b, h, of.block);
       head.next = next_keys;
       for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
         const Index rows = std::min<Index>(queries, head.forward.L - i0);
@@ -29913,7 +29910,7 @@ class FlashBackwardCall {
     write_rows(dk_rows, n, sizes_.d, dk_sums, [&](const kernels::Matrix<T>& dk) {
       write_rows(dv_rows, n, sizes_.dv, dv_sums, [&](const kernels::Matrix<T>& dv) {
         run_.flash_backward_end(first_head.forward, j0, n, dk, dv,
-                                score_.flows(b, first, block).scale, workspace_.of(worker));
+                                score_.flows(b, first, of.block).scale, workspace_.of(worker));
       });
     });
     const std::int64_t extra = kernels::backward_extras(first_head.forward);
@@ -44736,9 +44733,8 @@ template <class T>
 LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
   LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  const Index next = block.i0 + BackwardTile<T>::queries;
-  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
-  constexpr Index keys = BackwardTile<T>::keys;
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const Index next = block.i0 + queries, rows = std::min<Index>(queries, forward.L - next);
   const KeyBlocks blocks =
       rows > 0 ? forward.visibility.blocks(next, rows, keys) : KeyBlocks{{0, 0}, keys, {0, 0}};
   if (!blocks.holds(block.j0)) {
@@ -49163,9 +49159,8 @@ template <class T>
 LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
   LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  const Index next = block.i0 + BackwardTile<T>::queries;
-  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
-  constexpr Index keys = BackwardTile<T>::keys;
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const Index next = block.i0 + queries, rows = std::min<Index>(queries, forward.L - next);
   const KeyBlocks blocks =
       rows > 0 ? forward.visibility.blocks(next, rows, keys) : KeyBlocks{{0, 0}, keys, {0, 0}};
   if (!blocks.holds(block.j0)) {
@@ -53586,9 +53581,8 @@ template <class T>
 LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
   LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  const Index next = block.i0 + BackwardTile<T>::queries;
-  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
-  constexpr Index keys = BackwardTile<T>::keys;
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const Index next = block.i0 + queries, rows = std::min<Index>(queries, forward.L - next);
   const KeyBlocks blocks =
       rows > 0 ? forward.visibility.blocks(next, rows, keys) : KeyBlocks{{0, 0}, keys, {0, 0}};
   if (!blocks.holds(block.j0)) {
@@ -58009,9 +58003,8 @@ template <class T>
 LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
   LinesAhead lines;
   const AttentionHead<T>& forward = head.forward;
-  const Index next = block.i0 + BackwardTile<T>::queries;
-  const Index rows = std::min<Index>(BackwardTile<T>::queries, forward.L - next);
-  constexpr Index keys = BackwardTile<T>::keys;
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const Index next = block.i0 + queries, rows = std::min<Index>(queries, forward.L - next);
   const KeyBlocks blocks =
       rows > 0 ? forward.visibility.blocks(next, rows, keys) : KeyBlocks{{0, 0}, keys, {0, 0}};
   if (!blocks.holds(block.j0)) {

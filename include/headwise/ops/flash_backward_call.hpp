@@ -216,7 +216,7 @@ class FlashBackwardCall {
 
   /// `next` is asked for before it is begun with.
   void run_block(const BlockOfKeys& of, Index worker, const BlockOfKeys& next = {}) {
-    const auto [b, g, block, j0, unused] = of;
+    const Index b = of.b, g = of.g, j0 = of.j0;
     const Index keys = run_.backward_keys, queries = run_.backward_queries;
     const Index n = std::min<Index>(keys, sequences_.keys.length(b) - j0);
     const Index first = g * sizes_.group();
@@ -232,7 +232,7 @@ class FlashBackwardCall {
     auto head = first_head;
     for (Index h = first; h < first + sizes_.group(); ++h) {
       if (h != first) head = head_at(b, h);
-      head.flows = score_.flows(b, h, block);
+      head.flows = score_.flows(b, h, of.block);
       head.next = next_keys;
       for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
         const Index rows = std::min<Index>(queries, head.forward.L - i0);
@@ -255,7 +255,7 @@ class FlashBackwardCall {
     write_rows(dk_rows, n, sizes_.d, dk_sums, [&](const kernels::Matrix<T>& dk) {
       write_rows(dv_rows, n, sizes_.dv, dv_sums, [&](const kernels::Matrix<T>& dv) {
         run_.flash_backward_end(first_head.forward, j0, n, dk, dv,
-                                score_.flows(b, first, block).scale, workspace_.of(worker));
+                                score_.flows(b, first, of.block).scale, workspace_.of(worker));
       });
     });
     const std::int64_t extra = kernels::backward_extras(first_head.forward);
