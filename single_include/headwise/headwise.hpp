@@ -7493,15 +7493,6 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   return {to, N, 1};
 }
 
-/// Asks for these rows before their turn.
-template <Scalar T>
-HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
-                                      Index first, Index rows, Index N) {
-  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
-  // Of either kind: two bytes a number.
-  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
-}
-
 /// Each of n numbers becomes the nearest one of U, which is written to y, too.
 template <Scalar T, class U>
 void round_elements_to(T* x, Index n, U* y) {
@@ -14455,13 +14446,6 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   return {to, N, 1};
 }
 
-template <Scalar T>
-HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
-                                      Index first, Index rows, Index N) {
-  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
-  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
-}
-
 template <Scalar T, class U>
 void round_elements_to(T* x, Index n, U* y) {
   using S = Simd<T>;
@@ -20794,13 +20778,6 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   if (stored.as == StoredAs::same) return x.from(first, 0);
   widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
-}
-
-template <Scalar T>
-HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
-                                      Index first, Index rows, Index N) {
-  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
-  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
 }
 
 template <Scalar T, class U>
@@ -28382,6 +28359,10 @@ struct ScoreGradients {
     f(d_function);
     for (const InOut<T, 4>& d_bias : d_biases) f(d_bias);
   }
+  /// Those that are asked for to 0.
+  void zero() const {
+    for_each([](const auto& view) { fill(view, T(0)); });
+  }
   /// Whether one is asked for.
   bool any() const {
     bool asked = false;
@@ -29764,8 +29745,9 @@ class FlashBackwardCall {
     const auto task = [&](Index, Index worker) {
       const Index taken = turns_.take(), after = taken + workers;
       const BlockOfKeys block = block_of_turn(taken);
-      if (block.j0 >= sequences_.keys.length(block.b)) return;
-      run_block(block, worker, asks && after < count ? block_of_turn(after) : BlockOfKeys());
+      if (block.number * run_.backward_keys >= sequences_.keys.length(block.b)) return;
+      run_block(block, worker,
+                asks && after < count ? std::optional(block_of_turn(after)) : std::nullopt);
     };
     run_tasks(context_, count, multiply_adds_, task);
   }
@@ -29774,11 +29756,11 @@ class FlashBackwardCall {
   void run_head(Index b, Index g) {
     const Index blocks = sequences_.keys.count_blocks(run_.backward_keys, b);
     if (score_.blocks_in_order()) {
-      for (Index block = 0; block < blocks; ++block) run_block(block_at(b, g, block), 0);
+      for (Index block = 0; block < blocks; ++block) run_block({b, g, block}, 0);
       return;
     }
     const auto task = [&](Index, Index worker) {
-      run_block(block_at(b, g, turns_.take() - taken_), worker);
+      run_block({b, g, turns_.take() - taken_}, worker);
     };
     const auto heads = static_cast<double>(sizes_.B * sizes_.G);
     run_tasks(context_, blocks, multiply_adds_ / heads, task);
@@ -29849,46 +29831,43 @@ class FlashBackwardCall {
     return head;
   }
 
-  /// A block of keys of a key/value head of a sequence, from key j0 on.
+  /// A block of keys of a key/value head of a sequence.
   struct BlockOfKeys {
-    Index b = 0, g = 0, block = 0, j0 = 0;
-    bool none = true;
+    Index b, g, number;
   };
-  BlockOfKeys block_at(Index b, Index g, Index block) const {
-    return {b, g, block, block * run_.backward_keys, false};
-  }
-  /// The one whose turn this is: of a batch the first blocks of all heads come first, of packed
-  /// sequences those of one.
+  /// Whose turn it is: first blocks of all heads first, of packed sequences one after the other.
   BlockOfKeys block_of_turn(Index turn) const {
     const SequenceRows& rows = sequences_.keys;
     if (rows.packed()) {
       const auto [b, number] = rows.task(turn, sizes_.G, run_.backward_keys);
-      return block_at(b, number % sizes_.G, number / sizes_.G);
+      return {b, number % sizes_.G, number / sizes_.G};
     }
     const Index together = sizes_.B * sizes_.G;
-    return block_at(turn % together / sizes_.G, turn % sizes_.G, turn / together);
+    return {turn % together / sizes_.G, turn % sizes_.G, turn / together};
   }
 
-  /// `next` is asked for before it is begun with.
-  void run_block(const BlockOfKeys& of, Index worker, const BlockOfKeys& next = {}) {
-    const Index b = of.b, g = of.g, j0 = of.j0;
+  /// What is asked for before a block is begun with.
+  kernels::KeysAhead<T> keys_of(const BlockOfKeys& block) {
+    const auto head = head_at(block.b, block.g * sizes_.group()).forward;
+    const Index first = block.number * run_.backward_keys;
+    const Index count = std::clamp<Index>(head.S - first, 0, run_.backward_keys);
+    return {head.k, head.v, head.stored_k, head.stored_v, first, count};
+  }
+
+  /// One of them; `next` is asked for beside its last tile.
+  void run_block(const BlockOfKeys& of, Index worker, const std::optional<BlockOfKeys>& next = {}) {
     const Index keys = run_.backward_keys, queries = run_.backward_queries;
+    const Index b = of.b, g = of.g, j0 = of.number * keys;
     const Index n = std::min<Index>(keys, sequences_.keys.length(b) - j0);
     const Index first = g * sizes_.group();
     const auto first_head = head_at(b, first);
     run_.flash_backward_begin(first_head.forward, j0, n, workspace_.of(worker));
-    kernels::KeysAhead<T> next_keys;
-    if (!next.none) {
-      const auto after = head_at(next.b, next.g * sizes_.group()).forward;
-      const Index count = std::clamp<Index>(after.S - next.j0, 0, keys);
-      next_keys = {after.k, after.v, after.stored_k, after.stored_v, next.j0, count};
-    }
     kernels::TileWork work;
     auto head = first_head;
     for (Index h = first; h < first + sizes_.group(); ++h) {
       if (h != first) head = head_at(b, h);
-      head.flows = score_.flows(b, h, of.block);
-      head.next = next_keys;
+      head.flows = score_.flows(b, h, of.number);
+      if (next && h + 1 == first + sizes_.group()) head.next = keys_of(*next);
       for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
         const Index rows = std::min<Index>(queries, head.forward.L - i0);
         const KeyBlocks blocks = head.forward.visibility.blocks(i0, rows, keys);
@@ -29910,7 +29889,7 @@ class FlashBackwardCall {
     write_rows(dk_rows, n, sizes_.d, dk_sums, [&](const kernels::Matrix<T>& dk) {
       write_rows(dv_rows, n, sizes_.dv, dv_sums, [&](const kernels::Matrix<T>& dv) {
         run_.flash_backward_end(first_head.forward, j0, n, dk, dv,
-                                score_.flows(b, first, of.block).scale, workspace_.of(worker));
+                                score_.flows(b, first, of.number).scale, workspace_.of(worker));
       });
     });
     const std::int64_t extra = kernels::backward_extras(first_head.forward);
@@ -32848,6 +32827,12 @@ struct RotaryOptions {
   RotaryFrequencies frequencies =
       {};  // [width / 2]; of each pair, instead of theta; none where empty
 
+  /// The same with frequencies of its own. Throws std::bad_alloc.
+  RotaryOptions owned() const {
+    RotaryOptions kept = *this;
+    kept.frequencies = frequencies.owned();
+    return kept;
+  }
   /// How many elements of a row of d are rotated.
   Index width_of(Index d) const { return width == 0 ? d : width; }
   /// Whether both turn rows of d elements alike.
@@ -33620,23 +33605,22 @@ Variable<T, R> tied_head(const Variable<T, R>& h, const Variable<T, 2>& table) {
   return like_rows_of(h.shape(), call.finish(In<T, 2>(logits), backward));
 }
 
-/// Queries or keys [B, H, L, d], turned by where they stand. Nothing is kept but frequencies, of
-/// which a copy is. Throws as rotary_forward.
+/// Queries or keys [B, H, L, d], turned by where they stand. Nothing is kept but a copy
+/// of the frequencies. Throws as rotary_forward.
 template <Scalar T>
 Variable<T, 4> rotary(const Variable<T, 4>& x, const RotaryOptions& options) {
   Recording<T> call({"rotary"}, x);
   const Out<T, 4> y = call.output(x.shape());
   rotary_forward(x.value(), options, y, call.context());
-  RotaryOptions kept = options;
-  kept.frequencies = options.frequencies.owned();
-  const auto backward = [to = call.target(x), kept](BackwardPass<T>& pass, In<T, 4> dy) {
+  const auto backward = [to = call.target(x), kept = options.owned()](BackwardPass<T>& pass,
+                                                                      In<T, 4> dy) {
     pass.assign([&](Out<T, 4> dx) { rotary_backward(dy, kept, dx, pass.context()); }, to);
   };
   return call.finish(In<T, 4>(y), backward);
 }
 
 /// Queries or keys [N, H, d] of sequences that lie one behind the other, each turned from where it
-/// begins; starts have to outlive backward. Nothing is kept but frequencies, of which a copy is.
+/// begins; starts have to outlive backward. Nothing is kept but a copy of the frequencies.
 /// Throws as packed_rotary_forward.
 template <Scalar T>
 Variable<T, 3> packed_rotary(const Variable<T, 3>& x, LastingSpan<Index> starts,
@@ -33644,9 +33628,8 @@ Variable<T, 3> packed_rotary(const Variable<T, 3>& x, LastingSpan<Index> starts,
   Recording<T> call({"packed_rotary"}, x);
   const Out<T, 3> y = call.output(x.shape());
   packed_rotary_forward(x.value(), starts, options, y, call.context());
-  RotaryOptions kept = options;
-  kept.frequencies = options.frequencies.owned();
-  const auto backward = [starts, kept, to = call.target(x)](BackwardPass<T>& pass, In<T, 3> dy) {
+  const auto backward = [starts, kept = options.owned(), to = call.target(x)](BackwardPass<T>& pass,
+                                                                              In<T, 3> dy) {
     const auto into = [&](Out<T, 3> dx) {
       packed_rotary_backward(dy, starts, kept, dx, pass.context());
     };
@@ -34842,7 +34825,7 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   /// Everything back to 0, what `score` views too.
   void zero() {
     this->for_each([](const std::string&, auto view) { fill(view, T(0)); });
-    score.for_each([](const auto& view) { fill(view, T(0)); });
+    score.zero();
   }
   /// Throws ShapeError unless every gradient has the shape of its parameter in `expected`.
   template <class W>
@@ -39038,7 +39021,12 @@ struct TransformerBlockParameters {
   /// Everything to 0, as of gradients between two steps, what `attention.score` of such views too.
   void zero() {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
-    if constexpr (requires { attention.score; }) attention.zero();
+    zero_scores();
+  }
+
+  /// Of gradients, what `attention.score` views to 0; else nothing.
+  void zero_scores() {
+    if constexpr (requires { attention.score; }) attention.score.zero();
   }
 
  private:
@@ -39787,7 +39775,7 @@ struct TransformerDecoderParameters {
   /// views too.
   void zero() {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
-    for (auto& block : blocks) block.zero();
+    for (auto& block : blocks) block.zero_scores();
   }
 
  private:
@@ -42082,13 +42070,6 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   if (stored.as == StoredAs::same) return x.from(first, 0);
   widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
-}
-
-template <Scalar T>
-HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
-                                      Index first, Index rows, Index N) {
-  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
-  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
 }
 
 template <Scalar T, class U>
@@ -46510,13 +46491,6 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   return {to, N, 1};
 }
 
-template <Scalar T>
-HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
-                                      Index first, Index rows, Index N) {
-  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
-  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
-}
-
 template <Scalar T, class U>
 void round_elements_to(T* x, Index n, U* y) {
   using S = Simd<T>;
@@ -50930,13 +50904,6 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   if (stored.as == StoredAs::same) return x.from(first, 0);
   widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
   return {to, N, 1};
-}
-
-template <Scalar T>
-HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
-                                      Index first, Index rows, Index N) {
-  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
-  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
 }
 
 template <Scalar T, class U>
@@ -55354,13 +55321,6 @@ Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, I
   return {to, N, 1};
 }
 
-template <Scalar T>
-HEADWISE_INLINE void prefetch_numbers(const Matrix<const T>& x, const StoredRows& stored,
-                                      Index first, Index rows, Index N) {
-  if (stored.as == StoredAs::same) return prefetch_rows<T>(x.from(first, 0), rows, N);
-  prefetch_rows<BFloat16>(stored.rows.from(first).as<BFloat16>(), rows, N);
-}
-
 template <Scalar T, class U>
 void round_elements_to(T* x, Index n, U* y) {
   using S = Simd<T>;
@@ -59294,16 +59254,6 @@ template <class T>
 Eigen::Map<EigenMatrix<T>, 0, EigenStride> eigen_map(const Out<T, 2>& view) {
   return {view.data(), view.extent(0), view.extent(1), EigenStride(view.stride(0), view.stride(1))};
 }
-/// The same of a tensor.
-template <class T>
-auto eigen_map(Tensor<T, 2>& tensor) {
-  return eigen_map(Out<T, 2>(tensor));
-}
-/// The same of a tensor that is only read.
-template <class T>
-auto eigen_map(const Tensor<T, 2>& tensor) {
-  return eigen_map(In<T, 2>(tensor));
-}
 
 /// A [N] view as an Eigen row vector.
 template <class T>
@@ -59317,15 +59267,16 @@ Eigen::Map<Eigen::Matrix<T, 1, Eigen::Dynamic>, 0, Eigen::InnerStride<>> eigen_m
     const Out<T, 1>& view) {
   return {view.data(), view.extent(0), Eigen::InnerStride<>(view.stride(0))};
 }
-/// The same of a tensor.
-template <class T>
-auto eigen_map(Tensor<T, 1>& tensor) {
-  return eigen_map(Out<T, 1>(tensor));
+
+/// The same of a tensor [M, N] or [N].
+template <class T, int R>
+auto eigen_map(Tensor<T, R>& tensor) {
+  return eigen_map(Out<T, R>(tensor));
 }
 /// The same of a tensor that is only read.
-template <class T>
-auto eigen_map(const Tensor<T, 1>& tensor) {
-  return eigen_map(In<T, 1>(tensor));
+template <class T, int R>
+auto eigen_map(const Tensor<T, R>& tensor) {
+  return eigen_map(In<T, R>(tensor));
 }
 
 namespace detail {

@@ -236,6 +236,18 @@ TEST_CASE("functions of tensors without elements have gradients without elements
   for (const double element : dw) CHECK(element == 0);
 }
 
+TEST_CASE("a variable is divided by a number, and so is its gradient", "[autograd]") {
+  const Tensor2<double> x({2, 2}, {1, -3, 0.5, 8});
+  Tape<double> tape;
+  const auto in = tape.input(In<double, 2>(x));
+  const auto quotient = in / 4.0;
+  tape.backward(sum(quotient));
+  for_each_index(x.shape(), [&](const Shape<2>& at) {
+    CHECK(quotient.value()(at) == x(at) / 4);
+    CHECK(tape.gradient(in)(at) == 0.25);
+  });
+}
+
 TEST_CASE("two parameters of one op may have one gradient, or gradients that overlap",
           "[autograd]") {
   const auto x = normal<double>(Shape{3, 4}, 1), weights = normal<double>(Shape{3, 4}, 2);

@@ -59,6 +59,20 @@ TEST_CASE("a vector maps to an Eigen row at its own distance", "[tensor]") {
   for (Index n = 0; n < 3; ++n) CHECK(row(n) == x(n, 1));
 }
 
+TEST_CASE("an Eigen map of a vector writes to its elements alone, unless it is only read",
+          "[tensor]") {
+  Tensor2<double> x = counted(3, 4);
+  const Tensor2<double> before = x;
+  eigen_map(Out<double, 1>(x.data() + 1, Shape{3}, Shape{4})) *= -2;
+  for_each_index(x.shape(),
+                 [&](const Shape<2>& at) { CHECK(x(at) == (at[1] == 1 ? -2 : 1) * before(at)); });
+  Tensor1<double> y({3}, {1, 2, 3});
+  eigen_map(y).setZero();
+  for (const double element : y) CHECK(element == 0);
+  const Tensor1<double>& only_read = y;
+  STATIC_REQUIRE(std::is_same_v<decltype(eigen_map(only_read).data()), const double*>);
+}
+
 TEST_CASE("from_eigen_vector has one axis, whichever way the vector stands", "[tensor]") {
   Eigen::VectorXd column = Eigen::VectorXd::LinSpaced(4, 0, 3);
   const Out<double, 1> x = from_eigen_vector(column);

@@ -156,23 +156,22 @@ Variable<T, R> tied_head(const Variable<T, R>& h, const Variable<T, 2>& table) {
   return like_rows_of(h.shape(), call.finish(In<T, 2>(logits), backward));
 }
 
-/// Queries or keys [B, H, L, d], turned by where they stand. Nothing is kept but frequencies, of
-/// which a copy is. Throws as rotary_forward.
+/// Queries or keys [B, H, L, d], turned by where they stand. Nothing is kept but a copy
+/// of the frequencies. Throws as rotary_forward.
 template <Scalar T>
 Variable<T, 4> rotary(const Variable<T, 4>& x, const RotaryOptions& options) {
   Recording<T> call({"rotary"}, x);
   const Out<T, 4> y = call.output(x.shape());
   rotary_forward(x.value(), options, y, call.context());
-  RotaryOptions kept = options;
-  kept.frequencies = options.frequencies.owned();
-  const auto backward = [to = call.target(x), kept](BackwardPass<T>& pass, In<T, 4> dy) {
+  const auto backward = [to = call.target(x), kept = options.owned()](BackwardPass<T>& pass,
+                                                                      In<T, 4> dy) {
     pass.assign([&](Out<T, 4> dx) { rotary_backward(dy, kept, dx, pass.context()); }, to);
   };
   return call.finish(In<T, 4>(y), backward);
 }
 
 /// Queries or keys [N, H, d] of sequences that lie one behind the other, each turned from where it
-/// begins; starts have to outlive backward. Nothing is kept but frequencies, of which a copy is.
+/// begins; starts have to outlive backward. Nothing is kept but a copy of the frequencies.
 /// Throws as packed_rotary_forward.
 template <Scalar T>
 Variable<T, 3> packed_rotary(const Variable<T, 3>& x, LastingSpan<Index> starts,
@@ -180,9 +179,8 @@ Variable<T, 3> packed_rotary(const Variable<T, 3>& x, LastingSpan<Index> starts,
   Recording<T> call({"packed_rotary"}, x);
   const Out<T, 3> y = call.output(x.shape());
   packed_rotary_forward(x.value(), starts, options, y, call.context());
-  RotaryOptions kept = options;
-  kept.frequencies = options.frequencies.owned();
-  const auto backward = [starts, kept, to = call.target(x)](BackwardPass<T>& pass, In<T, 3> dy) {
+  const auto backward = [starts, kept = options.owned(), to = call.target(x)](BackwardPass<T>& pass,
+                                                                              In<T, 3> dy) {
     const auto into = [&](Out<T, 3> dx) {
       packed_rotary_backward(dy, starts, kept, dx, pass.context());
     };

@@ -160,7 +160,7 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
   /// Everything back to 0, what `score` views too.
   void zero() {
     this->for_each([](const std::string&, auto view) { fill(view, T(0)); });
-    score.for_each([](const auto& view) { fill(view, T(0)); });
+    score.zero();
   }
   /// Throws ShapeError unless every gradient has the shape of its parameter in `expected`.
   template <class W>

@@ -155,7 +155,12 @@ struct TransformerBlockParameters {
   /// Everything to 0, as of gradients between two steps, what `attention.score` of such views too.
   void zero() {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
-    if constexpr (requires { attention.score; }) attention.zero();
+    zero_scores();
+  }
+
+  /// Of gradients, what `attention.score` views to 0; else nothing.
+  void zero_scores() {
+    if constexpr (requires { attention.score; }) attention.score.zero();
   }
 
  private:

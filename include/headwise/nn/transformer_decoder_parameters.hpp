@@ -173,7 +173,7 @@ struct TransformerDecoderParameters {
   /// views too.
   void zero() {
     for_each([](const std::string&, auto view) { fill(view, T(0)); });
-    for (auto& block : blocks) block.zero();
+    for (auto& block : blocks) block.zero_scores();
   }
 
  private:

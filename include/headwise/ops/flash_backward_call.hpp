@@ -1,6 +1,8 @@
 // How the gradients of flash attention are cut into tasks.
 #pragma once
 
+#include <optional>
+
 #include "headwise/ops/ordered_turns.hpp"
 #include "headwise/ops/rows.hpp"
 #include "headwise/ops/score_gradients.hpp"
@@ -109,8 +111,9 @@ class FlashBackwardCall {
     const auto task = [&](Index, Index worker) {
       const Index taken = turns_.take(), after = taken + workers;
       const BlockOfKeys block = block_of_turn(taken);
-      if (block.j0 >= sequences_.keys.length(block.b)) return;
-      run_block(block, worker, asks && after < count ? block_of_turn(after) : BlockOfKeys());
+      if (block.number * run_.backward_keys >= sequences_.keys.length(block.b)) return;
+      run_block(block, worker,
+                asks && after < count ? std::optional(block_of_turn(after)) : std::nullopt);
     };
     run_tasks(context_, count, multiply_adds_, task);
   }
@@ -119,11 +122,11 @@ class FlashBackwardCall {
   void run_head(Index b, Index g) {
     const Index blocks = sequences_.keys.count_blocks(run_.backward_keys, b);
     if (score_.blocks_in_order()) {
-      for (Index block = 0; block < blocks; ++block) run_block(block_at(b, g, block), 0);
+      for (Index block = 0; block < blocks; ++block) run_block({b, g, block}, 0);
       return;
     }
     const auto task = [&](Index, Index worker) {
-      run_block(block_at(b, g, turns_.take() - taken_), worker);
+      run_block({b, g, turns_.take() - taken_}, worker);
     };
     const auto heads = static_cast<double>(sizes_.B * sizes_.G);
     run_tasks(context_, blocks, multiply_adds_ / heads, task);
@@ -194,46 +197,43 @@ class FlashBackwardCall {
     return head;
   }
 
-  /// A block of keys of a key/value head of a sequence, from key j0 on.
+  /// A block of keys of a key/value head of a sequence.
   struct BlockOfKeys {
-    Index b = 0, g = 0, block = 0, j0 = 0;
-    bool none = true;
+    Index b, g, number;
   };
-  BlockOfKeys block_at(Index b, Index g, Index block) const {
-    return {b, g, block, block * run_.backward_keys, false};
-  }
-  /// The one whose turn this is: of a batch the first blocks of all heads come first, of packed
-  /// sequences those of one.
+  /// Whose turn it is: first blocks of all heads first, of packed sequences one after the other.
   BlockOfKeys block_of_turn(Index turn) const {
     const SequenceRows& rows = sequences_.keys;
     if (rows.packed()) {
       const auto [b, number] = rows.task(turn, sizes_.G, run_.backward_keys);
-      return block_at(b, number % sizes_.G, number / sizes_.G);
+      return {b, number % sizes_.G, number / sizes_.G};
     }
     const Index together = sizes_.B * sizes_.G;
-    return block_at(turn % together / sizes_.G, turn % sizes_.G, turn / together);
+    return {turn % together / sizes_.G, turn % sizes_.G, turn / together};
   }
 
-  /// `next` is asked for before it is begun with.
-  void run_block(const BlockOfKeys& of, Index worker, const BlockOfKeys& next = {}) {
-    const Index b = of.b, g = of.g, j0 = of.j0;
+  /// What is asked for before a block is begun with.
+  kernels::KeysAhead<T> keys_of(const BlockOfKeys& block) {
+    const auto head = head_at(block.b, block.g * sizes_.group()).forward;
+    const Index first = block.number * run_.backward_keys;
+    const Index count = std::clamp<Index>(head.S - first, 0, run_.backward_keys);
+    return {head.k, head.v, head.stored_k, head.stored_v, first, count};
+  }
+
+  /// One of them; `next` is asked for beside its last tile.
+  void run_block(const BlockOfKeys& of, Index worker, const std::optional<BlockOfKeys>& next = {}) {
     const Index keys = run_.backward_keys, queries = run_.backward_queries;
+    const Index b = of.b, g = of.g, j0 = of.number * keys;
     const Index n = std::min<Index>(keys, sequences_.keys.length(b) - j0);
     const Index first = g * sizes_.group();
     const auto first_head = head_at(b, first);
     run_.flash_backward_begin(first_head.forward, j0, n, workspace_.of(worker));
-    kernels::KeysAhead<T> next_keys;
-    if (!next.none) {
-      const auto after = head_at(next.b, next.g * sizes_.group()).forward;
-      const Index count = std::clamp<Index>(after.S - next.j0, 0, keys);
-      next_keys = {after.k, after.v, after.stored_k, after.stored_v, next.j0, count};
-    }
     kernels::TileWork work;
     auto head = first_head;
     for (Index h = first; h < first + sizes_.group(); ++h) {
       if (h != first) head = head_at(b, h);
-      head.flows = score_.flows(b, h, of.block);
-      head.next = next_keys;
+      head.flows = score_.flows(b, h, of.number);
+      if (next && h + 1 == first + sizes_.group()) head.next = keys_of(*next);
       for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
         const Index rows = std::min<Index>(queries, head.forward.L - i0);
         const KeyBlocks blocks = head.forward.visibility.blocks(i0, rows, keys);
@@ -255,7 +255,7 @@ class FlashBackwardCall {
     write_rows(dk_rows, n, sizes_.d, dk_sums, [&](const kernels::Matrix<T>& dk) {
       write_rows(dv_rows, n, sizes_.dv, dv_sums, [&](const kernels::Matrix<T>& dv) {
         run_.flash_backward_end(first_head.forward, j0, n, dk, dv,
-                                score_.flows(b, first, of.block).scale, workspace_.of(worker));
+                                score_.flows(b, first, of.number).scale, workspace_.of(worker));
       });
     });
     const std::int64_t extra = kernels::backward_extras(first_head.forward);

@@ -82,6 +82,12 @@ struct RotaryOptions {
   RotaryFrequencies frequencies =
       {};  // [width / 2]; of each pair, instead of theta; none where empty
 
+  /// The same with frequencies of its own. Throws std::bad_alloc.
+  RotaryOptions owned() const {
+    RotaryOptions kept = *this;
+    kept.frequencies = frequencies.owned();
+    return kept;
+  }
   /// How many elements of a row of d are rotated.
   Index width_of(Index d) const { return width == 0 ? d : width; }
   /// Whether both turn rows of d elements alike.

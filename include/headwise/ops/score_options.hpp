@@ -8,6 +8,7 @@
 #include "headwise/score/head_score.hpp"
 #include "headwise/score/mask.hpp"
 #include "headwise/tensor/require.hpp"
+#include "headwise/tensor/view_ops.hpp"
 
 namespace headwise::inline v0_1 {
 
@@ -77,6 +78,10 @@ struct ScoreGradients {
     f(d_sinks);
     f(d_function);
     for (const InOut<T, 4>& d_bias : d_biases) f(d_bias);
+  }
+  /// Those that are asked for to 0.
+  void zero() const {
+    for_each([](const auto& view) { fill(view, T(0)); });
   }
   /// Whether one is asked for.
   bool any() const {

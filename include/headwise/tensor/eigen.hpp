@@ -25,16 +25,6 @@ template <class T>
 Eigen::Map<EigenMatrix<T>, 0, EigenStride> eigen_map(const Out<T, 2>& view) {
   return {view.data(), view.extent(0), view.extent(1), EigenStride(view.stride(0), view.stride(1))};
 }
-/// The same of a tensor.
-template <class T>
-auto eigen_map(Tensor<T, 2>& tensor) {
-  return eigen_map(Out<T, 2>(tensor));
-}
-/// The same of a tensor that is only read.
-template <class T>
-auto eigen_map(const Tensor<T, 2>& tensor) {
-  return eigen_map(In<T, 2>(tensor));
-}
 
 /// A [N] view as an Eigen row vector.
 template <class T>
@@ -48,15 +38,16 @@ Eigen::Map<Eigen::Matrix<T, 1, Eigen::Dynamic>, 0, Eigen::InnerStride<>> eigen_m
     const Out<T, 1>& view) {
   return {view.data(), view.extent(0), Eigen::InnerStride<>(view.stride(0))};
 }
-/// The same of a tensor.
-template <class T>
-auto eigen_map(Tensor<T, 1>& tensor) {
-  return eigen_map(Out<T, 1>(tensor));
+
+/// The same of a tensor [M, N] or [N].
+template <class T, int R>
+auto eigen_map(Tensor<T, R>& tensor) {
+  return eigen_map(Out<T, R>(tensor));
 }
 /// The same of a tensor that is only read.
-template <class T>
-auto eigen_map(const Tensor<T, 1>& tensor) {
-  return eigen_map(In<T, 1>(tensor));
+template <class T, int R>
+auto eigen_map(const Tensor<T, R>& tensor) {
+  return eigen_map(In<T, R>(tensor));
 }
 
 namespace detail {
