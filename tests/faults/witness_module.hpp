@@ -117,7 +117,7 @@ void check_module(const MultiHeadAttentionOptions& options, bool self, bool with
       g["value"] = numbers_of(inputs.value);
     }
     std::as_const(gradients).for_each([&](const std::string& name, auto view) {
-      g[name.substr(5)] = numbers_of(In<double, decltype(view)::rank>(view));
+      g[name] = numbers_of(In<double, decltype(view)::rank>(view));
     });
     check_close(numbers_of(y), module_output(o, n, self, p, call, rules), 1e-11L, "y, " + where);
     for (const auto& [name, values] : p) {
