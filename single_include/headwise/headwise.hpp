@@ -8940,6 +8940,14 @@ class TileMask {
     }
     return lanes;
   }
+  /// Of these keys whole vectors, all but those of which queries r ... r + n - 1 see none.
+  KeyRange vectors_seen(Index r, Index n, KeyRange keys_here) const {
+    if (whole_) return keys_here;
+    const Index begin = std::max<Index>(keys_here.begin, begin_[r]);
+    const Index end = std::min<Index>(keys_here.end, end_[r + n - 1]);
+    if (begin >= end) return {keys_here.begin, keys_here.begin};
+    return {begin / S::width * S::width, round_up(end, S::width)};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -9516,6 +9524,8 @@ HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index ke
 
 /// Step 4b of a panel whose lanes are queries: s [keys, lanes] += a bias of pairs; where it hides a
 /// pair, the mask says so.
+/// (Squares that are added from the registers in which they were transposed: 1.01 of forward's
+/// speed with a bias, and a KB for each type and instruction set.)
 template <class T>
 void add_bias_of_queries(Matrix<const T> bias, T hidden_below, const TileBlock& block, T* s,
                          ForwardMask<T>& mask) {
@@ -9550,6 +9560,14 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     const Matrix<const T> bias = bias_of<T>(head, n);
     if (bias.row != 0) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+/// And for what has flowed into them.
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
   }
 }
 
@@ -10428,31 +10446,21 @@ struct TileRows {
   Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
 };
 
-/// Steps 4a and 4e downwards of `n` queries from r on and a panel of keys from c on, for the
-/// vectors of keys that one of them sees: s = scale q k^T and dp = d_o v^T. Returns these vectors'
-/// keys.
+/// to [n, keys] = alpha rows keys^T of n rows and those keys of a panel that `seen` holds, packed
+/// in `columns` with `inner` factors each.
 template <class T>
-KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange panel,
-                           const TileRows<T>& rows, T alpha, const BackwardScratch<T>& buffers,
-                           const BackwardMask<T>& mask) {
-  constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
-  const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  KeyRange range = panel;
-  if (!mask.whole()) {
-    range.begin = std::max<Index>(c, mask.range(r).begin);
-    range.end = std::min<Index>(panel.end, mask.range(r + n - 1).end);
-  }
-  if (range.begin >= range.end) return {c, c};
-  const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
-  const Index at = c + from * width;
-  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
-               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
-               n, to - from, dv, {buffers.ds + r * row + at, row});
-  return {at, c + to * width};
+HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
+                                    T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (seen.size() == 0) return;
+  run_panel<T>(
+      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
+      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
-/// backward_products, then the rows while they are in the first cache level: scores change,
+/// Steps 4a and 4e downwards of n queries from r on and a panel of keys from c on, s = scale q k^T
+/// and dp = d_o v^T, then the rows while they are in the first cache level: scores change,
 /// backward_row, and what flows into them goes back through their changes. Returns the
 /// multiply-adds.
 template <class T>
@@ -10461,24 +10469,24 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
                             const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row;
   const AttentionHead<T>& forward = head.forward;
+  const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
   // A scale that is a power of 2 changes no digit: the rows apply it at no cost.
   const bool plain = forward.plain_scores();
   const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
   const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
-  // (Asked for beside each product or row instead of at once, biases and their gradients take as
-  // long: 0.64 to 0.73 of the speed of backward without one either way, 0.71 to 0.72 this way.)
-  if (!plain && r + n < block.rows) {
-    const Index next = block.i0 + r + n, ahead = std::min<Index>(n, block.rows - r - n);
-    const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
-    prefetch_biases<T>(forward, next, ahead, keys);
-    for (const Matrix<T>& bias : head.flows.biases) {
-      if (bias.data != nullptr) prefetch_rows<T>(bias.from(next, keys.begin), ahead, keys.size());
-    }
-  }
-  const KeyRange done =
-      backward_products<T>(head, r, n, panel, rows, folded ? T(1) : forward.scale, buffers, mask);
+  const KeyRange seen = mask.vectors_seen(r, n, panel);
+  // The next queries' biases are asked for before one product, their gradients before the other.
+  // (Before one and the same: 0.97 of the speed of backward with both; a few beside each product
+  // and row: 0.97, and 0.96 where they come from the second cache.)
+  const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
+  const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
+  if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
+                    buffers.p + r * row);
+  if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
@@ -10486,16 +10494,16 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
       backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
     } else {
       if (!plain) {
-        change_row<T>(forward, block, at, done, buffers.score, buffers.p + at * row, mask);
+        change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
       backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
       if (!plain) {
-        return_flow<T>(head, block, at, done, buffers.score, buffers.ds + at * row);
+        return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * done.size() * (steps<T>(forward.d) + steps<T>(forward.dv)) * Factor<T>::depth;
+  return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
 
 /// What is read of the tile behind this one, if it looks at these keys: masks, q, d_o and dq, and o
@@ -15703,6 +15711,13 @@ class TileMask {
     }
     return lanes;
   }
+  KeyRange vectors_seen(Index r, Index n, KeyRange keys_here) const {
+    if (whole_) return keys_here;
+    const Index begin = std::max<Index>(keys_here.begin, begin_[r]);
+    const Index end = std::min<Index>(keys_here.end, end_[r + n - 1]);
+    if (begin >= end) return {keys_here.begin, keys_here.begin};
+    return {begin / S::width * S::width, round_up(end, S::width)};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -16238,6 +16253,13 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     const Matrix<const T> bias = bias_of<T>(head, n);
     if (bias.row != 0) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
   }
 }
 
@@ -17024,24 +17046,14 @@ struct TileRows {
 };
 
 template <class T>
-KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange panel,
-                           const TileRows<T>& rows, T alpha, const BackwardScratch<T>& buffers,
-                           const BackwardMask<T>& mask) {
-  constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
-  const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  KeyRange range = panel;
-  if (!mask.whole()) {
-    range.begin = std::max<Index>(c, mask.range(r).begin);
-    range.end = std::min<Index>(panel.end, mask.range(r + n - 1).end);
-  }
-  if (range.begin >= range.end) return {c, c};
-  const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
-  const Index at = c + from * width;
-  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
-               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
-               n, to - from, dv, {buffers.ds + r * row + at, row});
-  return {at, c + to * width};
+HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
+                                    T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (seen.size() == 0) return;
+  run_panel<T>(
+      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
+      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 template <class T>
@@ -17050,21 +17062,20 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
                             const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row;
   const AttentionHead<T>& forward = head.forward;
+  const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
   const bool plain = forward.plain_scores();
   const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
   const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
-  if (!plain && r + n < block.rows) {
-    const Index next = block.i0 + r + n, ahead = std::min<Index>(n, block.rows - r - n);
-    const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
-    prefetch_biases<T>(forward, next, ahead, keys);
-    for (const Matrix<T>& bias : head.flows.biases) {
-      if (bias.data != nullptr) prefetch_rows<T>(bias.from(next, keys.begin), ahead, keys.size());
-    }
-  }
-  const KeyRange done =
-      backward_products<T>(head, r, n, panel, rows, folded ? T(1) : forward.scale, buffers, mask);
+  const KeyRange seen = mask.vectors_seen(r, n, panel);
+  const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
+  const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
+  if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
+                    buffers.p + r * row);
+  if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
@@ -17072,16 +17083,16 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
       backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
     } else {
       if (!plain) {
-        change_row<T>(forward, block, at, done, buffers.score, buffers.p + at * row, mask);
+        change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
       backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
       if (!plain) {
-        return_flow<T>(head, block, at, done, buffers.score, buffers.ds + at * row);
+        return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * done.size() * (steps<T>(forward.d) + steps<T>(forward.dv)) * Factor<T>::depth;
+  return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
 
 template <class T>
@@ -22037,6 +22048,13 @@ class TileMask {
     }
     return lanes;
   }
+  KeyRange vectors_seen(Index r, Index n, KeyRange keys_here) const {
+    if (whole_) return keys_here;
+    const Index begin = std::max<Index>(keys_here.begin, begin_[r]);
+    const Index end = std::min<Index>(keys_here.end, end_[r + n - 1]);
+    if (begin >= end) return {keys_here.begin, keys_here.begin};
+    return {begin / S::width * S::width, round_up(end, S::width)};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -22572,6 +22590,13 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     const Matrix<const T> bias = bias_of<T>(head, n);
     if (bias.row != 0) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
   }
 }
 
@@ -23358,24 +23383,14 @@ struct TileRows {
 };
 
 template <class T>
-KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange panel,
-                           const TileRows<T>& rows, T alpha, const BackwardScratch<T>& buffers,
-                           const BackwardMask<T>& mask) {
-  constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
-  const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  KeyRange range = panel;
-  if (!mask.whole()) {
-    range.begin = std::max<Index>(c, mask.range(r).begin);
-    range.end = std::min<Index>(panel.end, mask.range(r + n - 1).end);
-  }
-  if (range.begin >= range.end) return {c, c};
-  const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
-  const Index at = c + from * width;
-  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
-               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
-               n, to - from, dv, {buffers.ds + r * row + at, row});
-  return {at, c + to * width};
+HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
+                                    T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (seen.size() == 0) return;
+  run_panel<T>(
+      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
+      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 template <class T>
@@ -23384,21 +23399,20 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
                             const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row;
   const AttentionHead<T>& forward = head.forward;
+  const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
   const bool plain = forward.plain_scores();
   const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
   const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
-  if (!plain && r + n < block.rows) {
-    const Index next = block.i0 + r + n, ahead = std::min<Index>(n, block.rows - r - n);
-    const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
-    prefetch_biases<T>(forward, next, ahead, keys);
-    for (const Matrix<T>& bias : head.flows.biases) {
-      if (bias.data != nullptr) prefetch_rows<T>(bias.from(next, keys.begin), ahead, keys.size());
-    }
-  }
-  const KeyRange done =
-      backward_products<T>(head, r, n, panel, rows, folded ? T(1) : forward.scale, buffers, mask);
+  const KeyRange seen = mask.vectors_seen(r, n, panel);
+  const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
+  const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
+  if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
+                    buffers.p + r * row);
+  if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
@@ -23406,16 +23420,16 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
       backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
     } else {
       if (!plain) {
-        change_row<T>(forward, block, at, done, buffers.score, buffers.p + at * row, mask);
+        change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
       backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
       if (!plain) {
-        return_flow<T>(head, block, at, done, buffers.score, buffers.ds + at * row);
+        return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * done.size() * (steps<T>(forward.d) + steps<T>(forward.dv)) * Factor<T>::depth;
+  return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
 
 template <class T>
@@ -43329,6 +43343,13 @@ class TileMask {
     }
     return lanes;
   }
+  KeyRange vectors_seen(Index r, Index n, KeyRange keys_here) const {
+    if (whole_) return keys_here;
+    const Index begin = std::max<Index>(keys_here.begin, begin_[r]);
+    const Index end = std::min<Index>(keys_here.end, end_[r + n - 1]);
+    if (begin >= end) return {keys_here.begin, keys_here.begin};
+    return {begin / S::width * S::width, round_up(end, S::width)};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -43864,6 +43885,13 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     const Matrix<const T> bias = bias_of<T>(head, n);
     if (bias.row != 0) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
   }
 }
 
@@ -44650,24 +44678,14 @@ struct TileRows {
 };
 
 template <class T>
-KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange panel,
-                           const TileRows<T>& rows, T alpha, const BackwardScratch<T>& buffers,
-                           const BackwardMask<T>& mask) {
-  constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
-  const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  KeyRange range = panel;
-  if (!mask.whole()) {
-    range.begin = std::max<Index>(c, mask.range(r).begin);
-    range.end = std::min<Index>(panel.end, mask.range(r + n - 1).end);
-  }
-  if (range.begin >= range.end) return {c, c};
-  const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
-  const Index at = c + from * width;
-  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
-               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
-               n, to - from, dv, {buffers.ds + r * row + at, row});
-  return {at, c + to * width};
+HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
+                                    T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (seen.size() == 0) return;
+  run_panel<T>(
+      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
+      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 template <class T>
@@ -44676,21 +44694,20 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
                             const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row;
   const AttentionHead<T>& forward = head.forward;
+  const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
   const bool plain = forward.plain_scores();
   const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
   const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
-  if (!plain && r + n < block.rows) {
-    const Index next = block.i0 + r + n, ahead = std::min<Index>(n, block.rows - r - n);
-    const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
-    prefetch_biases<T>(forward, next, ahead, keys);
-    for (const Matrix<T>& bias : head.flows.biases) {
-      if (bias.data != nullptr) prefetch_rows<T>(bias.from(next, keys.begin), ahead, keys.size());
-    }
-  }
-  const KeyRange done =
-      backward_products<T>(head, r, n, panel, rows, folded ? T(1) : forward.scale, buffers, mask);
+  const KeyRange seen = mask.vectors_seen(r, n, panel);
+  const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
+  const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
+  if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
+                    buffers.p + r * row);
+  if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
@@ -44698,16 +44715,16 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
       backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
     } else {
       if (!plain) {
-        change_row<T>(forward, block, at, done, buffers.score, buffers.p + at * row, mask);
+        change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
       backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
       if (!plain) {
-        return_flow<T>(head, block, at, done, buffers.score, buffers.ds + at * row);
+        return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * done.size() * (steps<T>(forward.d) + steps<T>(forward.dv)) * Factor<T>::depth;
+  return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
 
 template <class T>
@@ -47748,6 +47765,13 @@ class TileMask {
     }
     return lanes;
   }
+  KeyRange vectors_seen(Index r, Index n, KeyRange keys_here) const {
+    if (whole_) return keys_here;
+    const Index begin = std::max<Index>(keys_here.begin, begin_[r]);
+    const Index end = std::min<Index>(keys_here.end, end_[r + n - 1]);
+    if (begin >= end) return {keys_here.begin, keys_here.begin};
+    return {begin / S::width * S::width, round_up(end, S::width)};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -48283,6 +48307,13 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     const Matrix<const T> bias = bias_of<T>(head, n);
     if (bias.row != 0) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
   }
 }
 
@@ -49069,24 +49100,14 @@ struct TileRows {
 };
 
 template <class T>
-KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange panel,
-                           const TileRows<T>& rows, T alpha, const BackwardScratch<T>& buffers,
-                           const BackwardMask<T>& mask) {
-  constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
-  const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  KeyRange range = panel;
-  if (!mask.whole()) {
-    range.begin = std::max<Index>(c, mask.range(r).begin);
-    range.end = std::min<Index>(panel.end, mask.range(r + n - 1).end);
-  }
-  if (range.begin >= range.end) return {c, c};
-  const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
-  const Index at = c + from * width;
-  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
-               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
-               n, to - from, dv, {buffers.ds + r * row + at, row});
-  return {at, c + to * width};
+HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
+                                    T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (seen.size() == 0) return;
+  run_panel<T>(
+      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
+      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 template <class T>
@@ -49095,21 +49116,20 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
                             const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row;
   const AttentionHead<T>& forward = head.forward;
+  const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
   const bool plain = forward.plain_scores();
   const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
   const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
-  if (!plain && r + n < block.rows) {
-    const Index next = block.i0 + r + n, ahead = std::min<Index>(n, block.rows - r - n);
-    const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
-    prefetch_biases<T>(forward, next, ahead, keys);
-    for (const Matrix<T>& bias : head.flows.biases) {
-      if (bias.data != nullptr) prefetch_rows<T>(bias.from(next, keys.begin), ahead, keys.size());
-    }
-  }
-  const KeyRange done =
-      backward_products<T>(head, r, n, panel, rows, folded ? T(1) : forward.scale, buffers, mask);
+  const KeyRange seen = mask.vectors_seen(r, n, panel);
+  const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
+  const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
+  if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
+                    buffers.p + r * row);
+  if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
@@ -49117,16 +49137,16 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
       backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
     } else {
       if (!plain) {
-        change_row<T>(forward, block, at, done, buffers.score, buffers.p + at * row, mask);
+        change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
       backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
       if (!plain) {
-        return_flow<T>(head, block, at, done, buffers.score, buffers.ds + at * row);
+        return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * done.size() * (steps<T>(forward.d) + steps<T>(forward.dv)) * Factor<T>::depth;
+  return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
 
 template <class T>
@@ -52163,6 +52183,13 @@ class TileMask {
     }
     return lanes;
   }
+  KeyRange vectors_seen(Index r, Index n, KeyRange keys_here) const {
+    if (whole_) return keys_here;
+    const Index begin = std::max<Index>(keys_here.begin, begin_[r]);
+    const Index end = std::min<Index>(keys_here.end, end_[r + n - 1]);
+    if (begin >= end) return {keys_here.begin, keys_here.begin};
+    return {begin / S::width * S::width, round_up(end, S::width)};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -52698,6 +52725,13 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     const Matrix<const T> bias = bias_of<T>(head, n);
     if (bias.row != 0) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
   }
 }
 
@@ -53484,24 +53518,14 @@ struct TileRows {
 };
 
 template <class T>
-KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange panel,
-                           const TileRows<T>& rows, T alpha, const BackwardScratch<T>& buffers,
-                           const BackwardMask<T>& mask) {
-  constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
-  const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  KeyRange range = panel;
-  if (!mask.whole()) {
-    range.begin = std::max<Index>(c, mask.range(r).begin);
-    range.end = std::min<Index>(panel.end, mask.range(r + n - 1).end);
-  }
-  if (range.begin >= range.end) return {c, c};
-  const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
-  const Index at = c + from * width;
-  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
-               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
-               n, to - from, dv, {buffers.ds + r * row + at, row});
-  return {at, c + to * width};
+HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
+                                    T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (seen.size() == 0) return;
+  run_panel<T>(
+      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
+      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 template <class T>
@@ -53510,21 +53534,20 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
                             const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row;
   const AttentionHead<T>& forward = head.forward;
+  const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
   const bool plain = forward.plain_scores();
   const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
   const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
-  if (!plain && r + n < block.rows) {
-    const Index next = block.i0 + r + n, ahead = std::min<Index>(n, block.rows - r - n);
-    const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
-    prefetch_biases<T>(forward, next, ahead, keys);
-    for (const Matrix<T>& bias : head.flows.biases) {
-      if (bias.data != nullptr) prefetch_rows<T>(bias.from(next, keys.begin), ahead, keys.size());
-    }
-  }
-  const KeyRange done =
-      backward_products<T>(head, r, n, panel, rows, folded ? T(1) : forward.scale, buffers, mask);
+  const KeyRange seen = mask.vectors_seen(r, n, panel);
+  const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
+  const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
+  if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
+                    buffers.p + r * row);
+  if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
@@ -53532,16 +53555,16 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
       backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
     } else {
       if (!plain) {
-        change_row<T>(forward, block, at, done, buffers.score, buffers.p + at * row, mask);
+        change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
       backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
       if (!plain) {
-        return_flow<T>(head, block, at, done, buffers.score, buffers.ds + at * row);
+        return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * done.size() * (steps<T>(forward.d) + steps<T>(forward.dv)) * Factor<T>::depth;
+  return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
 
 template <class T>
@@ -56578,6 +56601,13 @@ class TileMask {
     }
     return lanes;
   }
+  KeyRange vectors_seen(Index r, Index n, KeyRange keys_here) const {
+    if (whole_) return keys_here;
+    const Index begin = std::max<Index>(keys_here.begin, begin_[r]);
+    const Index end = std::min<Index>(keys_here.end, end_[r + n - 1]);
+    if (begin >= end) return {keys_here.begin, keys_here.begin};
+    return {begin / S::width * S::width, round_up(end, S::width)};
+  }
   bool visible(Index r, Index j) const {
     return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
   }
@@ -57113,6 +57143,13 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
   for (int n = 0; n < head.visibility.bias_count(); ++n) {
     const Matrix<const T> bias = bias_of<T>(head, n);
     if (bias.row != 0) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
   }
 }
 
@@ -57899,24 +57936,14 @@ struct TileRows {
 };
 
 template <class T>
-KeyRange backward_products(const FlashHead<T>& head, Index r, Index n, KeyRange panel,
-                           const TileRows<T>& rows, T alpha, const BackwardScratch<T>& buffers,
-                           const BackwardMask<T>& mask) {
-  constexpr Index row = BackwardTile<T>::row, columns = Tile<T>::columns, width = Tile<T>::width;
-  const Index d = steps<T>(head.forward.d), dv = steps<T>(head.forward.dv), c = panel.begin;
-  KeyRange range = panel;
-  if (!mask.whole()) {
-    range.begin = std::max<Index>(c, mask.range(r).begin);
-    range.end = std::min<Index>(panel.end, mask.range(r + n - 1).end);
-  }
-  if (range.begin >= range.end) return {c, c};
-  const Index from = (range.begin - c) / width, to = (range.end - c + width - 1) / width;
-  const Index at = c + from * width;
-  run_panel<T>(walk_rows<T>(rows.q.from(r, 0)), {buffers.k_t + c * d + from * width, 0, columns}, n,
-               to - from, d, {buffers.p + r * row + at, row, Finish::assign, alpha});
-  run_panel<T>(walk_rows<T>(rows.d_o.from(r, 0)), {buffers.v_t + c * dv + from * width, 0, columns},
-               n, to - from, dv, {buffers.ds + r * row + at, row});
-  return {at, c + to * width};
+HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
+                                    T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (seen.size() == 0) return;
+  run_panel<T>(
+      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
+      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 template <class T>
@@ -57925,21 +57952,20 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
                             const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
   constexpr Index row = BackwardTile<T>::row;
   const AttentionHead<T>& forward = head.forward;
+  const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
   const bool plain = forward.plain_scores();
   const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
   const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
-  if (!plain && r + n < block.rows) {
-    const Index next = block.i0 + r + n, ahead = std::min<Index>(n, block.rows - r - n);
-    const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
-    prefetch_biases<T>(forward, next, ahead, keys);
-    for (const Matrix<T>& bias : head.flows.biases) {
-      if (bias.data != nullptr) prefetch_rows<T>(bias.from(next, keys.begin), ahead, keys.size());
-    }
-  }
-  const KeyRange done =
-      backward_products<T>(head, r, n, panel, rows, folded ? T(1) : forward.scale, buffers, mask);
+  const KeyRange seen = mask.vectors_seen(r, n, panel);
+  const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
+  const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
+  if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
+                    buffers.p + r * row);
+  if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
@@ -57947,16 +57973,16 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
       backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
     } else {
       if (!plain) {
-        change_row<T>(forward, block, at, done, buffers.score, buffers.p + at * row, mask);
+        change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
       backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
       if (!plain) {
-        return_flow<T>(head, block, at, done, buffers.score, buffers.ds + at * row);
+        return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * done.size() * (steps<T>(forward.d) + steps<T>(forward.dv)) * Factor<T>::depth;
+  return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
 
 template <class T>
