@@ -1,8 +1,10 @@
 // Results of the library held against sums that naive loops made.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "headwise/tensor/view_ops.hpp"
 #include "support/oracle.hpp"
@@ -35,6 +37,18 @@ bool near(const In<T, R>& got, const Field& expected, Real slack, Real least = 1
     is_near = is_near && (a == b || std::abs(a - b) <= tolerance);
   });
   return is_near;
+}
+
+/// The greatest weight that backward of tiles counts as 0 though it is a normal number: one below
+/// 2^-64 of its row, 2^-512 in double. (As rounded: up to twice that.)
+template <class T>
+Real left_out(const Field& weights) {
+  const Real least = std::ldexp(Real{1}, std::is_same_v<T, float> ? -63 : -511);
+  Real greatest = 0;
+  for (const Real weight : weights.values) {
+    if (weight < least) greatest = std::max(greatest, weight);
+  }
+  return greatest;
 }
 
 }  // namespace headwise_fuzz
