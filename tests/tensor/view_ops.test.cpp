@@ -1,5 +1,6 @@
 #include "headwise/tensor/view_ops.hpp"
 
+#include <cmath>
 #include <numeric>
 #include <type_traits>
 #include <vector>
@@ -182,6 +183,27 @@ TEST_CASE("fill sets the elements of a view and no others", "[tensor]") {
       CHECK(x(i) == (inside ? -1 : 5 * i[0] + i[1]));
     });
   }
+}
+
+TEST_CASE("fill writes a zero of either sign, dense or not, and none to no elements", "[tensor]") {
+  for (const float zero : {0.0f, -0.0f}) {
+    for (const bool dense : {true, false}) {
+      CAPTURE(zero, dense);
+      Tensor<float, 2> x(Shape{3, 7});
+      fill(x, 5);
+      const auto part = dense ? slice(x, 0, 1, 2) : slice(x, 1, 1, 6);
+      fill(part, zero);
+      Index zeros = 0, others = 0;
+      for (const float value : x) {
+        if (value == 5) ++others;
+        if (value == 0 && std::signbit(value) == std::signbit(zero)) ++zeros;
+      }
+      CHECK(zeros == part.size());
+      CHECK(others == x.size() - part.size());
+    }
+  }
+  Tensor<float, 2> none(Shape{0, 7});
+  fill(none, 0);
 }
 
 TEST_CASE("convert keeps the values in another type, whatever the strides", "[tensor]") {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <span>
 #include <type_traits>
 
@@ -29,6 +31,19 @@ template <int R, class F>
 void for_each_row(Shape<R> shape, F&& f) {
   shape[R - 1] = 1;
   for_each_index(shape, f);
+}
+
+/// Whether all of a number's bytes are 0. (Zeros, which gradients begin with, are written by
+/// memset: at -O2 g++ 12 makes of std::fill_n a loop of a number a cycle, which took 14 % of
+/// forward and backward of 16 tokens of width 64.)
+template <class T>
+bool is_zero_of_bytes(const T& value) {
+  if constexpr (std::is_arithmetic_v<T> && sizeof(T) <= sizeof(double)) {  // others have padding
+    constexpr T zero{};
+    return std::memcmp(&value, &zero, sizeof(T)) == 0;
+  } else {
+    return false;
+  }
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -213,7 +228,11 @@ template <class T, int R>
 void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
   require_countable("fill", "tensor", tensor);
   const Index N = tensor.extent(R - 1), step = tensor.stride(R - 1);
-  if (N == 0) return;
+  if (tensor.size() == 0) return;
+  if (tensor.dense() && detail::is_zero_of_bytes(value)) {
+    std::memset(tensor.data(), 0, static_cast<std::size_t>(tensor.size()) * sizeof(T));
+    return;
+  }
   detail::for_each_row(tensor.shape(), [&](const Shape<R>& at) {
     T* const row = &tensor(at);
     if (step == 1) return void(std::fill_n(row, N, value));
