@@ -120,13 +120,14 @@ void check_module(const MultiHeadAttentionOptions& options, bool self, bool with
       g[name] = numbers_of(In<double, decltype(view)::rank>(view));
     });
     check_close(numbers_of(y), module_output(o, n, self, p, call, rules), 1e-11L, "y, " + where);
-    for (const auto& [name, values] : p) {
-      const auto loss = [&, &name = name](const Numbers& x) {
+    for (const auto& parameter : p) {
+      const std::string& name = parameter.first;
+      const auto loss = [&](const Numbers& x) {
         Named moved = p;
         moved[name] = x;
         return dot(numbers_of(dy), module_output(o, n, self, moved, call, rules));
       };
-      check_slope(loss, values, g[name], name + ", " + where);
+      check_slope(loss, parameter.second, g[name], name + ", " + where);
     }
   }
 }
