@@ -8,6 +8,7 @@
 
 #include "headwise/autograd/node.hpp"
 #include "headwise/ops/accumulate.hpp"
+#include "headwise/tensor/view_ops.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
@@ -97,7 +98,7 @@ class Gradients {
     if (node.written == node.count) return;
     T* const own = node.gradient->own;
     if (node.written == 0) {
-      std::fill_n(own, node.count, T(0));
+      fill_run(own, node.count, T(0));
     } else {
       Tensor<bool, 1> written(Shape{node.count}, context_.memory);
       for (const WrittenPart* piece = node.pieces; piece != nullptr; piece = piece->next) {

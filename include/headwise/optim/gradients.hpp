@@ -10,7 +10,7 @@
 #include <cmath>
 
 #include "headwise/optim/parameter_runs.hpp"
-#include "headwise/tensor/tensor.hpp"
+#include "headwise/tensor/view_ops.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
@@ -98,7 +98,7 @@ template <Scalar T>
 void zero_gradients(const ParameterList<T>& list, const Context& context = {}) {
   list.require_gradients("zero_gradients");
   detail::for_gradient_runs(list, context, [](T* gradient, Index count, Index step) {
-    if (step == 1) return void(std::fill_n(gradient, count, T(0)));
+    if (step == 1) return detail::fill_run(gradient, count, T(0));
     for (Index i = 0; i < count; ++i) gradient[i * step] = T(0);
   });
 }

@@ -33,19 +33,17 @@ void for_each_row(Shape<R> shape, F&& f) {
   for_each_index(shape, f);
 }
 
-/// Writes `count` zeros by memset if that is what value is, whose bytes all are 0. Returns whether.
-/// (At -O2 g++ 12 makes of std::fill_n a loop of a number a cycle, which took 14 % of forward and
-/// backward of 16 tokens of width 64, gradients beginning as zeros.)
+/// to[n] = value, n < count. (A value whose bytes all are 0 by memset: 256 MiB of zeros at 92 GB/s,
+/// by std::fill_n, of which g++ 12 -O2 makes a loop of a number a cycle, at 32; EPYC of family 26.)
 template <class T>
-bool write_zeros(T* to, Index count, const T& value) {
+void fill_run(T* to, Index count, const std::type_identity_t<T>& value) {
   if constexpr (std::is_arithmetic_v<T> && sizeof(T) <= sizeof(double)) {  // others have padding
     constexpr T zero{};
-    if (std::memcmp(&value, &zero, sizeof(T)) != 0) return false;
-    std::memset(to, 0, static_cast<std::size_t>(count) * sizeof(T));
-    return true;
-  } else {
-    return false;
+    if (std::memcmp(&value, &zero, sizeof(T)) == 0) {
+      return void(std::memset(to, 0, static_cast<std::size_t>(count) * sizeof(T)));
+    }
   }
+  std::fill_n(to, count, value);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -231,10 +229,10 @@ void fill(Out<T, R> tensor, const std::type_identity_t<T>& value) {
   require_countable("fill", "tensor", tensor);
   const Index N = tensor.extent(R - 1), step = tensor.stride(R - 1);
   if (tensor.size() == 0) return;
-  if (tensor.dense() && detail::write_zeros(tensor.data(), tensor.size(), value)) return;
+  if (tensor.dense()) return detail::fill_run(tensor.data(), tensor.size(), value);
   detail::for_each_row(tensor.shape(), [&](const Shape<R>& at) {
     T* const row = &tensor(at);
-    if (step == 1) return void(std::fill_n(row, N, value));
+    if (step == 1) return detail::fill_run(row, N, value);
     for (Index n = 0; n < N; ++n) row[n * step] = value;
   });
 }
