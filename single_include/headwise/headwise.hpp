@@ -10459,17 +10459,15 @@ struct TileRows {
   Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
 };
 
-/// to [n, keys] = alpha rows keys^T of n rows and those keys of a panel that `seen` holds, packed
-/// in `columns` with `inner` factors each.
+/// to [n, keys] = alpha rows columns^T of n rows and of the keys in `seen`, whole vectors of a
+/// panel, packed with `inner` factors each.
 template <class T>
 HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
-                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
-                                    T* to) {
-  constexpr Index width = Tile<T>::width;
+                                    Index inner, Index n, KeyRange seen, T alpha, T* to) {
   if (seen.size() == 0) return;
-  run_panel<T>(
-      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
-      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+               seen.size() / Tile<T>::width, inner,
+               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 /// Steps 4a and 4e downwards of n queries from r on and a panel of keys from c on, s = scale q k^T
@@ -10496,10 +10494,12 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
-                    buffers.p + r * row);
+  const KeyRange of_panel{seen.begin - c, seen.end - c};
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                    folded ? T(1) : forward.scale, buffers.p + r * row + c);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                    buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
@@ -17059,13 +17059,11 @@ struct TileRows {
 
 template <class T>
 HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
-                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
-                                    T* to) {
-  constexpr Index width = Tile<T>::width;
+                                    Index inner, Index n, KeyRange seen, T alpha, T* to) {
   if (seen.size() == 0) return;
-  run_panel<T>(
-      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
-      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+               seen.size() / Tile<T>::width, inner,
+               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 template <class T>
@@ -17084,10 +17082,12 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
-                    buffers.p + r * row);
+  const KeyRange of_panel{seen.begin - c, seen.end - c};
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                    folded ? T(1) : forward.scale, buffers.p + r * row + c);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                    buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
@@ -23395,13 +23395,11 @@ struct TileRows {
 
 template <class T>
 HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
-                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
-                                    T* to) {
-  constexpr Index width = Tile<T>::width;
+                                    Index inner, Index n, KeyRange seen, T alpha, T* to) {
   if (seen.size() == 0) return;
-  run_panel<T>(
-      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
-      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+               seen.size() / Tile<T>::width, inner,
+               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 template <class T>
@@ -23420,10 +23418,12 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
-                    buffers.p + r * row);
+  const KeyRange of_panel{seen.begin - c, seen.end - c};
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                    folded ? T(1) : forward.scale, buffers.p + r * row + c);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                    buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
@@ -44689,13 +44689,11 @@ struct TileRows {
 
 template <class T>
 HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
-                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
-                                    T* to) {
-  constexpr Index width = Tile<T>::width;
+                                    Index inner, Index n, KeyRange seen, T alpha, T* to) {
   if (seen.size() == 0) return;
-  run_panel<T>(
-      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
-      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+               seen.size() / Tile<T>::width, inner,
+               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 template <class T>
@@ -44714,10 +44712,12 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
-                    buffers.p + r * row);
+  const KeyRange of_panel{seen.begin - c, seen.end - c};
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                    folded ? T(1) : forward.scale, buffers.p + r * row + c);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                    buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
@@ -49110,13 +49110,11 @@ struct TileRows {
 
 template <class T>
 HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
-                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
-                                    T* to) {
-  constexpr Index width = Tile<T>::width;
+                                    Index inner, Index n, KeyRange seen, T alpha, T* to) {
   if (seen.size() == 0) return;
-  run_panel<T>(
-      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
-      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+               seen.size() / Tile<T>::width, inner,
+               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 template <class T>
@@ -49135,10 +49133,12 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
-                    buffers.p + r * row);
+  const KeyRange of_panel{seen.begin - c, seen.end - c};
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                    folded ? T(1) : forward.scale, buffers.p + r * row + c);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                    buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
@@ -53527,13 +53527,11 @@ struct TileRows {
 
 template <class T>
 HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
-                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
-                                    T* to) {
-  constexpr Index width = Tile<T>::width;
+                                    Index inner, Index n, KeyRange seen, T alpha, T* to) {
   if (seen.size() == 0) return;
-  run_panel<T>(
-      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
-      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+               seen.size() / Tile<T>::width, inner,
+               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 template <class T>
@@ -53552,10 +53550,12 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
-                    buffers.p + r * row);
+  const KeyRange of_panel{seen.begin - c, seen.end - c};
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                    folded ? T(1) : forward.scale, buffers.p + r * row + c);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                    buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
@@ -57944,13 +57944,11 @@ struct TileRows {
 
 template <class T>
 HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
-                                    Index inner, Index n, Index panel, KeyRange seen, T alpha,
-                                    T* to) {
-  constexpr Index width = Tile<T>::width;
+                                    Index inner, Index n, KeyRange seen, T alpha, T* to) {
   if (seen.size() == 0) return;
-  run_panel<T>(
-      walk_rows<T>(rows), {columns + panel * inner + (seen.begin - panel), 0, Tile<T>::columns}, n,
-      seen.size() / width, inner, {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+               seen.size() / Tile<T>::width, inner,
+               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 template <class T>
@@ -57969,10 +57967,12 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t, d, n, c, seen, folded ? T(1) : forward.scale,
-                    buffers.p + r * row);
+  const KeyRange of_panel{seen.begin - c, seen.end - c};
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                    folded ? T(1) : forward.scale, buffers.p + r * row + c);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t, dv, n, c, seen, T(1), buffers.ds + r * row);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                    buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
