@@ -103,6 +103,7 @@ Refusal backward(const std::string& message, void (*spoil)(Layer&), Kind kind = 
 }
 
 const std::string no_epsilon = ", expected a finite number above 0";
+const std::string moved_norm = "gamma is absent: a module that was moved from has none";
 const Refusals rms_norms({
     argument_error("RMSNorm: width is -1, expected >= 0", [](Witness&) { RMSNorm<double>(-1); }),
     argument_error("RMSNorm: epsilon is 0" + no_epsilon,
@@ -120,6 +121,12 @@ const Refusals rms_norms({
                   const RMSNorm<double> plain(3, false);
                   (void)plain.forward(m.tensor(2, 4), m.context());
                 }),
+    forward<Rms>(
+        "RMSNorm::forward: " + moved_norm, [](Rms& c) { const auto taken = std::move(c.layer); },
+        argument_error),
+    backward<Rms>(
+        "RMSNorm::backward: " + moved_norm, [](Rms& c) { const auto taken = std::move(c.layer); },
+        argument_error),
     argument_error("RMSNorm::backward: the cache is empty: pass it to forward first",
                    [](Witness& memory) { Rms{memory}.call(); }),
     backward<Rms>("RMSNorm::backward: cache.x is [2, 4], expected [2, 3] (the width of the module)",

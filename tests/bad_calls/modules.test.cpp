@@ -103,6 +103,7 @@ const Refusals linears({
 
 using Norm = NormLayer;
 const std::string no_epsilon = ", expected a finite number above 0";
+const std::string moved_norm = "gamma is absent: a module that was moved from has none";
 const Refusals norms({
     argument_error("LayerNorm: width is -1, expected >= 0",
                    [](Witness&) { LayerNorm<double>(-1); }),
@@ -123,6 +124,20 @@ const Refusals norms({
                   const LayerNorm<double> plain(3, false);
                   (void)plain.forward(m.tensor(2, 4), m.context());
                 }),
+    argument_error("LayerNorm::forward: " + moved_norm,
+                   [](Witness& memory) {
+                     Norm c{memory};
+                     c.backward = false;
+                     const auto taken = std::move(c.layer);
+                     c.call();
+                   }),
+    argument_error("LayerNorm::backward: " + moved_norm,
+                   [](Witness& memory) {
+                     Norm c{memory};
+                     c.pending();
+                     const auto taken = std::move(c.layer);
+                     c.call();
+                   }),
     argument_error("LayerNorm::backward: the cache is empty: pass it to forward first",
                    [](Witness& memory) { Norm{memory}.call(); }),
     backward<Norm>("LayerNorm::backward: cache.x is [2, 4], expected [2, 3] (the width of the "

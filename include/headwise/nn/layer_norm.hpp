@@ -60,7 +60,7 @@ class LayerNorm {
   /// gamma 1 and beta 0, or neither. Throws ArgumentError for a negative width or an epsilon that
   /// is not above 0.
   explicit LayerNorm(Index width, bool affine = true, double epsilon = 1e-5)
-      : width_(width), epsilon_(epsilon) {
+      : width_(width), epsilon_(epsilon), affine_(affine) {
     require(width >= 0, "LayerNorm", "width is ", width, ", expected >= 0");
     require(is_finite_option(epsilon) && epsilon > 0, "LayerNorm", "epsilon is ", epsilon,
             ", expected a finite number above 0");
@@ -157,6 +157,7 @@ class LayerNorm {
  private:
   template <class U>
   void require_width(const In<U, 2>& x) const {
+    require_whole("LayerNorm::forward");
     require_shape("LayerNorm::forward", "x", x, Shape{x.extent(0), width_},
                   "the width of the module");
   }
@@ -166,6 +167,7 @@ class LayerNorm {
     constexpr std::string_view function = "LayerNorm::backward";
     const Shape<2> of_x{cache.x.extent(0), width_};
     detail::require_filled(function, cache);
+    require_whole(function);
     detail::require_viewed_shape(function, "cache.x", cache.x, of_x, "the width of the module");
     require_shape(function, "dy", dy, of_x, "the output");
     require_shape(function, "gradients.gamma", gradients.gamma, parameters_.gamma.shape(),
@@ -174,8 +176,14 @@ class LayerNorm {
                   "zero_gradients()");
   }
 
+  void require_whole(std::string_view function) const {
+    require(!affine_ || !parameters_.gamma.absent(), function,
+            "gamma is absent: a module that was moved from has none");
+  }
+
   Index width_;
   double epsilon_;
+  bool affine_;
   LayerNormParameters<T> parameters_;
 };
 

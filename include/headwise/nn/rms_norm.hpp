@@ -48,7 +48,7 @@ class RMSNorm {
 
   /// gamma 1, or none. Throws ArgumentError for a negative width or an epsilon that is not above 0.
   explicit RMSNorm(Index width, bool affine = true, double epsilon = 1e-6)
-      : width_(width), epsilon_(epsilon) {
+      : width_(width), epsilon_(epsilon), affine_(affine) {
     require(width >= 0, "RMSNorm", "width is ", width, ", expected >= 0");
     require(is_finite_option(epsilon) && epsilon > 0, "RMSNorm", "epsilon is ", epsilon,
             ", expected a finite number above 0");
@@ -139,6 +139,7 @@ class RMSNorm {
  private:
   template <class U>
   void require_width(const In<U, 2>& x) const {
+    require_whole("RMSNorm::forward");
     require_shape("RMSNorm::forward", "x", x, Shape{x.extent(0), width_},
                   "the width of the module");
   }
@@ -148,14 +149,21 @@ class RMSNorm {
     constexpr std::string_view function = "RMSNorm::backward";
     const Shape<2> of_x{cache.x.extent(0), width_};
     detail::require_filled(function, cache);
+    require_whole(function);
     detail::require_viewed_shape(function, "cache.x", cache.x, of_x, "the width of the module");
     require_shape(function, "dy", dy, of_x, "the output");
     require_shape(function, "gradients.gamma", gradients.gamma, parameters_.gamma.shape(),
                   "zero_gradients()");
   }
 
+  void require_whole(std::string_view function) const {
+    require(!affine_ || !parameters_.gamma.absent(), function,
+            "gamma is absent: a module that was moved from has none");
+  }
+
   Index width_;
   double epsilon_;
+  bool affine_;
   RMSNormParameters<T> parameters_;
 };
 
