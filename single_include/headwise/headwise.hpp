@@ -34868,6 +34868,12 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     check("gradients.W_K", this->W_K(), expected.W_K());
     check("gradients.W_V", this->W_V(), expected.W_V());
   }
+  /// Throws ShapeError where a gradient shares memory with what backward reads while it adds to it.
+  void require_clear_of(std::string_view function, const detail::Footprint& read) const {
+    for_each_storage(*this, *this, [&](const char* name, const auto& mine, const auto&) {
+      require_disjoint(function, {name, mine}, {&read, 1});
+    });
+  }
   /// this += other. Throws ShapeError, before anything is added, unless all shapes agree.
   void add(const MultiHeadAttentionGradients& other) {
     require_shapes_of(other, "MultiHeadAttentionGradients::add");
@@ -35440,14 +35446,23 @@ ScoreGradients<T> score_gradients(MultiHeadAttentionGradients<T>& gradients) {
 
 /// Throws ShapeError or ArgumentError unless the views that a caller gave for what changes scores
 /// belong to something in the call, have its shape, and share memory with nothing that backward
-/// reads, as far as it knows.
+/// reads or adds to, as far as it knows.
 template <class T, class W>
 void require_given_score_gradients(std::string_view function,
                                    const MultiHeadAttentionParameters<T, W>& p,
-                                   const ScoreGradients<T>& given,
+                                   const MultiHeadAttentionGradients<T>& gradients,
                                    const MultiHeadAttentionCache<T>& cache, const Footprint& dy) {
+  const ScoreGradients<T>& given = gradients.score;
   if (!given.any()) return;
   require_score_gradients<T>(function, given, attention_options(cache.call, p), {dy});
+  given.for_each([&](const auto& view) {
+    const Footprint place("gradients.score", view);
+    gradients.require_clear_of(function, place);
+    p.for_each([&](const std::string& name, const auto& parameter) {
+      const Footprint other(name, parameter);
+      require_disjoint(function, place, {&other, 1});
+    });
+  });
 }
 
 HEADWISE_STRICT_MATH_BEGIN
@@ -36445,8 +36460,8 @@ class MultiHeadAttention {
     const Index B = cache.query.extent(0), L = cache.query.extent(1);
     require_shape(function, "dy", dy, Shape{B, L, options_.d_model}, "the output");
     gradients.require_shapes_of(parameters_, function);
-    detail::require_given_score_gradients(function, parameters_, gradients.score, cache,
-                                          {"dy", dy});
+    gradients.require_clear_of(function, {"dy", dy});
+    detail::require_given_score_gradients(function, parameters_, gradients, cache, {"dy", dy});
   }
   void require_cache(std::string_view function, const Cache& cache, bool self) const {
     detail::require_filled(function, cache);
@@ -37960,6 +37975,16 @@ void require_feed_forward_gradients(std::string_view function, const FeedForward
   check("gradients.b_out", gradients.b_out, p.b_out);
 }
 
+/// Throws ShapeError where a gradient shares memory with what backward reads while it adds to it.
+template <class T>
+void require_gradients_clear_of(std::string_view function,
+                                const FeedForwardParameters<T>& gradients, const Footprint& read) {
+  require_disjoint(function, {"gradients.w_in", gradients.w_in}, {&read, 1});
+  require_disjoint(function, {"gradients.b_in", gradients.b_in}, {&read, 1});
+  require_disjoint(function, {"gradients.w_out", gradients.w_out}, {&read, 1});
+  require_disjoint(function, {"gradients.b_out", gradients.b_out}, {&read, 1});
+}
+
 /// Steps 5 to 1 up to dx and, when nothing can fail any more, the gradients of the parameters.
 template <class T, class W>
 class FeedForwardBackward {
@@ -38170,6 +38195,7 @@ class FeedForward {
     detail::require_feed_forward_cache(function, options_, cache);
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
     detail::require_feed_forward_gradients(function, parameters_, gradients);
+    detail::require_gradients_clear_of(function, gradients, {"dy", dy});
     require(static_cast<const void*>(&gradients) != &parameters_, function,
             "gradients are the module's parameters, expected tensors of their own "
             "(zero_gradients())");
@@ -39336,20 +39362,26 @@ Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
   return y;
 }
 
-/// Throws ShapeError unless every gradient has the shape of its parameter.
+/// Throws ShapeError unless every gradient has the shape of its parameter and shares no memory with
+/// dy.
 template <class T, class W>
 void require_block_gradients(const TransformerBlockParameters<T, W>& p,
-                             const TransformerBlockGradients<T>& gradients) {
+                             const TransformerBlockGradients<T>& gradients, const Footprint& dy) {
   constexpr std::string_view function = "TransformerBlock::backward";
   const auto check = [&](const char* name, const Tensor<T, 1>& mine, const Tensor<T, 1>& theirs) {
     require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
+    require_disjoint(function, {name, mine}, {&dy, 1});
   };
   check("gradients.norm1.gamma", gradients.norm1.gamma, p.norm1.gamma);
   check("gradients.norm1.beta", gradients.norm1.beta, p.norm1.beta);
   check("gradients.norm2.gamma", gradients.norm2.gamma, p.norm2.gamma);
   check("gradients.norm2.beta", gradients.norm2.beta, p.norm2.beta);
-  gradients.attention.require_shapes_of(p.attention, "MultiHeadAttention::backward");
-  require_feed_forward_gradients("FeedForward::backward", p.feed_forward, gradients.feed_forward);
+  constexpr std::string_view of_attention = "MultiHeadAttention::backward",
+                             of_feed_forward = "FeedForward::backward";
+  gradients.attention.require_shapes_of(p.attention, of_attention);
+  gradients.attention.require_clear_of(of_attention, dy);
+  require_feed_forward_gradients(of_feed_forward, p.feed_forward, gradients.feed_forward);
+  require_gradients_clear_of(of_feed_forward, gradients.feed_forward, dy);
 }
 
 template <class T, class W>
@@ -39530,9 +39562,9 @@ class TransformerBlock {
     require_shape(function, "cache.h", cache.h, cache.x.shape(),
                   "what forward left: a cache that was moved from is empty");
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
-    detail::require_block_gradients<T>(parameters_, gradients);
-    detail::require_given_score_gradients(function, parameters_.attention,
-                                          gradients.attention.score, cache.attention, {"dy", dy});
+    detail::require_block_gradients<T>(parameters_, gradients, {"dy", dy});
+    detail::require_given_score_gradients(function, parameters_.attention, gradients.attention,
+                                          cache.attention, {"dy", dy});
   }
   Tensor<T, 3> run(In<T, 3> x, const Call& call, Cache& cache, bool training,
                    const Context& context) const {
@@ -40254,10 +40286,10 @@ class TransformerDecoder {
             "the cache or the decoder was moved from, expected a cache that this decoder filled");
     require_shape(function, "d_logits", d_logits, Shape{cache.tokens.size(), options_.vocabulary},
                   "the output");
-    require_gradients(function, gradients);
+    require_gradients(function, gradients, {"d_logits", d_logits});
     for (std::size_t n = 0; n < parameters_.blocks.size(); ++n) {
       detail::require_given_score_gradients(function, parameters_.blocks[n].attention,
-                                            gradients.blocks[n].attention.score,
+                                            gradients.blocks[n].attention,
                                             cache.blocks[n].attention, {"d_logits", d_logits});
     }
     detail::decoder_backward<T>(options_, parameters_, d_logits, cache, gradients, context);
@@ -40411,7 +40443,8 @@ class TransformerDecoder {
     detail::require_counts(function, counts, B, n);
     state.caches_[0].require_room(function, n, counts);
   }
-  void require_gradients(std::string_view function, const Gradients& gradients) const {
+  void require_gradients(std::string_view function, const Gradients& gradients,
+                         const detail::Footprint& d_logits) const {
     const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
       require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
     };
@@ -40423,7 +40456,7 @@ class TransformerDecoder {
             gradients.blocks.size(), " blocks, expected ", parameters_.blocks.size(),
             " (zero_gradients())");
     for (std::size_t n = 0; n < parameters_.blocks.size(); ++n) {
-      detail::require_block_gradients<T>(parameters_.blocks[n], gradients.blocks[n]);
+      detail::require_block_gradients<T>(parameters_.blocks[n], gradients.blocks[n], d_logits);
     }
   }
 

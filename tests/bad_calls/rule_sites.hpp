@@ -174,8 +174,9 @@ class RuleReader {
 
   void add_rules(std::size_t source, std::size_t token, std::vector<RuleSite>& found) {
     static const std::set<std::string> words{
-        "require", "require_shape",    "require_apart",     "require_outputs_apart",
-        "raise",   "require_distinct", "require_countable", "require_same_or_apart"};
+        "require",         "require_shape",    "require_apart",     "require_outputs_apart",
+        "raise",           "require_distinct", "require_countable", "require_same_or_apart",
+        "require_disjoint"};
     const Tokens& tokens = sources_[source].tokens;
     if (tokens[token].kind != 'w' || words.count(tokens[token].text) == 0) return;
     const std::size_t open = opening(tokens, token);
@@ -249,6 +250,8 @@ class RuleReader {
         rules.push_back({out + " overlaps " + in + " shifted*"});
       } else if (word == "require_apart") {
         add_apart(out, names_in(tokens, arguments[2], names), rules);
+      } else if (word == "require_disjoint") {
+        rules.push_back({out + " overlaps *, *"});
       } else {
         add_apart(out, {}, rules);
       }

@@ -148,6 +148,7 @@ class FeedForward {
     detail::require_feed_forward_cache(function, options_, cache);
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
     detail::require_feed_forward_gradients(function, parameters_, gradients);
+    detail::require_gradients_clear_of(function, gradients, {"dy", dy});
     require(static_cast<const void*>(&gradients) != &parameters_, function,
             "gradients are the module's parameters, expected tensors of their own "
             "(zero_gradients())");

@@ -109,6 +109,16 @@ void require_feed_forward_gradients(std::string_view function, const FeedForward
   check("gradients.b_out", gradients.b_out, p.b_out);
 }
 
+/// Throws ShapeError where a gradient shares memory with what backward reads while it adds to it.
+template <class T>
+void require_gradients_clear_of(std::string_view function,
+                                const FeedForwardParameters<T>& gradients, const Footprint& read) {
+  require_disjoint(function, {"gradients.w_in", gradients.w_in}, {&read, 1});
+  require_disjoint(function, {"gradients.b_in", gradients.b_in}, {&read, 1});
+  require_disjoint(function, {"gradients.w_out", gradients.w_out}, {&read, 1});
+  require_disjoint(function, {"gradients.b_out", gradients.b_out}, {&read, 1});
+}
+
 /// Steps 5 to 1 up to dx and, when nothing can fail any more, the gradients of the parameters.
 template <class T, class W>
 class FeedForwardBackward {

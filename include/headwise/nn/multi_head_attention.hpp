@@ -237,8 +237,8 @@ class MultiHeadAttention {
     const Index B = cache.query.extent(0), L = cache.query.extent(1);
     require_shape(function, "dy", dy, Shape{B, L, options_.d_model}, "the output");
     gradients.require_shapes_of(parameters_, function);
-    detail::require_given_score_gradients(function, parameters_, gradients.score, cache,
-                                          {"dy", dy});
+    gradients.require_clear_of(function, {"dy", dy});
+    detail::require_given_score_gradients(function, parameters_, gradients, cache, {"dy", dy});
   }
   void require_cache(std::string_view function, const Cache& cache, bool self) const {
     detail::require_filled(function, cache);

@@ -178,6 +178,12 @@ struct MultiHeadAttentionGradients : MultiHeadAttentionParameters<T> {
     check("gradients.W_K", this->W_K(), expected.W_K());
     check("gradients.W_V", this->W_V(), expected.W_V());
   }
+  /// Throws ShapeError where a gradient shares memory with what backward reads while it adds to it.
+  void require_clear_of(std::string_view function, const detail::Footprint& read) const {
+    for_each_storage(*this, *this, [&](const char* name, const auto& mine, const auto&) {
+      require_disjoint(function, {name, mine}, {&read, 1});
+    });
+  }
   /// this += other. Throws ShapeError, before anything is added, unless all shapes agree.
   void add(const MultiHeadAttentionGradients& other) {
     require_shapes_of(other, "MultiHeadAttentionGradients::add");

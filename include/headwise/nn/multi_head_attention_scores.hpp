@@ -55,14 +55,23 @@ ScoreGradients<T> score_gradients(MultiHeadAttentionGradients<T>& gradients) {
 
 /// Throws ShapeError or ArgumentError unless the views that a caller gave for what changes scores
 /// belong to something in the call, have its shape, and share memory with nothing that backward
-/// reads, as far as it knows.
+/// reads or adds to, as far as it knows.
 template <class T, class W>
 void require_given_score_gradients(std::string_view function,
                                    const MultiHeadAttentionParameters<T, W>& p,
-                                   const ScoreGradients<T>& given,
+                                   const MultiHeadAttentionGradients<T>& gradients,
                                    const MultiHeadAttentionCache<T>& cache, const Footprint& dy) {
+  const ScoreGradients<T>& given = gradients.score;
   if (!given.any()) return;
   require_score_gradients<T>(function, given, attention_options(cache.call, p), {dy});
+  given.for_each([&](const auto& view) {
+    const Footprint place("gradients.score", view);
+    gradients.require_clear_of(function, place);
+    p.for_each([&](const std::string& name, const auto& parameter) {
+      const Footprint other(name, parameter);
+      require_disjoint(function, place, {&other, 1});
+    });
+  });
 }
 
 HEADWISE_STRICT_MATH_BEGIN

@@ -148,9 +148,9 @@ class TransformerBlock {
     require_shape(function, "cache.h", cache.h, cache.x.shape(),
                   "what forward left: a cache that was moved from is empty");
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
-    detail::require_block_gradients<T>(parameters_, gradients);
-    detail::require_given_score_gradients(function, parameters_.attention,
-                                          gradients.attention.score, cache.attention, {"dy", dy});
+    detail::require_block_gradients<T>(parameters_, gradients, {"dy", dy});
+    detail::require_given_score_gradients(function, parameters_.attention, gradients.attention,
+                                          cache.attention, {"dy", dy});
   }
   Tensor<T, 3> run(In<T, 3> x, const Call& call, Cache& cache, bool training,
                    const Context& context) const {

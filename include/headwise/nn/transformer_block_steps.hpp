@@ -222,20 +222,26 @@ Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
   return y;
 }
 
-/// Throws ShapeError unless every gradient has the shape of its parameter.
+/// Throws ShapeError unless every gradient has the shape of its parameter and shares no memory with
+/// dy.
 template <class T, class W>
 void require_block_gradients(const TransformerBlockParameters<T, W>& p,
-                             const TransformerBlockGradients<T>& gradients) {
+                             const TransformerBlockGradients<T>& gradients, const Footprint& dy) {
   constexpr std::string_view function = "TransformerBlock::backward";
   const auto check = [&](const char* name, const Tensor<T, 1>& mine, const Tensor<T, 1>& theirs) {
     require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
+    require_disjoint(function, {name, mine}, {&dy, 1});
   };
   check("gradients.norm1.gamma", gradients.norm1.gamma, p.norm1.gamma);
   check("gradients.norm1.beta", gradients.norm1.beta, p.norm1.beta);
   check("gradients.norm2.gamma", gradients.norm2.gamma, p.norm2.gamma);
   check("gradients.norm2.beta", gradients.norm2.beta, p.norm2.beta);
-  gradients.attention.require_shapes_of(p.attention, "MultiHeadAttention::backward");
-  require_feed_forward_gradients("FeedForward::backward", p.feed_forward, gradients.feed_forward);
+  constexpr std::string_view of_attention = "MultiHeadAttention::backward",
+                             of_feed_forward = "FeedForward::backward";
+  gradients.attention.require_shapes_of(p.attention, of_attention);
+  gradients.attention.require_clear_of(of_attention, dy);
+  require_feed_forward_gradients(of_feed_forward, p.feed_forward, gradients.feed_forward);
+  require_gradients_clear_of(of_feed_forward, gradients.feed_forward, dy);
 }
 
 template <class T, class W>

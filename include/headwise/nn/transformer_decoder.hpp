@@ -94,10 +94,10 @@ class TransformerDecoder {
             "the cache or the decoder was moved from, expected a cache that this decoder filled");
     require_shape(function, "d_logits", d_logits, Shape{cache.tokens.size(), options_.vocabulary},
                   "the output");
-    require_gradients(function, gradients);
+    require_gradients(function, gradients, {"d_logits", d_logits});
     for (std::size_t n = 0; n < parameters_.blocks.size(); ++n) {
       detail::require_given_score_gradients(function, parameters_.blocks[n].attention,
-                                            gradients.blocks[n].attention.score,
+                                            gradients.blocks[n].attention,
                                             cache.blocks[n].attention, {"d_logits", d_logits});
     }
     detail::decoder_backward<T>(options_, parameters_, d_logits, cache, gradients, context);
@@ -251,7 +251,8 @@ class TransformerDecoder {
     detail::require_counts(function, counts, B, n);
     state.caches_[0].require_room(function, n, counts);
   }
-  void require_gradients(std::string_view function, const Gradients& gradients) const {
+  void require_gradients(std::string_view function, const Gradients& gradients,
+                         const detail::Footprint& d_logits) const {
     const auto check = [&](const char* name, const auto& mine, const auto& theirs) {
       require_shape(function, name, mine, theirs.shape(), "zero_gradients()");
     };
@@ -263,7 +264,7 @@ class TransformerDecoder {
             gradients.blocks.size(), " blocks, expected ", parameters_.blocks.size(),
             " (zero_gradients())");
     for (std::size_t n = 0; n < parameters_.blocks.size(); ++n) {
-      detail::require_block_gradients<T>(parameters_.blocks[n], gradients.blocks[n]);
+      detail::require_block_gradients<T>(parameters_.blocks[n], gradients.blocks[n], d_logits);
     }
   }
 
