@@ -6791,28 +6791,52 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
-/// sum [M, V vectors] += a b of one step. `row_of`(m) says where row m of a lies, in bytes.
-template <class T, int M, int V, class RowOf>
-HEADWISE_INLINE void add_step(const Element<T>* a, const Element<T>* b, const RowOf& row_of,
-                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+/// sum [M, V vectors] += a b of one step; a_of(m) is the element of row m of a.
+template <class T, int M, int V, class ElementOf>
+HEADWISE_INLINE void add_step(const Element<T>* b,
+                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
+                              const ElementOf& a_of) {
   using F = Factor<T>;
   typename F::Vector in_b[std::size_t{V}];
   unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * Simd<T>::width); });
   unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    const char* const at = reinterpret_cast<const char*>(a) + row_of(m);
-    const auto x = F::broadcast(*reinterpret_cast<const Element<T>*>(at));
+    const auto x = F::broadcast(a_of(m));
     unrolled<V>([&](auto v)
                     HEADWISE_ALWAYS_INLINE { sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]); });
   });
 }
 
-/// Steps that are taken at a time. Six rows of two vectors are 12 multiply-adds, which take six
-/// cycles, and were 27 instructions, which take nine where another thread has the core beside this
-/// one. By fours they are 24: 1.04 (16 steps) to 1.15 (64) times as fast beside one, and as fast
-/// alone (AVX2, EPYC of family 25, model 1). AVX-512 has 24 multiply-adds in 39.
-template <class T, int M>
-inline constexpr int steps_together =
-    M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T> ? 4 : 1;
+/// The same of as many steps as fours go into, which a and b are moved on by. Returns how many.
+///
+/// Six rows of two vectors are 12 multiply-adds, which take six cycles, and were 27 instructions,
+/// which take nine where another thread has the core beside this one. By fours they are 24: 1.04
+/// (16 steps) to 1.15 (64) times as fast beside one, and as fast alone (AVX2, EPYC of family 25,
+/// model 1). AVX-512 has 24 multiply-adds in 41.
+template <class T, int M, int V>
+HEADWISE_INLINE Index
+add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>*& b,
+                   typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+  // Rows lie 1, 2 and 4 distances apart, which an address multiplies by, or 3 and 5, which g++
+  // would form anew beside each use, but for the asm.
+  constexpr Index bytes = sizeof(Element<T>);
+  const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
+  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
+  asm("" : "+r"(row), "+r"(three), "+r"(five));
+  Index k = 0;
+  for (; k + 4 <= panel.K; k += 4) {
+    unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+      add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+        constexpr int r = m % Tile<T>::rows;
+        const Index at = m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
+        return *reinterpret_cast<const Element<T>*>(reinterpret_cast<const char*>(a) + at);
+      });
+      a += a_step;
+      b += b_step;
+      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
+    });
+  }
+  return k;
+}
 
 /// Rows first ... first + M - 1 of c [.., V vectors] from K steps: each element one chain of
 /// multiply-adds in the order of the steps. Of one vector there are twice as many rows, for six
@@ -6821,7 +6845,6 @@ inline constexpr int steps_together =
 template <class T, int M, int V>
 void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
-  constexpr int together = steps_together<T, M>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
@@ -6833,30 +6856,17 @@ void run_tile(const Panel<T>& panel, Index first) {
   const Element<T>* a =
       panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
-  const Index a_step = panel.a_step, b_step = panel.b_step;
-  // Rows lie 1, 2 and 4 distances apart, which an address multiplies by, or 3 and 5, which g++
-  // would form anew beside each use, but for the asm.
-  constexpr Index bytes = sizeof(Element<T>);
-  const Index tile = bytes * panel.a_tile;
-  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
-  if constexpr (together > 1) asm("" : "+r"(row), "+r"(three), "+r"(five));
-  const auto row_of = [=](int m) HEADWISE_ALWAYS_INLINE {
-    const int r = m % Tile<T>::rows;
-    return m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
-  };
   Index k = 0;
-  for (; together > 1 && k + together <= panel.K; k += together) {
-    unrolled<together>([&](auto) HEADWISE_ALWAYS_INLINE {
-      add_step<T, M, V>(a, b, row_of, sum);
-      a += a_step;
-      b += b_step;
-      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
-    });
+  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+    k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
-    add_step<T, M, V>(a, b, row_of, sum);
-    a += a_step;
-    b += b_step;
+    add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+      constexpr int rows = Tile<T>::rows;
+      return a[m / rows * panel.a_tile + m % rows * panel.a_row];
+    });
+    a += panel.a_step;
+    b += panel.b_step;
   }
   finish_tile<T, M, V>(panel, first, sum);
 }
@@ -13881,28 +13891,47 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
-template <class T, int M, int V, class RowOf>
-HEADWISE_INLINE void add_step(const Element<T>* a, const Element<T>* b, const RowOf& row_of,
-                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+template <class T, int M, int V, class ElementOf>
+HEADWISE_INLINE void add_step(const Element<T>* b,
+                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
+                              const ElementOf& a_of) {
   using F = Factor<T>;
   typename F::Vector in_b[std::size_t{V}];
   unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * Simd<T>::width); });
   unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    const char* const at = reinterpret_cast<const char*>(a) + row_of(m);
-    const auto x = F::broadcast(*reinterpret_cast<const Element<T>*>(at));
+    const auto x = F::broadcast(a_of(m));
     unrolled<V>([&](auto v)
                     HEADWISE_ALWAYS_INLINE { sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]); });
   });
 }
 
-template <class T, int M>
-inline constexpr int steps_together =
-    M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T> ? 4 : 1;
+template <class T, int M, int V>
+HEADWISE_INLINE Index
+add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>*& b,
+                   typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+  constexpr Index bytes = sizeof(Element<T>);
+  const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
+  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
+  asm("" : "+r"(row), "+r"(three), "+r"(five));
+  Index k = 0;
+  for (; k + 4 <= panel.K; k += 4) {
+    unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+      add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+        constexpr int r = m % Tile<T>::rows;
+        const Index at = m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
+        return *reinterpret_cast<const Element<T>*>(reinterpret_cast<const char*>(a) + at);
+      });
+      a += a_step;
+      b += b_step;
+      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
+    });
+  }
+  return k;
+}
 
 template <class T, int M, int V>
 void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
-  constexpr int together = steps_together<T, M>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
@@ -13914,28 +13943,17 @@ void run_tile(const Panel<T>& panel, Index first) {
   const Element<T>* a =
       panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
-  const Index a_step = panel.a_step, b_step = panel.b_step;
-  constexpr Index bytes = sizeof(Element<T>);
-  const Index tile = bytes * panel.a_tile;
-  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
-  if constexpr (together > 1) asm("" : "+r"(row), "+r"(three), "+r"(five));
-  const auto row_of = [=](int m) HEADWISE_ALWAYS_INLINE {
-    const int r = m % Tile<T>::rows;
-    return m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
-  };
   Index k = 0;
-  for (; together > 1 && k + together <= panel.K; k += together) {
-    unrolled<together>([&](auto) HEADWISE_ALWAYS_INLINE {
-      add_step<T, M, V>(a, b, row_of, sum);
-      a += a_step;
-      b += b_step;
-      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
-    });
+  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+    k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
-    add_step<T, M, V>(a, b, row_of, sum);
-    a += a_step;
-    b += b_step;
+    add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+      constexpr int rows = Tile<T>::rows;
+      return a[m / rows * panel.a_tile + m % rows * panel.a_row];
+    });
+    a += panel.a_step;
+    b += panel.b_step;
   }
   finish_tile<T, M, V>(panel, first, sum);
 }
@@ -20245,28 +20263,47 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
-template <class T, int M, int V, class RowOf>
-HEADWISE_INLINE void add_step(const Element<T>* a, const Element<T>* b, const RowOf& row_of,
-                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+template <class T, int M, int V, class ElementOf>
+HEADWISE_INLINE void add_step(const Element<T>* b,
+                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
+                              const ElementOf& a_of) {
   using F = Factor<T>;
   typename F::Vector in_b[std::size_t{V}];
   unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * Simd<T>::width); });
   unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    const char* const at = reinterpret_cast<const char*>(a) + row_of(m);
-    const auto x = F::broadcast(*reinterpret_cast<const Element<T>*>(at));
+    const auto x = F::broadcast(a_of(m));
     unrolled<V>([&](auto v)
                     HEADWISE_ALWAYS_INLINE { sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]); });
   });
 }
 
-template <class T, int M>
-inline constexpr int steps_together =
-    M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T> ? 4 : 1;
+template <class T, int M, int V>
+HEADWISE_INLINE Index
+add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>*& b,
+                   typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+  constexpr Index bytes = sizeof(Element<T>);
+  const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
+  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
+  asm("" : "+r"(row), "+r"(three), "+r"(five));
+  Index k = 0;
+  for (; k + 4 <= panel.K; k += 4) {
+    unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+      add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+        constexpr int r = m % Tile<T>::rows;
+        const Index at = m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
+        return *reinterpret_cast<const Element<T>*>(reinterpret_cast<const char*>(a) + at);
+      });
+      a += a_step;
+      b += b_step;
+      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
+    });
+  }
+  return k;
+}
 
 template <class T, int M, int V>
 void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
-  constexpr int together = steps_together<T, M>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
@@ -20278,28 +20315,17 @@ void run_tile(const Panel<T>& panel, Index first) {
   const Element<T>* a =
       panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
-  const Index a_step = panel.a_step, b_step = panel.b_step;
-  constexpr Index bytes = sizeof(Element<T>);
-  const Index tile = bytes * panel.a_tile;
-  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
-  if constexpr (together > 1) asm("" : "+r"(row), "+r"(three), "+r"(five));
-  const auto row_of = [=](int m) HEADWISE_ALWAYS_INLINE {
-    const int r = m % Tile<T>::rows;
-    return m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
-  };
   Index k = 0;
-  for (; together > 1 && k + together <= panel.K; k += together) {
-    unrolled<together>([&](auto) HEADWISE_ALWAYS_INLINE {
-      add_step<T, M, V>(a, b, row_of, sum);
-      a += a_step;
-      b += b_step;
-      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
-    });
+  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+    k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
-    add_step<T, M, V>(a, b, row_of, sum);
-    a += a_step;
-    b += b_step;
+    add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+      constexpr int rows = Tile<T>::rows;
+      return a[m / rows * panel.a_tile + m % rows * panel.a_row];
+    });
+    a += panel.a_step;
+    b += panel.b_step;
   }
   finish_tile<T, M, V>(panel, first, sum);
 }
@@ -41616,28 +41642,47 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
-template <class T, int M, int V, class RowOf>
-HEADWISE_INLINE void add_step(const Element<T>* a, const Element<T>* b, const RowOf& row_of,
-                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+template <class T, int M, int V, class ElementOf>
+HEADWISE_INLINE void add_step(const Element<T>* b,
+                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
+                              const ElementOf& a_of) {
   using F = Factor<T>;
   typename F::Vector in_b[std::size_t{V}];
   unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * Simd<T>::width); });
   unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    const char* const at = reinterpret_cast<const char*>(a) + row_of(m);
-    const auto x = F::broadcast(*reinterpret_cast<const Element<T>*>(at));
+    const auto x = F::broadcast(a_of(m));
     unrolled<V>([&](auto v)
                     HEADWISE_ALWAYS_INLINE { sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]); });
   });
 }
 
-template <class T, int M>
-inline constexpr int steps_together =
-    M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T> ? 4 : 1;
+template <class T, int M, int V>
+HEADWISE_INLINE Index
+add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>*& b,
+                   typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+  constexpr Index bytes = sizeof(Element<T>);
+  const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
+  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
+  asm("" : "+r"(row), "+r"(three), "+r"(five));
+  Index k = 0;
+  for (; k + 4 <= panel.K; k += 4) {
+    unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+      add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+        constexpr int r = m % Tile<T>::rows;
+        const Index at = m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
+        return *reinterpret_cast<const Element<T>*>(reinterpret_cast<const char*>(a) + at);
+      });
+      a += a_step;
+      b += b_step;
+      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
+    });
+  }
+  return k;
+}
 
 template <class T, int M, int V>
 void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
-  constexpr int together = steps_together<T, M>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
@@ -41649,28 +41694,17 @@ void run_tile(const Panel<T>& panel, Index first) {
   const Element<T>* a =
       panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
-  const Index a_step = panel.a_step, b_step = panel.b_step;
-  constexpr Index bytes = sizeof(Element<T>);
-  const Index tile = bytes * panel.a_tile;
-  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
-  if constexpr (together > 1) asm("" : "+r"(row), "+r"(three), "+r"(five));
-  const auto row_of = [=](int m) HEADWISE_ALWAYS_INLINE {
-    const int r = m % Tile<T>::rows;
-    return m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
-  };
   Index k = 0;
-  for (; together > 1 && k + together <= panel.K; k += together) {
-    unrolled<together>([&](auto) HEADWISE_ALWAYS_INLINE {
-      add_step<T, M, V>(a, b, row_of, sum);
-      a += a_step;
-      b += b_step;
-      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
-    });
+  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+    k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
-    add_step<T, M, V>(a, b, row_of, sum);
-    a += a_step;
-    b += b_step;
+    add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+      constexpr int rows = Tile<T>::rows;
+      return a[m / rows * panel.a_tile + m % rows * panel.a_row];
+    });
+    a += panel.a_step;
+    b += panel.b_step;
   }
   finish_tile<T, M, V>(panel, first, sum);
 }
@@ -46065,28 +46099,47 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
-template <class T, int M, int V, class RowOf>
-HEADWISE_INLINE void add_step(const Element<T>* a, const Element<T>* b, const RowOf& row_of,
-                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+template <class T, int M, int V, class ElementOf>
+HEADWISE_INLINE void add_step(const Element<T>* b,
+                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
+                              const ElementOf& a_of) {
   using F = Factor<T>;
   typename F::Vector in_b[std::size_t{V}];
   unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * Simd<T>::width); });
   unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    const char* const at = reinterpret_cast<const char*>(a) + row_of(m);
-    const auto x = F::broadcast(*reinterpret_cast<const Element<T>*>(at));
+    const auto x = F::broadcast(a_of(m));
     unrolled<V>([&](auto v)
                     HEADWISE_ALWAYS_INLINE { sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]); });
   });
 }
 
-template <class T, int M>
-inline constexpr int steps_together =
-    M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T> ? 4 : 1;
+template <class T, int M, int V>
+HEADWISE_INLINE Index
+add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>*& b,
+                   typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+  constexpr Index bytes = sizeof(Element<T>);
+  const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
+  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
+  asm("" : "+r"(row), "+r"(three), "+r"(five));
+  Index k = 0;
+  for (; k + 4 <= panel.K; k += 4) {
+    unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+      add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+        constexpr int r = m % Tile<T>::rows;
+        const Index at = m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
+        return *reinterpret_cast<const Element<T>*>(reinterpret_cast<const char*>(a) + at);
+      });
+      a += a_step;
+      b += b_step;
+      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
+    });
+  }
+  return k;
+}
 
 template <class T, int M, int V>
 void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
-  constexpr int together = steps_together<T, M>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
@@ -46098,28 +46151,17 @@ void run_tile(const Panel<T>& panel, Index first) {
   const Element<T>* a =
       panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
-  const Index a_step = panel.a_step, b_step = panel.b_step;
-  constexpr Index bytes = sizeof(Element<T>);
-  const Index tile = bytes * panel.a_tile;
-  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
-  if constexpr (together > 1) asm("" : "+r"(row), "+r"(three), "+r"(five));
-  const auto row_of = [=](int m) HEADWISE_ALWAYS_INLINE {
-    const int r = m % Tile<T>::rows;
-    return m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
-  };
   Index k = 0;
-  for (; together > 1 && k + together <= panel.K; k += together) {
-    unrolled<together>([&](auto) HEADWISE_ALWAYS_INLINE {
-      add_step<T, M, V>(a, b, row_of, sum);
-      a += a_step;
-      b += b_step;
-      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
-    });
+  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+    k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
-    add_step<T, M, V>(a, b, row_of, sum);
-    a += a_step;
-    b += b_step;
+    add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+      constexpr int rows = Tile<T>::rows;
+      return a[m / rows * panel.a_tile + m % rows * panel.a_row];
+    });
+    a += panel.a_step;
+    b += panel.b_step;
   }
   finish_tile<T, M, V>(panel, first, sum);
 }
@@ -50510,28 +50552,47 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
-template <class T, int M, int V, class RowOf>
-HEADWISE_INLINE void add_step(const Element<T>* a, const Element<T>* b, const RowOf& row_of,
-                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+template <class T, int M, int V, class ElementOf>
+HEADWISE_INLINE void add_step(const Element<T>* b,
+                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
+                              const ElementOf& a_of) {
   using F = Factor<T>;
   typename F::Vector in_b[std::size_t{V}];
   unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * Simd<T>::width); });
   unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    const char* const at = reinterpret_cast<const char*>(a) + row_of(m);
-    const auto x = F::broadcast(*reinterpret_cast<const Element<T>*>(at));
+    const auto x = F::broadcast(a_of(m));
     unrolled<V>([&](auto v)
                     HEADWISE_ALWAYS_INLINE { sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]); });
   });
 }
 
-template <class T, int M>
-inline constexpr int steps_together =
-    M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T> ? 4 : 1;
+template <class T, int M, int V>
+HEADWISE_INLINE Index
+add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>*& b,
+                   typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+  constexpr Index bytes = sizeof(Element<T>);
+  const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
+  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
+  asm("" : "+r"(row), "+r"(three), "+r"(five));
+  Index k = 0;
+  for (; k + 4 <= panel.K; k += 4) {
+    unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+      add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+        constexpr int r = m % Tile<T>::rows;
+        const Index at = m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
+        return *reinterpret_cast<const Element<T>*>(reinterpret_cast<const char*>(a) + at);
+      });
+      a += a_step;
+      b += b_step;
+      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
+    });
+  }
+  return k;
+}
 
 template <class T, int M, int V>
 void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
-  constexpr int together = steps_together<T, M>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
@@ -50543,28 +50604,17 @@ void run_tile(const Panel<T>& panel, Index first) {
   const Element<T>* a =
       panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
-  const Index a_step = panel.a_step, b_step = panel.b_step;
-  constexpr Index bytes = sizeof(Element<T>);
-  const Index tile = bytes * panel.a_tile;
-  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
-  if constexpr (together > 1) asm("" : "+r"(row), "+r"(three), "+r"(five));
-  const auto row_of = [=](int m) HEADWISE_ALWAYS_INLINE {
-    const int r = m % Tile<T>::rows;
-    return m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
-  };
   Index k = 0;
-  for (; together > 1 && k + together <= panel.K; k += together) {
-    unrolled<together>([&](auto) HEADWISE_ALWAYS_INLINE {
-      add_step<T, M, V>(a, b, row_of, sum);
-      a += a_step;
-      b += b_step;
-      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
-    });
+  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+    k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
-    add_step<T, M, V>(a, b, row_of, sum);
-    a += a_step;
-    b += b_step;
+    add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+      constexpr int rows = Tile<T>::rows;
+      return a[m / rows * panel.a_tile + m % rows * panel.a_row];
+    });
+    a += panel.a_step;
+    b += panel.b_step;
   }
   finish_tile<T, M, V>(panel, first, sum);
 }
@@ -54955,28 +55005,47 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
-template <class T, int M, int V, class RowOf>
-HEADWISE_INLINE void add_step(const Element<T>* a, const Element<T>* b, const RowOf& row_of,
-                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+template <class T, int M, int V, class ElementOf>
+HEADWISE_INLINE void add_step(const Element<T>* b,
+                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
+                              const ElementOf& a_of) {
   using F = Factor<T>;
   typename F::Vector in_b[std::size_t{V}];
   unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * Simd<T>::width); });
   unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
-    const char* const at = reinterpret_cast<const char*>(a) + row_of(m);
-    const auto x = F::broadcast(*reinterpret_cast<const Element<T>*>(at));
+    const auto x = F::broadcast(a_of(m));
     unrolled<V>([&](auto v)
                     HEADWISE_ALWAYS_INLINE { sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]); });
   });
 }
 
-template <class T, int M>
-inline constexpr int steps_together =
-    M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T> ? 4 : 1;
+template <class T, int M, int V>
+HEADWISE_INLINE Index
+add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>*& b,
+                   typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+  constexpr Index bytes = sizeof(Element<T>);
+  const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
+  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
+  asm("" : "+r"(row), "+r"(three), "+r"(five));
+  Index k = 0;
+  for (; k + 4 <= panel.K; k += 4) {
+    unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+      add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+        constexpr int r = m % Tile<T>::rows;
+        const Index at = m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
+        return *reinterpret_cast<const Element<T>*>(reinterpret_cast<const char*>(a) + at);
+      });
+      a += a_step;
+      b += b_step;
+      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
+    });
+  }
+  return k;
+}
 
 template <class T, int M, int V>
 void run_tile(const Panel<T>& panel, Index first) {
   using S = Simd<T>;
-  constexpr int together = steps_together<T, M>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
@@ -54988,28 +55057,17 @@ void run_tile(const Panel<T>& panel, Index first) {
   const Element<T>* a =
       panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
-  const Index a_step = panel.a_step, b_step = panel.b_step;
-  constexpr Index bytes = sizeof(Element<T>);
-  const Index tile = bytes * panel.a_tile;
-  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
-  if constexpr (together > 1) asm("" : "+r"(row), "+r"(three), "+r"(five));
-  const auto row_of = [=](int m) HEADWISE_ALWAYS_INLINE {
-    const int r = m % Tile<T>::rows;
-    return m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
-  };
   Index k = 0;
-  for (; together > 1 && k + together <= panel.K; k += together) {
-    unrolled<together>([&](auto) HEADWISE_ALWAYS_INLINE {
-      add_step<T, M, V>(a, b, row_of, sum);
-      a += a_step;
-      b += b_step;
-      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
-    });
+  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+    k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
-    add_step<T, M, V>(a, b, row_of, sum);
-    a += a_step;
-    b += b_step;
+    add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+      constexpr int rows = Tile<T>::rows;
+      return a[m / rows * panel.a_tile + m % rows * panel.a_row];
+    });
+    a += panel.a_step;
+    b += panel.b_step;
   }
   finish_tile<T, M, V>(panel, first, sum);
 }
