@@ -6811,7 +6811,9 @@ HEADWISE_INLINE void add_step(const Element<T>* b,
 /// Six rows of two vectors are 12 multiply-adds, which take six cycles, and were 27 instructions,
 /// which take nine where another thread has the core beside this one. By fours they are 24: 1.04
 /// (16 steps) to 1.15 (64) times as fast beside one, and as fast alone (AVX2, EPYC of family 25,
-/// model 1). AVX-512 has 24 multiply-adds in 41.
+/// model 1). Counted down they are 23, and tiles are handed their rows: 1.01 to 1.02 of that alone,
+/// too. (Inlined into the loop over tiles, which forms the distances of rows once: 0.94, as g++ 12
+/// keeps them in memory then.) AVX-512 has 24 multiply-adds in 41.
 template <class T, int M, int V>
 HEADWISE_INLINE Index
 add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>*& b,
@@ -6822,8 +6824,8 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
   const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
   Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
   asm("" : "+r"(row), "+r"(three), "+r"(five));
-  Index k = 0;
-  for (; k + 4 <= panel.K; k += 4) {
+  const Index fours = panel.K / 4;
+  for (Index left = fours; left > 0; --left) {
     unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
       add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
         constexpr int r = m % Tile<T>::rows;
@@ -6835,26 +6837,27 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
       asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
     });
   }
-  return k;
+  return 4 * fours;
 }
 
-/// Rows first ... first + M - 1 of c [.., V vectors] from K steps: each element one chain of
-/// multiply-adds in the order of the steps. Of one vector there are twice as many rows, for six
-/// chains are fewer than a multiply-add takes cycles, times two that begin in each: 16 tokens of
-/// width 64 through a module and back take 0.96 of the time so (AVX-512, EPYC of family 26).
+/// Rows first ... first + M - 1 of c [.., V vectors] from K steps and rows of a that begin at `a`:
+/// each element one chain of multiply-adds in the order of the steps. Of one vector there are twice
+/// as many rows, for six chains are fewer than a multiply-add takes cycles, times two that begin in
+/// each: 16 tokens of width 64 through a module and back take 0.96 of the time so (AVX-512, EPYC of
+/// family 26).
 template <class T, int M, int V>
-void run_tile(const Panel<T>& panel, Index first) {
+void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   using S = Simd<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      }
     });
   }
-  const Element<T>* a =
-      panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
   Index k = 0;
   if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
@@ -6990,18 +6993,22 @@ void run_rows(const Panel<T>& panel, Index M) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
+    const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
       }
       // Eight that are left go as four and four, where rows of a do not stand in tiles of six: two
       // rows have too few chains, and take as long as four.
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
-      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6) run_tile<T, 6, V>(panel, m);
-      for (; m + 4 <= M; m += 4) run_tile<T, 4, V>(panel, m);
+      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
+        run_tile<T, 6, V>(panel, a, m);
+      }
+      for (; m + 4 <= M; m += 4, a += 4 * panel.a_row) run_tile<T, 4, V>(panel, a, m);
     }
-    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
-    if (m < M) run_tile<T, 1, V>(panel, m);
+    const Index two_rows = Tile<T>::rows == 2 ? panel.a_tile : 2 * panel.a_row;
+    for (; m + 2 <= M; m += 2, a += two_rows) run_tile<T, 2, V>(panel, a, m);
+    if (m < M) run_tile<T, 1, V>(panel, a, m);
   }
 }
 
@@ -13913,8 +13920,8 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
   const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
   Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
   asm("" : "+r"(row), "+r"(three), "+r"(five));
-  Index k = 0;
-  for (; k + 4 <= panel.K; k += 4) {
+  const Index fours = panel.K / 4;
+  for (Index left = fours; left > 0; --left) {
     unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
       add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
         constexpr int r = m % Tile<T>::rows;
@@ -13926,22 +13933,22 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
       asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
     });
   }
-  return k;
+  return 4 * fours;
 }
 
 template <class T, int M, int V>
-void run_tile(const Panel<T>& panel, Index first) {
+void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   using S = Simd<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      }
     });
   }
-  const Element<T>* a =
-      panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
   Index k = 0;
   if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
@@ -14059,16 +14066,20 @@ void run_rows(const Panel<T>& panel, Index M) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
+    const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
-      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6) run_tile<T, 6, V>(panel, m);
-      for (; m + 4 <= M; m += 4) run_tile<T, 4, V>(panel, m);
+      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
+        run_tile<T, 6, V>(panel, a, m);
+      }
+      for (; m + 4 <= M; m += 4, a += 4 * panel.a_row) run_tile<T, 4, V>(panel, a, m);
     }
-    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
-    if (m < M) run_tile<T, 1, V>(panel, m);
+    const Index two_rows = Tile<T>::rows == 2 ? panel.a_tile : 2 * panel.a_row;
+    for (; m + 2 <= M; m += 2, a += two_rows) run_tile<T, 2, V>(panel, a, m);
+    if (m < M) run_tile<T, 1, V>(panel, a, m);
   }
 }
 
@@ -20285,8 +20296,8 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
   const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
   Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
   asm("" : "+r"(row), "+r"(three), "+r"(five));
-  Index k = 0;
-  for (; k + 4 <= panel.K; k += 4) {
+  const Index fours = panel.K / 4;
+  for (Index left = fours; left > 0; --left) {
     unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
       add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
         constexpr int r = m % Tile<T>::rows;
@@ -20298,22 +20309,22 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
       asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
     });
   }
-  return k;
+  return 4 * fours;
 }
 
 template <class T, int M, int V>
-void run_tile(const Panel<T>& panel, Index first) {
+void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   using S = Simd<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      }
     });
   }
-  const Element<T>* a =
-      panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
   Index k = 0;
   if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
@@ -20431,16 +20442,20 @@ void run_rows(const Panel<T>& panel, Index M) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
+    const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
-      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6) run_tile<T, 6, V>(panel, m);
-      for (; m + 4 <= M; m += 4) run_tile<T, 4, V>(panel, m);
+      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
+        run_tile<T, 6, V>(panel, a, m);
+      }
+      for (; m + 4 <= M; m += 4, a += 4 * panel.a_row) run_tile<T, 4, V>(panel, a, m);
     }
-    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
-    if (m < M) run_tile<T, 1, V>(panel, m);
+    const Index two_rows = Tile<T>::rows == 2 ? panel.a_tile : 2 * panel.a_row;
+    for (; m + 2 <= M; m += 2, a += two_rows) run_tile<T, 2, V>(panel, a, m);
+    if (m < M) run_tile<T, 1, V>(panel, a, m);
   }
 }
 
@@ -41664,8 +41679,8 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
   const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
   Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
   asm("" : "+r"(row), "+r"(three), "+r"(five));
-  Index k = 0;
-  for (; k + 4 <= panel.K; k += 4) {
+  const Index fours = panel.K / 4;
+  for (Index left = fours; left > 0; --left) {
     unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
       add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
         constexpr int r = m % Tile<T>::rows;
@@ -41677,22 +41692,22 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
       asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
     });
   }
-  return k;
+  return 4 * fours;
 }
 
 template <class T, int M, int V>
-void run_tile(const Panel<T>& panel, Index first) {
+void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   using S = Simd<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      }
     });
   }
-  const Element<T>* a =
-      panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
   Index k = 0;
   if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
@@ -41810,16 +41825,20 @@ void run_rows(const Panel<T>& panel, Index M) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
+    const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
-      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6) run_tile<T, 6, V>(panel, m);
-      for (; m + 4 <= M; m += 4) run_tile<T, 4, V>(panel, m);
+      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
+        run_tile<T, 6, V>(panel, a, m);
+      }
+      for (; m + 4 <= M; m += 4, a += 4 * panel.a_row) run_tile<T, 4, V>(panel, a, m);
     }
-    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
-    if (m < M) run_tile<T, 1, V>(panel, m);
+    const Index two_rows = Tile<T>::rows == 2 ? panel.a_tile : 2 * panel.a_row;
+    for (; m + 2 <= M; m += 2, a += two_rows) run_tile<T, 2, V>(panel, a, m);
+    if (m < M) run_tile<T, 1, V>(panel, a, m);
   }
 }
 
@@ -46121,8 +46140,8 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
   const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
   Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
   asm("" : "+r"(row), "+r"(three), "+r"(five));
-  Index k = 0;
-  for (; k + 4 <= panel.K; k += 4) {
+  const Index fours = panel.K / 4;
+  for (Index left = fours; left > 0; --left) {
     unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
       add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
         constexpr int r = m % Tile<T>::rows;
@@ -46134,22 +46153,22 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
       asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
     });
   }
-  return k;
+  return 4 * fours;
 }
 
 template <class T, int M, int V>
-void run_tile(const Panel<T>& panel, Index first) {
+void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   using S = Simd<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      }
     });
   }
-  const Element<T>* a =
-      panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
   Index k = 0;
   if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
@@ -46267,16 +46286,20 @@ void run_rows(const Panel<T>& panel, Index M) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
+    const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
-      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6) run_tile<T, 6, V>(panel, m);
-      for (; m + 4 <= M; m += 4) run_tile<T, 4, V>(panel, m);
+      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
+        run_tile<T, 6, V>(panel, a, m);
+      }
+      for (; m + 4 <= M; m += 4, a += 4 * panel.a_row) run_tile<T, 4, V>(panel, a, m);
     }
-    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
-    if (m < M) run_tile<T, 1, V>(panel, m);
+    const Index two_rows = Tile<T>::rows == 2 ? panel.a_tile : 2 * panel.a_row;
+    for (; m + 2 <= M; m += 2, a += two_rows) run_tile<T, 2, V>(panel, a, m);
+    if (m < M) run_tile<T, 1, V>(panel, a, m);
   }
 }
 
@@ -50574,8 +50597,8 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
   const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
   Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
   asm("" : "+r"(row), "+r"(three), "+r"(five));
-  Index k = 0;
-  for (; k + 4 <= panel.K; k += 4) {
+  const Index fours = panel.K / 4;
+  for (Index left = fours; left > 0; --left) {
     unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
       add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
         constexpr int r = m % Tile<T>::rows;
@@ -50587,22 +50610,22 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
       asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
     });
   }
-  return k;
+  return 4 * fours;
 }
 
 template <class T, int M, int V>
-void run_tile(const Panel<T>& panel, Index first) {
+void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   using S = Simd<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      }
     });
   }
-  const Element<T>* a =
-      panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
   Index k = 0;
   if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
@@ -50720,16 +50743,20 @@ void run_rows(const Panel<T>& panel, Index M) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
+    const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
-      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6) run_tile<T, 6, V>(panel, m);
-      for (; m + 4 <= M; m += 4) run_tile<T, 4, V>(panel, m);
+      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
+        run_tile<T, 6, V>(panel, a, m);
+      }
+      for (; m + 4 <= M; m += 4, a += 4 * panel.a_row) run_tile<T, 4, V>(panel, a, m);
     }
-    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
-    if (m < M) run_tile<T, 1, V>(panel, m);
+    const Index two_rows = Tile<T>::rows == 2 ? panel.a_tile : 2 * panel.a_row;
+    for (; m + 2 <= M; m += 2, a += two_rows) run_tile<T, 2, V>(panel, a, m);
+    if (m < M) run_tile<T, 1, V>(panel, a, m);
   }
 }
 
@@ -55027,8 +55054,8 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
   const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
   Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
   asm("" : "+r"(row), "+r"(three), "+r"(five));
-  Index k = 0;
-  for (; k + 4 <= panel.K; k += 4) {
+  const Index fours = panel.K / 4;
+  for (Index left = fours; left > 0; --left) {
     unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
       add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
         constexpr int r = m % Tile<T>::rows;
@@ -55040,22 +55067,22 @@ add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>
       asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
     });
   }
-  return k;
+  return 4 * fours;
 }
 
 template <class T, int M, int V>
-void run_tile(const Panel<T>& panel, Index first) {
+void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   using S = Simd<T>;
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
     const T* c = panel.c + first * panel.c_row;
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
+      }
     });
   }
-  const Element<T>* a =
-      panel.a + first / Tile<T>::rows * panel.a_tile + first % Tile<T>::rows * panel.a_row;
   const Element<T>* b = panel.b;
   Index k = 0;
   if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
@@ -55173,16 +55200,20 @@ void run_rows(const Panel<T>& panel, Index M) {
     for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
   } else {
     Index m = 0;
+    const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12) run_tile<T, 12, V>(panel, m);
+        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
-      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6) run_tile<T, 6, V>(panel, m);
-      for (; m + 4 <= M; m += 4) run_tile<T, 4, V>(panel, m);
+      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
+        run_tile<T, 6, V>(panel, a, m);
+      }
+      for (; m + 4 <= M; m += 4, a += 4 * panel.a_row) run_tile<T, 4, V>(panel, a, m);
     }
-    for (; m + 2 <= M; m += 2) run_tile<T, 2, V>(panel, m);
-    if (m < M) run_tile<T, 1, V>(panel, m);
+    const Index two_rows = Tile<T>::rows == 2 ? panel.a_tile : 2 * panel.a_row;
+    for (; m + 2 <= M; m += 2, a += two_rows) run_tile<T, 2, V>(panel, a, m);
+    if (m < M) run_tile<T, 1, V>(panel, a, m);
   }
 }
 
