@@ -26551,6 +26551,20 @@ void combine_backward(const Combined<T>& of, Index N, const Out<T, 2>& to, const
   context.count_flops(flops, flops);
 }
 
+/// to = alpha from, as `function` calls them.
+template <class T>
+void scale_into(std::string_view function, std::string_view from_name, const In<T, 2>& from,
+                const T& alpha, std::string_view to_name, const Out<T, 2>& to,
+                const Context& context) {
+  require_countable(function, from_name, from);
+  require_shape(function, to_name, to, from.shape(), "the shape of ", from_name);
+  require_distinct(function, {to_name, to});
+  require_same_or_apart(function, {to_name, to}, {from_name, from});
+  require(is_finite_option(alpha), function, "alpha is ", shown_option(alpha),
+          ", expected a finite number");
+  combine<T>({kernels::Combination::scaled, from, from, alpha}, to, context);
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/ops/accumulate.hpp
@@ -30776,20 +30790,14 @@ void divide_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> b,
 template <Scalar T>
 void scale_forward(In<T, 2> x, const std::type_identity_t<T>& alpha,
                    Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
-  require_countable("scale_forward", "x", x);
-  require_shape("scale_forward", "y", y, x.shape(), "the shape of x");
-  require_distinct("scale_forward", {"y", y});
-  require_same_or_apart("scale_forward", {"y", y}, {"x", x});
-  require(is_finite_option(alpha), "scale_forward", "alpha is ", shown_option(alpha),
-          ", expected a finite number");
-  detail::combine<T>({kernels::Combination::scaled, x, x, alpha}, y, context);
+  detail::scale_into<T>("scale_forward", "x", x, alpha, "y", y, context);
 }
 
-/// dx = alpha dy: the gradient of scale_forward. Throws as that does, under its name.
+/// dx = alpha dy: the gradient of scale_forward. dx may be dy. Throws as that does.
 template <Scalar T>
 void scale_backward(In<T, 2> dy, const std::type_identity_t<T>& alpha,
                     Out<std::type_identity_t<T>, 2> dx, const Context& context = {}) {
-  scale_forward(dy, alpha, dx, context);
+  detail::scale_into<T>("scale_backward", "dy", dy, alpha, "dx", dx, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -34829,6 +34837,28 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/nn/epsilon.hpp
+// What norms add to a variance, as an option in double of modules that compute in T.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Throws ArgumentError `function: option is ...` unless epsilon is a finite number above 0 as a T,
+/// too: 1e-50 is 0 as a float.
+template <Scalar T>
+void require_epsilon(std::string_view function, std::string_view option, double epsilon) {
+  require(is_finite_option(epsilon) && epsilon > 0, function, option, " is ", epsilon,
+          ", expected a finite number above 0");
+  const T as_computed = T(epsilon);
+  require(is_finite_option(as_computed) && T(0) < as_computed, function, option, " is ", epsilon,
+          ", expected a number that the module's type tells from 0 and infinity");
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/nn/multi_head_attention_parameters.hpp
 // Weights of a MultiHeadAttention, and their gradients: plain tensors, walked by name.
 
@@ -36398,6 +36428,9 @@ class MultiHeadAttention {
   /// Throws ArgumentError or ShapeError for options that make no module.
   explicit MultiHeadAttention(const MultiHeadAttentionOptions& options)
       : options_(options.resolved()), parameters_(options_) {
+    constexpr std::string_view name = "MultiHeadAttention";
+    detail::require_epsilon<T>(name, "layer_norm_epsilon", options_.layer_norm_epsilon);
+    detail::require_epsilon<T>(name, "qk_norm_epsilon", options_.qk_norm_epsilon);
     init_weights<W>(parameters_.W_Q(), options_.init, options_.seed, 0);
     init_weights<W>(parameters_.W_K(), options_.init, options_.seed, 1);
     init_weights<W>(parameters_.W_V(), options_.init, options_.seed, 2);
@@ -37063,7 +37096,7 @@ class KeyValueCache {
 
   /// Throws ArgumentError unless n more tokens of each sequence fit, or counts[b] of sequence b.
   void require_room(std::string_view function, Index n, std::span<const Index> counts = {}) const {
-    const bool taken = lengths_.size() != options_.batch_size;  // by a move
+    const bool taken = moved_from();
     for (Index b = 0; b < options_.batch_size; ++b) {
       const Index more = detail::count_of(counts, b, n), there = taken ? 0 : lengths_(b);
       const Index fit = taken ? 0 : room(b);
@@ -37078,6 +37111,8 @@ class KeyValueCache {
   /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many, and
   /// all that the tokens before them see is still held; nothing is changed then.
   void rollback(Index n) {
+    require(n == 0 || !moved_from(), "KeyValueCache::rollback", "n is ", n,
+            ", expected 0 of a cache that was moved from");
     for (Index b = 0; b < lengths_.size(); ++b) require_way_back(b, n);
     for (Index b = 0; b < lengths_.size(); ++b) go_back(b, n);
   }
@@ -37190,6 +37225,8 @@ class KeyValueCache {
     all.template require_stored<U>(function);
     return all.template filled<U>(b, batch, held);
   }
+
+  bool moved_from() const { return lengths_.size() != options_.batch_size; }
 
   void require_sequence(std::string_view function, Index b) const {
     require(b >= 0 && b < lengths_.size(), function, "b is ", b, ", expected 0 to ",
@@ -38455,8 +38492,7 @@ class LayerNorm {
   explicit LayerNorm(Index width, bool affine = true, double epsilon = 1e-5)
       : width_(width), epsilon_(epsilon), affine_(affine) {
     require(width >= 0, "LayerNorm", "width is ", width, ", expected >= 0");
-    require(is_finite_option(epsilon) && epsilon > 0, "LayerNorm", "epsilon is ", epsilon,
-            ", expected a finite number above 0");
+    detail::require_epsilon<T>("LayerNorm", "epsilon", epsilon);
     if (!affine) return;
     parameters_.gamma = Tensor<T, 1>({width});
     parameters_.beta = Tensor<T, 1>({width});
@@ -38784,8 +38820,7 @@ class RMSNorm {
   explicit RMSNorm(Index width, bool affine = true, double epsilon = 1e-6)
       : width_(width), epsilon_(epsilon), affine_(affine) {
     require(width >= 0, "RMSNorm", "width is ", width, ", expected >= 0");
-    require(is_finite_option(epsilon) && epsilon > 0, "RMSNorm", "epsilon is ", epsilon,
-            ", expected a finite number above 0");
+    detail::require_epsilon<T>("RMSNorm", "epsilon", epsilon);
     if (!affine) return;
     parameters_.gamma = Tensor<T, 1>({width});
     fill(Out<T, 1>(parameters_.gamma), T(1));
@@ -39033,7 +39068,8 @@ HEADWISE_STRICT_MATH_BEGIN
 ///         std::bad_alloc.
 /// Source  top-p: Holtzman et al., 2020, arXiv 1904.09751.
 template <Scalar T>
-Index sample_token(In<T, 1> logits, const SamplingOptions& options, const Context& context = {}) {
+Index sample_token(In<T, 1> logits, const SamplingOptions& options = {},
+                   const Context& context = {}) {
   constexpr std::string_view function = "sample_token";
   require_countable(function, "logits", logits);
   detail::require_sampling(function, options);
@@ -39059,7 +39095,7 @@ Index sample_token(In<T, 1> logits, const SamplingOptions& options, const Contex
 }
 /// The same of a tensor that owns its elements.
 template <Scalar T>
-Index sample_token(const Tensor<T, 1>& logits, const SamplingOptions& options,
+Index sample_token(const Tensor<T, 1>& logits, const SamplingOptions& options = {},
                    const Context& context = {}) {
   return sample_token(In<T, 1>(logits), options, context);
 }
@@ -39583,6 +39619,7 @@ class TransformerBlock {
   /// options that make no block.
   explicit TransformerBlock(const TransformerBlockOptions& options)
       : options_(options.resolved()), parameters_(options_) {
+    detail::require_epsilon<T>("TransformerBlock", "norm_epsilon", options_.norm_epsilon);
     MultiHeadAttention<T, W> attention(options_.attention());
     FeedForward<T, W> feed_forward(options_.feed_forward());
     parameters_.attention = std::move(attention.parameters());
@@ -59099,6 +59136,10 @@ struct OptimizerGroup {
   Tensor<T, 1>& state_of(std::size_t kind, std::size_t parameter) {
     return state[kind * parameters.size() + parameter];
   }
+  /// The same, to be read.
+  const Tensor<T, 1>& state_of(std::size_t kind, std::size_t parameter) const {
+    return state[kind * parameters.size() + parameter];
+  }
 };
 
 /// Groups, their state and the number of steps: plain data, to be walked and written to. What a
@@ -59108,6 +59149,8 @@ class Optimizer {
  public:
   /// A group, as add_group makes it.
   using Group = OptimizerGroup<T, Options>;
+  /// The most steps that set_steps takes: a double tells each from the next.
+  static constexpr std::int64_t most_steps = std::int64_t{1} << 53;
 
   /// Adds parameters that are stepped with these options; their state is 0. What the list views has
   /// to outlive the optimiser.
@@ -59153,25 +59196,23 @@ class Optimizer {
 
   /// The steps that were taken.
   std::int64_t steps() const { return steps_; }
-  /// As if so many had been taken: for a state that was loaded. Throws ArgumentError below 0.
+  /// As if so many had been taken: for a state that was loaded. Throws ArgumentError for a number
+  /// below 0 or above most_steps.
   void set_steps(std::int64_t steps) {
-    require(steps >= 0, "Optimizer::set_steps", "steps is ", steps, ", expected >= 0");
+    require(steps >= 0 && steps <= most_steps, "Optimizer::set_steps", "steps is ", steps,
+            ", expected 0 to 2^53");
     steps_ = steps;
   }
 
   /// f(tensor) for each tensor of state, a NamedTensor<T> in the shape of its parameter: "m.W_Q".
   template <class F>
   void for_each_state(F&& f) {
-    for (Group& group : groups_) {
-      for (std::size_t kind = 0; kind < group.kinds.size(); ++kind) {
-        for (std::size_t n = 0; n < group.parameters.size(); ++n) {
-          const Parameter<T>& p = group.parameters[n];
-          f(NamedTensor<T>{std::string(group.kinds[kind]) + "." + p.name,
-                           p.rank,
-                           {group.state_of(kind, n).data(), p.view.shape()}});
-        }
-      }
-    }
+    visit_state<T>(groups_, f);
+  }
+  /// The same of NamedTensor<const T>, to be read.
+  template <class F>
+  void for_each_state(F&& f) const {
+    visit_state<const T>(groups_, f);
   }
 
  protected:
@@ -59194,6 +59235,21 @@ class Optimizer {
 
   std::vector<Group> groups_;  // as they were added
   std::int64_t steps_ = 0;     // taken
+
+ private:
+  template <class U, class Groups, class F>
+  static void visit_state(Groups& groups, F& f) {
+    for (auto& group : groups) {
+      for (std::size_t kind = 0; kind < group.kinds.size(); ++kind) {
+        for (std::size_t n = 0; n < group.parameters.size(); ++n) {
+          const Parameter<T>& p = group.parameters[n];
+          f(NamedTensor<U>{std::string(group.kinds[kind]) + "." + p.name,
+                           p.rank,
+                           {group.state_of(kind, n).data(), p.view.shape()}});
+        }
+      }
+    }
+  }
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -103,6 +103,8 @@ Refusal backward(const std::string& message, void (*spoil)(Layer&), Kind kind = 
 }
 
 const std::string no_epsilon = ", expected a finite number above 0";
+const std::string out_of_type =
+    ", expected a number that the module's type tells from 0 and infinity";
 const std::string moved_norm = "gamma is absent: a module that was moved from has none";
 const Refusals rms_norms({
     argument_error("RMSNorm: width is -1, expected >= 0", [](Witness&) { RMSNorm<double>(-1); }),
@@ -112,6 +114,8 @@ const Refusals rms_norms({
                    [](Witness&) { RMSNorm<double>(3, true, infinity); }),
     argument_error("RMSNorm: epsilon is nan" + no_epsilon,
                    [](Witness&) { RMSNorm<double>(3, false, nan); }),
+    argument_error("RMSNorm: epsilon is 1e-50" + out_of_type,
+                   [](Witness&) { RMSNorm<float>(3, true, 1e-50); }),
     forward<Rms>("RMSNorm::forward: x is [2, 4], expected [2, 3] (the width of the module)",
                  [](Rms& c) { c.x = c.m.tensor(2, 4); }),
     forward<Rms>("RMSNorm::forward: x is [2, 3] at a null address, expected its elements",
@@ -217,6 +221,8 @@ const Refusals blocks({
     block("TransformerBlock: norm_epsilon is 0" + no_epsilon, {.d_model = 4, .norm_epsilon = 0}),
     block("TransformerBlock: norm_epsilon is nan" + no_epsilon,
           {.d_model = 4, .norm_epsilon = nan}),
+    argument_error("TransformerBlock: norm_epsilon is 1e+50" + out_of_type,
+                   [](Witness&) { TransformerBlock<float>({.d_model = 4, .norm_epsilon = 1e50}); }),
     forward<Block>("TransformerBlock::forward: x is [1, 2, 5], expected [1, 2, 4] (d_model 4)",
                    [](Block& c) { c.x = c.m.tensor(1, 2, 5); }),
     forward<Block>("TransformerBlock::forward: x is [1, 2, 4] at a null address, expected its "

@@ -102,6 +102,13 @@ const Refusals decoding(all_of({
                          const KeyValueCache<double> taken = std::move(cache);
                          cache.append(m.tensor(1, 1, 1, 0), m.tensor(1, 1, 1, 0));
                        }),
+        argument_error("KeyValueCache::rollback: n is 1, expected 0 of a cache that was moved from",
+                       [](Witness& m) {
+                         KeyValueCache<double> cache({.capacity = 4, .d_head = 3});
+                         cache.append(m.tensor(1, 1, 2, 3), m.tensor(1, 1, 2, 3));
+                         const KeyValueCache<double> taken = std::move(cache);
+                         cache.rollback(1);
+                       }),
         made("window is -1, expected >= 0", {.window = -1}),
         made("first_keys is -1, expected >= 0", {.window = 4, .first_keys = -1}),
         made("first_keys is 281474976710657, expected at most 2^48 beside a window",

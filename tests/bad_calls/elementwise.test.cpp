@@ -53,6 +53,12 @@ struct ScaleForward {
   double alpha = 2;
   void call() { scale_forward(x, alpha, y, m.context()); }
 };
+struct ScaleBackward {
+  Witness& m;
+  Matrix dy = m.tensor(4, 3), dx = m.tensor(4, 3);
+  double alpha = 2;
+  void call() { scale_backward(dy, alpha, dx, m.context()); }
+};
 struct Accumulate {
   Witness& m;
   Matrix x = m.tensor(4, 3), sum = m.tensor(4, 3);
@@ -158,6 +164,12 @@ const Refusals scale_refusals(all_of({
                             [](auto& c) { c.alpha = std::numeric_limits<double>::infinity(); }),
      argument<ScaleForward>("scale_forward: alpha is nan, expected a finite number",
                             [](auto& c) { c.alpha = std::numeric_limits<double>::quiet_NaN(); })},
+    countable("scale_backward: dy", &ScaleBackward::dy, {4, 3}),
+    output("scale_backward", "dx", &ScaleBackward::dx, {4, 3}, "the shape of dy"),
+    {repeated("scale_backward: dx", &ScaleBackward::dx),
+     shifted("scale_backward", "dx", &ScaleBackward::dx, "dy", &ScaleBackward::dy),
+     argument<ScaleBackward>("scale_backward: alpha is inf, expected a finite number",
+                             [](auto& c) { c.alpha = std::numeric_limits<double>::infinity(); })},
 }));
 
 const Refusals accumulate_refusals(all_of({

@@ -115,6 +115,9 @@ const Refusals norms({
                    [](Witness&) { LayerNorm<double>(3, true, infinity); }),
     argument_error("LayerNorm: epsilon is nan" + no_epsilon,
                    [](Witness&) { LayerNorm<double>(3, true, nan); }),
+    argument_error("LayerNorm: epsilon is 1e+50, expected a number that the module's type tells "
+                   "from 0 and infinity",
+                   [](Witness&) { LayerNorm<float>(3, false, 1e50); }),
     forward<Norm>("LayerNorm::forward: x is [2, 4], expected [2, 3] (the width of the module)",
                   [](Norm& c) { c.x = c.m.tensor(2, 4); }),
     forward<Norm>("LayerNorm::forward: x is [2, 3] at a null address, expected its elements",

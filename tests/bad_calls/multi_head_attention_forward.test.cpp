@@ -14,6 +14,9 @@ const Index far = (Index{1} << 30) + 1;
 const std::vector<Index> lengths{1, 2, 3}, outside{1, 9}, below{-1, 1};
 const Tensor2<Index> short_ids(Shape{2, 2}), parts(Shape{1, 3}, {1, 2, 1});
 
+const std::string out_of_type =
+    ", expected a number that the module's type tells from 0 and infinity";
+
 Refusal options(const std::string& message, const Options& o) {
   return argument_error("MultiHeadAttention: " + message, [o](Witness&) { Module module(o); });
 }
@@ -50,6 +53,14 @@ const Refusals no_modules({
             {.d_model = 8, .layer_norm_epsilon = nan}),
     options("qk_norm_epsilon is 0, expected a finite number above 0",
             {.d_model = 8, .qk_norm_epsilon = 0}),
+    argument_error("MultiHeadAttention: layer_norm_epsilon is 1e-50" + out_of_type,
+                   [](Witness&) {
+                     MultiHeadAttention<float>({.d_model = 8, .layer_norm_epsilon = 1e-50});
+                   }),
+    argument_error("MultiHeadAttention: qk_norm_epsilon is 1e-50" + out_of_type,
+                   [](Witness&) {
+                     MultiHeadAttention<float>({.d_model = 8, .qk_norm_epsilon = 1e-50});
+                   }),
     options("rotary: width is 7, expected an even number from 0 to 8, the width of a head",
             {.d_model = 8, .rotary = RotaryOptions{.width = 7}}),
     options("rotary: width is 5, expected an even number from 0 to 5, the width of a head",

@@ -158,8 +158,8 @@ const Refusals optimizer_refusals({
           o.groups()[0].options.momentum = 0.5;
           o.step();
         }),
-    optimizer_call<AdamW<double>, AdamWOptions>("Optimizer::set_steps: steps is -1, expected >= 0",
-                                                [](auto& o) { o.set_steps(-1); }),
+    optimizer_call<AdamW<double>, AdamWOptions>(
+        "Optimizer::set_steps: steps is -1, expected 0 to 2^53", [](auto& o) { o.set_steps(-1); }),
     optimizer_call<AdamW<double>, AdamWOptions>(
         "Optimizer::add_group: parameter W is in a group already",
         [](auto& o) { o.add_group(o.groups()[0].parameters.matrices(), {}); }),

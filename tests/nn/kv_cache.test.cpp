@@ -153,6 +153,8 @@ TEST_CASE("a copy of a cache goes a way of its own, and one that was moved from 
   CHECK(cache.length() == 0);  // NOLINT: of what was moved from
   CHECK(cache.room() == 0);
   CHECK(cache.k().size() == 0);
+  CHECK_THROWS_AS(cache.rollback(1), ArgumentError);
+  cache.rollback(0);
 }
 
 TEST_CASE("a step that runs out of memory leaves the cache as it was", "[nn]") {

@@ -103,7 +103,7 @@ class KeyValueCache {
 
   /// Throws ArgumentError unless n more tokens of each sequence fit, or counts[b] of sequence b.
   void require_room(std::string_view function, Index n, std::span<const Index> counts = {}) const {
-    const bool taken = lengths_.size() != options_.batch_size;  // by a move
+    const bool taken = moved_from();
     for (Index b = 0; b < options_.batch_size; ++b) {
       const Index more = detail::count_of(counts, b, n), there = taken ? 0 : lengths_(b);
       const Index fit = taken ? 0 : room(b);
@@ -118,6 +118,8 @@ class KeyValueCache {
   /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many, and
   /// all that the tokens before them see is still held; nothing is changed then.
   void rollback(Index n) {
+    require(n == 0 || !moved_from(), "KeyValueCache::rollback", "n is ", n,
+            ", expected 0 of a cache that was moved from");
     for (Index b = 0; b < lengths_.size(); ++b) require_way_back(b, n);
     for (Index b = 0; b < lengths_.size(); ++b) go_back(b, n);
   }
@@ -230,6 +232,8 @@ class KeyValueCache {
     all.template require_stored<U>(function);
     return all.template filled<U>(b, batch, held);
   }
+
+  bool moved_from() const { return lengths_.size() != options_.batch_size; }
 
   void require_sequence(std::string_view function, Index b) const {
     require(b >= 0 && b < lengths_.size(), function, "b is ", b, ", expected 0 to ",

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "headwise/nn/epsilon.hpp"
 #include "headwise/nn/named.hpp"
 #include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/layer_norm.hpp"
@@ -62,8 +63,7 @@ class LayerNorm {
   explicit LayerNorm(Index width, bool affine = true, double epsilon = 1e-5)
       : width_(width), epsilon_(epsilon), affine_(affine) {
     require(width >= 0, "LayerNorm", "width is ", width, ", expected >= 0");
-    require(is_finite_option(epsilon) && epsilon > 0, "LayerNorm", "epsilon is ", epsilon,
-            ", expected a finite number above 0");
+    detail::require_epsilon<T>("LayerNorm", "epsilon", epsilon);
     if (!affine) return;
     parameters_.gamma = Tensor<T, 1>({width});
     parameters_.beta = Tensor<T, 1>({width});

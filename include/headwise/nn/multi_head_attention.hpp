@@ -2,6 +2,7 @@
 // The step numbers are those of docs/derivations/attention_backward.md.
 #pragma once
 
+#include "headwise/nn/epsilon.hpp"
 #include "headwise/nn/multi_head_attention_backward.hpp"
 #include "headwise/nn/multi_head_attention_forward.hpp"
 #include "headwise/nn/narrow_ends.hpp"
@@ -42,6 +43,9 @@ class MultiHeadAttention {
   /// Throws ArgumentError or ShapeError for options that make no module.
   explicit MultiHeadAttention(const MultiHeadAttentionOptions& options)
       : options_(options.resolved()), parameters_(options_) {
+    constexpr std::string_view name = "MultiHeadAttention";
+    detail::require_epsilon<T>(name, "layer_norm_epsilon", options_.layer_norm_epsilon);
+    detail::require_epsilon<T>(name, "qk_norm_epsilon", options_.qk_norm_epsilon);
     init_weights<W>(parameters_.W_Q(), options_.init, options_.seed, 0);
     init_weights<W>(parameters_.W_K(), options_.init, options_.seed, 1);
     init_weights<W>(parameters_.W_V(), options_.init, options_.seed, 2);

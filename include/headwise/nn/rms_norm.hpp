@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "headwise/nn/epsilon.hpp"
 #include "headwise/nn/named.hpp"
 #include "headwise/nn/narrow_ends.hpp"
 #include "headwise/ops/rms_norm.hpp"
@@ -50,8 +51,7 @@ class RMSNorm {
   explicit RMSNorm(Index width, bool affine = true, double epsilon = 1e-6)
       : width_(width), epsilon_(epsilon), affine_(affine) {
     require(width >= 0, "RMSNorm", "width is ", width, ", expected >= 0");
-    require(is_finite_option(epsilon) && epsilon > 0, "RMSNorm", "epsilon is ", epsilon,
-            ", expected a finite number above 0");
+    detail::require_epsilon<T>("RMSNorm", "epsilon", epsilon);
     if (!affine) return;
     parameters_.gamma = Tensor<T, 1>({width});
     fill(Out<T, 1>(parameters_.gamma), T(1));

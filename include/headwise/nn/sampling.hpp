@@ -142,7 +142,8 @@ HEADWISE_STRICT_MATH_BEGIN
 ///         std::bad_alloc.
 /// Source  top-p: Holtzman et al., 2020, arXiv 1904.09751.
 template <Scalar T>
-Index sample_token(In<T, 1> logits, const SamplingOptions& options, const Context& context = {}) {
+Index sample_token(In<T, 1> logits, const SamplingOptions& options = {},
+                   const Context& context = {}) {
   constexpr std::string_view function = "sample_token";
   require_countable(function, "logits", logits);
   detail::require_sampling(function, options);
@@ -168,7 +169,7 @@ Index sample_token(In<T, 1> logits, const SamplingOptions& options, const Contex
 }
 /// The same of a tensor that owns its elements.
 template <Scalar T>
-Index sample_token(const Tensor<T, 1>& logits, const SamplingOptions& options,
+Index sample_token(const Tensor<T, 1>& logits, const SamplingOptions& options = {},
                    const Context& context = {}) {
   return sample_token(In<T, 1>(logits), options, context);
 }

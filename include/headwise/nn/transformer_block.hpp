@@ -1,6 +1,7 @@
 // A layer of a transformer: attention, then a feed-forward, each added to what it started from.
 #pragma once
 
+#include "headwise/nn/epsilon.hpp"
 #include "headwise/nn/feed_forward.hpp"
 #include "headwise/nn/multi_head_attention.hpp"
 #include "headwise/nn/narrow_ends.hpp"
@@ -36,6 +37,7 @@ class TransformerBlock {
   /// options that make no block.
   explicit TransformerBlock(const TransformerBlockOptions& options)
       : options_(options.resolved()), parameters_(options_) {
+    detail::require_epsilon<T>("TransformerBlock", "norm_epsilon", options_.norm_epsilon);
     MultiHeadAttention<T, W> attention(options_.attention());
     FeedForward<T, W> feed_forward(options_.feed_forward());
     parameters_.attention = std::move(attention.parameters());

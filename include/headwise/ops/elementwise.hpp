@@ -185,20 +185,14 @@ void divide_backward(In<T, 2> dy, In<std::type_identity_t<T>, 2> b,
 template <Scalar T>
 void scale_forward(In<T, 2> x, const std::type_identity_t<T>& alpha,
                    Out<std::type_identity_t<T>, 2> y, const Context& context = {}) {
-  require_countable("scale_forward", "x", x);
-  require_shape("scale_forward", "y", y, x.shape(), "the shape of x");
-  require_distinct("scale_forward", {"y", y});
-  require_same_or_apart("scale_forward", {"y", y}, {"x", x});
-  require(is_finite_option(alpha), "scale_forward", "alpha is ", shown_option(alpha),
-          ", expected a finite number");
-  detail::combine<T>({kernels::Combination::scaled, x, x, alpha}, y, context);
+  detail::scale_into<T>("scale_forward", "x", x, alpha, "y", y, context);
 }
 
-/// dx = alpha dy: the gradient of scale_forward. Throws as that does, under its name.
+/// dx = alpha dy: the gradient of scale_forward. dx may be dy. Throws as that does.
 template <Scalar T>
 void scale_backward(In<T, 2> dy, const std::type_identity_t<T>& alpha,
                     Out<std::type_identity_t<T>, 2> dx, const Context& context = {}) {
-  scale_forward(dy, alpha, dx, context);
+  detail::scale_into<T>("scale_backward", "dy", dy, alpha, "dx", dx, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -113,4 +113,18 @@ void combine_backward(const Combined<T>& of, Index N, const Out<T, 2>& to, const
   context.count_flops(flops, flops);
 }
 
+/// to = alpha from, as `function` calls them.
+template <class T>
+void scale_into(std::string_view function, std::string_view from_name, const In<T, 2>& from,
+                const T& alpha, std::string_view to_name, const Out<T, 2>& to,
+                const Context& context) {
+  require_countable(function, from_name, from);
+  require_shape(function, to_name, to, from.shape(), "the shape of ", from_name);
+  require_distinct(function, {to_name, to});
+  require_same_or_apart(function, {to_name, to}, {from_name, from});
+  require(is_finite_option(alpha), function, "alpha is ", shown_option(alpha),
+          ", expected a finite number");
+  combine<T>({kernels::Combination::scaled, from, from, alpha}, to, context);
+}
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

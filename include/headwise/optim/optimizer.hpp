@@ -27,6 +27,10 @@ struct OptimizerGroup {
   Tensor<T, 1>& state_of(std::size_t kind, std::size_t parameter) {
     return state[kind * parameters.size() + parameter];
   }
+  /// The same, to be read.
+  const Tensor<T, 1>& state_of(std::size_t kind, std::size_t parameter) const {
+    return state[kind * parameters.size() + parameter];
+  }
 };
 
 /// Groups, their state and the number of steps: plain data, to be walked and written to. What a
@@ -36,6 +40,8 @@ class Optimizer {
  public:
   /// A group, as add_group makes it.
   using Group = OptimizerGroup<T, Options>;
+  /// The most steps that set_steps takes: a double tells each from the next.
+  static constexpr std::int64_t most_steps = std::int64_t{1} << 53;
 
   /// Adds parameters that are stepped with these options; their state is 0. What the list views has
   /// to outlive the optimiser.
@@ -81,25 +87,23 @@ class Optimizer {
 
   /// The steps that were taken.
   std::int64_t steps() const { return steps_; }
-  /// As if so many had been taken: for a state that was loaded. Throws ArgumentError below 0.
+  /// As if so many had been taken: for a state that was loaded. Throws ArgumentError for a number
+  /// below 0 or above most_steps.
   void set_steps(std::int64_t steps) {
-    require(steps >= 0, "Optimizer::set_steps", "steps is ", steps, ", expected >= 0");
+    require(steps >= 0 && steps <= most_steps, "Optimizer::set_steps", "steps is ", steps,
+            ", expected 0 to 2^53");
     steps_ = steps;
   }
 
   /// f(tensor) for each tensor of state, a NamedTensor<T> in the shape of its parameter: "m.W_Q".
   template <class F>
   void for_each_state(F&& f) {
-    for (Group& group : groups_) {
-      for (std::size_t kind = 0; kind < group.kinds.size(); ++kind) {
-        for (std::size_t n = 0; n < group.parameters.size(); ++n) {
-          const Parameter<T>& p = group.parameters[n];
-          f(NamedTensor<T>{std::string(group.kinds[kind]) + "." + p.name,
-                           p.rank,
-                           {group.state_of(kind, n).data(), p.view.shape()}});
-        }
-      }
-    }
+    visit_state<T>(groups_, f);
+  }
+  /// The same of NamedTensor<const T>, to be read.
+  template <class F>
+  void for_each_state(F&& f) const {
+    visit_state<const T>(groups_, f);
   }
 
  protected:
@@ -122,6 +126,21 @@ class Optimizer {
 
   std::vector<Group> groups_;  // as they were added
   std::int64_t steps_ = 0;     // taken
+
+ private:
+  template <class U, class Groups, class F>
+  static void visit_state(Groups& groups, F& f) {
+    for (auto& group : groups) {
+      for (std::size_t kind = 0; kind < group.kinds.size(); ++kind) {
+        for (std::size_t n = 0; n < group.parameters.size(); ++n) {
+          const Parameter<T>& p = group.parameters[n];
+          f(NamedTensor<U>{std::string(group.kinds[kind]) + "." + p.name,
+                           p.rank,
+                           {group.state_of(kind, n).data(), p.view.shape()}});
+        }
+      }
+    }
+  }
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

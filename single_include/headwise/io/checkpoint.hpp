@@ -75,7 +75,8 @@ std::string_view optimizer_name(const Sgd<T>&) {
 }
 
 template <class T>
-void add_tensor(SafetensorsWriter& writer, const std::string& name, const NamedTensor<T>& tensor) {
+void add_tensor(SafetensorsWriter& writer, const std::string& name,
+                const NamedTensor<const T>& tensor) {
   const std::vector<Index> extents = tensor.extents();
   const auto bytes_of = [](const T* data, Index count) {
     return std::as_bytes(std::span(data, static_cast<std::size_t>(count)));
@@ -98,7 +99,7 @@ void add_parameters(SafetensorsWriter& writer, std::string_view function,
     require(!p.name.starts_with(optimizer_prefix), function, [&] {
       return "parameter " + p.name + " begins with optimizer., expected another name";
     });
-    add_tensor<T>(writer, p.name, p);
+    add_tensor<T>(writer, p.name, {p.name, p.rank, p.view});
   }
 }
 
@@ -178,14 +179,14 @@ void read_targets(const SafetensorsFile& file, const LoadTargets<T>& targets) {
   }
 }
 
-inline std::int64_t steps_in(const SafetensorsFile& file) {
+inline std::int64_t steps_in(const SafetensorsFile& file, std::int64_t most) {
   std::int64_t steps = -1;
   const bool right = file.contains(step_name) && file.dtype(step_name) == DType::i64 &&
                      file.shape(step_name).empty();
   if (right) std::memcpy(&steps, file.bytes(step_name).data(), sizeof steps);
-  if (steps < 0) {
+  if (steps < 0 || steps > most) {
     raise<FileError>(shown_name(file.name()) + ": holds no " + std::string(step_name) +
-                     " that is one I64 of 0 or more");
+                     " that is one I64 of 0 to 2^53");
   }
   return steps;
 }
@@ -220,13 +221,13 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T, class Optimizer>
 requires StoredFloat<T>
 void save_checkpoint(const std::filesystem::path& path, const ParameterList<T>& parameters,
-                     Optimizer& optimizer, const CheckpointText& text = {}) {
+                     const Optimizer& optimizer, const CheckpointText& text = {}) {
   constexpr std::string_view function = "save_checkpoint";
   detail::require_steps_these(function, parameters, optimizer);
   SafetensorsWriter writer;
   detail::add_parameters(writer, function, parameters);
-  optimizer.for_each_state([&](const NamedTensor<T>& tensor) {
-    detail::add_tensor(writer, std::string(detail::optimizer_prefix) + tensor.name, tensor);
+  optimizer.for_each_state([&](const NamedTensor<const T>& tensor) {
+    detail::add_tensor<T>(writer, std::string(detail::optimizer_prefix) + tensor.name, tensor);
   });
   const std::int64_t steps = optimizer.steps();
   writer.add_bytes(std::string(detail::step_name), DType::i64, {},
@@ -268,7 +269,7 @@ requires StoredFloat<T> CheckpointText load_checkpoint(const SafetensorsFile& fi
     tensor.name = std::string(detail::optimizer_prefix) + tensor.name;
     targets.push_back(std::move(tensor));
   });
-  const std::int64_t steps = detail::steps_in(file);
+  const std::int64_t steps = detail::steps_in(file, Optimizer::most_steps);
   detail::require_targets(file, targets,
                           [](const std::string& name) { return name == detail::step_name; });
   CheckpointText text = file.metadata();
