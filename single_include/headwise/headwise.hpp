@@ -9511,7 +9511,8 @@ HEADWISE_STRICT_MATH_END
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
 // headwise/kernels/backward_tile.inc
-// Sizes and mask of the tiles of flash attention backward. Read once for each instruction set.
+// Sizes and mask of the tiles of flash attention backward. Read once for each instruction
+// set.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -9544,6 +9545,14 @@ T negated_lse(const FlashHead<T>& head, Index i) {
 template <class T>
 bool weighs_nothing(const FlashHead<T>& head, Index i) {
   return head.lse(i, 1) == (std::numeric_limits<T>::max)();
+}
+
+/// Whether none of n queries from i on does.
+template <class T>
+bool all_weigh(const FlashHead<T>& head, Index i, Index n) {
+  bool all = true;
+  for (Index m = 0; m < n; ++m) all = all && !weighs_nothing(head, i + m);
+  return all;
 }
 
 HEADWISE_STRICT_MATH_END
@@ -10344,10 +10353,9 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_backward_rows.inc
-// Flash attention backward, the rows of a tile: the weights of queries, computed again, and what
-// flows into their scores. Read once for each instruction set. Rows of a tile are queries, its
-// lanes keys.
+// headwise/kernels/backward_scratch.inc
+// The buffers of flash attention backward. Read once for each instruction
+// set.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -10408,6 +10416,19 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward_rows.inc
+// Flash attention backward, the rows of a tile: the weights of queries, computed again, and what
+// flows into their scores. Read once for each instruction set. Rows of a tile are queries, its
+// lanes keys.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
 /// A query's row of a bias of pairs, and of its gradient, null for none: from a tile's first key
 /// on.
 template <class T>
@@ -10434,18 +10455,70 @@ bool adds_one_bias(const FlashHead<T>& head) {
   return rules.bias_plane(0).column == 1 && (gradient.data == nullptr || gradient.column == 1);
 }
 
+/// What the scores of query i become weights by, and what flows into them, in every lane.
+template <class T>
+struct QueryNumbers {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  Vector scale, minus_lse, rest, unit, delta;
+
+  HEADWISE_INLINE QueryNumbers(const FlashHead<T>& head, Index i, T factor)
+      : scale(S::broadcast(factor)),
+        minus_lse(S::broadcast(negated_lse<T>(head, i))),
+        rest(S::broadcast(head.lse(i, 1))),
+        unit(S::broadcast(simd::HEADWISE_ISA::weight_unit<T>())),
+        delta(S::broadcast(head.delta[i])) {}
+
+  /// e^(scale s - lse); also where what is added to scale s is given.
+  HEADWISE_INLINE Vector weights(const Vector& s) const {
+    return weights_below(S::fma(s, scale, minus_lse) - rest);
+  }
+  HEADWISE_INLINE Vector weights(const Vector& s, const Vector& added) const {
+    return weights_below(S::fma(s, scale, added) + minus_lse - rest);
+  }
+  /// p (dp - delta).
+  HEADWISE_INLINE Vector flow(const Vector& weight, const Vector& dp) const {
+    return weight * (dp - delta);
+  }
+
+ private:
+  HEADWISE_INLINE Vector weights_below(const Vector& below) const {
+    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+  }
+};
+
+/// The rows of a tile as left operands.
+template <class T>
+struct TileRows {
+  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
+};
+
+/// A tile whose scores are computed: what does not change from panel to panel.
+template <class T>
+struct TileScores {
+  const FlashHead<T>& head;
+  const TileBlock& block;
+  TileRows<T> rows;
+  const BackwardScratch<T>& buffers;
+  BackwardMask<T>& mask;
+  bool plain = head.forward.plain_scores();
+  bool one_bias = !plain && adds_one_bias(head);
+  // A scale that is a power of 2 changes no digit: the rows apply it at no cost.
+  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+};
+
 /// Steps 4d to 4b of the tile's r-th query against the keys of `panel`, whole vectors: p becomes
 /// e^(scale s - lse) with dropout, ds what flows into the scaled score. `factors` of dropout begin
 /// with the tile's first key; null for none. Where `biased`, `bias` is added to scale s first.
 template <bool biased, class T>
-void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
-                  T scale, const T* factors, const BiasRow<T>& bias,
-                  const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+void backward_row(const TileScores<T>& tile, Index r, KeyRange panel, T scale, const T* factors,
+                  const BiasRow<T>& bias) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of_flow;
-  const Index i = block.i0 + r;
-  T* p = buffers.p + r * BackwardTile<T>::row;
-  T* ds = buffers.ds + r * BackwardTile<T>::row;
+  const FlashHead<T>& head = tile.head;
+  BackwardMask<T>& mask = tile.mask;
+  const Index i = tile.block.i0 + r;
+  T* p = tile.buffers.p + r * BackwardTile<T>::row;
+  T* ds = tile.buffers.ds + r * BackwardTile<T>::row;
   const bool open = mask.open();
   KeyRange range = panel;
   if (!mask.whole()) {
@@ -10462,26 +10535,22 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
-  const auto rest = S::broadcast(head.lse(i, 1));
-  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
-  const auto delta = S::broadcast(head.delta[i]);
+  const QueryNumbers<T> query(head, i, scale);
   const auto least = S::broadcast(head.forward.visibility.hidden_below());
   KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
-    auto below = S::zero();
+    auto weight = S::zero();  // 4c
     if constexpr (biased) {
       const auto added = S::load(bias.values + j);
       const auto hidden = added < least;
-      below = S::fma(S::load(p + j), factor_of_s, added) + minus_lse - rest;
+      weight = query.weights(S::load(p + j), added);
       if (S::any(hidden)) {
         mask.hide(r, j, hidden);
         sure = {0, 0};
       }
     } else {
-      below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
+      weight = query.weights(S::load(p + j));
     }
-    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -10490,8 +10559,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       dp = S::select(dropped, S::zero(), dp * factor);
       kept = weight * factor;
     }
-    auto flow = weight * (dp - delta);  // 4c
-
+    auto flow = query.flow(weight, dp);               // 4c
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -10505,11 +10573,21 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
   }
 }
 
-/// The rows of a tile as left operands.
+/// The same of n rows from p and ds on, of queries from i on that all weigh the whole panel,
+/// without dropout: a row begins with what is its own.
 template <class T>
-struct TileRows {
-  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
-};
+void backward_open_rows(const FlashHead<T>& head, Index i, Index n, Index keys, T scale, T* p,
+                        T* ds) {
+  using S = Simd<T>;
+  for (Index m = 0; m < n; ++m, p += BackwardTile<T>::row, ds += BackwardTile<T>::row) {
+    const QueryNumbers<T> query(head, i + m, scale);
+    for (Index j = 0; j < keys; j += S::width) {
+      const auto weight = query.weights(S::load(p + j));
+      S::store(query.flow(weight, S::load(ds + j)), ds + j);
+      S::store(weight, p + j);
+    }
+  }
+}
 
 /// to [n, keys] = alpha rows columns^T of n rows and of the keys in `seen`, whole vectors of a
 /// panel, packed with `inner` factors each.
@@ -10527,18 +10605,16 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 /// backward_row, and what flows into them goes back through their changes. Returns the
 /// multiply-adds.
 template <class T>
-std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
-                            Index c, const TileRows<T>& rows, const T* factors,
-                            const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
+                            const T* factors) {
   constexpr Index row = BackwardTile<T>::row;
+  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
-  // A scale that is a power of 2 changes no digit: the rows apply it at no cost.
-  const bool plain = forward.plain_scores();
-  const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
-  const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
+  const bool one_bias = has_one_bias && panel.end <= block.end;
+  const bool folded = folds && (plain || one_bias);
   const KeyRange seen = mask.vectors_seen(r, n, panel);
   // The next queries' biases are asked for before one product, their gradients before the other.
   // (Before one and the same: 0.97 of the speed of backward with both; a few beside each product
@@ -10553,22 +10629,29 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
+  const std::int64_t multiply_adds = n * seen.size() * (d + dv) * Factor<T>::depth;
+  if (plain && factors == nullptr && mask.open() && all_weigh(head, block.i0 + r, n)) {
+    const Index first = r * row + c;
+    backward_open_rows<T>(head, block.i0 + r, n, panel.size(), factor, buffers.p + first,
+                          buffers.ds + first);
+    return multiply_adds;
+  }
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
       const auto bias = bias_row<T>(head, block.i0 + at, block.j0);
-      backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
+      backward_row<true, T>(tile, at, panel, factor, factors, bias);
     } else {
       if (!plain) {
         change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
-      backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
+      backward_row<false, T>(tile, at, panel, factor, factors, {});
       if (!plain) {
         return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return multiply_adds;
 }
 
 /// What is read of the tile behind this one, if it looks at these keys: masks, q, d_o and dq, and o
@@ -10602,10 +10685,11 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 /// six; of two panels at a time rows begin half as often: 0.98 of the speed with AVX2). Where
 /// dropout is drawn, as many panels go together as a draw is for.
 template <class T>
-std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
-                             const TileRows<T>& rows, const BackwardScratch<T>& buffers,
-                             BackwardMask<T>& mask) {
+std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
+  const FlashHead<T>& head = tile.head;
+  const TileBlock& block = tile.block;
+  const BackwardScratch<T>& buffers = tile.buffers;
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
@@ -10623,8 +10707,7 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
         ahead.ask();
-        count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
-                                   buffers, mask);
+        count += backward_panel<T>(tile, r, n, c, drops ? buffers.factors : nullptr);
       }
     }
   }
@@ -10766,7 +10849,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   k.finite = all || *buffers.k_finite == T(1);
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
+  std::int64_t products = backward_scores<T>({head, block, {left_q, left_d_o}, buffers, mask});
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   // 4e dv += p^T d_o,  4a dk += ds^T q, dq += scale ds k
   constexpr Index row = BackwardTile<T>::row;
@@ -16292,6 +16375,13 @@ bool weighs_nothing(const FlashHead<T>& head, Index i) {
   return head.lse(i, 1) == (std::numeric_limits<T>::max)();
 }
 
+template <class T>
+bool all_weigh(const FlashHead<T>& head, Index i, Index n) {
+  bool all = true;
+  for (Index m = 0; m < n; ++m) all = all && !weighs_nothing(head, i + m);
+  return all;
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -16998,7 +17088,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_backward_rows.inc
+// headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -17057,6 +17147,16 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
 template <class T>
 struct BiasRow {
   const T* values;
@@ -17078,15 +17178,61 @@ bool adds_one_bias(const FlashHead<T>& head) {
   return rules.bias_plane(0).column == 1 && (gradient.data == nullptr || gradient.column == 1);
 }
 
-template <bool biased, class T>
-void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
-                  T scale, const T* factors, const BiasRow<T>& bias,
-                  const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+template <class T>
+struct QueryNumbers {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of_flow;
-  const Index i = block.i0 + r;
-  T* p = buffers.p + r * BackwardTile<T>::row;
-  T* ds = buffers.ds + r * BackwardTile<T>::row;
+  using Vector = typename S::Vector;
+  Vector scale, minus_lse, rest, unit, delta;
+
+  HEADWISE_INLINE QueryNumbers(const FlashHead<T>& head, Index i, T factor)
+      : scale(S::broadcast(factor)),
+        minus_lse(S::broadcast(negated_lse<T>(head, i))),
+        rest(S::broadcast(head.lse(i, 1))),
+        unit(S::broadcast(simd::HEADWISE_ISA::weight_unit<T>())),
+        delta(S::broadcast(head.delta[i])) {}
+
+  HEADWISE_INLINE Vector weights(const Vector& s) const {
+    return weights_below(S::fma(s, scale, minus_lse) - rest);
+  }
+  HEADWISE_INLINE Vector weights(const Vector& s, const Vector& added) const {
+    return weights_below(S::fma(s, scale, added) + minus_lse - rest);
+  }
+  HEADWISE_INLINE Vector flow(const Vector& weight, const Vector& dp) const {
+    return weight * (dp - delta);
+  }
+
+ private:
+  HEADWISE_INLINE Vector weights_below(const Vector& below) const {
+    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+  }
+};
+
+template <class T>
+struct TileRows {
+  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
+};
+
+template <class T>
+struct TileScores {
+  const FlashHead<T>& head;
+  const TileBlock& block;
+  TileRows<T> rows;
+  const BackwardScratch<T>& buffers;
+  BackwardMask<T>& mask;
+  bool plain = head.forward.plain_scores();
+  bool one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+};
+
+template <bool biased, class T>
+void backward_row(const TileScores<T>& tile, Index r, KeyRange panel, T scale, const T* factors,
+                  const BiasRow<T>& bias) {
+  using S = Simd<T>;
+  const FlashHead<T>& head = tile.head;
+  BackwardMask<T>& mask = tile.mask;
+  const Index i = tile.block.i0 + r;
+  T* p = tile.buffers.p + r * BackwardTile<T>::row;
+  T* ds = tile.buffers.ds + r * BackwardTile<T>::row;
   const bool open = mask.open();
   KeyRange range = panel;
   if (!mask.whole()) {
@@ -17102,26 +17248,22 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
-  const auto rest = S::broadcast(head.lse(i, 1));
-  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
-  const auto delta = S::broadcast(head.delta[i]);
+  const QueryNumbers<T> query(head, i, scale);
   const auto least = S::broadcast(head.forward.visibility.hidden_below());
   KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
-    auto below = S::zero();
+    auto weight = S::zero();  // 4c
     if constexpr (biased) {
       const auto added = S::load(bias.values + j);
       const auto hidden = added < least;
-      below = S::fma(S::load(p + j), factor_of_s, added) + minus_lse - rest;
+      weight = query.weights(S::load(p + j), added);
       if (S::any(hidden)) {
         mask.hide(r, j, hidden);
         sure = {0, 0};
       }
     } else {
-      below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
+      weight = query.weights(S::load(p + j));
     }
-    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -17130,8 +17272,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       dp = S::select(dropped, S::zero(), dp * factor);
       kept = weight * factor;
     }
-    auto flow = weight * (dp - delta);  // 4c
-
+    auto flow = query.flow(weight, dp);               // 4c
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -17146,9 +17287,18 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
 }
 
 template <class T>
-struct TileRows {
-  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
-};
+void backward_open_rows(const FlashHead<T>& head, Index i, Index n, Index keys, T scale, T* p,
+                        T* ds) {
+  using S = Simd<T>;
+  for (Index m = 0; m < n; ++m, p += BackwardTile<T>::row, ds += BackwardTile<T>::row) {
+    const QueryNumbers<T> query(head, i + m, scale);
+    for (Index j = 0; j < keys; j += S::width) {
+      const auto weight = query.weights(S::load(p + j));
+      S::store(query.flow(weight, S::load(ds + j)), ds + j);
+      S::store(weight, p + j);
+    }
+  }
+}
 
 template <class T>
 HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
@@ -17160,17 +17310,16 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 }
 
 template <class T>
-std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
-                            Index c, const TileRows<T>& rows, const T* factors,
-                            const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
+                            const T* factors) {
   constexpr Index row = BackwardTile<T>::row;
+  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
-  const bool plain = forward.plain_scores();
-  const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
-  const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
+  const bool one_bias = has_one_bias && panel.end <= block.end;
+  const bool folded = folds && (plain || one_bias);
   const KeyRange seen = mask.vectors_seen(r, n, panel);
   const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
@@ -17182,22 +17331,29 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
+  const std::int64_t multiply_adds = n * seen.size() * (d + dv) * Factor<T>::depth;
+  if (plain && factors == nullptr && mask.open() && all_weigh(head, block.i0 + r, n)) {
+    const Index first = r * row + c;
+    backward_open_rows<T>(head, block.i0 + r, n, panel.size(), factor, buffers.p + first,
+                          buffers.ds + first);
+    return multiply_adds;
+  }
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
       const auto bias = bias_row<T>(head, block.i0 + at, block.j0);
-      backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
+      backward_row<true, T>(tile, at, panel, factor, factors, bias);
     } else {
       if (!plain) {
         change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
-      backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
+      backward_row<false, T>(tile, at, panel, factor, factors, {});
       if (!plain) {
         return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return multiply_adds;
 }
 
 template <class T>
@@ -17225,10 +17381,11 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
-std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
-                             const TileRows<T>& rows, const BackwardScratch<T>& buffers,
-                             BackwardMask<T>& mask) {
+std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
+  const FlashHead<T>& head = tile.head;
+  const TileBlock& block = tile.block;
+  const BackwardScratch<T>& buffers = tile.buffers;
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
@@ -17246,8 +17403,7 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
         ahead.ask();
-        count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
-                                   buffers, mask);
+        count += backward_panel<T>(tile, r, n, c, drops ? buffers.factors : nullptr);
       }
     }
   }
@@ -17368,7 +17524,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   k.finite = all || *buffers.k_finite == T(1);
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
+  std::int64_t products = backward_scores<T>({head, block, {left_q, left_d_o}, buffers, mask});
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
@@ -22668,6 +22824,13 @@ bool weighs_nothing(const FlashHead<T>& head, Index i) {
   return head.lse(i, 1) == (std::numeric_limits<T>::max)();
 }
 
+template <class T>
+bool all_weigh(const FlashHead<T>& head, Index i, Index n) {
+  bool all = true;
+  for (Index m = 0; m < n; ++m) all = all && !weighs_nothing(head, i + m);
+  return all;
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -23374,7 +23537,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_backward_rows.inc
+// headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -23433,6 +23596,16 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
 template <class T>
 struct BiasRow {
   const T* values;
@@ -23454,15 +23627,61 @@ bool adds_one_bias(const FlashHead<T>& head) {
   return rules.bias_plane(0).column == 1 && (gradient.data == nullptr || gradient.column == 1);
 }
 
-template <bool biased, class T>
-void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
-                  T scale, const T* factors, const BiasRow<T>& bias,
-                  const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+template <class T>
+struct QueryNumbers {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of_flow;
-  const Index i = block.i0 + r;
-  T* p = buffers.p + r * BackwardTile<T>::row;
-  T* ds = buffers.ds + r * BackwardTile<T>::row;
+  using Vector = typename S::Vector;
+  Vector scale, minus_lse, rest, unit, delta;
+
+  HEADWISE_INLINE QueryNumbers(const FlashHead<T>& head, Index i, T factor)
+      : scale(S::broadcast(factor)),
+        minus_lse(S::broadcast(negated_lse<T>(head, i))),
+        rest(S::broadcast(head.lse(i, 1))),
+        unit(S::broadcast(simd::HEADWISE_ISA::weight_unit<T>())),
+        delta(S::broadcast(head.delta[i])) {}
+
+  HEADWISE_INLINE Vector weights(const Vector& s) const {
+    return weights_below(S::fma(s, scale, minus_lse) - rest);
+  }
+  HEADWISE_INLINE Vector weights(const Vector& s, const Vector& added) const {
+    return weights_below(S::fma(s, scale, added) + minus_lse - rest);
+  }
+  HEADWISE_INLINE Vector flow(const Vector& weight, const Vector& dp) const {
+    return weight * (dp - delta);
+  }
+
+ private:
+  HEADWISE_INLINE Vector weights_below(const Vector& below) const {
+    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+  }
+};
+
+template <class T>
+struct TileRows {
+  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
+};
+
+template <class T>
+struct TileScores {
+  const FlashHead<T>& head;
+  const TileBlock& block;
+  TileRows<T> rows;
+  const BackwardScratch<T>& buffers;
+  BackwardMask<T>& mask;
+  bool plain = head.forward.plain_scores();
+  bool one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+};
+
+template <bool biased, class T>
+void backward_row(const TileScores<T>& tile, Index r, KeyRange panel, T scale, const T* factors,
+                  const BiasRow<T>& bias) {
+  using S = Simd<T>;
+  const FlashHead<T>& head = tile.head;
+  BackwardMask<T>& mask = tile.mask;
+  const Index i = tile.block.i0 + r;
+  T* p = tile.buffers.p + r * BackwardTile<T>::row;
+  T* ds = tile.buffers.ds + r * BackwardTile<T>::row;
   const bool open = mask.open();
   KeyRange range = panel;
   if (!mask.whole()) {
@@ -23478,26 +23697,22 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
-  const auto rest = S::broadcast(head.lse(i, 1));
-  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
-  const auto delta = S::broadcast(head.delta[i]);
+  const QueryNumbers<T> query(head, i, scale);
   const auto least = S::broadcast(head.forward.visibility.hidden_below());
   KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
-    auto below = S::zero();
+    auto weight = S::zero();  // 4c
     if constexpr (biased) {
       const auto added = S::load(bias.values + j);
       const auto hidden = added < least;
-      below = S::fma(S::load(p + j), factor_of_s, added) + minus_lse - rest;
+      weight = query.weights(S::load(p + j), added);
       if (S::any(hidden)) {
         mask.hide(r, j, hidden);
         sure = {0, 0};
       }
     } else {
-      below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
+      weight = query.weights(S::load(p + j));
     }
-    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -23506,8 +23721,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       dp = S::select(dropped, S::zero(), dp * factor);
       kept = weight * factor;
     }
-    auto flow = weight * (dp - delta);  // 4c
-
+    auto flow = query.flow(weight, dp);               // 4c
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -23522,9 +23736,18 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
 }
 
 template <class T>
-struct TileRows {
-  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
-};
+void backward_open_rows(const FlashHead<T>& head, Index i, Index n, Index keys, T scale, T* p,
+                        T* ds) {
+  using S = Simd<T>;
+  for (Index m = 0; m < n; ++m, p += BackwardTile<T>::row, ds += BackwardTile<T>::row) {
+    const QueryNumbers<T> query(head, i + m, scale);
+    for (Index j = 0; j < keys; j += S::width) {
+      const auto weight = query.weights(S::load(p + j));
+      S::store(query.flow(weight, S::load(ds + j)), ds + j);
+      S::store(weight, p + j);
+    }
+  }
+}
 
 template <class T>
 HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
@@ -23536,17 +23759,16 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 }
 
 template <class T>
-std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
-                            Index c, const TileRows<T>& rows, const T* factors,
-                            const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
+                            const T* factors) {
   constexpr Index row = BackwardTile<T>::row;
+  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
-  const bool plain = forward.plain_scores();
-  const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
-  const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
+  const bool one_bias = has_one_bias && panel.end <= block.end;
+  const bool folded = folds && (plain || one_bias);
   const KeyRange seen = mask.vectors_seen(r, n, panel);
   const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
@@ -23558,22 +23780,29 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
+  const std::int64_t multiply_adds = n * seen.size() * (d + dv) * Factor<T>::depth;
+  if (plain && factors == nullptr && mask.open() && all_weigh(head, block.i0 + r, n)) {
+    const Index first = r * row + c;
+    backward_open_rows<T>(head, block.i0 + r, n, panel.size(), factor, buffers.p + first,
+                          buffers.ds + first);
+    return multiply_adds;
+  }
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
       const auto bias = bias_row<T>(head, block.i0 + at, block.j0);
-      backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
+      backward_row<true, T>(tile, at, panel, factor, factors, bias);
     } else {
       if (!plain) {
         change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
-      backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
+      backward_row<false, T>(tile, at, panel, factor, factors, {});
       if (!plain) {
         return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return multiply_adds;
 }
 
 template <class T>
@@ -23601,10 +23830,11 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
-std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
-                             const TileRows<T>& rows, const BackwardScratch<T>& buffers,
-                             BackwardMask<T>& mask) {
+std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
+  const FlashHead<T>& head = tile.head;
+  const TileBlock& block = tile.block;
+  const BackwardScratch<T>& buffers = tile.buffers;
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
@@ -23622,8 +23852,7 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
         ahead.ask();
-        count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
-                                   buffers, mask);
+        count += backward_panel<T>(tile, r, n, c, drops ? buffers.factors : nullptr);
       }
     }
   }
@@ -23744,7 +23973,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   k.finite = all || *buffers.k_finite == T(1);
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
+  std::int64_t products = backward_scores<T>({head, block, {left_q, left_d_o}, buffers, mask});
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
@@ -44088,6 +44317,13 @@ bool weighs_nothing(const FlashHead<T>& head, Index i) {
   return head.lse(i, 1) == (std::numeric_limits<T>::max)();
 }
 
+template <class T>
+bool all_weigh(const FlashHead<T>& head, Index i, Index n) {
+  bool all = true;
+  for (Index m = 0; m < n; ++m) all = all && !weighs_nothing(head, i + m);
+  return all;
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -44794,7 +45030,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_backward_rows.inc
+// headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -44853,6 +45089,16 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
 template <class T>
 struct BiasRow {
   const T* values;
@@ -44874,15 +45120,61 @@ bool adds_one_bias(const FlashHead<T>& head) {
   return rules.bias_plane(0).column == 1 && (gradient.data == nullptr || gradient.column == 1);
 }
 
-template <bool biased, class T>
-void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
-                  T scale, const T* factors, const BiasRow<T>& bias,
-                  const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+template <class T>
+struct QueryNumbers {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of_flow;
-  const Index i = block.i0 + r;
-  T* p = buffers.p + r * BackwardTile<T>::row;
-  T* ds = buffers.ds + r * BackwardTile<T>::row;
+  using Vector = typename S::Vector;
+  Vector scale, minus_lse, rest, unit, delta;
+
+  HEADWISE_INLINE QueryNumbers(const FlashHead<T>& head, Index i, T factor)
+      : scale(S::broadcast(factor)),
+        minus_lse(S::broadcast(negated_lse<T>(head, i))),
+        rest(S::broadcast(head.lse(i, 1))),
+        unit(S::broadcast(simd::HEADWISE_ISA::weight_unit<T>())),
+        delta(S::broadcast(head.delta[i])) {}
+
+  HEADWISE_INLINE Vector weights(const Vector& s) const {
+    return weights_below(S::fma(s, scale, minus_lse) - rest);
+  }
+  HEADWISE_INLINE Vector weights(const Vector& s, const Vector& added) const {
+    return weights_below(S::fma(s, scale, added) + minus_lse - rest);
+  }
+  HEADWISE_INLINE Vector flow(const Vector& weight, const Vector& dp) const {
+    return weight * (dp - delta);
+  }
+
+ private:
+  HEADWISE_INLINE Vector weights_below(const Vector& below) const {
+    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+  }
+};
+
+template <class T>
+struct TileRows {
+  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
+};
+
+template <class T>
+struct TileScores {
+  const FlashHead<T>& head;
+  const TileBlock& block;
+  TileRows<T> rows;
+  const BackwardScratch<T>& buffers;
+  BackwardMask<T>& mask;
+  bool plain = head.forward.plain_scores();
+  bool one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+};
+
+template <bool biased, class T>
+void backward_row(const TileScores<T>& tile, Index r, KeyRange panel, T scale, const T* factors,
+                  const BiasRow<T>& bias) {
+  using S = Simd<T>;
+  const FlashHead<T>& head = tile.head;
+  BackwardMask<T>& mask = tile.mask;
+  const Index i = tile.block.i0 + r;
+  T* p = tile.buffers.p + r * BackwardTile<T>::row;
+  T* ds = tile.buffers.ds + r * BackwardTile<T>::row;
   const bool open = mask.open();
   KeyRange range = panel;
   if (!mask.whole()) {
@@ -44898,26 +45190,22 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
-  const auto rest = S::broadcast(head.lse(i, 1));
-  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
-  const auto delta = S::broadcast(head.delta[i]);
+  const QueryNumbers<T> query(head, i, scale);
   const auto least = S::broadcast(head.forward.visibility.hidden_below());
   KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
-    auto below = S::zero();
+    auto weight = S::zero();  // 4c
     if constexpr (biased) {
       const auto added = S::load(bias.values + j);
       const auto hidden = added < least;
-      below = S::fma(S::load(p + j), factor_of_s, added) + minus_lse - rest;
+      weight = query.weights(S::load(p + j), added);
       if (S::any(hidden)) {
         mask.hide(r, j, hidden);
         sure = {0, 0};
       }
     } else {
-      below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
+      weight = query.weights(S::load(p + j));
     }
-    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -44926,8 +45214,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       dp = S::select(dropped, S::zero(), dp * factor);
       kept = weight * factor;
     }
-    auto flow = weight * (dp - delta);  // 4c
-
+    auto flow = query.flow(weight, dp);               // 4c
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -44942,9 +45229,18 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
 }
 
 template <class T>
-struct TileRows {
-  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
-};
+void backward_open_rows(const FlashHead<T>& head, Index i, Index n, Index keys, T scale, T* p,
+                        T* ds) {
+  using S = Simd<T>;
+  for (Index m = 0; m < n; ++m, p += BackwardTile<T>::row, ds += BackwardTile<T>::row) {
+    const QueryNumbers<T> query(head, i + m, scale);
+    for (Index j = 0; j < keys; j += S::width) {
+      const auto weight = query.weights(S::load(p + j));
+      S::store(query.flow(weight, S::load(ds + j)), ds + j);
+      S::store(weight, p + j);
+    }
+  }
+}
 
 template <class T>
 HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
@@ -44956,17 +45252,16 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 }
 
 template <class T>
-std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
-                            Index c, const TileRows<T>& rows, const T* factors,
-                            const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
+                            const T* factors) {
   constexpr Index row = BackwardTile<T>::row;
+  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
-  const bool plain = forward.plain_scores();
-  const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
-  const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
+  const bool one_bias = has_one_bias && panel.end <= block.end;
+  const bool folded = folds && (plain || one_bias);
   const KeyRange seen = mask.vectors_seen(r, n, panel);
   const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
@@ -44978,22 +45273,29 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
+  const std::int64_t multiply_adds = n * seen.size() * (d + dv) * Factor<T>::depth;
+  if (plain && factors == nullptr && mask.open() && all_weigh(head, block.i0 + r, n)) {
+    const Index first = r * row + c;
+    backward_open_rows<T>(head, block.i0 + r, n, panel.size(), factor, buffers.p + first,
+                          buffers.ds + first);
+    return multiply_adds;
+  }
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
       const auto bias = bias_row<T>(head, block.i0 + at, block.j0);
-      backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
+      backward_row<true, T>(tile, at, panel, factor, factors, bias);
     } else {
       if (!plain) {
         change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
-      backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
+      backward_row<false, T>(tile, at, panel, factor, factors, {});
       if (!plain) {
         return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return multiply_adds;
 }
 
 template <class T>
@@ -45021,10 +45323,11 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
-std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
-                             const TileRows<T>& rows, const BackwardScratch<T>& buffers,
-                             BackwardMask<T>& mask) {
+std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
+  const FlashHead<T>& head = tile.head;
+  const TileBlock& block = tile.block;
+  const BackwardScratch<T>& buffers = tile.buffers;
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
@@ -45042,8 +45345,7 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
         ahead.ask();
-        count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
-                                   buffers, mask);
+        count += backward_panel<T>(tile, r, n, c, drops ? buffers.factors : nullptr);
       }
     }
   }
@@ -45164,7 +45466,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   k.finite = all || *buffers.k_finite == T(1);
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
+  std::int64_t products = backward_scores<T>({head, block, {left_q, left_d_o}, buffers, mask});
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
@@ -48549,6 +48851,13 @@ bool weighs_nothing(const FlashHead<T>& head, Index i) {
   return head.lse(i, 1) == (std::numeric_limits<T>::max)();
 }
 
+template <class T>
+bool all_weigh(const FlashHead<T>& head, Index i, Index n) {
+  bool all = true;
+  for (Index m = 0; m < n; ++m) all = all && !weighs_nothing(head, i + m);
+  return all;
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -49255,7 +49564,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_backward_rows.inc
+// headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -49314,6 +49623,16 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
 template <class T>
 struct BiasRow {
   const T* values;
@@ -49335,15 +49654,61 @@ bool adds_one_bias(const FlashHead<T>& head) {
   return rules.bias_plane(0).column == 1 && (gradient.data == nullptr || gradient.column == 1);
 }
 
-template <bool biased, class T>
-void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
-                  T scale, const T* factors, const BiasRow<T>& bias,
-                  const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+template <class T>
+struct QueryNumbers {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of_flow;
-  const Index i = block.i0 + r;
-  T* p = buffers.p + r * BackwardTile<T>::row;
-  T* ds = buffers.ds + r * BackwardTile<T>::row;
+  using Vector = typename S::Vector;
+  Vector scale, minus_lse, rest, unit, delta;
+
+  HEADWISE_INLINE QueryNumbers(const FlashHead<T>& head, Index i, T factor)
+      : scale(S::broadcast(factor)),
+        minus_lse(S::broadcast(negated_lse<T>(head, i))),
+        rest(S::broadcast(head.lse(i, 1))),
+        unit(S::broadcast(simd::HEADWISE_ISA::weight_unit<T>())),
+        delta(S::broadcast(head.delta[i])) {}
+
+  HEADWISE_INLINE Vector weights(const Vector& s) const {
+    return weights_below(S::fma(s, scale, minus_lse) - rest);
+  }
+  HEADWISE_INLINE Vector weights(const Vector& s, const Vector& added) const {
+    return weights_below(S::fma(s, scale, added) + minus_lse - rest);
+  }
+  HEADWISE_INLINE Vector flow(const Vector& weight, const Vector& dp) const {
+    return weight * (dp - delta);
+  }
+
+ private:
+  HEADWISE_INLINE Vector weights_below(const Vector& below) const {
+    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+  }
+};
+
+template <class T>
+struct TileRows {
+  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
+};
+
+template <class T>
+struct TileScores {
+  const FlashHead<T>& head;
+  const TileBlock& block;
+  TileRows<T> rows;
+  const BackwardScratch<T>& buffers;
+  BackwardMask<T>& mask;
+  bool plain = head.forward.plain_scores();
+  bool one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+};
+
+template <bool biased, class T>
+void backward_row(const TileScores<T>& tile, Index r, KeyRange panel, T scale, const T* factors,
+                  const BiasRow<T>& bias) {
+  using S = Simd<T>;
+  const FlashHead<T>& head = tile.head;
+  BackwardMask<T>& mask = tile.mask;
+  const Index i = tile.block.i0 + r;
+  T* p = tile.buffers.p + r * BackwardTile<T>::row;
+  T* ds = tile.buffers.ds + r * BackwardTile<T>::row;
   const bool open = mask.open();
   KeyRange range = panel;
   if (!mask.whole()) {
@@ -49359,26 +49724,22 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
-  const auto rest = S::broadcast(head.lse(i, 1));
-  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
-  const auto delta = S::broadcast(head.delta[i]);
+  const QueryNumbers<T> query(head, i, scale);
   const auto least = S::broadcast(head.forward.visibility.hidden_below());
   KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
-    auto below = S::zero();
+    auto weight = S::zero();  // 4c
     if constexpr (biased) {
       const auto added = S::load(bias.values + j);
       const auto hidden = added < least;
-      below = S::fma(S::load(p + j), factor_of_s, added) + minus_lse - rest;
+      weight = query.weights(S::load(p + j), added);
       if (S::any(hidden)) {
         mask.hide(r, j, hidden);
         sure = {0, 0};
       }
     } else {
-      below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
+      weight = query.weights(S::load(p + j));
     }
-    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -49387,8 +49748,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       dp = S::select(dropped, S::zero(), dp * factor);
       kept = weight * factor;
     }
-    auto flow = weight * (dp - delta);  // 4c
-
+    auto flow = query.flow(weight, dp);               // 4c
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -49403,9 +49763,18 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
 }
 
 template <class T>
-struct TileRows {
-  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
-};
+void backward_open_rows(const FlashHead<T>& head, Index i, Index n, Index keys, T scale, T* p,
+                        T* ds) {
+  using S = Simd<T>;
+  for (Index m = 0; m < n; ++m, p += BackwardTile<T>::row, ds += BackwardTile<T>::row) {
+    const QueryNumbers<T> query(head, i + m, scale);
+    for (Index j = 0; j < keys; j += S::width) {
+      const auto weight = query.weights(S::load(p + j));
+      S::store(query.flow(weight, S::load(ds + j)), ds + j);
+      S::store(weight, p + j);
+    }
+  }
+}
 
 template <class T>
 HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
@@ -49417,17 +49786,16 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 }
 
 template <class T>
-std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
-                            Index c, const TileRows<T>& rows, const T* factors,
-                            const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
+                            const T* factors) {
   constexpr Index row = BackwardTile<T>::row;
+  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
-  const bool plain = forward.plain_scores();
-  const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
-  const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
+  const bool one_bias = has_one_bias && panel.end <= block.end;
+  const bool folded = folds && (plain || one_bias);
   const KeyRange seen = mask.vectors_seen(r, n, panel);
   const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
@@ -49439,22 +49807,29 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
+  const std::int64_t multiply_adds = n * seen.size() * (d + dv) * Factor<T>::depth;
+  if (plain && factors == nullptr && mask.open() && all_weigh(head, block.i0 + r, n)) {
+    const Index first = r * row + c;
+    backward_open_rows<T>(head, block.i0 + r, n, panel.size(), factor, buffers.p + first,
+                          buffers.ds + first);
+    return multiply_adds;
+  }
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
       const auto bias = bias_row<T>(head, block.i0 + at, block.j0);
-      backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
+      backward_row<true, T>(tile, at, panel, factor, factors, bias);
     } else {
       if (!plain) {
         change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
-      backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
+      backward_row<false, T>(tile, at, panel, factor, factors, {});
       if (!plain) {
         return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return multiply_adds;
 }
 
 template <class T>
@@ -49482,10 +49857,11 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
-std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
-                             const TileRows<T>& rows, const BackwardScratch<T>& buffers,
-                             BackwardMask<T>& mask) {
+std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
+  const FlashHead<T>& head = tile.head;
+  const TileBlock& block = tile.block;
+  const BackwardScratch<T>& buffers = tile.buffers;
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
@@ -49503,8 +49879,7 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
         ahead.ask();
-        count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
-                                   buffers, mask);
+        count += backward_panel<T>(tile, r, n, c, drops ? buffers.factors : nullptr);
       }
     }
   }
@@ -49625,7 +50000,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   k.finite = all || *buffers.k_finite == T(1);
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
+  std::int64_t products = backward_scores<T>({head, block, {left_q, left_d_o}, buffers, mask});
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
@@ -53006,6 +53381,13 @@ bool weighs_nothing(const FlashHead<T>& head, Index i) {
   return head.lse(i, 1) == (std::numeric_limits<T>::max)();
 }
 
+template <class T>
+bool all_weigh(const FlashHead<T>& head, Index i, Index n) {
+  bool all = true;
+  for (Index m = 0; m < n; ++m) all = all && !weighs_nothing(head, i + m);
+  return all;
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -53712,7 +54094,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_backward_rows.inc
+// headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -53771,6 +54153,16 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
 template <class T>
 struct BiasRow {
   const T* values;
@@ -53792,15 +54184,61 @@ bool adds_one_bias(const FlashHead<T>& head) {
   return rules.bias_plane(0).column == 1 && (gradient.data == nullptr || gradient.column == 1);
 }
 
-template <bool biased, class T>
-void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
-                  T scale, const T* factors, const BiasRow<T>& bias,
-                  const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+template <class T>
+struct QueryNumbers {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of_flow;
-  const Index i = block.i0 + r;
-  T* p = buffers.p + r * BackwardTile<T>::row;
-  T* ds = buffers.ds + r * BackwardTile<T>::row;
+  using Vector = typename S::Vector;
+  Vector scale, minus_lse, rest, unit, delta;
+
+  HEADWISE_INLINE QueryNumbers(const FlashHead<T>& head, Index i, T factor)
+      : scale(S::broadcast(factor)),
+        minus_lse(S::broadcast(negated_lse<T>(head, i))),
+        rest(S::broadcast(head.lse(i, 1))),
+        unit(S::broadcast(simd::HEADWISE_ISA::weight_unit<T>())),
+        delta(S::broadcast(head.delta[i])) {}
+
+  HEADWISE_INLINE Vector weights(const Vector& s) const {
+    return weights_below(S::fma(s, scale, minus_lse) - rest);
+  }
+  HEADWISE_INLINE Vector weights(const Vector& s, const Vector& added) const {
+    return weights_below(S::fma(s, scale, added) + minus_lse - rest);
+  }
+  HEADWISE_INLINE Vector flow(const Vector& weight, const Vector& dp) const {
+    return weight * (dp - delta);
+  }
+
+ private:
+  HEADWISE_INLINE Vector weights_below(const Vector& below) const {
+    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+  }
+};
+
+template <class T>
+struct TileRows {
+  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
+};
+
+template <class T>
+struct TileScores {
+  const FlashHead<T>& head;
+  const TileBlock& block;
+  TileRows<T> rows;
+  const BackwardScratch<T>& buffers;
+  BackwardMask<T>& mask;
+  bool plain = head.forward.plain_scores();
+  bool one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+};
+
+template <bool biased, class T>
+void backward_row(const TileScores<T>& tile, Index r, KeyRange panel, T scale, const T* factors,
+                  const BiasRow<T>& bias) {
+  using S = Simd<T>;
+  const FlashHead<T>& head = tile.head;
+  BackwardMask<T>& mask = tile.mask;
+  const Index i = tile.block.i0 + r;
+  T* p = tile.buffers.p + r * BackwardTile<T>::row;
+  T* ds = tile.buffers.ds + r * BackwardTile<T>::row;
   const bool open = mask.open();
   KeyRange range = panel;
   if (!mask.whole()) {
@@ -53816,26 +54254,22 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
-  const auto rest = S::broadcast(head.lse(i, 1));
-  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
-  const auto delta = S::broadcast(head.delta[i]);
+  const QueryNumbers<T> query(head, i, scale);
   const auto least = S::broadcast(head.forward.visibility.hidden_below());
   KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
-    auto below = S::zero();
+    auto weight = S::zero();  // 4c
     if constexpr (biased) {
       const auto added = S::load(bias.values + j);
       const auto hidden = added < least;
-      below = S::fma(S::load(p + j), factor_of_s, added) + minus_lse - rest;
+      weight = query.weights(S::load(p + j), added);
       if (S::any(hidden)) {
         mask.hide(r, j, hidden);
         sure = {0, 0};
       }
     } else {
-      below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
+      weight = query.weights(S::load(p + j));
     }
-    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -53844,8 +54278,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       dp = S::select(dropped, S::zero(), dp * factor);
       kept = weight * factor;
     }
-    auto flow = weight * (dp - delta);  // 4c
-
+    auto flow = query.flow(weight, dp);               // 4c
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -53860,9 +54293,18 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
 }
 
 template <class T>
-struct TileRows {
-  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
-};
+void backward_open_rows(const FlashHead<T>& head, Index i, Index n, Index keys, T scale, T* p,
+                        T* ds) {
+  using S = Simd<T>;
+  for (Index m = 0; m < n; ++m, p += BackwardTile<T>::row, ds += BackwardTile<T>::row) {
+    const QueryNumbers<T> query(head, i + m, scale);
+    for (Index j = 0; j < keys; j += S::width) {
+      const auto weight = query.weights(S::load(p + j));
+      S::store(query.flow(weight, S::load(ds + j)), ds + j);
+      S::store(weight, p + j);
+    }
+  }
+}
 
 template <class T>
 HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
@@ -53874,17 +54316,16 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 }
 
 template <class T>
-std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
-                            Index c, const TileRows<T>& rows, const T* factors,
-                            const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
+                            const T* factors) {
   constexpr Index row = BackwardTile<T>::row;
+  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
-  const bool plain = forward.plain_scores();
-  const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
-  const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
+  const bool one_bias = has_one_bias && panel.end <= block.end;
+  const bool folded = folds && (plain || one_bias);
   const KeyRange seen = mask.vectors_seen(r, n, panel);
   const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
@@ -53896,22 +54337,29 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
+  const std::int64_t multiply_adds = n * seen.size() * (d + dv) * Factor<T>::depth;
+  if (plain && factors == nullptr && mask.open() && all_weigh(head, block.i0 + r, n)) {
+    const Index first = r * row + c;
+    backward_open_rows<T>(head, block.i0 + r, n, panel.size(), factor, buffers.p + first,
+                          buffers.ds + first);
+    return multiply_adds;
+  }
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
       const auto bias = bias_row<T>(head, block.i0 + at, block.j0);
-      backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
+      backward_row<true, T>(tile, at, panel, factor, factors, bias);
     } else {
       if (!plain) {
         change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
-      backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
+      backward_row<false, T>(tile, at, panel, factor, factors, {});
       if (!plain) {
         return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return multiply_adds;
 }
 
 template <class T>
@@ -53939,10 +54387,11 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
-std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
-                             const TileRows<T>& rows, const BackwardScratch<T>& buffers,
-                             BackwardMask<T>& mask) {
+std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
+  const FlashHead<T>& head = tile.head;
+  const TileBlock& block = tile.block;
+  const BackwardScratch<T>& buffers = tile.buffers;
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
@@ -53960,8 +54409,7 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
         ahead.ask();
-        count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
-                                   buffers, mask);
+        count += backward_panel<T>(tile, r, n, c, drops ? buffers.factors : nullptr);
       }
     }
   }
@@ -54082,7 +54530,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   k.finite = all || *buffers.k_finite == T(1);
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
+  std::int64_t products = backward_scores<T>({head, block, {left_q, left_d_o}, buffers, mask});
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
@@ -57463,6 +57911,13 @@ bool weighs_nothing(const FlashHead<T>& head, Index i) {
   return head.lse(i, 1) == (std::numeric_limits<T>::max)();
 }
 
+template <class T>
+bool all_weigh(const FlashHead<T>& head, Index i, Index n) {
+  bool all = true;
+  for (Index m = 0; m < n; ++m) all = all && !weighs_nothing(head, i + m);
+  return all;
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -58169,7 +58624,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/flash_backward_rows.inc
+// headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -58228,6 +58683,16 @@ constexpr Index flash_backward_scratch(Index d, Index dv) {
   return count.taken();
 }
 
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
 template <class T>
 struct BiasRow {
   const T* values;
@@ -58249,15 +58714,61 @@ bool adds_one_bias(const FlashHead<T>& head) {
   return rules.bias_plane(0).column == 1 && (gradient.data == nullptr || gradient.column == 1);
 }
 
-template <bool biased, class T>
-void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange panel,
-                  T scale, const T* factors, const BiasRow<T>& bias,
-                  const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+template <class T>
+struct QueryNumbers {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of_flow;
-  const Index i = block.i0 + r;
-  T* p = buffers.p + r * BackwardTile<T>::row;
-  T* ds = buffers.ds + r * BackwardTile<T>::row;
+  using Vector = typename S::Vector;
+  Vector scale, minus_lse, rest, unit, delta;
+
+  HEADWISE_INLINE QueryNumbers(const FlashHead<T>& head, Index i, T factor)
+      : scale(S::broadcast(factor)),
+        minus_lse(S::broadcast(negated_lse<T>(head, i))),
+        rest(S::broadcast(head.lse(i, 1))),
+        unit(S::broadcast(simd::HEADWISE_ISA::weight_unit<T>())),
+        delta(S::broadcast(head.delta[i])) {}
+
+  HEADWISE_INLINE Vector weights(const Vector& s) const {
+    return weights_below(S::fma(s, scale, minus_lse) - rest);
+  }
+  HEADWISE_INLINE Vector weights(const Vector& s, const Vector& added) const {
+    return weights_below(S::fma(s, scale, added) + minus_lse - rest);
+  }
+  HEADWISE_INLINE Vector flow(const Vector& weight, const Vector& dp) const {
+    return weight * (dp - delta);
+  }
+
+ private:
+  HEADWISE_INLINE Vector weights_below(const Vector& below) const {
+    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+  }
+};
+
+template <class T>
+struct TileRows {
+  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
+};
+
+template <class T>
+struct TileScores {
+  const FlashHead<T>& head;
+  const TileBlock& block;
+  TileRows<T> rows;
+  const BackwardScratch<T>& buffers;
+  BackwardMask<T>& mask;
+  bool plain = head.forward.plain_scores();
+  bool one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+};
+
+template <bool biased, class T>
+void backward_row(const TileScores<T>& tile, Index r, KeyRange panel, T scale, const T* factors,
+                  const BiasRow<T>& bias) {
+  using S = Simd<T>;
+  const FlashHead<T>& head = tile.head;
+  BackwardMask<T>& mask = tile.mask;
+  const Index i = tile.block.i0 + r;
+  T* p = tile.buffers.p + r * BackwardTile<T>::row;
+  T* ds = tile.buffers.ds + r * BackwardTile<T>::row;
   const bool open = mask.open();
   KeyRange range = panel;
   if (!mask.whole()) {
@@ -58273,26 +58784,22 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
     set_zero<T>(p + range.end, panel.end - range.end);
     set_zero<T>(ds + range.end, panel.end - range.end);
   }
-  const auto factor_of_s = S::broadcast(scale), minus_lse = S::broadcast(negated_lse<T>(head, i));
-  const auto rest = S::broadcast(head.lse(i, 1));
-  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
-  const auto delta = S::broadcast(head.delta[i]);
+  const QueryNumbers<T> query(head, i, scale);
   const auto least = S::broadcast(head.forward.visibility.hidden_below());
   KeyRange sure = open ? range : mask.seen_by_all(r, 1);
   for (Index j = range.begin; j < range.end; j += S::width) {
-    auto below = S::zero();
+    auto weight = S::zero();  // 4c
     if constexpr (biased) {
       const auto added = S::load(bias.values + j);
       const auto hidden = added < least;
-      below = S::fma(S::load(p + j), factor_of_s, added) + minus_lse - rest;
+      weight = query.weights(S::load(p + j), added);
       if (S::any(hidden)) {
         mask.hide(r, j, hidden);
         sure = {0, 0};
       }
     } else {
-      below = S::fma(S::load(p + j), factor_of_s, minus_lse) - rest;
+      weight = query.weights(S::load(p + j));
     }
-    auto weight = weight_of_flow<T>(below * unit);  // 4c
     auto dp = S::load(ds + j);
     auto kept = weight;
     if (factors != nullptr) {  // 4d
@@ -58301,8 +58808,7 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
       dp = S::select(dropped, S::zero(), dp * factor);
       kept = weight * factor;
     }
-    auto flow = weight * (dp - delta);  // 4c
-
+    auto flow = query.flow(weight, dp);               // 4c
     if (j < sure.begin || j + S::width > sure.end) {  // 4b
       const auto seen = mask.of_keys(r, j);
       kept = S::select(seen, kept, S::zero());
@@ -58317,9 +58823,18 @@ void backward_row(const FlashHead<T>& head, const TileBlock& block, Index r, Key
 }
 
 template <class T>
-struct TileRows {
-  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
-};
+void backward_open_rows(const FlashHead<T>& head, Index i, Index n, Index keys, T scale, T* p,
+                        T* ds) {
+  using S = Simd<T>;
+  for (Index m = 0; m < n; ++m, p += BackwardTile<T>::row, ds += BackwardTile<T>::row) {
+    const QueryNumbers<T> query(head, i + m, scale);
+    for (Index j = 0; j < keys; j += S::width) {
+      const auto weight = query.weights(S::load(p + j));
+      S::store(query.flow(weight, S::load(ds + j)), ds + j);
+      S::store(weight, p + j);
+    }
+  }
+}
 
 template <class T>
 HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
@@ -58331,17 +58846,16 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 }
 
 template <class T>
-std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, Index r, Index n,
-                            Index c, const TileRows<T>& rows, const T* factors,
-                            const BackwardScratch<T>& buffers, BackwardMask<T>& mask) {
+std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
+                            const T* factors) {
   constexpr Index row = BackwardTile<T>::row;
+  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const KeyRange panel{c,
                        std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
-  const bool plain = forward.plain_scores();
-  const bool one_bias = !plain && panel.end <= block.end && adds_one_bias(head);
-  const bool folded = (plain || one_bias) && is_power_of_two(forward.scale);
+  const bool one_bias = has_one_bias && panel.end <= block.end;
+  const bool folded = folds && (plain || one_bias);
   const KeyRange seen = mask.vectors_seen(r, n, panel);
   const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
@@ -58353,22 +58867,29 @@ std::int64_t backward_panel(const FlashHead<T>& head, const TileBlock& block, In
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + r * row + c);
   const T factor = folded ? forward.scale : T(1);
+  const std::int64_t multiply_adds = n * seen.size() * (d + dv) * Factor<T>::depth;
+  if (plain && factors == nullptr && mask.open() && all_weigh(head, block.i0 + r, n)) {
+    const Index first = r * row + c;
+    backward_open_rows<T>(head, block.i0 + r, n, panel.size(), factor, buffers.p + first,
+                          buffers.ds + first);
+    return multiply_adds;
+  }
   for (Index at = r; at < r + n; ++at) {
     if (one_bias && !weighs_nothing(head, block.i0 + at)) {
       const auto bias = bias_row<T>(head, block.i0 + at, block.j0);
-      backward_row<true, T>(head, block, at, panel, factor, factors, bias, buffers, mask);
+      backward_row<true, T>(tile, at, panel, factor, factors, bias);
     } else {
       if (!plain) {
         change_row<T>(forward, block, at, seen, buffers.score, buffers.p + at * row, mask);
       }
-      backward_row<false, T>(head, block, at, panel, factor, factors, {}, buffers, mask);
+      backward_row<false, T>(tile, at, panel, factor, factors, {});
       if (!plain) {
         return_flow<T>(head, block, at, seen, buffers.score, buffers.ds + at * row);
       }
     }
     if (factors != nullptr) factors += BackwardTile<T>::keys;
   }
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return multiply_adds;
 }
 
 template <class T>
@@ -58396,10 +58917,11 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
-std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
-                             const TileRows<T>& rows, const BackwardScratch<T>& buffers,
-                             BackwardMask<T>& mask) {
+std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
+  const FlashHead<T>& head = tile.head;
+  const TileBlock& block = tile.block;
+  const BackwardScratch<T>& buffers = tile.buffers;
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
@@ -58417,8 +58939,7 @@ std::int64_t backward_scores(const FlashHead<T>& head, const TileBlock& block,
       }
       for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
         ahead.ask();
-        count += backward_panel<T>(head, block, r, n, c, rows, drops ? buffers.factors : nullptr,
-                                   buffers, mask);
+        count += backward_panel<T>(tile, r, n, c, drops ? buffers.factors : nullptr);
       }
     }
   }
@@ -58539,7 +59060,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   k.finite = all || *buffers.k_finite == T(1);
 
   begin_scores<T>(head, block, buffers.score);
-  std::int64_t products = backward_scores<T>(head, block, {left_q, left_d_o}, buffers, mask);
+  std::int64_t products = backward_scores<T>({head, block, {left_q, left_d_o}, buffers, mask});
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
