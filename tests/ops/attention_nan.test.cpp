@@ -1,5 +1,6 @@
 // What a query may not see never reaches it, whatever number it is: outputs and gradients are held
 // to the bit against those that a finite number in its place gives. What it sees shows.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -44,6 +45,26 @@ TEMPLATE_TEST_CASE("what a query may not see never reaches it, and NaN in what i
   }
   CHECK(clean > 1000);
   CHECK(dirty > 1000);
+}
+
+// Such a key shows in dq, on both paths alike.
+TEMPLATE_TEST_CASE(
+    "a key that is no number has no gradient from queries without a part in the loss", "[ops]",
+    float, double) {
+  const Path path = GENERATE(Path::materialized, Path::flash);
+  for (const Sizes& sizes : shapes) {
+    for (const TestType poison :
+         {std::numeric_limits<TestType>::infinity(), std::numeric_limits<TestType>::quiet_NaN()}) {
+      Case<TestType> x(sizes, 1900);
+      x.k.data()[0] = poison;
+      fill(Out<TestType, 4>(x.d_o), TestType(0));
+      const Outputs<TestType> y = run(path, x);
+      CAPTURE(sizes.format(), poison, path == Path::flash);
+      for (const Tensor4<TestType>* d : {&y.dk, &y.dv}) {
+        CHECK(std::all_of(d->begin(), d->end(), [](TestType n) { return n == 0; }));
+      }
+    }
+  }
 }
 
 TEMPLATE_TEST_CASE("padding that holds NaN everywhere is as good as none", "[ops]", float, double) {
