@@ -7006,6 +7006,7 @@ void run_rows(const Panel<T>& panel, Index M) {
       }
       for (; m + 4 <= M; m += 4, a += 4 * panel.a_row) run_tile<T, 4, V>(panel, a, m);
     }
+    // Two rows are a whole tile, or what is left of one of six.
     const Index two_rows = Tile<T>::rows == 2 ? panel.a_tile : 2 * panel.a_row;
     for (; m + 2 <= M; m += 2, a += two_rows) run_tile<T, 2, V>(panel, a, m);
     if (m < M) run_tile<T, 1, V>(panel, a, m);
@@ -10354,8 +10355,7 @@ HEADWISE_STRICT_MATH_END
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
 // headwise/kernels/backward_scratch.inc
-// The buffers of flash attention backward. Read once for each instruction
-// set.
+// The buffers of flash attention backward. Read once for each instruction set.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -34886,6 +34886,28 @@ requires(!std::floating_point<Parameters>) void score_function(const Parameters&
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+// headwise/nn/epsilon.hpp
+// What norms add to a variance, as an option in double of modules that compute in T.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Throws ArgumentError `function: option is ...` unless epsilon is a finite number above 0 as a T,
+/// too: 1e-50 is 0 as a float.
+template <Scalar T>
+void require_epsilon(std::string_view function, std::string_view option, double epsilon) {
+  require(is_finite_option(epsilon) && epsilon > 0, function, option, " is ", epsilon,
+          ", expected a finite number above 0");
+  const T as_computed = T(epsilon);
+  require(is_finite_option(as_computed) && T(0) < as_computed, function, option, " is ", epsilon,
+          ", expected a number that the module's type tells from 0 and infinity");
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/nn/multi_head_attention_options.hpp
 // What a MultiHeadAttention is, and what one call of it is asked for.
 
@@ -34949,12 +34971,8 @@ struct MultiHeadAttentionOptions {
     if (d_value == 0) full.d_value = full.d_head;
     if (kdim == 0) full.kdim = d_model;
     if (vdim == 0) full.vdim = d_model;
-    const auto require_epsilon = [&](const char* option, double epsilon) {
-      require(is_finite_option(epsilon) && epsilon > 0, name, option, " is ", epsilon,
-              ", expected a finite number above 0");
-    };
-    require_epsilon("layer_norm_epsilon", layer_norm_epsilon);
-    require_epsilon("qk_norm_epsilon", qk_norm_epsilon);
+    detail::require_epsilon<double>(name, "layer_norm_epsilon", layer_norm_epsilon);
+    detail::require_epsilon<double>(name, "qk_norm_epsilon", qk_norm_epsilon);
     require_width("num_heads times d_head", num_heads * full.d_head, 1);
     require_width("num_heads times d_value", num_heads * full.d_value, 1);
     if (rotary) {
@@ -35065,28 +35083,6 @@ AttentionShape attention_shape(const MultiHeadAttentionOptions& options,
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
-
-// headwise/nn/epsilon.hpp
-// What norms add to a variance, as an option in double of modules that compute in T.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// Throws ArgumentError `function: option is ...` unless epsilon is a finite number above 0 as a T,
-/// too: 1e-50 is 0 as a float.
-template <Scalar T>
-void require_epsilon(std::string_view function, std::string_view option, double epsilon) {
-  require(is_finite_option(epsilon) && epsilon > 0, function, option, " is ", epsilon,
-          ", expected a finite number above 0");
-  const T as_computed = T(epsilon);
-  require(is_finite_option(as_computed) && T(0) < as_computed, function, option, " is ", epsilon,
-          ", expected a number that the module's type tells from 0 and infinity");
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 // headwise/nn/multi_head_attention_parameters.hpp
 // Weights of a MultiHeadAttention, and their gradients: plain tensors, walked by name.
@@ -39371,8 +39367,7 @@ struct TransformerBlockOptions {
   /// within, for what makes no block.
   TransformerBlockOptions resolved() const {
     TransformerBlockOptions full = *this;
-    require(is_finite_option(norm_epsilon) && norm_epsilon > 0, "TransformerBlock",
-            "norm_epsilon is ", norm_epsilon, ", expected a finite number above 0");
+    detail::require_epsilon<double>("TransformerBlock", "norm_epsilon", norm_epsilon);
     const MultiHeadAttentionOptions within = of_attention().resolved();
     full.num_kv_heads = within.num_kv_heads;
     full.rotary = within.rotary;
@@ -59643,6 +59638,15 @@ void zero_gradients(const ParameterList<T>& list, const Context& context = {}) {
 // What optimisers share: groups of parameters with options of their own, tensors of state beside
 // them, and the number of steps.
 
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Whether an optimiser may have taken so many: a double tells each number of them from the next.
+constexpr bool may_be_steps(std::int64_t steps) {
+  return steps >= 0 && steps <= std::int64_t{1} << 53;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// Parameters that are stepped with the same options.
@@ -59670,8 +59674,6 @@ class Optimizer {
  public:
   /// A group, as add_group makes it.
   using Group = OptimizerGroup<T, Options>;
-  /// The most steps that set_steps takes: a double tells each from the next.
-  static constexpr std::int64_t most_steps = std::int64_t{1} << 53;
 
   /// Adds parameters that are stepped with these options; their state is 0. What the list views has
   /// to outlive the optimiser.
@@ -59718,9 +59720,9 @@ class Optimizer {
   /// The steps that were taken.
   std::int64_t steps() const { return steps_; }
   /// As if so many had been taken: for a state that was loaded. Throws ArgumentError for a number
-  /// below 0 or above most_steps.
+  /// below 0 or above 2^53.
   void set_steps(std::int64_t steps) {
-    require(steps >= 0 && steps <= most_steps, "Optimizer::set_steps", "steps is ", steps,
+    require(detail::may_be_steps(steps), "Optimizer::set_steps", "steps is ", steps,
             ", expected 0 to 2^53");
     steps_ = steps;
   }

@@ -96,6 +96,19 @@ TEST_CASE("the first step of AdamW is the learning rate against the sign of the 
   }
 }
 
+TEST_CASE("an optimiser goes on from any number of steps that a double tells from the next",
+          "[optim]") {
+  OptimizerProblem<double> problem({{3, 7}}, Layout::dense);
+  AdamW<double> optimizer(problem.list, {});
+  constexpr std::int64_t most = std::int64_t{1} << 53;
+  for (const std::int64_t steps : {std::int64_t{0}, most}) {
+    optimizer.set_steps(steps);
+    CHECK(optimizer.steps() == steps);
+  }
+  CHECK_THROWS_AS(optimizer.set_steps(most + 1), ArgumentError);
+  CHECK(optimizer.steps() == most);
+}
+
 TEST_CASE("the first velocity of Sgd is the gradient, whatever the dampening", "[optim]") {
   OptimizerProblem<double> problem({{3, 7}}, Layout::dense);
   Sgd<double> optimizer(problem.list, {.momentum = 0.5, .dampening = 0.75});

@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 
+#include "headwise/nn/epsilon.hpp"
 #include "headwise/nn/init.hpp"
 #include "headwise/ops/attention_options.hpp"
 #include "headwise/ops/rotary_table.hpp"
@@ -69,12 +70,8 @@ struct MultiHeadAttentionOptions {
     if (d_value == 0) full.d_value = full.d_head;
     if (kdim == 0) full.kdim = d_model;
     if (vdim == 0) full.vdim = d_model;
-    const auto require_epsilon = [&](const char* option, double epsilon) {
-      require(is_finite_option(epsilon) && epsilon > 0, name, option, " is ", epsilon,
-              ", expected a finite number above 0");
-    };
-    require_epsilon("layer_norm_epsilon", layer_norm_epsilon);
-    require_epsilon("qk_norm_epsilon", qk_norm_epsilon);
+    detail::require_epsilon<double>(name, "layer_norm_epsilon", layer_norm_epsilon);
+    detail::require_epsilon<double>(name, "qk_norm_epsilon", qk_norm_epsilon);
     require_width("num_heads times d_head", num_heads * full.d_head, 1);
     require_width("num_heads times d_value", num_heads * full.d_value, 1);
     if (rotary) {

@@ -2,6 +2,7 @@
 // leaves.
 #pragma once
 
+#include "headwise/nn/epsilon.hpp"
 #include "headwise/nn/feed_forward_parameters.hpp"
 #include "headwise/nn/layer_norm.hpp"
 #include "headwise/nn/multi_head_attention_cache.hpp"
@@ -40,8 +41,7 @@ struct TransformerBlockOptions {
   /// within, for what makes no block.
   TransformerBlockOptions resolved() const {
     TransformerBlockOptions full = *this;
-    require(is_finite_option(norm_epsilon) && norm_epsilon > 0, "TransformerBlock",
-            "norm_epsilon is ", norm_epsilon, ", expected a finite number above 0");
+    detail::require_epsilon<double>("TransformerBlock", "norm_epsilon", norm_epsilon);
     const MultiHeadAttentionOptions within = of_attention().resolved();
     full.num_kv_heads = within.num_kv_heads;
     full.rotary = within.rotary;

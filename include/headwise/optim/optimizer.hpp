@@ -13,6 +13,15 @@
 #include "headwise/optim/parameter_runs.hpp"
 #include "headwise/tensor/tensor.hpp"
 
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// Whether an optimiser may have taken so many: a double tells each number of them from the next.
+constexpr bool may_be_steps(std::int64_t steps) {
+  return steps >= 0 && steps <= std::int64_t{1} << 53;
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
 /// Parameters that are stepped with the same options.
@@ -40,8 +49,6 @@ class Optimizer {
  public:
   /// A group, as add_group makes it.
   using Group = OptimizerGroup<T, Options>;
-  /// The most steps that set_steps takes: a double tells each from the next.
-  static constexpr std::int64_t most_steps = std::int64_t{1} << 53;
 
   /// Adds parameters that are stepped with these options; their state is 0. What the list views has
   /// to outlive the optimiser.
@@ -88,9 +95,9 @@ class Optimizer {
   /// The steps that were taken.
   std::int64_t steps() const { return steps_; }
   /// As if so many had been taken: for a state that was loaded. Throws ArgumentError for a number
-  /// below 0 or above most_steps.
+  /// below 0 or above 2^53.
   void set_steps(std::int64_t steps) {
-    require(steps >= 0 && steps <= most_steps, "Optimizer::set_steps", "steps is ", steps,
+    require(detail::may_be_steps(steps), "Optimizer::set_steps", "steps is ", steps,
             ", expected 0 to 2^53");
     steps_ = steps;
   }

@@ -179,12 +179,12 @@ void read_targets(const SafetensorsFile& file, const LoadTargets<T>& targets) {
   }
 }
 
-inline std::int64_t steps_in(const SafetensorsFile& file, std::int64_t most) {
+inline std::int64_t steps_in(const SafetensorsFile& file) {
   std::int64_t steps = -1;
   const bool right = file.contains(step_name) && file.dtype(step_name) == DType::i64 &&
                      file.shape(step_name).empty();
   if (right) std::memcpy(&steps, file.bytes(step_name).data(), sizeof steps);
-  if (steps < 0 || steps > most) {
+  if (!may_be_steps(steps)) {
     raise<FileError>(shown_name(file.name()) + ": holds no " + std::string(step_name) +
                      " that is one I64 of 0 to 2^53");
   }
@@ -269,7 +269,7 @@ requires StoredFloat<T> CheckpointText load_checkpoint(const SafetensorsFile& fi
     tensor.name = std::string(detail::optimizer_prefix) + tensor.name;
     targets.push_back(std::move(tensor));
   });
-  const std::int64_t steps = detail::steps_in(file, Optimizer::most_steps);
+  const std::int64_t steps = detail::steps_in(file);
   detail::require_targets(file, targets,
                           [](const std::string& name) { return name == detail::step_name; });
   CheckpointText text = file.metadata();
