@@ -53,8 +53,7 @@ void masks() {
     rules.bias = [&](Index, Index h, Index i, Index j) { return Real{bias(Index{0}, h, i, j)}; };
     check_attention(n, {.mask = {Mask::keep(keep), Mask::bias(bias)}}, rules, "keep and bias");
   }
-  {  // by rows whose last vector is not whole
-    const auto n = one_more;
+  for (const auto& n : {one_more, several}) {  // by rows whose last vector is not whole, and blocks
     const auto bias = random_tensor<double>(Shape{1, n.H, n.L, n.S});
     Rules rules;
     rules.bias = [&](Index, Index h, Index i, Index j) { return Real{bias(Index{0}, h, i, j)}; };
