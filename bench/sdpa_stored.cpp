@@ -18,10 +18,10 @@ struct Problem {
   explicit Problem(const std::vector<Index>& values) : sizes(values) {
     const auto [B, L, D, H, G, is_causal] = sizes;
     const Shape<4> of_queries{B, H, L, sizes.d()}, of_keys{B, G, L, sizes.d()};
-    q = converted<U>(random_tensor<float>(of_queries, 1));
-    k = converted<U>(random_tensor<float>(of_keys, 2));
-    v = converted<U>(random_tensor<float>(of_keys, 3));
-    d_o = converted<U>(random_tensor<float>(of_queries, 4));
+    q = convert<U>(random_tensor<float>(of_queries, 1));
+    k = convert<U>(random_tensor<float>(of_keys, 2));
+    v = convert<U>(random_tensor<float>(of_keys, 3));
+    d_o = convert<U>(random_tensor<float>(of_queries, 4));
     o = dq = Tensor<U, 4>(of_queries);
     dk = dv = Tensor<U, 4>(of_keys);
     lse = Tensor<float, 4>({B, H, L, 2});
@@ -35,17 +35,17 @@ struct Problem {
   }
   /// Floats give the same, rounded.
   bool right(bool backward) const {
-    const auto wide_q = converted<float>(q), wide_k = converted<float>(k),
-               wide_v = converted<float>(v), wide_o = converted<float>(o);
+    const auto wide_q = convert<float>(q), wide_k = convert<float>(k), wide_v = convert<float>(v),
+               wide_o = convert<float>(o);
     Tensor<float, 4> y(o.shape()), kept(lse.shape()), a(q.shape()), b(k.shape()), c(v.shape());
     const auto same = [](const Tensor<U, 4>& x, const Tensor<float, 4>& expected) {
-      const auto nearest = converted<U>(expected);
+      const auto nearest = convert<U>(expected);
       return std::equal(x.data(), x.data() + x.size(), nearest.data());
     };
     flash_attention_forward<float>(wide_q, wide_k, wide_v, options, y, kept);
     if (!same(o, y)) return false;
     if (!backward) return true;
-    flash_attention_backward<float>(converted<float>(d_o), {wide_q, wide_k, wide_v}, wide_o, kept,
+    flash_attention_backward<float>(convert<float>(d_o), {wide_q, wide_k, wide_v}, wide_o, kept,
                                     options, {a, b, c});
     return same(dq, a) && same(dk, b) && same(dv, c);
   }

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -57,17 +56,7 @@ inline const Families& families() {
   return all;
 }
 
-/// Threads of every benchmark: HEADWISE_NUM_THREADS, or 1.
-inline Index num_threads() {
-  const char* text = std::getenv("HEADWISE_NUM_THREADS");
-  char* end = nullptr;
-  const long threads = text == nullptr ? 1 : std::strtol(text, &end, 10);
-  if (threads < 1 || (end != nullptr && *end != '\0')) {
-    raise<ArgumentError>("HEADWISE_NUM_THREADS is \"" + std::string(text) + "\", expected >= 1");
-  }
-  return threads;
-}
-
+/// On num_threads() threads: HEADWISE_NUM_THREADS, or 1.
 inline Context context() {
   static ThreadPool pool(num_threads());
   return {.executor = pool};
@@ -83,14 +72,6 @@ Tensor<T, R> random_tensor(const Shape<R>& shape, std::uint64_t seed) {
         n < 4096 ? T(philox_normal(key, static_cast<std::uint64_t>(n))) : tensor.data()[n - 4093];
   }
   return tensor;
-}
-
-/// The same numbers in another format, each the nearest one.
-template <class To, class From, int R>
-Tensor<To, R> converted(const Tensor<From, R>& x) {
-  Tensor<To, R> y(x.shape());
-  for (Index n = 0; n < x.size(); ++n) y.data()[n] = convert_float<To>(x.data()[n]);
-  return y;
 }
 
 /// Bytes of all these tensors together.

@@ -1204,7 +1204,8 @@ concept Scalar = std::numeric_limits<T>::is_specialized && !std::integral<T> &&
 inline namespace HEADWISE_CODE {
 
 /// x = -infinity, written by its bits: some compilers refuse the literal under -ffast-math, and
-/// clang 19 lets no function return it. It is stored in results, never computed with.
+/// clang 19 lets no function return it. It is stored in results and for hidden scores, and computed
+/// with in strict regions alone.
 template <Scalar T>
 void set_negative_infinity(T& x) {
   constexpr std::uint32_t single = 0xFF800000u;
@@ -6893,16 +6894,16 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// The tiles while it lives: no product runs without. Costs nothing where there are none.
+/// AMX is configured while it lives: no product runs without. Nothing where there is no AMX.
 template <class T>
-struct [[maybe_unused]] TileUnit {
-  TileUnit() {}
+struct [[maybe_unused]] AmxScope {
+  AmxScope() {}
 };
 
 #if HEADWISE_ISA_PAIRS == 3
 
 template <>
-struct TileUnit<float> {
+struct AmxScope<float> {
   /// As the instruction reads it: 64 bytes and 16 rows for each of eight tiles.
   struct Layout {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -6910,14 +6911,14 @@ struct TileUnit<float> {
     std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   };
 
-  TileUnit() {
+  AmxScope() {
     const Layout layout;
     asm volatile("" ::"r"(&layout) : "memory");  // it is in memory: see run_amx_tile
     _tile_loadconfig(&layout);
   }
-  ~TileUnit() { _tile_release(); }
-  TileUnit(const TileUnit&) = delete;
-  TileUnit& operator=(const TileUnit&) = delete;
+  ~AmxScope() { _tile_release(); }
+  AmxScope(const AmxScope&) = delete;
+  AmxScope& operator=(const AmxScope&) = delete;
 };
 
 /// Rows first ... first + rows - 1 of c [.., V vectors]. Reads 16 rows of a, whatever they hold.
@@ -7971,7 +7972,7 @@ template <class T, class Keep>
 void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
     const Index N = std::min<Index>(Blocks::n, size.N - n);
     for (Index k = 0; k == 0 || k < size.K; k += Blocks::k) {
@@ -8976,7 +8977,7 @@ class TileMask {
     S::store_bytes(S::both(S::load_bytes(bytes), hidden == S::broadcast_int(0)), bytes);
   }
 
-  /// Whether every pair is visible, whatever biases hold.
+  /// Whether every pair is visible, and no bias could hide one.
   bool full() const { return full_; }
   /// Whether the ranges hold every pair.
   bool whole() const { return whole_; }
@@ -9337,8 +9338,8 @@ inline Index first_chained(const TileBlock& block) {
 
 /// The first pass over the scores of a block of keys, for the lanes of one vector: the greatest of
 /// them and of all before, and the factor that brings to it what was summed up before. Scores of
-/// hidden pairs, which nobody may have written, become -infinity, whose weight is 0. Keys that all
-/// lanes see are not asked about.
+/// hidden pairs, which may never have been written, become -infinity, of which weight_of makes 0.
+/// Runs of `together` keys that all lanes see are not asked about.
 template <class T, class Visible>
 void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
                    OnlineSoftmax<T>& softmax) {
@@ -10141,7 +10142,7 @@ struct PanelWeights {
   Matrix<const Element<T>> p;
   Index count;  // how many were computed
 };
-/// Steps 4c and 4d: scores become weights.
+/// Steps 4b, of masks, to 4d: scores become weights, those of hidden pairs 0.
 template <class T>
 PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
                             const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
@@ -10249,7 +10250,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
                        Matrix<T> lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
-  const TileUnit<T> unit_of_products;
+  const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
@@ -10282,11 +10283,14 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
         work.pairs += mask.pairs();
         continue;
       }
-      // 4a s = scale q k^T,  4b softcap, bias,  4c softmax,  4d dropout,  4e o += p v
+      // 4a s = scale q k^T
       std::int64_t products =
           score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
+      // 4b softcap, bias
       if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
+      // 4b mask,  4c softmax,  4d dropout
       const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
+      // 4e o += p v
       products +=
           add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
       work.pairs += mask.pairs();
@@ -10515,9 +10519,9 @@ struct TileScores {
   const BackwardScratch<T>& buffers;
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
-  bool one_bias = !plain && adds_one_bias(head);
+  bool only_one_bias = !plain && adds_one_bias(head);
   // A scale that is a power of 2 changes no digit: the rows apply it at no cost.
-  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
 };
 
 /// Step 4d: dp and a weight times what dropout makes of them, 0 where that is 0.
@@ -10648,10 +10652,10 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 
 /// How the rows of some queries and a panel go.
 struct RowsOfPanel {
-  KeyRange keys;  // of the panel
-  KeyRange seen;  // those that some query sees, whole vectors
-  bool all;       // each query has a weight for some key
-  bool one_bias;  // the rows add it, and nothing else hides a pair
+  KeyRange keys;      // of the panel
+  KeyRange seen;      // those that some query sees, whole vectors
+  bool all;           // each query has a weight for some key
+  bool bias_in_rows;  // the rows add the one bias, and nothing else hides a pair
 };
 
 /// Steps 4d to 4b of queries r ... r + n - 1: scores change, become weights, and what flows into
@@ -10669,7 +10673,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
       backward_open_rows<biased, true>(tile, r, count, panel.keys, scale, factors);
     }
   };
-  if (panel.one_bias) return open_rows(std::true_type{}, n);
+  if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
   const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
   if (open) return open_rows(std::false_type{}, n);
   const ScoreScratch<T>& scratch = tile.buffers.score;
@@ -10697,7 +10701,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
 template <class T>
 std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
                             const T* factors) {
-  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
+  const auto& [head, block, rows, buffers, mask, plain, only_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const Index first = r * BackwardTile<T>::row + c;
@@ -10716,16 +10720,16 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   const KeyRange of_panel{seen.begin - c, seen.end - c};
   const bool all = all_weigh(head, block.i0 + r, n);
-  const bool one_bias =
-      has_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
-  const bool folded = folds && (plain || one_bias);
+  const bool bias_in_rows =
+      only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
+  const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
                     folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + first);
-  backward_rows<T>(tile, r, n, {panel, seen, all, one_bias}, folded ? forward.scale : T(1),
+  backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
@@ -10911,7 +10915,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
                              Scratch<T> memory) {
   const Index d = head.forward.d, dv = head.forward.dv;
   const BackwardScratch<T> buffers(memory, d, dv);
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   BackwardMask<T> mask;
   TileBlock block{i0, rows, 0, j0, 0, n};
   mask.fill(head.forward.visibility, block);
@@ -14136,28 +14140,28 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-struct [[maybe_unused]] TileUnit {
-  TileUnit() {}
+struct [[maybe_unused]] AmxScope {
+  AmxScope() {}
 };
 
 #if HEADWISE_ISA_PAIRS == 3
 
 template <>
-struct TileUnit<float> {
+struct AmxScope<float> {
   struct Layout {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   };
 
-  TileUnit() {
+  AmxScope() {
     const Layout layout;
     asm volatile("" ::"r"(&layout) : "memory");  // it is in memory: see run_amx_tile
     _tile_loadconfig(&layout);
   }
-  ~TileUnit() { _tile_release(); }
-  TileUnit(const TileUnit&) = delete;
-  TileUnit& operator=(const TileUnit&) = delete;
+  ~AmxScope() { _tile_release(); }
+  AmxScope(const AmxScope&) = delete;
+  AmxScope& operator=(const AmxScope&) = delete;
 };
 
 template <class T, int V>
@@ -15074,7 +15078,7 @@ template <class T, class Keep>
 void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
     const Index N = std::min<Index>(Blocks::n, size.N - n);
     for (Index k = 0; k == 0 || k < size.K; k += Blocks::k) {
@@ -17068,7 +17072,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
                        Matrix<T> lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
-  const TileUnit<T> unit_of_products;
+  const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
@@ -17308,8 +17312,8 @@ struct TileScores {
   const BackwardScratch<T>& buffers;
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
-  bool one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+  bool only_one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
 };
 
 template <class T>
@@ -17425,10 +17429,10 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 }
 
 struct RowsOfPanel {
-  KeyRange keys;  // of the panel
-  KeyRange seen;  // those that some query sees, whole vectors
-  bool all;       // each query has a weight for some key
-  bool one_bias;  // the rows add it, and nothing else hides a pair
+  KeyRange keys;      // of the panel
+  KeyRange seen;      // those that some query sees, whole vectors
+  bool all;           // each query has a weight for some key
+  bool bias_in_rows;  // the rows add the one bias, and nothing else hides a pair
 };
 
 template <class T>
@@ -17441,7 +17445,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
       backward_open_rows<biased, true>(tile, r, count, panel.keys, scale, factors);
     }
   };
-  if (panel.one_bias) return open_rows(std::true_type{}, n);
+  if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
   const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
   if (open) return open_rows(std::false_type{}, n);
   const ScoreScratch<T>& scratch = tile.buffers.score;
@@ -17466,7 +17470,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
 template <class T>
 std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
                             const T* factors) {
-  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
+  const auto& [head, block, rows, buffers, mask, plain, only_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const Index first = r * BackwardTile<T>::row + c;
@@ -17482,16 +17486,16 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   const KeyRange of_panel{seen.begin - c, seen.end - c};
   const bool all = all_weigh(head, block.i0 + r, n);
-  const bool one_bias =
-      has_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
-  const bool folded = folds && (plain || one_bias);
+  const bool bias_in_rows =
+      only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
+  const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
                     folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + first);
-  backward_rows<T>(tile, r, n, {panel, seen, all, one_bias}, folded ? forward.scale : T(1),
+  backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
@@ -17650,7 +17654,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
                              Scratch<T> memory) {
   const Index d = head.forward.d, dv = head.forward.dv;
   const BackwardScratch<T> buffers(memory, d, dv);
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   BackwardMask<T> mask;
   TileBlock block{i0, rows, 0, j0, 0, n};
   mask.fill(head.forward.visibility, block);
@@ -20649,28 +20653,28 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-struct [[maybe_unused]] TileUnit {
-  TileUnit() {}
+struct [[maybe_unused]] AmxScope {
+  AmxScope() {}
 };
 
 #if HEADWISE_ISA_PAIRS == 3
 
 template <>
-struct TileUnit<float> {
+struct AmxScope<float> {
   struct Layout {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   };
 
-  TileUnit() {
+  AmxScope() {
     const Layout layout;
     asm volatile("" ::"r"(&layout) : "memory");  // it is in memory: see run_amx_tile
     _tile_loadconfig(&layout);
   }
-  ~TileUnit() { _tile_release(); }
-  TileUnit(const TileUnit&) = delete;
-  TileUnit& operator=(const TileUnit&) = delete;
+  ~AmxScope() { _tile_release(); }
+  AmxScope(const AmxScope&) = delete;
+  AmxScope& operator=(const AmxScope&) = delete;
 };
 
 template <class T, int V>
@@ -21587,7 +21591,7 @@ template <class T, class Keep>
 void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
     const Index N = std::min<Index>(Blocks::n, size.N - n);
     for (Index k = 0; k == 0 || k < size.K; k += Blocks::k) {
@@ -23581,7 +23585,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
                        Matrix<T> lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
-  const TileUnit<T> unit_of_products;
+  const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
@@ -23821,8 +23825,8 @@ struct TileScores {
   const BackwardScratch<T>& buffers;
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
-  bool one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+  bool only_one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
 };
 
 template <class T>
@@ -23938,10 +23942,10 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 }
 
 struct RowsOfPanel {
-  KeyRange keys;  // of the panel
-  KeyRange seen;  // those that some query sees, whole vectors
-  bool all;       // each query has a weight for some key
-  bool one_bias;  // the rows add it, and nothing else hides a pair
+  KeyRange keys;      // of the panel
+  KeyRange seen;      // those that some query sees, whole vectors
+  bool all;           // each query has a weight for some key
+  bool bias_in_rows;  // the rows add the one bias, and nothing else hides a pair
 };
 
 template <class T>
@@ -23954,7 +23958,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
       backward_open_rows<biased, true>(tile, r, count, panel.keys, scale, factors);
     }
   };
-  if (panel.one_bias) return open_rows(std::true_type{}, n);
+  if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
   const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
   if (open) return open_rows(std::false_type{}, n);
   const ScoreScratch<T>& scratch = tile.buffers.score;
@@ -23979,7 +23983,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
 template <class T>
 std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
                             const T* factors) {
-  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
+  const auto& [head, block, rows, buffers, mask, plain, only_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const Index first = r * BackwardTile<T>::row + c;
@@ -23995,16 +23999,16 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   const KeyRange of_panel{seen.begin - c, seen.end - c};
   const bool all = all_weigh(head, block.i0 + r, n);
-  const bool one_bias =
-      has_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
-  const bool folded = folds && (plain || one_bias);
+  const bool bias_in_rows =
+      only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
+  const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
                     folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + first);
-  backward_rows<T>(tile, r, n, {panel, seen, all, one_bias}, folded ? forward.scale : T(1),
+  backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
@@ -24163,7 +24167,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
                              Scratch<T> memory) {
   const Index d = head.forward.d, dv = head.forward.dv;
   const BackwardScratch<T> buffers(memory, d, dv);
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   BackwardMask<T> mask;
   TileBlock block{i0, rows, 0, j0, 0, n};
   mask.fill(head.forward.visibility, block);
@@ -28898,8 +28902,9 @@ typename Module::Gradients hessian_vector_product(F&& gradient, const Module& mo
 
 namespace headwise::inline v0_1 {
 
-/// What is done to scaled scores, in this order; then come the mask's biases and the mask. Viewed,
-/// not copied: what it views must outlive the call, and for training the backward call too.
+/// What is done to scaled scores: softcap, ALiBi and relative biases, the mask's biases, the
+/// function, the mask; then the softmax, in which sinks take part. Viewed, not copied: what it
+/// views must outlive the call, and for training the backward call too.
 template <Scalar T>
 struct ScoreOptions {
   std::optional<T> softcap = {};      // c > 0, normal: a score becomes c tanh(score / c)
@@ -28908,7 +28913,7 @@ struct ScoreOptions {
   /// Uszkoreit and Vaswani, 2018, arXiv 1803.02155; Raffel et al., 2020, arXiv 1910.10683,
   /// section 2.1.
   LastingIn<T, 2> relative_bias = {};
-  /// Then, behind the mask's biases, a function of one's own, of which this is a view
+  /// Behind the mask's biases: a function of one's own, of which this is a view
   /// (kernels/score_function.hpp); what hides pairs is asked apart from it.
   ScoreFunctionRef<T> function = {};
   LastingIn<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value
@@ -29336,19 +29341,21 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
   const Position first = options.origin.of_head(b, h);
   const T scale = options.scale ? *options.scale
                                 : T(1) / T(sqrt(T(static_cast<double>(std::max<Index>(d, 1)))));
-  return {kernels::matrix(q, b, h),
-          kernels::matrix(k, b, g),
-          kernels::matrix(v, b, g),
-          L,
-          S,
-          d,
-          dv,
-          scale,
-          HeadVisibility<T>(options.mask, b, h, L, S, options.origin, options.gap),
-          DropoutMask(options.dropout, DropoutStream::weights),
-          first.batch,
-          first.head,
-          head_score(options.score, first, options.gap, h, L, S)};
+  return {
+      .q = kernels::matrix(q, b, h),
+      .k = kernels::matrix(k, b, g),
+      .v = kernels::matrix(v, b, g),
+      .L = L,
+      .S = S,
+      .d = d,
+      .dv = dv,
+      .scale = scale,
+      .visibility = HeadVisibility<T>(options.mask, b, h, L, S, options.origin, options.gap),
+      .dropout = DropoutMask(options.dropout, DropoutStream::weights),
+      .b = first.batch,
+      .h = first.head,
+      .score = head_score(options.score, first, options.gap, h, L, S),
+  };
 }
 
 /// Head h's rows of batch element b, as they are stored.
@@ -29380,7 +29387,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<U
 
 HEADWISE_STRICT_MATH_END
 
-/// The pairs that causality, window, key lengths and documents leave to a head.
+/// The pairs that are within the bounds of a head's masks: what HeadVisibility::count counts.
 template <class T>
 std::int64_t pairs_of(const HeadVisibility<T>& visible, Index L) {
   std::int64_t pairs = 0;
@@ -29830,18 +29837,20 @@ AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionIn
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// weights = softmax(scale q k^T + bias over visible keys), o = weights v.
+/// weights = softmax(scores over visible keys), o = weights v; scores are scale q k^T, changed as
+/// ScoreOptions says.
 ///
 /// q        [B, H, L, d]    in
 /// k        [B, G, S, d]    in; G divides H, query head h reads key head h / (H / G)
 /// v        [B, G, S, dv]   in
-/// options                  masks, scale, dropout of the weights
+/// options                  masks, scale, what changes scores, dropout of the weights
 /// weights  [B, H, L, S]    out; before dropout: rows sum to 1
 /// o        [B, H, L, dv]   out
 ///
 /// A query that sees no key has weights 0 and o 0. What a hidden pair holds, NaN or infinity, does
 /// not reach o. Any strides; outputs must not overlap inputs or each other.
-/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout.
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, and what dropout and changed scores cost
+///         (count_flops).
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Vaswani et al., "Attention Is All You Need", 2017, arXiv 1706.03762, equation 1.
 template <Scalar T>
@@ -29892,7 +29901,9 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
 /// from a query whose d_o is 0, whatever it holds: where it or its weights are no numbers, copies
 /// of q and weights are made. Outputs must not overlap inputs or each other.
-/// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
+/// Work    4 (d + dv) + 5 FLOPs a visible pair, and what dropout and changed scores cost
+///         (count_backward_flops); scratch [L, S] a thread. On the calling thread alone where
+///         gradients of what changes scores are asked for: heads add to them in order.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  docs/derivations/attention_backward.md, steps 4e to 4a.
 template <Scalar T>
@@ -29941,7 +29952,7 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
                               (5 + extra) * head.L * head.S);
     }
   };
-  if (gradients.score.any()) {  // which heads share: one after the other
+  if (gradients.score.any()) {  // heads may share them: each adds to them in its turn
     for (Index t = 0; t < B * G; ++t) task(t, 0);
   } else {
     detail::run_tasks(context, B * G, detail::multiply_adds(sizes), task);
@@ -30604,7 +30615,7 @@ void require_flash_backward(std::string_view function, const FlashBackwardViews<
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Queries of a task of forward: as many as share a copy of their keys, in parts of one size, and
-/// fewer where there are workers without a task. No result depends on it.
+/// fewer where several workers would have less than four tasks each. No result depends on it.
 template <class T>
 Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, Index heads,
                       Index workers) {
@@ -30722,12 +30733,12 @@ void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// o = softmax(scale q k^T + bias over visible keys) v.
+/// o = softmax(scores over visible keys) v; scores are scale q k^T, changed as ScoreOptions says.
 ///
 /// q        [B, H, L, d]    in
 /// k        [B, G, S, d]    in; G divides H, query head h reads key head h / (H / G)
 /// v        [B, G, S, dv]   in
-/// options                  masks, scale, dropout of the weights
+/// options                  masks, scale, what changes scores, dropout of the weights
 /// o        [B, H, L, dv]   out
 /// lse      [B, H, L, 2]    out; logsumexp of each query's visible scores, and beside it what its
 ///                          rounding left out; {} for inference
@@ -30737,9 +30748,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// other queries, or how many keys stand behind those it sees. Any strides; outputs must not
 /// overlap inputs, masks or each other.
 ///
-/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout; tiles without
-///         a visible pair are skipped. Scratch constant for each thread; where threads share the
-///         keys of few queries, 1 + dv / 128 numbers a pair more.
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, and what dropout and changed scores cost
+///         (count_flops); tiles without a visible pair are skipped. Scratch constant for each
+///         thread; where threads share the keys of few queries, 1 + dv / 128 numbers a pair more.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
 template <Scalar T>
@@ -30816,8 +30827,9 @@ void flash_attention_forward(In<U, 4> q, const TransposedKeys<std::type_identity
 /// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
 /// from a query whose d_o is 0, whatever it holds: where it or its lse is no number, copies of q
 /// and lse are made. Outputs must not overlap inputs or each other.
-/// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
-///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
+/// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights),
+///         2 dv a query, and what dropout and changed scores cost (count_backward_flops). Scratch
+///         constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
 template <Scalar T>
@@ -32982,10 +32994,11 @@ class Embedding {
     return dh;
   }
 
-  /// Gradients of the right shape, all 0.
-  EmbeddingParameters<T> zero_gradients() const {
+  /// Gradients of the right shape, all 0. Throws std::bad_alloc.
+  EmbeddingParameters<T> zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     EmbeddingParameters<T> gradients;
-    gradients.table = Tensor<T, 2>(parameters_.table.shape());
+    gradients.table = Tensor<T, 2>(parameters_.table.shape(), memory);
     return gradients;
   }
 
@@ -34424,8 +34437,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// last key. The bits of a sequence are those of a call for it alone, or in a padded batch with
 /// Mask::key_lengths; dropout is drawn for sequence b as for element b of a batch. Any strides.
 ///
-/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout. Scratch
-///         constant for each thread.
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, and what dropout and changed scores cost
+///         (count_flops). Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
 template <Scalar T>
@@ -34455,7 +34468,8 @@ void packed_attention_forward(const PackedSequences<U>& inputs,
 /// The bits of a sequence are those of a call for it alone; of gradients of what changes scores,
 /// those of such calls one after the other. Nothing flows from a query whose d_o is 0, either, to
 /// keys and values that are finite.
-/// Work    6 d + 4 dv + 7 FLOPs a visible pair, one more a bias and two for dropout, 2 dv a query.
+/// Work    6 d + 4 dv + 7 FLOPs a visible pair, 2 dv a query, and what dropout and changed scores
+///         cost (count_backward_flops).
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
 template <Scalar T>
@@ -35537,6 +35551,18 @@ void for_each_with_gradient(MultiHeadAttentionParameters<T>& parameters,
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The module is whole. Of resolved options.
+template <class T, class W>
+void require_whole(std::string_view function, const MultiHeadAttentionOptions& o,
+                   const MultiHeadAttentionParameters<T, W>& p) {
+  require_shape(function, "W_O", In<W, 2>(p.w_o), Shape{o.context_width(), o.d_model},
+                "the options: a module that was moved from has none");
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/ops/saved_in.hpp
 // Tensors that are kept in 16 bits from forward to backward. They are rounded while forward runs,
 // before anything reads them: backward follows what forward computed.
@@ -35632,7 +35658,7 @@ Saved saved_in() {
 namespace headwise::inline v0_1 {
 
 /// Fill it by forward, hand it to backward; as many as there are forward calls pending. The inputs
-/// and the masks are viewed, not copied: they must outlive the backward call.
+/// and the masks are viewed, not copied: their elements must stay until the backward call.
 template <Scalar T>
 struct MultiHeadAttentionCache {
   /// Not filled.
@@ -36886,7 +36912,8 @@ class MultiHeadAttention {
   Tensor<T, 3> forward(In<T, 3> x, const Call& call = {}, const Context& context = {}) const {
     return infer({x, x, x, true}, call, context);
   }
-  /// Self-attention: fills the cache. x must outlive the backward call.
+  /// Self-attention: fills the cache. The elements of x must stay until the backward call: after
+  /// x = attention.forward(x, call, cache) they are gone.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
                        const Context& context = {}) const {
     return train({x, x, x, true}, call, cache, context);
@@ -37044,9 +37071,7 @@ class MultiHeadAttention {
     return y;
   }
   void require_parameters() const {
-    require_shape("MultiHeadAttention::forward", "W_O", In<W, 2>(parameters_.w_o),
-                  Shape{options_.context_width(), options_.d_model},
-                  "the options: a module that was moved from has none");
+    detail::require_whole("MultiHeadAttention::forward", options_, parameters_);
   }
 
   template <class U>
@@ -37796,14 +37821,6 @@ struct MultiHeadAttentionStepCall {
 }  // namespace headwise::inline v0_1
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// The module is whole. Of resolved options.
-template <class T, class W>
-void require_whole(std::string_view function, const MultiHeadAttentionOptions& o,
-                   const MultiHeadAttentionParameters<T, W>& p) {
-  require_shape(function, "W_O", In<W, 2>(p.w_o), Shape{o.context_width(), o.d_model},
-                "the options: a module that was moved from has none");
-}
 
 /// The cache is one of the module's heads.
 template <class T>
@@ -38696,8 +38713,8 @@ class FeedForward {
     Cache unused;
     return run(x, call, unused, context);
   }
-  /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
-  /// backward call.
+  /// The same, and what backward needs into the cache, once all has gone well. The elements of x
+  /// must stay until the backward call: after x = layer.forward(x, call, cache) they are gone.
   Tensor<T, 2> forward(In<T, 2> x, const Call& call, Cache& cache,
                        const Context& context = {}) const {
     Cache fresh;
@@ -38909,7 +38926,8 @@ class LayerNorm {
  public:
   /// What backward adds to.
   using Gradients = LayerNormParameters<T>;
-  /// What forward leaves for backward. It views x, which must outlive the backward call.
+  /// What forward leaves for backward. It views x, whose elements must stay until the backward
+  /// call: after x = norm.forward(x, cache) they are gone.
   struct Cache {
     ViewedInput<T, 2> x;  // [N, D]
     Tensor<T, 1> mean;    // [N]
@@ -38997,12 +39015,13 @@ class LayerNorm {
     });
   }
 
-  /// Gradients of the right shapes, all 0.
-  LayerNormParameters<T> zero_gradients() const {
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
+  LayerNormParameters<T> zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     LayerNormParameters<T> gradients;
     if (parameters_.gamma.size() == 0) return gradients;
-    gradients.gamma = Tensor<T, 1>(parameters_.gamma.shape());
-    gradients.beta = Tensor<T, 1>(parameters_.beta.shape());
+    gradients.gamma = Tensor<T, 1>(parameters_.gamma.shape(), memory);
+    gradients.beta = Tensor<T, 1>(parameters_.beta.shape(), memory);
     return gradients;
   }
 
@@ -39053,7 +39072,8 @@ class LayerNorm {
 
 namespace headwise::inline v0_1 {
 
-/// What a Linear learns; its gradients have the same form. W is kept as numbers of type W.
+/// What a Linear learns; its gradients have the same form. W is the type in which the
+/// matrix is kept.
 template <Scalar T, KeptAs<T> W = T>
 struct LinearParameters {
   Tensor<W, 2> w;  // [K, O]
@@ -39090,7 +39110,8 @@ class Linear {
  public:
   /// What backward adds to.
   using Gradients = LinearParameters<T>;
-  /// What forward leaves for backward. It views x, which must outlive the backward call.
+  /// What forward leaves for backward. It views x, whose elements must stay until the backward
+  /// call: after x = layer.forward(x, cache) they are gone.
   struct Cache {
     ViewedInput<T, 2> x;  // [N, K]
     bool filled = false;  // whether forward has been called with it
@@ -39170,11 +39191,12 @@ class Linear {
     });
   }
 
-  /// Gradients of the right shapes, all 0.
-  LinearParameters<T> zero_gradients() const {
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
+  LinearParameters<T> zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     LinearParameters<T> gradients;
-    gradients.w = Tensor<T, 2>(parameters_.w.shape());
-    if (parameters_.b.size() != 0) gradients.b = Tensor<T, 1>(parameters_.b.shape());
+    gradients.w = Tensor<T, 2>(parameters_.w.shape(), memory);
+    if (parameters_.b.size() != 0) gradients.b = Tensor<T, 1>(parameters_.b.shape(), memory);
     return gradients;
   }
 
@@ -39239,7 +39261,8 @@ class RMSNorm {
  public:
   /// What backward adds to.
   using Gradients = RMSNormParameters<T>;
-  /// What forward leaves for backward. It views x, which must outlive the backward call.
+  /// What forward leaves for backward. It views x, whose elements must stay until the backward
+  /// call: after x = norm.forward(x, cache) they are gone.
   struct Cache {
     ViewedInput<T, 2> x;  // [N, D]
     Tensor<T, 1> rstd;    // [N]
@@ -39321,10 +39344,12 @@ class RMSNorm {
     });
   }
 
-  /// Gradients of the right shapes, all 0.
-  RMSNormParameters<T> zero_gradients() const {
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
+  RMSNormParameters<T> zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     RMSNormParameters<T> gradients;
-    if (parameters_.gamma.size() != 0) gradients.gamma = Tensor<T, 1>(parameters_.gamma.shape());
+    if (parameters_.gamma.size() == 0) return gradients;
+    gradients.gamma = Tensor<T, 1>(parameters_.gamma.shape(), memory);
     return gradients;
   }
 
@@ -40070,8 +40095,8 @@ class TransformerBlock {
     Cache unused;
     return run(x, call, unused, false, context);
   }
-  /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
-  /// backward call.
+  /// The same, and what backward needs into the cache, once all has gone well. The elements of x
+  /// must stay until the backward call: after x = block.forward(x, call, cache) they are gone.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
                        const Context& context = {}) const {
     Cache fresh;
@@ -42201,28 +42226,28 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-struct [[maybe_unused]] TileUnit {
-  TileUnit() {}
+struct [[maybe_unused]] AmxScope {
+  AmxScope() {}
 };
 
 #if HEADWISE_ISA_PAIRS == 3
 
 template <>
-struct TileUnit<float> {
+struct AmxScope<float> {
   struct Layout {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   };
 
-  TileUnit() {
+  AmxScope() {
     const Layout layout;
     asm volatile("" ::"r"(&layout) : "memory");  // it is in memory: see run_amx_tile
     _tile_loadconfig(&layout);
   }
-  ~TileUnit() { _tile_release(); }
-  TileUnit(const TileUnit&) = delete;
-  TileUnit& operator=(const TileUnit&) = delete;
+  ~AmxScope() { _tile_release(); }
+  AmxScope(const AmxScope&) = delete;
+  AmxScope& operator=(const AmxScope&) = delete;
 };
 
 template <class T, int V>
@@ -43139,7 +43164,7 @@ template <class T, class Keep>
 void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
     const Index N = std::min<Index>(Blocks::n, size.N - n);
     for (Index k = 0; k == 0 || k < size.K; k += Blocks::k) {
@@ -45133,7 +45158,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
                        Matrix<T> lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
-  const TileUnit<T> unit_of_products;
+  const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
@@ -45373,8 +45398,8 @@ struct TileScores {
   const BackwardScratch<T>& buffers;
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
-  bool one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+  bool only_one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
 };
 
 template <class T>
@@ -45490,10 +45515,10 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 }
 
 struct RowsOfPanel {
-  KeyRange keys;  // of the panel
-  KeyRange seen;  // those that some query sees, whole vectors
-  bool all;       // each query has a weight for some key
-  bool one_bias;  // the rows add it, and nothing else hides a pair
+  KeyRange keys;      // of the panel
+  KeyRange seen;      // those that some query sees, whole vectors
+  bool all;           // each query has a weight for some key
+  bool bias_in_rows;  // the rows add the one bias, and nothing else hides a pair
 };
 
 template <class T>
@@ -45506,7 +45531,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
       backward_open_rows<biased, true>(tile, r, count, panel.keys, scale, factors);
     }
   };
-  if (panel.one_bias) return open_rows(std::true_type{}, n);
+  if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
   const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
   if (open) return open_rows(std::false_type{}, n);
   const ScoreScratch<T>& scratch = tile.buffers.score;
@@ -45531,7 +45556,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
 template <class T>
 std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
                             const T* factors) {
-  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
+  const auto& [head, block, rows, buffers, mask, plain, only_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const Index first = r * BackwardTile<T>::row + c;
@@ -45547,16 +45572,16 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   const KeyRange of_panel{seen.begin - c, seen.end - c};
   const bool all = all_weigh(head, block.i0 + r, n);
-  const bool one_bias =
-      has_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
-  const bool folded = folds && (plain || one_bias);
+  const bool bias_in_rows =
+      only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
+  const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
                     folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + first);
-  backward_rows<T>(tile, r, n, {panel, seen, all, one_bias}, folded ? forward.scale : T(1),
+  backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
@@ -45715,7 +45740,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
                              Scratch<T> memory) {
   const Index d = head.forward.d, dv = head.forward.dv;
   const BackwardScratch<T> buffers(memory, d, dv);
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   BackwardMask<T> mask;
   TileBlock block{i0, rows, 0, j0, 0, n};
   mask.fill(head.forward.visibility, block);
@@ -46799,28 +46824,28 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-struct [[maybe_unused]] TileUnit {
-  TileUnit() {}
+struct [[maybe_unused]] AmxScope {
+  AmxScope() {}
 };
 
 #if HEADWISE_ISA_PAIRS == 3
 
 template <>
-struct TileUnit<float> {
+struct AmxScope<float> {
   struct Layout {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   };
 
-  TileUnit() {
+  AmxScope() {
     const Layout layout;
     asm volatile("" ::"r"(&layout) : "memory");  // it is in memory: see run_amx_tile
     _tile_loadconfig(&layout);
   }
-  ~TileUnit() { _tile_release(); }
-  TileUnit(const TileUnit&) = delete;
-  TileUnit& operator=(const TileUnit&) = delete;
+  ~AmxScope() { _tile_release(); }
+  AmxScope(const AmxScope&) = delete;
+  AmxScope& operator=(const AmxScope&) = delete;
 };
 
 template <class T, int V>
@@ -47737,7 +47762,7 @@ template <class T, class Keep>
 void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
     const Index N = std::min<Index>(Blocks::n, size.N - n);
     for (Index k = 0; k == 0 || k < size.K; k += Blocks::k) {
@@ -49731,7 +49756,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
                        Matrix<T> lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
-  const TileUnit<T> unit_of_products;
+  const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
@@ -49971,8 +49996,8 @@ struct TileScores {
   const BackwardScratch<T>& buffers;
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
-  bool one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+  bool only_one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
 };
 
 template <class T>
@@ -50088,10 +50113,10 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 }
 
 struct RowsOfPanel {
-  KeyRange keys;  // of the panel
-  KeyRange seen;  // those that some query sees, whole vectors
-  bool all;       // each query has a weight for some key
-  bool one_bias;  // the rows add it, and nothing else hides a pair
+  KeyRange keys;      // of the panel
+  KeyRange seen;      // those that some query sees, whole vectors
+  bool all;           // each query has a weight for some key
+  bool bias_in_rows;  // the rows add the one bias, and nothing else hides a pair
 };
 
 template <class T>
@@ -50104,7 +50129,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
       backward_open_rows<biased, true>(tile, r, count, panel.keys, scale, factors);
     }
   };
-  if (panel.one_bias) return open_rows(std::true_type{}, n);
+  if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
   const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
   if (open) return open_rows(std::false_type{}, n);
   const ScoreScratch<T>& scratch = tile.buffers.score;
@@ -50129,7 +50154,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
 template <class T>
 std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
                             const T* factors) {
-  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
+  const auto& [head, block, rows, buffers, mask, plain, only_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const Index first = r * BackwardTile<T>::row + c;
@@ -50145,16 +50170,16 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   const KeyRange of_panel{seen.begin - c, seen.end - c};
   const bool all = all_weigh(head, block.i0 + r, n);
-  const bool one_bias =
-      has_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
-  const bool folded = folds && (plain || one_bias);
+  const bool bias_in_rows =
+      only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
+  const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
                     folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + first);
-  backward_rows<T>(tile, r, n, {panel, seen, all, one_bias}, folded ? forward.scale : T(1),
+  backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
@@ -50313,7 +50338,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
                              Scratch<T> memory) {
   const Index d = head.forward.d, dv = head.forward.dv;
   const BackwardScratch<T> buffers(memory, d, dv);
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   BackwardMask<T> mask;
   TileBlock block{i0, rows, 0, j0, 0, n};
   mask.fill(head.forward.visibility, block);
@@ -51393,28 +51418,28 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-struct [[maybe_unused]] TileUnit {
-  TileUnit() {}
+struct [[maybe_unused]] AmxScope {
+  AmxScope() {}
 };
 
 #if HEADWISE_ISA_PAIRS == 3
 
 template <>
-struct TileUnit<float> {
+struct AmxScope<float> {
   struct Layout {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   };
 
-  TileUnit() {
+  AmxScope() {
     const Layout layout;
     asm volatile("" ::"r"(&layout) : "memory");  // it is in memory: see run_amx_tile
     _tile_loadconfig(&layout);
   }
-  ~TileUnit() { _tile_release(); }
-  TileUnit(const TileUnit&) = delete;
-  TileUnit& operator=(const TileUnit&) = delete;
+  ~AmxScope() { _tile_release(); }
+  AmxScope(const AmxScope&) = delete;
+  AmxScope& operator=(const AmxScope&) = delete;
 };
 
 template <class T, int V>
@@ -52331,7 +52356,7 @@ template <class T, class Keep>
 void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
     const Index N = std::min<Index>(Blocks::n, size.N - n);
     for (Index k = 0; k == 0 || k < size.K; k += Blocks::k) {
@@ -54325,7 +54350,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
                        Matrix<T> lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
-  const TileUnit<T> unit_of_products;
+  const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
@@ -54565,8 +54590,8 @@ struct TileScores {
   const BackwardScratch<T>& buffers;
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
-  bool one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+  bool only_one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
 };
 
 template <class T>
@@ -54682,10 +54707,10 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 }
 
 struct RowsOfPanel {
-  KeyRange keys;  // of the panel
-  KeyRange seen;  // those that some query sees, whole vectors
-  bool all;       // each query has a weight for some key
-  bool one_bias;  // the rows add it, and nothing else hides a pair
+  KeyRange keys;      // of the panel
+  KeyRange seen;      // those that some query sees, whole vectors
+  bool all;           // each query has a weight for some key
+  bool bias_in_rows;  // the rows add the one bias, and nothing else hides a pair
 };
 
 template <class T>
@@ -54698,7 +54723,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
       backward_open_rows<biased, true>(tile, r, count, panel.keys, scale, factors);
     }
   };
-  if (panel.one_bias) return open_rows(std::true_type{}, n);
+  if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
   const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
   if (open) return open_rows(std::false_type{}, n);
   const ScoreScratch<T>& scratch = tile.buffers.score;
@@ -54723,7 +54748,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
 template <class T>
 std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
                             const T* factors) {
-  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
+  const auto& [head, block, rows, buffers, mask, plain, only_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const Index first = r * BackwardTile<T>::row + c;
@@ -54739,16 +54764,16 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   const KeyRange of_panel{seen.begin - c, seen.end - c};
   const bool all = all_weigh(head, block.i0 + r, n);
-  const bool one_bias =
-      has_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
-  const bool folded = folds && (plain || one_bias);
+  const bool bias_in_rows =
+      only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
+  const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
                     folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + first);
-  backward_rows<T>(tile, r, n, {panel, seen, all, one_bias}, folded ? forward.scale : T(1),
+  backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
@@ -54907,7 +54932,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
                              Scratch<T> memory) {
   const Index d = head.forward.d, dv = head.forward.dv;
   const BackwardScratch<T> buffers(memory, d, dv);
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   BackwardMask<T> mask;
   TileBlock block{i0, rows, 0, j0, 0, n};
   mask.fill(head.forward.visibility, block);
@@ -55987,28 +56012,28 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-struct [[maybe_unused]] TileUnit {
-  TileUnit() {}
+struct [[maybe_unused]] AmxScope {
+  AmxScope() {}
 };
 
 #if HEADWISE_ISA_PAIRS == 3
 
 template <>
-struct TileUnit<float> {
+struct AmxScope<float> {
   struct Layout {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   };
 
-  TileUnit() {
+  AmxScope() {
     const Layout layout;
     asm volatile("" ::"r"(&layout) : "memory");  // it is in memory: see run_amx_tile
     _tile_loadconfig(&layout);
   }
-  ~TileUnit() { _tile_release(); }
-  TileUnit(const TileUnit&) = delete;
-  TileUnit& operator=(const TileUnit&) = delete;
+  ~AmxScope() { _tile_release(); }
+  AmxScope(const AmxScope&) = delete;
+  AmxScope& operator=(const AmxScope&) = delete;
 };
 
 template <class T, int V>
@@ -56925,7 +56950,7 @@ template <class T, class Keep>
 void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
     const Index N = std::min<Index>(Blocks::n, size.N - n);
     for (Index k = 0; k == 0 || k < size.K; k += Blocks::k) {
@@ -58919,7 +58944,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
                        Matrix<T> lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
-  const TileUnit<T> unit_of_products;
+  const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
   TileWork work;
@@ -59159,8 +59184,8 @@ struct TileScores {
   const BackwardScratch<T>& buffers;
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
-  bool one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || one_bias) && is_power_of_two(head.forward.scale);
+  bool only_one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
 };
 
 template <class T>
@@ -59276,10 +59301,10 @@ HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element
 }
 
 struct RowsOfPanel {
-  KeyRange keys;  // of the panel
-  KeyRange seen;  // those that some query sees, whole vectors
-  bool all;       // each query has a weight for some key
-  bool one_bias;  // the rows add it, and nothing else hides a pair
+  KeyRange keys;      // of the panel
+  KeyRange seen;      // those that some query sees, whole vectors
+  bool all;           // each query has a weight for some key
+  bool bias_in_rows;  // the rows add the one bias, and nothing else hides a pair
 };
 
 template <class T>
@@ -59292,7 +59317,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
       backward_open_rows<biased, true>(tile, r, count, panel.keys, scale, factors);
     }
   };
-  if (panel.one_bias) return open_rows(std::true_type{}, n);
+  if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
   const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
   if (open) return open_rows(std::false_type{}, n);
   const ScoreScratch<T>& scratch = tile.buffers.score;
@@ -59317,7 +59342,7 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
 template <class T>
 std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
                             const T* factors) {
-  const auto& [head, block, rows, buffers, mask, plain, has_one_bias, folds] = tile;
+  const auto& [head, block, rows, buffers, mask, plain, only_one_bias, folds] = tile;
   const AttentionHead<T>& forward = head.forward;
   const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
   const Index first = r * BackwardTile<T>::row + c;
@@ -59333,16 +59358,16 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
   const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
   const KeyRange of_panel{seen.begin - c, seen.end - c};
   const bool all = all_weigh(head, block.i0 + r, n);
-  const bool one_bias =
-      has_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
-  const bool folded = folds && (plain || one_bias);
+  const bool bias_in_rows =
+      only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
+  const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
                     folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
   multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
                     buffers.ds + first);
-  backward_rows<T>(tile, r, n, {panel, seen, all, one_bias}, folded ? forward.scale : T(1),
+  backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * (d + dv) * Factor<T>::depth;
 }
@@ -59501,7 +59526,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
                              Scratch<T> memory) {
   const Index d = head.forward.d, dv = head.forward.dv;
   const BackwardScratch<T> buffers(memory, d, dv);
-  const TileUnit<T> unit;
+  const AmxScope<T> amx;
   BackwardMask<T> mask;
   TileBlock block{i0, rows, 0, j0, 0, n};
   mask.fill(head.forward.visibility, block);
@@ -60316,7 +60341,8 @@ class AdamW : public Optimizer<T, AdamWOptions> {
   /// Work    15 FLOPs an element, in one pass over w, g, m and v.
   /// Throws  ArgumentError without groups and for options out of range, before anything is written.
   void step(const Context& context = {}) { step(1, context); }
-  /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
+  /// The same with gradients times gradient_scale, a finite number: a clip_factor, or 1 / n of n
+  /// batches.
   void step(double gradient_scale, const Context& context = {}) {
     constexpr std::string_view function = "AdamW::step";
     this->require_groups(function);
@@ -60538,7 +60564,8 @@ class Sgd : public Optimizer<T, SgdOptions> {
   ///         2 with nesterov.
   /// Throws  ArgumentError without groups and for options out of range, before anything is written.
   void step(const Context& context = {}) { step(1, context); }
-  /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
+  /// The same with gradients times gradient_scale, a finite number: a clip_factor, or 1 / n of n
+  /// batches.
   void step(double gradient_scale, const Context& context = {}) {
     constexpr std::string_view function = "Sgd::step";
     this->require_groups(function);

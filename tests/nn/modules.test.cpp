@@ -88,4 +88,30 @@ TEMPLATE_TEST_CASE("LayerNorm starts as the normalisation alone, and adds up gra
   CHECK(affine.backward(empty, cache, once).shape() == empty.shape());
 }
 
+TEST_CASE("zero_gradients are 0, and as many bytes as the parameters, of the memory that is named",
+          "[nn]") {
+  const auto holds = [](const auto& module) {
+    std::int64_t bytes = 0;
+    module.parameters().for_each(
+        [&](const std::string&, auto p) { bytes += p.size() * std::int64_t(sizeof(*p.data())); });
+    MemoryTally memory;
+    const auto gradients = module.zero_gradients(&memory);
+    gradients.for_each([&](const std::string& name, auto g) {
+      CAPTURE(name);
+      bool zero = true;
+      for_each_index(g.shape(), [&](const auto& at) { zero = zero && g(at) == 0; });
+      CHECK(zero);
+    });
+    CHECK(memory.live() == bytes);
+  };
+  holds(Linear<float>(4, 3));
+  holds(Linear<double>(4, 3, false));
+  holds(LayerNorm<float>(5));
+  holds(RMSNorm<float>(5));
+  holds(Embedding<float>(7, 3));
+  holds(FeedForward<float>({.d_model = 4}));
+  holds(MultiHeadAttention<float>({.d_model = 4, .num_heads = 2}));
+  holds(TransformerBlock<float>({.d_model = 4, .num_heads = 2}));
+}
+
 }  // namespace nn_modules

@@ -3,8 +3,6 @@
 // D], and its gradient is summed over them.
 #pragma once
 
-#include <optional>
-
 #include "headwise/autograd/views.hpp"
 #include "headwise/ops/elementwise.hpp"
 

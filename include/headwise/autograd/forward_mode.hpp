@@ -4,7 +4,6 @@
 // as wrong here.
 #pragma once
 
-#include <string>
 #include <string_view>
 #include <type_traits>
 

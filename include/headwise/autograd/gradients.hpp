@@ -4,8 +4,6 @@
 // into one, by who computes them.
 #pragma once
 
-#include <algorithm>
-
 #include "headwise/autograd/node.hpp"
 #include "headwise/ops/accumulate.hpp"
 #include "headwise/tensor/view_ops.hpp"

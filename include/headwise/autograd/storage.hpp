@@ -6,7 +6,6 @@
 #include <memory>
 #include <memory_resource>
 #include <utility>
-#include <vector>
 
 #include "headwise/tensor/scalar.hpp"
 #include "headwise/tensor/tensor.hpp"

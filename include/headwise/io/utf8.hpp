@@ -2,7 +2,6 @@
 // origin is shown in a message.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>

@@ -11,7 +11,6 @@
 
 #include <cmath>
 #include <concepts>
-#include <cstdint>
 #include <limits>
 #include <numbers>
 

@@ -217,10 +217,11 @@ class Embedding {
     return dh;
   }
 
-  /// Gradients of the right shape, all 0.
-  EmbeddingParameters<T> zero_gradients() const {
+  /// Gradients of the right shape, all 0. Throws std::bad_alloc.
+  EmbeddingParameters<T> zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     EmbeddingParameters<T> gradients;
-    gradients.table = Tensor<T, 2>(parameters_.table.shape());
+    gradients.table = Tensor<T, 2>(parameters_.table.shape(), memory);
     return gradients;
   }
 

@@ -49,8 +49,8 @@ class FeedForward {
     Cache unused;
     return run(x, call, unused, context);
   }
-  /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
-  /// backward call.
+  /// The same, and what backward needs into the cache, once all has gone well. The elements of x
+  /// must stay until the backward call: after x = layer.forward(x, call, cache) they are gone.
   Tensor<T, 2> forward(In<T, 2> x, const Call& call, Cache& cache,
                        const Context& context = {}) const {
     Cache fresh;

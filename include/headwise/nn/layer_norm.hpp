@@ -50,7 +50,8 @@ class LayerNorm {
  public:
   /// What backward adds to.
   using Gradients = LayerNormParameters<T>;
-  /// What forward leaves for backward. It views x, which must outlive the backward call.
+  /// What forward leaves for backward. It views x, whose elements must stay until the backward
+  /// call: after x = norm.forward(x, cache) they are gone.
   struct Cache {
     ViewedInput<T, 2> x;  // [N, D]
     Tensor<T, 1> mean;    // [N]
@@ -138,12 +139,13 @@ class LayerNorm {
     });
   }
 
-  /// Gradients of the right shapes, all 0.
-  LayerNormParameters<T> zero_gradients() const {
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
+  LayerNormParameters<T> zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     LayerNormParameters<T> gradients;
     if (parameters_.gamma.size() == 0) return gradients;
-    gradients.gamma = Tensor<T, 1>(parameters_.gamma.shape());
-    gradients.beta = Tensor<T, 1>(parameters_.beta.shape());
+    gradients.gamma = Tensor<T, 1>(parameters_.gamma.shape(), memory);
+    gradients.beta = Tensor<T, 1>(parameters_.beta.shape(), memory);
     return gradients;
   }
 

@@ -11,7 +11,8 @@
 
 namespace headwise::inline v0_1 {
 
-/// What a Linear learns; its gradients have the same form. W is kept as numbers of type W.
+/// What a Linear learns; its gradients have the same form. W is the type in which the
+/// matrix is kept.
 template <Scalar T, KeptAs<T> W = T>
 struct LinearParameters {
   Tensor<W, 2> w;  // [K, O]
@@ -48,7 +49,8 @@ class Linear {
  public:
   /// What backward adds to.
   using Gradients = LinearParameters<T>;
-  /// What forward leaves for backward. It views x, which must outlive the backward call.
+  /// What forward leaves for backward. It views x, whose elements must stay until the backward
+  /// call: after x = layer.forward(x, cache) they are gone.
   struct Cache {
     ViewedInput<T, 2> x;  // [N, K]
     bool filled = false;  // whether forward has been called with it
@@ -128,11 +130,12 @@ class Linear {
     });
   }
 
-  /// Gradients of the right shapes, all 0.
-  LinearParameters<T> zero_gradients() const {
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
+  LinearParameters<T> zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     LinearParameters<T> gradients;
-    gradients.w = Tensor<T, 2>(parameters_.w.shape());
-    if (parameters_.b.size() != 0) gradients.b = Tensor<T, 1>(parameters_.b.shape());
+    gradients.w = Tensor<T, 2>(parameters_.w.shape(), memory);
+    if (parameters_.b.size() != 0) gradients.b = Tensor<T, 1>(parameters_.b.shape(), memory);
     return gradients;
   }
 

@@ -71,7 +71,8 @@ class MultiHeadAttention {
   Tensor<T, 3> forward(In<T, 3> x, const Call& call = {}, const Context& context = {}) const {
     return infer({x, x, x, true}, call, context);
   }
-  /// Self-attention: fills the cache. x must outlive the backward call.
+  /// Self-attention: fills the cache. The elements of x must stay until the backward call: after
+  /// x = attention.forward(x, call, cache) they are gone.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
                        const Context& context = {}) const {
     return train({x, x, x, true}, call, cache, context);
@@ -229,9 +230,7 @@ class MultiHeadAttention {
     return y;
   }
   void require_parameters() const {
-    require_shape("MultiHeadAttention::forward", "W_O", In<W, 2>(parameters_.w_o),
-                  Shape{options_.context_width(), options_.d_model},
-                  "the options: a module that was moved from has none");
+    detail::require_whole("MultiHeadAttention::forward", options_, parameters_);
   }
 
   template <class U>

@@ -8,7 +8,7 @@
 namespace headwise::inline v0_1 {
 
 /// Fill it by forward, hand it to backward; as many as there are forward calls pending. The inputs
-/// and the masks are viewed, not copied: they must outlive the backward call.
+/// and the masks are viewed, not copied: their elements must stay until the backward call.
 template <Scalar T>
 struct MultiHeadAttentionCache {
   /// Not filled.

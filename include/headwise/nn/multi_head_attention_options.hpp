@@ -2,7 +2,6 @@
 #pragma once
 
 #include <optional>
-#include <span>
 
 #include "headwise/nn/epsilon.hpp"
 #include "headwise/nn/init.hpp"

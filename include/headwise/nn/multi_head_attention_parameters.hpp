@@ -253,3 +253,15 @@ void for_each_with_gradient(MultiHeadAttentionParameters<T>& parameters,
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// The module is whole. Of resolved options.
+template <class T, class W>
+void require_whole(std::string_view function, const MultiHeadAttentionOptions& o,
+                   const MultiHeadAttentionParameters<T, W>& p) {
+  require_shape(function, "W_O", In<W, 2>(p.w_o), Shape{o.context_width(), o.d_model},
+                "the options: a module that was moved from has none");
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

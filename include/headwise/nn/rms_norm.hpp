@@ -40,7 +40,8 @@ class RMSNorm {
  public:
   /// What backward adds to.
   using Gradients = RMSNormParameters<T>;
-  /// What forward leaves for backward. It views x, which must outlive the backward call.
+  /// What forward leaves for backward. It views x, whose elements must stay until the backward
+  /// call: after x = norm.forward(x, cache) they are gone.
   struct Cache {
     ViewedInput<T, 2> x;  // [N, D]
     Tensor<T, 1> rstd;    // [N]
@@ -122,10 +123,12 @@ class RMSNorm {
     });
   }
 
-  /// Gradients of the right shapes, all 0.
-  RMSNormParameters<T> zero_gradients() const {
+  /// Gradients of the right shapes, all 0. Throws std::bad_alloc.
+  RMSNormParameters<T> zero_gradients(
+      std::pmr::memory_resource* memory = std::pmr::get_default_resource()) const {
     RMSNormParameters<T> gradients;
-    if (parameters_.gamma.size() != 0) gradients.gamma = Tensor<T, 1>(parameters_.gamma.shape());
+    if (parameters_.gamma.size() == 0) return gradients;
+    gradients.gamma = Tensor<T, 1>(parameters_.gamma.shape(), memory);
     return gradients;
   }
 

@@ -59,8 +59,8 @@ class TransformerBlock {
     Cache unused;
     return run(x, call, unused, false, context);
   }
-  /// The same, and what backward needs into the cache, once all has gone well. x must outlive the
-  /// backward call.
+  /// The same, and what backward needs into the cache, once all has gone well. The elements of x
+  /// must stay until the backward call: after x = block.forward(x, call, cache) they are gone.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call, Cache& cache,
                        const Context& context = {}) const {
     Cache fresh;

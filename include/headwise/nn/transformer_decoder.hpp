@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "headwise/nn/transformer_block_step.hpp"
 #include "headwise/nn/transformer_decoder_state.hpp"

@@ -49,18 +49,20 @@ AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionIn
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// weights = softmax(scale q k^T + bias over visible keys), o = weights v.
+/// weights = softmax(scores over visible keys), o = weights v; scores are scale q k^T, changed as
+/// ScoreOptions says.
 ///
 /// q        [B, H, L, d]    in
 /// k        [B, G, S, d]    in; G divides H, query head h reads key head h / (H / G)
 /// v        [B, G, S, dv]   in
-/// options                  masks, scale, dropout of the weights
+/// options                  masks, scale, what changes scores, dropout of the weights
 /// weights  [B, H, L, S]    out; before dropout: rows sum to 1
 /// o        [B, H, L, dv]   out
 ///
 /// A query that sees no key has weights 0 and o 0. What a hidden pair holds, NaN or infinity, does
 /// not reach o. Any strides; outputs must not overlap inputs or each other.
-/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout.
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, and what dropout and changed scores cost
+///         (count_flops).
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Vaswani et al., "Attention Is All You Need", 2017, arXiv 1706.03762, equation 1.
 template <Scalar T>
@@ -111,7 +113,9 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
 /// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
 /// from a query whose d_o is 0, whatever it holds: where it or its weights are no numbers, copies
 /// of q and weights are made. Outputs must not overlap inputs or each other.
-/// Work    4 (d + dv) + 5 FLOPs a visible pair, two more for dropout; scratch [L, S] a thread.
+/// Work    4 (d + dv) + 5 FLOPs a visible pair, and what dropout and changed scores cost
+///         (count_backward_flops); scratch [L, S] a thread. On the calling thread alone where
+///         gradients of what changes scores are asked for: heads add to them in order.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  docs/derivations/attention_backward.md, steps 4e to 4a.
 template <Scalar T>
@@ -160,7 +164,7 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
                               (5 + extra) * head.L * head.S);
     }
   };
-  if (gradients.score.any()) {  // which heads share: one after the other
+  if (gradients.score.any()) {  // heads may share them: each adds to them in its turn
     for (Index t = 0; t < B * G; ++t) task(t, 0);
   } else {
     detail::run_tasks(context, B * G, detail::multiply_adds(sizes), task);

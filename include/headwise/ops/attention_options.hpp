@@ -167,19 +167,21 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
   const Position first = options.origin.of_head(b, h);
   const T scale = options.scale ? *options.scale
                                 : T(1) / T(sqrt(T(static_cast<double>(std::max<Index>(d, 1)))));
-  return {kernels::matrix(q, b, h),
-          kernels::matrix(k, b, g),
-          kernels::matrix(v, b, g),
-          L,
-          S,
-          d,
-          dv,
-          scale,
-          HeadVisibility<T>(options.mask, b, h, L, S, options.origin, options.gap),
-          DropoutMask(options.dropout, DropoutStream::weights),
-          first.batch,
-          first.head,
-          head_score(options.score, first, options.gap, h, L, S)};
+  return {
+      .q = kernels::matrix(q, b, h),
+      .k = kernels::matrix(k, b, g),
+      .v = kernels::matrix(v, b, g),
+      .L = L,
+      .S = S,
+      .d = d,
+      .dv = dv,
+      .scale = scale,
+      .visibility = HeadVisibility<T>(options.mask, b, h, L, S, options.origin, options.gap),
+      .dropout = DropoutMask(options.dropout, DropoutStream::weights),
+      .b = first.batch,
+      .h = first.head,
+      .score = head_score(options.score, first, options.gap, h, L, S),
+  };
 }
 
 /// Head h's rows of batch element b, as they are stored.
@@ -211,7 +213,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<U
 
 HEADWISE_STRICT_MATH_END
 
-/// The pairs that causality, window, key lengths and documents leave to a head.
+/// The pairs that are within the bounds of a head's masks: what HeadVisibility::count counts.
 template <class T>
 std::int64_t pairs_of(const HeadVisibility<T>& visible, Index L) {
   std::int64_t pairs = 0;

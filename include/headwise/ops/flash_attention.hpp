@@ -17,7 +17,7 @@
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Queries of a task of forward: as many as share a copy of their keys, in parts of one size, and
-/// fewer where there are workers without a task. No result depends on it.
+/// fewer where several workers would have less than four tasks each. No result depends on it.
 template <class T>
 Index queries_of_task(const kernels::Kernels<T>& run, const SequenceRows& rows, Index heads,
                       Index workers) {
@@ -135,12 +135,12 @@ void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-/// o = softmax(scale q k^T + bias over visible keys) v.
+/// o = softmax(scores over visible keys) v; scores are scale q k^T, changed as ScoreOptions says.
 ///
 /// q        [B, H, L, d]    in
 /// k        [B, G, S, d]    in; G divides H, query head h reads key head h / (H / G)
 /// v        [B, G, S, dv]   in
-/// options                  masks, scale, dropout of the weights
+/// options                  masks, scale, what changes scores, dropout of the weights
 /// o        [B, H, L, dv]   out
 /// lse      [B, H, L, 2]    out; logsumexp of each query's visible scores, and beside it what its
 ///                          rounding left out; {} for inference
@@ -150,9 +150,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// other queries, or how many keys stand behind those it sees. Any strides; outputs must not
 /// overlap inputs, masks or each other.
 ///
-/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout; tiles without
-///         a visible pair are skipped. Scratch constant for each thread; where threads share the
-///         keys of few queries, 1 + dv / 128 numbers a pair more.
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, and what dropout and changed scores cost
+///         (count_flops); tiles without a visible pair are skipped. Scratch constant for each
+///         thread; where threads share the keys of few queries, 1 + dv / 128 numbers a pair more.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
 template <Scalar T>
@@ -229,8 +229,9 @@ void flash_attention_forward(In<U, 4> q, const TransposedKeys<std::type_identity
 /// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
 /// from a query whose d_o is 0, whatever it holds: where it or its lse is no number, copies of q
 /// and lse are made. Outputs must not overlap inputs or each other.
-/// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights), one
-///         more a bias and two for dropout, 2 dv a query. Scratch constant for each thread.
+/// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights),
+///         2 dv a query, and what dropout and changed scores cost (count_backward_flops). Scratch
+///         constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
 template <Scalar T>

@@ -160,8 +160,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// last key. The bits of a sequence are those of a call for it alone, or in a padded batch with
 /// Mask::key_lengths; dropout is drawn for sequence b as for element b of a batch. Any strides.
 ///
-/// Work    2 (d + dv) + 5 FLOPs a visible pair, one more a bias and one for dropout. Scratch
-///         constant for each thread.
+/// Work    2 (d + dv) + 5 FLOPs a visible pair, and what dropout and changed scores cost
+///         (count_flops). Scratch constant for each thread.
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao et al., 2022, arXiv 2205.14135; Dao, 2023, arXiv 2307.08691.
 template <Scalar T>
@@ -191,7 +191,8 @@ void packed_attention_forward(const PackedSequences<U>& inputs,
 /// The bits of a sequence are those of a call for it alone; of gradients of what changes scores,
 /// those of such calls one after the other. Nothing flows from a query whose d_o is 0, either, to
 /// keys and values that are finite.
-/// Work    6 d + 4 dv + 7 FLOPs a visible pair, one more a bias and two for dropout, 2 dv a query.
+/// Work    6 d + 4 dv + 7 FLOPs a visible pair, 2 dv a query, and what dropout and changed scores
+///         cost (count_backward_flops).
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
 /// Source  Dao, 2023, arXiv 2307.08691, algorithm 2; docs/derivations/flash_backward.md.
 template <Scalar T>

@@ -12,8 +12,9 @@
 
 namespace headwise::inline v0_1 {
 
-/// What is done to scaled scores, in this order; then come the mask's biases and the mask. Viewed,
-/// not copied: what it views must outlive the call, and for training the backward call too.
+/// What is done to scaled scores: softcap, ALiBi and relative biases, the mask's biases, the
+/// function, the mask; then the softmax, in which sinks take part. Viewed, not copied: what it
+/// views must outlive the call, and for training the backward call too.
 template <Scalar T>
 struct ScoreOptions {
   std::optional<T> softcap = {};      // c > 0, normal: a score becomes c tanh(score / c)
@@ -22,7 +23,7 @@ struct ScoreOptions {
   /// Uszkoreit and Vaswani, 2018, arXiv 1803.02155; Raffel et al., 2020, arXiv 1910.10683,
   /// section 2.1.
   LastingIn<T, 2> relative_bias = {};
-  /// Then, behind the mask's biases, a function of one's own, of which this is a view
+  /// Behind the mask's biases: a function of one's own, of which this is a view
   /// (kernels/score_function.hpp); what hides pairs is asked apart from it.
   ScoreFunctionRef<T> function = {};
   LastingIn<T, 1> sinks = {};  // [H]: a logit that takes weight and has no value

@@ -2,7 +2,6 @@
 // in each element of a batch, or of any, one sequence behind the other.
 #pragma once
 
-#include <algorithm>
 #include <span>
 
 #include "headwise/ops/forward_inputs.hpp"

@@ -66,7 +66,8 @@ class AdamW : public Optimizer<T, AdamWOptions> {
   /// Work    15 FLOPs an element, in one pass over w, g, m and v.
   /// Throws  ArgumentError without groups and for options out of range, before anything is written.
   void step(const Context& context = {}) { step(1, context); }
-  /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
+  /// The same with gradients times gradient_scale, a finite number: a clip_factor, or 1 / n of n
+  /// batches.
   void step(double gradient_scale, const Context& context = {}) {
     constexpr std::string_view function = "AdamW::step";
     this->require_groups(function);

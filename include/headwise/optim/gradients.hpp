@@ -6,7 +6,6 @@
 // as its gradient_scale.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 
 #include "headwise/optim/parameter_runs.hpp"

@@ -64,7 +64,8 @@ class Sgd : public Optimizer<T, SgdOptions> {
   ///         2 with nesterov.
   /// Throws  ArgumentError without groups and for options out of range, before anything is written.
   void step(const Context& context = {}) { step(1, context); }
-  /// The same with gradients times gradient_scale: a clip_factor, or 1 / n of n batches.
+  /// The same with gradients times gradient_scale, a finite number: a clip_factor, or 1 / n of n
+  /// batches.
   void step(double gradient_scale, const Context& context = {}) {
     constexpr std::string_view function = "Sgd::step";
     this->require_groups(function);

@@ -1,7 +1,6 @@
 // What a computation cost, counted while it runs: floating-point operations and bytes.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory_resource>

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "headwise/tensor/view.hpp"

@@ -29,7 +29,8 @@ concept Scalar = std::numeric_limits<T>::is_specialized && !std::integral<T> &&
 inline namespace HEADWISE_CODE {
 
 /// x = -infinity, written by its bits: some compilers refuse the literal under -ffast-math, and
-/// clang 19 lets no function return it. It is stored in results, never computed with.
+/// clang 19 lets no function return it. It is stored in results and for hidden scores, and computed
+/// with in strict regions alone.
 template <Scalar T>
 void set_negative_infinity(T& x) {
   constexpr std::uint32_t single = 0xFF800000u;
