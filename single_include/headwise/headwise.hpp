@@ -9924,16 +9924,16 @@ void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
 
 /// What the panels of queries of a task read of one block of keys.
 template <class T>
-struct KeyBlock {
+struct KeyOperands {
   Matrix<const Element<T>> k;
   Operand<T> v;
 };
 
 /// Dense copies of the n keys from j0 on, as they are stored.
 template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
+KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                           const ForwardScratch<T>& buffers) {
+  KeyOperands<T> block{};
   detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
     block.k = copy_left<T>(k, n, head.d, buffers.k);
@@ -9947,19 +9947,19 @@ KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bo
 /// pass ran at 76 % of the peak; with copies and 512 at 82). Fewer read k, and v if its rows are
 /// whole vectors, where they lie, if not transposed. Pairs are always made in copies.
 template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
+KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, bool few,
+                            bool all_seen, const ForwardScratch<T>& buffers) {
   if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    return copied_keys<T>(head, j0, n, all_seen, buffers);
   } else {
     if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+      return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
     const auto stays = [&](Matrix<const T> x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    KeyOperands<T> block{k, {v.data, v.row, 1, true}};
     const bool in_place = few ? k.column == 1 : stays(k, head.d);
     if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
@@ -10271,7 +10271,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const KeyRange keys = looking.keys();
     const bool all_seen = head.visibility.sees_all(i0, rows, keys);
     const auto keys_here =
-        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+        key_operands<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
     for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
       const Index count = std::min<Index>(lanes, rows - first);
       TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
@@ -16791,15 +16791,15 @@ void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
 }
 
 template <class T>
-struct KeyBlock {
+struct KeyOperands {
   Matrix<const Element<T>> k;
   Operand<T> v;
 };
 
 template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
+KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                           const ForwardScratch<T>& buffers) {
+  KeyOperands<T> block{};
   detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
     block.k = copy_left<T>(k, n, head.d, buffers.k);
@@ -16809,19 +16809,19 @@ KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bo
 }
 
 template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
+KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, bool few,
+                            bool all_seen, const ForwardScratch<T>& buffers) {
   if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    return copied_keys<T>(head, j0, n, all_seen, buffers);
   } else {
     if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+      return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
     const auto stays = [&](Matrix<const T> x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    KeyOperands<T> block{k, {v.data, v.row, 1, true}};
     const bool in_place = few ? k.column == 1 : stays(k, head.d);
     if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
@@ -17093,7 +17093,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const KeyRange keys = looking.keys();
     const bool all_seen = head.visibility.sees_all(i0, rows, keys);
     const auto keys_here =
-        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+        key_operands<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
     for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
       const Index count = std::min<Index>(lanes, rows - first);
       TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
@@ -23304,15 +23304,15 @@ void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
 }
 
 template <class T>
-struct KeyBlock {
+struct KeyOperands {
   Matrix<const Element<T>> k;
   Operand<T> v;
 };
 
 template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
+KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                           const ForwardScratch<T>& buffers) {
+  KeyOperands<T> block{};
   detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
     block.k = copy_left<T>(k, n, head.d, buffers.k);
@@ -23322,19 +23322,19 @@ KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bo
 }
 
 template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
+KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, bool few,
+                            bool all_seen, const ForwardScratch<T>& buffers) {
   if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    return copied_keys<T>(head, j0, n, all_seen, buffers);
   } else {
     if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+      return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
     const auto stays = [&](Matrix<const T> x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    KeyOperands<T> block{k, {v.data, v.row, 1, true}};
     const bool in_place = few ? k.column == 1 : stays(k, head.d);
     if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
@@ -23606,7 +23606,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const KeyRange keys = looking.keys();
     const bool all_seen = head.visibility.sees_all(i0, rows, keys);
     const auto keys_here =
-        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+        key_operands<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
     for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
       const Index count = std::min<Index>(lanes, rows - first);
       TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
@@ -30361,7 +30361,7 @@ class FlashBackwardCall {
     const bool asks = numbers * sizeof(U) > 0x1p20;
     const auto task = [&](Index, Index worker) {
       const Index taken = turns_.take(), after = taken + workers;
-      const BlockOfKeys block = block_of_turn(taken);
+      const KeyTask block = block_of_turn(taken);
       if (block.number * run_.backward_keys >= sequences_.keys.length(block.b)) return;
       run_block(block, worker,
                 asks && after < count ? std::optional(block_of_turn(after)) : std::nullopt);
@@ -30449,11 +30449,11 @@ class FlashBackwardCall {
   }
 
   /// A block of keys of a key/value head of a sequence.
-  struct BlockOfKeys {
+  struct KeyTask {
     Index b, g, number;
   };
   /// Whose turn it is: first blocks of all heads first, of packed sequences one after the other.
-  BlockOfKeys block_of_turn(Index turn) const {
+  KeyTask block_of_turn(Index turn) const {
     const SequenceRows& rows = sequences_.keys;
     if (rows.packed()) {
       const auto [b, number] = rows.task(turn, sizes_.G, run_.backward_keys);
@@ -30464,7 +30464,7 @@ class FlashBackwardCall {
   }
 
   /// What is asked for before a block is begun with.
-  kernels::KeysAhead<T> keys_of(const BlockOfKeys& block) {
+  kernels::KeysAhead<T> keys_of(const KeyTask& block) {
     const auto head = head_at(block.b, block.g * sizes_.group()).forward;
     const Index first = block.number * run_.backward_keys;
     const Index count = std::clamp<Index>(head.S - first, 0, run_.backward_keys);
@@ -30472,7 +30472,7 @@ class FlashBackwardCall {
   }
 
   /// One of them; `next` is asked for beside its last tile.
-  void run_block(const BlockOfKeys& of, Index worker, const std::optional<BlockOfKeys>& next = {}) {
+  void run_block(const KeyTask& of, Index worker, const std::optional<KeyTask>& next = {}) {
     const Index keys = run_.backward_keys, queries = run_.backward_queries;
     const Index b = of.b, g = of.g, j0 = of.number * keys;
     const Index n = std::min<Index>(keys, sequences_.keys.length(b) - j0);
@@ -44877,15 +44877,15 @@ void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
 }
 
 template <class T>
-struct KeyBlock {
+struct KeyOperands {
   Matrix<const Element<T>> k;
   Operand<T> v;
 };
 
 template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
+KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                           const ForwardScratch<T>& buffers) {
+  KeyOperands<T> block{};
   detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
     block.k = copy_left<T>(k, n, head.d, buffers.k);
@@ -44895,19 +44895,19 @@ KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bo
 }
 
 template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
+KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, bool few,
+                            bool all_seen, const ForwardScratch<T>& buffers) {
   if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    return copied_keys<T>(head, j0, n, all_seen, buffers);
   } else {
     if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+      return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
     const auto stays = [&](Matrix<const T> x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    KeyOperands<T> block{k, {v.data, v.row, 1, true}};
     const bool in_place = few ? k.column == 1 : stays(k, head.d);
     if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
@@ -45179,7 +45179,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const KeyRange keys = looking.keys();
     const bool all_seen = head.visibility.sees_all(i0, rows, keys);
     const auto keys_here =
-        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+        key_operands<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
     for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
       const Index count = std::min<Index>(lanes, rows - first);
       TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
@@ -49475,15 +49475,15 @@ void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
 }
 
 template <class T>
-struct KeyBlock {
+struct KeyOperands {
   Matrix<const Element<T>> k;
   Operand<T> v;
 };
 
 template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
+KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                           const ForwardScratch<T>& buffers) {
+  KeyOperands<T> block{};
   detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
     block.k = copy_left<T>(k, n, head.d, buffers.k);
@@ -49493,19 +49493,19 @@ KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bo
 }
 
 template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
+KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, bool few,
+                            bool all_seen, const ForwardScratch<T>& buffers) {
   if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    return copied_keys<T>(head, j0, n, all_seen, buffers);
   } else {
     if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+      return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
     const auto stays = [&](Matrix<const T> x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    KeyOperands<T> block{k, {v.data, v.row, 1, true}};
     const bool in_place = few ? k.column == 1 : stays(k, head.d);
     if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
@@ -49777,7 +49777,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const KeyRange keys = looking.keys();
     const bool all_seen = head.visibility.sees_all(i0, rows, keys);
     const auto keys_here =
-        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+        key_operands<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
     for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
       const Index count = std::min<Index>(lanes, rows - first);
       TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
@@ -54069,15 +54069,15 @@ void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
 }
 
 template <class T>
-struct KeyBlock {
+struct KeyOperands {
   Matrix<const Element<T>> k;
   Operand<T> v;
 };
 
 template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
+KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                           const ForwardScratch<T>& buffers) {
+  KeyOperands<T> block{};
   detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
     block.k = copy_left<T>(k, n, head.d, buffers.k);
@@ -54087,19 +54087,19 @@ KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bo
 }
 
 template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
+KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, bool few,
+                            bool all_seen, const ForwardScratch<T>& buffers) {
   if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    return copied_keys<T>(head, j0, n, all_seen, buffers);
   } else {
     if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+      return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
     const auto stays = [&](Matrix<const T> x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    KeyOperands<T> block{k, {v.data, v.row, 1, true}};
     const bool in_place = few ? k.column == 1 : stays(k, head.d);
     if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
@@ -54371,7 +54371,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const KeyRange keys = looking.keys();
     const bool all_seen = head.visibility.sees_all(i0, rows, keys);
     const auto keys_here =
-        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+        key_operands<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
     for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
       const Index count = std::min<Index>(lanes, rows - first);
       TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
@@ -58663,15 +58663,15 @@ void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
 }
 
 template <class T>
-struct KeyBlock {
+struct KeyOperands {
   Matrix<const Element<T>> k;
   Operand<T> v;
 };
 
 template <class T>
-KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
-                             const ForwardScratch<T>& buffers) {
-  KeyBlock<T> block{};
+KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                           const ForwardScratch<T>& buffers) {
+  KeyOperands<T> block{};
   detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
     block.k = copy_left<T>(k, n, head.d, buffers.k);
@@ -58681,19 +58681,19 @@ KeyBlock<T> copied_key_block(const AttentionHead<T>& head, Index j0, Index n, bo
 }
 
 template <class T>
-KeyBlock<T> key_block(const AttentionHead<T>& head, Index j0, Index n, bool few, bool all_seen,
-                      const ForwardScratch<T>& buffers) {
+KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, bool few,
+                            bool all_seen, const ForwardScratch<T>& buffers) {
   if constexpr (Factor<T>::depth > 1) {
-    return copied_key_block<T>(head, j0, n, all_seen, buffers);
+    return copied_keys<T>(head, j0, n, all_seen, buffers);
   } else {
     if (head.stored_k.as != StoredAs::same) {
-      return copied_key_block<T>(head, j0, n, all_seen, buffers);
+      return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
     const auto stays = [&](Matrix<const T> x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
-    KeyBlock<T> block{k, {v.data, v.row, 1, true}};
+    KeyOperands<T> block{k, {v.data, v.row, 1, true}};
     const bool in_place = few ? k.column == 1 : stays(k, head.d);
     if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
     if (!stays(v, head.dv)) {
@@ -58965,7 +58965,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
     const KeyRange keys = looking.keys();
     const bool all_seen = head.visibility.sees_all(i0, rows, keys);
     const auto keys_here =
-        key_block<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+        key_operands<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
     for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
       const Index count = std::min<Index>(lanes, rows - first);
       TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};

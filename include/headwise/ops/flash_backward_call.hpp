@@ -110,7 +110,7 @@ class FlashBackwardCall {
     const bool asks = numbers * sizeof(U) > 0x1p20;
     const auto task = [&](Index, Index worker) {
       const Index taken = turns_.take(), after = taken + workers;
-      const BlockOfKeys block = block_of_turn(taken);
+      const KeyTask block = block_of_turn(taken);
       if (block.number * run_.backward_keys >= sequences_.keys.length(block.b)) return;
       run_block(block, worker,
                 asks && after < count ? std::optional(block_of_turn(after)) : std::nullopt);
@@ -198,11 +198,11 @@ class FlashBackwardCall {
   }
 
   /// A block of keys of a key/value head of a sequence.
-  struct BlockOfKeys {
+  struct KeyTask {
     Index b, g, number;
   };
   /// Whose turn it is: first blocks of all heads first, of packed sequences one after the other.
-  BlockOfKeys block_of_turn(Index turn) const {
+  KeyTask block_of_turn(Index turn) const {
     const SequenceRows& rows = sequences_.keys;
     if (rows.packed()) {
       const auto [b, number] = rows.task(turn, sizes_.G, run_.backward_keys);
@@ -213,7 +213,7 @@ class FlashBackwardCall {
   }
 
   /// What is asked for before a block is begun with.
-  kernels::KeysAhead<T> keys_of(const BlockOfKeys& block) {
+  kernels::KeysAhead<T> keys_of(const KeyTask& block) {
     const auto head = head_at(block.b, block.g * sizes_.group()).forward;
     const Index first = block.number * run_.backward_keys;
     const Index count = std::clamp<Index>(head.S - first, 0, run_.backward_keys);
@@ -221,7 +221,7 @@ class FlashBackwardCall {
   }
 
   /// One of them; `next` is asked for beside its last tile.
-  void run_block(const BlockOfKeys& of, Index worker, const std::optional<BlockOfKeys>& next = {}) {
+  void run_block(const KeyTask& of, Index worker, const std::optional<KeyTask>& next = {}) {
     const Index keys = run_.backward_keys, queries = run_.backward_queries;
     const Index b = of.b, g = of.g, j0 = of.number * keys;
     const Index n = std::min<Index>(keys, sequences_.keys.length(b) - j0);
