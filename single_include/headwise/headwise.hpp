@@ -931,7 +931,8 @@ struct Exp2Constants<float> {
   // x + shift has round(x) + 127, the exponent's bits of 2^round(x), in its lowest bits.
   static constexpr float shift = 0x1.8p23f + 127;
   static constexpr float lowest = -126.0f;  // below, 2^x is denormal
-  // Below, a weight is nothing beside the sum of 1, and what is multiplied by it may be denormal.
+  // Below, a weight is nothing beside the sum of 1, a sink's among it, and what is multiplied by it
+  // may be denormal: it counts as 0 in backward, as docs/features/two_paths.md says.
   static constexpr float lowest_of_flows = -64.0f;
   // log2(e) in two parts: the product of the first with a number of 18 bits is exact.
   static constexpr float log2e_high = 0x1.7p+0f, log2e_low = 0x1.547652p-8f;
@@ -5104,8 +5105,8 @@ class ExecutorRef {
   requires(!std::same_as<E, ExecutorRef>) ExecutorRef(E& executor) {
     refer_to(executor);
     const Index workers = concurrency();
-    require(workers >= 1, "ExecutorRef", "concurrency of the executor is ", workers,
-            ", expected >= 1");
+    require(workers >= 1 && workers <= max_threads, "ExecutorRef",
+            "concurrency of the executor is ", workers, ", expected 1 to ", max_threads);
   }
 
   /// How many workers there are.
@@ -30826,7 +30827,8 @@ void flash_attention_forward(In<U, 4> q, const TransposedKeys<std::type_identity
 ///
 /// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
 /// from a query whose d_o is 0, whatever it holds: where it or its lse is no number, copies of q
-/// and lse are made. Outputs must not overlap inputs or each other.
+/// and lse are made. A weight below 2^-64 of its row, 2^-512 in double, counts as 0, whatever flows
+/// by it. Outputs must not overlap inputs or each other.
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights),
 ///         2 dv a query, and what dropout and changed scores cost (count_backward_flops). Scratch
 ///         constant for each thread.
@@ -33436,7 +33438,7 @@ struct RotaryOptions {
   double theta = 10000;  // pair t turns by theta^(-2 t / width) a position
   Index width = 0;       // of a row's elements, the first ones, that are rotated; 0: all
   RotaryPairing pairing = RotaryPairing::halves;  // which of them turn together
-  Index offset = 0;                               // position of the first row
+  Index offset = 0;                               // position of the first row, to 2^48
   RotaryFrequencies frequencies =
       {};  // [width / 2]; of each pair, instead of theta; none where empty
 
@@ -34467,7 +34469,7 @@ void packed_attention_forward(const PackedSequences<U>& inputs,
 ///
 /// The bits of a sequence are those of a call for it alone; of gradients of what changes scores,
 /// those of such calls one after the other. Nothing flows from a query whose d_o is 0, either, to
-/// keys and values that are finite.
+/// keys and values that are finite, nor by a weight below 2^-64 of its row, 2^-512 in double.
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair, 2 dv a query, and what dropout and changed scores
 ///         cost (count_backward_flops).
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.
@@ -60265,15 +60267,17 @@ class Optimizer {
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// The rule of an option that is a number from 0 on.
-inline void require_from_0(std::string_view function, std::string_view option, double value) {
-  require(is_finite_option(value) && value >= 0, function, option, " is ", value,
-          ", expected a finite number of 0 or more");
+/// The rule of a factor of parameters of T, which 1e300 is not for float.
+template <class T>
+void require_factor(std::string_view function, std::string_view option, double value) {
+  require(is_finite_option(T(value)), function, option, " is ", value,
+          ", expected a number that is finite in the parameters' type");
 }
-
-inline void require_gradient_scale(std::string_view function, double scale) {
-  require(is_finite_option(scale), function, "gradient_scale is ", scale,
-          ", expected a finite number");
+/// The rule of one that is a number from 0 on.
+template <class T>
+void require_from_0(std::string_view function, std::string_view option, double value) {
+  require(is_finite_option(T(value)) && value >= 0, function, option, " is ", value,
+          ", expected 0 or more, finite in the parameters' type");
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -60300,13 +60304,13 @@ struct AdamWOptions {
       require(is_finite_option(value) && value >= 0 && value < 1, function, option, " is ", value,
               ", expected 0 or more and below 1");
     };
-    detail::require_from_0(function, "learning_rate", learning_rate);
+    detail::require_from_0<T>(function, "learning_rate", learning_rate);
     require_beta("beta1", beta1);
     require_beta("beta2", beta2);
-    detail::require_from_0(function, "epsilon", epsilon);
+    detail::require_from_0<T>(function, "epsilon", epsilon);
     require(epsilon == 0 || !(T(epsilon) == T(0)), function, "epsilon is ", epsilon,
             " and rounds to 0 in the parameters' type, expected a greater one, or 0");
-    detail::require_from_0(function, "weight_decay", weight_decay);
+    detail::require_from_0<T>(function, "weight_decay", weight_decay);
   }
   /// The names of its tensors of state.
   std::vector<std::string_view> state_kinds() const { return {"m", "v"}; }
@@ -60348,7 +60352,7 @@ class AdamW : public Optimizer<T, AdamWOptions> {
     this->require_groups(function);
     for (const auto& group : this->groups_)
       group.options.template require_step_options<T>(function);
-    detail::require_gradient_scale(function, gradient_scale);
+    detail::require_factor<T>(function, "gradient_scale", gradient_scale);
     ++this->steps_;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {
@@ -60519,13 +60523,12 @@ struct SgdOptions {
   /// Throws ArgumentError for one that is out of range.
   template <Scalar T>
   void require_step_options(std::string_view function) const {
-    detail::require_from_0(function, "learning_rate", learning_rate);
-    detail::require_from_0(function, "momentum", momentum);
-    require(is_finite_option(dampening), function, "dampening is ", dampening,
-            ", expected a finite number");
+    detail::require_from_0<T>(function, "learning_rate", learning_rate);
+    detail::require_from_0<T>(function, "momentum", momentum);
+    detail::require_factor<T>(function, "dampening", dampening);
     require(!nesterov || (momentum > 0 && !(dampening < 0) && !(dampening > 0)), function,
             "nesterov is set, expected a momentum above 0 and no dampening with it");
-    detail::require_from_0(function, "weight_decay", weight_decay);
+    detail::require_from_0<T>(function, "weight_decay", weight_decay);
   }
   /// The names of its tensors of state.
   std::vector<std::string_view> state_kinds() const {
@@ -60574,7 +60577,7 @@ class Sgd : public Optimizer<T, SgdOptions> {
       require((group.options.momentum > 0) == !group.kinds.empty(), function,
               "momentum is 0 where it was not when the group was added, or the other way round");
     }
-    detail::require_gradient_scale(function, gradient_scale);
+    detail::require_factor<T>(function, "gradient_scale", gradient_scale);
     const bool first = this->steps_++ == 0;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {

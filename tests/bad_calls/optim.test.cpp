@@ -62,8 +62,7 @@ Refusal collecting(std::string message, bool shapes, LinearParameters<double> (*
     Linear<double>& linear = memory.make<Linear<double>>(3, 2);
     auto& wrong = memory.make<LinearParameters<double>>(gradients());
     ParameterList<double> list;
-    memory.keep(linear);
-    memory.keep(wrong);
+    memory.keep(linear), memory.keep(wrong);
     collect(list, "a.", linear.parameters(), wrong);
   };
   return shapes ? shape_error(std::move(message), call) : argument_error(std::move(message), call);
@@ -84,8 +83,7 @@ Refusal optimizer_call(std::string message, void (*call)(Optimizer&), const Opti
   return argument_error(std::move(message), [=](Witness& memory) {
     Layer<>& layer = memory.make<Layer<>>();
     Optimizer& optimizer = memory.make<Optimizer>(layer.list, options);
-    memory.keep(layer.linear);
-    memory.keep(layer.gradients);
+    memory.keep(layer.linear), memory.keep(layer.gradients);
     try {
       call(optimizer);
     } catch (...) {
@@ -119,38 +117,39 @@ std::vector<Refusal> option_rules(const std::string& name,
 }
 
 const std::string from_0 = ", expected a finite number of 0 or more";
+const std::string held_from_0 = ", expected 0 or more, finite in the parameters' type";
+const std::string finite = ", expected a number that is finite in the parameters' type";
 const std::string below_1 = ", expected 0 or more and below 1";
 
 const Refusals adamw_options(option_rules<AdamW<double>, AdamWOptions>(
-    "AdamW", {{"learning_rate is -1" + from_0, {.learning_rate = -1}},
-              {"learning_rate is inf" + from_0, {.learning_rate = infinite}},
+    "AdamW", {{"learning_rate is -1" + held_from_0, {.learning_rate = -1}},
+              {"learning_rate is inf" + held_from_0, {.learning_rate = infinite}},
               {"beta1 is 1" + below_1, {.beta1 = 1}},
               {"beta2 is -0.5" + below_1, {.beta2 = -0.5}},
-              {"epsilon is -1" + from_0, {.epsilon = -1}},
-              {"weight_decay is -1" + from_0, {.weight_decay = -1}}}));
+              {"epsilon is -1" + held_from_0, {.epsilon = -1}},
+              {"weight_decay is -1" + held_from_0, {.weight_decay = -1}}}));
 
 const Refusals adamw_of_float(option_rules<AdamW<float>, AdamWOptions, float>(
     "AdamW", {{"epsilon is 1e-60 and rounds to 0 in the parameters' type, expected a greater "
                "one, or 0",
-               {.epsilon = 1e-60}}}));
+               {.epsilon = 1e-60}},
+              {"learning_rate is 1e+300" + held_from_0, {.learning_rate = 1e300}}}));
 
 const Refusals sgd_options(option_rules<Sgd<double>, SgdOptions>(
     "Sgd",
-    {{"learning_rate is -1" + from_0, {.learning_rate = -1}},
-     {"momentum is -1" + from_0, {.momentum = -1}},
-     {"dampening is inf, expected a finite number", {.dampening = infinite}},
+    {{"learning_rate is -1" + held_from_0, {.learning_rate = -1}},
+     {"momentum is -1" + held_from_0, {.momentum = -1}},
+     {"dampening is inf" + finite, {.dampening = infinite}},
      {"nesterov is set, expected a momentum above 0 and no dampening with it", {.nesterov = true}},
      {"nesterov is set, expected a momentum above 0 and no dampening with it",
       {.momentum = 0.5, .dampening = 0.5, .nesterov = true}},
-     {"weight_decay is -1" + from_0, {.weight_decay = -1}}}));
+     {"weight_decay is -1" + held_from_0, {.weight_decay = -1}}}));
 
 const Refusals optimizer_refusals({
-    optimizer_call<AdamW<double>, AdamWOptions>(
-        "AdamW::step: gradient_scale is inf, expected a finite number",
-        [](auto& o) { o.step(infinite); }),
-    optimizer_call<Sgd<double>, SgdOptions>(
-        "Sgd::step: gradient_scale is inf, expected a finite number",
-        [](auto& o) { o.step(infinite); }),
+    optimizer_call<AdamW<double>, AdamWOptions>("AdamW::step: gradient_scale is inf" + finite,
+                                                [](auto& o) { o.step(infinite); }),
+    optimizer_call<Sgd<double>, SgdOptions>("Sgd::step: gradient_scale is inf" + finite,
+                                            [](auto& o) { o.step(infinite); }),
     optimizer_call<Sgd<double>, SgdOptions>(
         "Sgd::step: momentum is 0 where it was not when the group was added, or the other way "
         "round",

@@ -105,8 +105,9 @@ const Refusals masks({
         [](Witness& m) { M(Mask::bias(m.tensor(2, 1))).require_fits("own", 1, 1, 1, 1); }),
 });
 
-struct NoWorkers {
-  Index concurrency() const { return 0; }
+template <Index workers>
+struct WithWorkers {
+  Index concurrency() const { return workers; }
   void run(Index, TaskRef) const {}
 };
 
@@ -151,10 +152,15 @@ const Refusals runtime({
                    [](Witness&) { ThreadPool pool(-3); }),
     argument_error("ThreadPool: threads is 9223372036854775807, expected 1 to 65536",
                    [](Witness&) { ThreadPool pool(most); }),
-    argument_error("ExecutorRef: concurrency of the executor is 0, expected >= 1",
+    argument_error("ExecutorRef: concurrency of the executor is 0, expected 1 to 65536",
                    [](Witness&) {
-                     NoWorkers nobody;
+                     WithWorkers<0> nobody;
                      (void)ExecutorRef(nobody);
+                   }),
+    argument_error("ExecutorRef: concurrency of the executor is 65537, expected 1 to 65536",
+                   [](Witness&) {
+                     WithWorkers<65537> too_many;
+                     (void)ExecutorRef(too_many);
                    }),
     argument_error("HEADWISE_SIMD: it is \"avx\", expected generic, avx2 or avx512",
                    [](Witness&) { (void)choose_instruction_set("avx"); }),

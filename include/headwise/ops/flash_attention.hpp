@@ -228,7 +228,8 @@ void flash_attention_forward(In<U, 4> q, const TransposedKeys<std::type_identity
 ///
 /// Nothing flows through a hidden pair, whatever it holds, nor to keys and values that are finite
 /// from a query whose d_o is 0, whatever it holds: where it or its lse is no number, copies of q
-/// and lse are made. Outputs must not overlap inputs or each other.
+/// and lse are made. A weight below 2^-64 of its row, 2^-512 in double, counts as 0, whatever flows
+/// by it. Outputs must not overlap inputs or each other.
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair (one score product more than with kept weights),
 ///         2 dv a query, and what dropout and changed scores cost (count_backward_flops). Scratch
 ///         constant for each thread.

@@ -190,7 +190,7 @@ void packed_attention_forward(const PackedSequences<U>& inputs,
 ///
 /// The bits of a sequence are those of a call for it alone; of gradients of what changes scores,
 /// those of such calls one after the other. Nothing flows from a query whose d_o is 0, either, to
-/// keys and values that are finite.
+/// keys and values that are finite, nor by a weight below 2^-64 of its row, 2^-512 in double.
 /// Work    6 d + 4 dv + 7 FLOPs a visible pair, 2 dv a query, and what dropout and changed scores
 ///         cost (count_backward_flops).
 /// Throws  ShapeError or ArgumentError before anything is written; std::bad_alloc.

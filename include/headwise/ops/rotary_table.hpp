@@ -78,7 +78,7 @@ struct RotaryOptions {
   double theta = 10000;  // pair t turns by theta^(-2 t / width) a position
   Index width = 0;       // of a row's elements, the first ones, that are rotated; 0: all
   RotaryPairing pairing = RotaryPairing::halves;  // which of them turn together
-  Index offset = 0;                               // position of the first row
+  Index offset = 0;                               // position of the first row, to 2^48
   RotaryFrequencies frequencies =
       {};  // [width / 2]; of each pair, instead of theta; none where empty
 

@@ -25,13 +25,13 @@ struct AdamWOptions {
       require(is_finite_option(value) && value >= 0 && value < 1, function, option, " is ", value,
               ", expected 0 or more and below 1");
     };
-    detail::require_from_0(function, "learning_rate", learning_rate);
+    detail::require_from_0<T>(function, "learning_rate", learning_rate);
     require_beta("beta1", beta1);
     require_beta("beta2", beta2);
-    detail::require_from_0(function, "epsilon", epsilon);
+    detail::require_from_0<T>(function, "epsilon", epsilon);
     require(epsilon == 0 || !(T(epsilon) == T(0)), function, "epsilon is ", epsilon,
             " and rounds to 0 in the parameters' type, expected a greater one, or 0");
-    detail::require_from_0(function, "weight_decay", weight_decay);
+    detail::require_from_0<T>(function, "weight_decay", weight_decay);
   }
   /// The names of its tensors of state.
   std::vector<std::string_view> state_kinds() const { return {"m", "v"}; }
@@ -73,7 +73,7 @@ class AdamW : public Optimizer<T, AdamWOptions> {
     this->require_groups(function);
     for (const auto& group : this->groups_)
       group.options.template require_step_options<T>(function);
-    detail::require_gradient_scale(function, gradient_scale);
+    detail::require_factor<T>(function, "gradient_scale", gradient_scale);
     ++this->steps_;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {

@@ -154,15 +154,17 @@ class Optimizer {
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// The rule of an option that is a number from 0 on.
-inline void require_from_0(std::string_view function, std::string_view option, double value) {
-  require(is_finite_option(value) && value >= 0, function, option, " is ", value,
-          ", expected a finite number of 0 or more");
+/// The rule of a factor of parameters of T, which 1e300 is not for float.
+template <class T>
+void require_factor(std::string_view function, std::string_view option, double value) {
+  require(is_finite_option(T(value)), function, option, " is ", value,
+          ", expected a number that is finite in the parameters' type");
 }
-
-inline void require_gradient_scale(std::string_view function, double scale) {
-  require(is_finite_option(scale), function, "gradient_scale is ", scale,
-          ", expected a finite number");
+/// The rule of one that is a number from 0 on.
+template <class T>
+void require_from_0(std::string_view function, std::string_view option, double value) {
+  require(is_finite_option(T(value)) && value >= 0, function, option, " is ", value,
+          ", expected 0 or more, finite in the parameters' type");
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

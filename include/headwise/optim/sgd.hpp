@@ -19,13 +19,12 @@ struct SgdOptions {
   /// Throws ArgumentError for one that is out of range.
   template <Scalar T>
   void require_step_options(std::string_view function) const {
-    detail::require_from_0(function, "learning_rate", learning_rate);
-    detail::require_from_0(function, "momentum", momentum);
-    require(is_finite_option(dampening), function, "dampening is ", dampening,
-            ", expected a finite number");
+    detail::require_from_0<T>(function, "learning_rate", learning_rate);
+    detail::require_from_0<T>(function, "momentum", momentum);
+    detail::require_factor<T>(function, "dampening", dampening);
     require(!nesterov || (momentum > 0 && !(dampening < 0) && !(dampening > 0)), function,
             "nesterov is set, expected a momentum above 0 and no dampening with it");
-    detail::require_from_0(function, "weight_decay", weight_decay);
+    detail::require_from_0<T>(function, "weight_decay", weight_decay);
   }
   /// The names of its tensors of state.
   std::vector<std::string_view> state_kinds() const {
@@ -74,7 +73,7 @@ class Sgd : public Optimizer<T, SgdOptions> {
       require((group.options.momentum > 0) == !group.kinds.empty(), function,
               "momentum is 0 where it was not when the group was added, or the other way round");
     }
-    detail::require_gradient_scale(function, gradient_scale);
+    detail::require_factor<T>(function, "gradient_scale", gradient_scale);
     const bool first = this->steps_++ == 0;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {

@@ -26,8 +26,8 @@ class ExecutorRef {
   requires(!std::same_as<E, ExecutorRef>) ExecutorRef(E& executor) {
     refer_to(executor);
     const Index workers = concurrency();
-    require(workers >= 1, "ExecutorRef", "concurrency of the executor is ", workers,
-            ", expected >= 1");
+    require(workers >= 1 && workers <= max_threads, "ExecutorRef",
+            "concurrency of the executor is ", workers, ", expected 1 to ", max_threads);
   }
 
   /// How many workers there are.

@@ -29,7 +29,8 @@ struct Exp2Constants<float> {
   // x + shift has round(x) + 127, the exponent's bits of 2^round(x), in its lowest bits.
   static constexpr float shift = 0x1.8p23f + 127;
   static constexpr float lowest = -126.0f;  // below, 2^x is denormal
-  // Below, a weight is nothing beside the sum of 1, and what is multiplied by it may be denormal.
+  // Below, a weight is nothing beside the sum of 1, a sink's among it, and what is multiplied by it
+  // may be denormal: it counts as 0 in backward, as docs/features/two_paths.md says.
   static constexpr float lowest_of_flows = -64.0f;
   // log2(e) in two parts: the product of the first with a number of 18 bits is exact.
   static constexpr float log2e_high = 0x1.7p+0f, log2e_low = 0x1.547652p-8f;
