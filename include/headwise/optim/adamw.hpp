@@ -73,7 +73,7 @@ class AdamW : public Optimizer<T, AdamWOptions> {
     this->require_groups(function);
     for (const auto& group : this->groups_)
       group.options.template require_step_options<T>(function);
-    detail::require_factor<T>(function, "gradient_scale", gradient_scale);
+    detail::require_finite_factor<T>(function, "gradient_scale", gradient_scale);
     ++this->steps_;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {

@@ -156,7 +156,7 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// The rule of a factor of parameters of T, which 1e300 is not for float.
 template <class T>
-void require_factor(std::string_view function, std::string_view option, double value) {
+void require_finite_factor(std::string_view function, std::string_view option, double value) {
   require(is_finite_option(T(value)), function, option, " is ", value,
           ", expected a number that is finite in the parameters' type");
 }

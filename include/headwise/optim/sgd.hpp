@@ -21,7 +21,7 @@ struct SgdOptions {
   void require_step_options(std::string_view function) const {
     detail::require_from_0<T>(function, "learning_rate", learning_rate);
     detail::require_from_0<T>(function, "momentum", momentum);
-    detail::require_factor<T>(function, "dampening", dampening);
+    detail::require_finite_factor<T>(function, "dampening", dampening);
     require(!nesterov || (momentum > 0 && !(dampening < 0) && !(dampening > 0)), function,
             "nesterov is set, expected a momentum above 0 and no dampening with it");
     detail::require_from_0<T>(function, "weight_decay", weight_decay);
@@ -73,7 +73,7 @@ class Sgd : public Optimizer<T, SgdOptions> {
       require((group.options.momentum > 0) == !group.kinds.empty(), function,
               "momentum is 0 where it was not when the group was added, or the other way round");
     }
-    detail::require_factor<T>(function, "gradient_scale", gradient_scale);
+    detail::require_finite_factor<T>(function, "gradient_scale", gradient_scale);
     const bool first = this->steps_++ == 0;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {
