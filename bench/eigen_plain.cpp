@@ -34,7 +34,7 @@ struct EigenProblem {
     EigenProblem fresh(values());
     fresh.run(with_backward);
     Module<float>& m = fresh.ours;
-    m.run(with_backward, context());
+    m.run(with_backward, Context());
     const auto same = [](const auto& a, const auto& b) {
       return bool(close_to(a, b, tolerance<float>));
     };

@@ -36,7 +36,7 @@ struct Product {
   /// Its first row against Eigen's, of what one run from 0 gives.
   bool right(const std::function<void(const Context&)>& run) {
     fill(Out<T, 2>(result), T(0));
-    run(context());
+    run(Context());
     const auto row = [](const Tensor<T, 2>& m) { return eigen_map(slice(m, 0, 0, 1)); };
     EigenMatrix<T> expected(1, result.extent(1));
     switch (form) {

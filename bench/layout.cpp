@@ -52,7 +52,7 @@ struct HeadsProblem {
     const auto view = split_heads(y, sizes.H);
     const Tensor<float, 4> got =
         layout == Heads::contiguous ? Tensor<float, 4>(contiguous(o)) : contiguous(view);
-    run(Heads::strided, context());
+    run(Heads::strided, Context());
     return bool(close_to(In<float, 4>(got), In<float, 4>(view), tolerance<float>));
   }
 };
@@ -100,7 +100,7 @@ struct ProjectionProblem {
     }
   }
   bool right() {
-    linear_forward(x, w, {}, y, context());
+    linear_forward(x, w, {}, y, Context());
     for (std::size_t n = 0; n < results.size(); ++n) {
       const Index width = results[n].extent(1);
       const In<float, 2> expected = slice(y, 1, static_cast<Index>(n) * width, width);

@@ -21,7 +21,7 @@ namespace {
 void time_case(benchmark::State& state, const Family& family, const std::vector<Index>& values) {
   Prepared& prepared = prepare(family, values);
   const Case& one = prepared.one;
-  const Context with = context();
+  const Context with;
   const Stopwatch watch;
   for (auto _ : state) {
     one.run(with);

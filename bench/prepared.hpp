@@ -31,7 +31,7 @@ inline Prepared& prepare(const Family& family, const std::vector<Index>& values)
   last.reset();  // memory of one case at a time
   auto tally = std::make_unique<MemoryTally>();
   Case one = family.make(values);
-  Context counted = context();
+  Context counted;
   counted.memory = tally.get();
   one.run(counted);
   const auto peak_bytes = static_cast<double>(tally->peak());

@@ -36,7 +36,7 @@ struct Rows {
 /// FLOPs as the operation itself counts them.
 template <class T>
 void count(Case& one, const std::shared_ptr<Rows<T>>& rows) {
-  Context counted = context();
+  Context counted;
   counted.flops = &rows->flops;
   one.run(counted);
   one.flops = static_cast<double>(rows->flops.useful.load());

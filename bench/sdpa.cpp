@@ -92,7 +92,7 @@ struct Problem {
 template <class T, Path path, Pass pass>
 Case sdpa(const std::vector<Index>& values) {
   const auto problem = std::make_shared<Problem<T>>(values, pass, path);
-  if (pass == Pass::backward) problem->forward(path, context());
+  if (pass == Pass::backward) problem->forward(path, Context());
   Case one;
   one.run = [problem](const Context& context) {
     if (pass != Pass::backward) problem->forward(path, context);

@@ -56,12 +56,6 @@ inline const Families& families() {
   return all;
 }
 
-/// On num_threads() threads: HEADWISE_NUM_THREADS, or 1.
-inline Context context() {
-  static ThreadPool pool(num_threads());
-  return {.executor = pool};
-}
-
 template <class T, int R>
 Tensor<T, R> random_tensor(const Shape<R>& shape, std::uint64_t seed) {
   Tensor<T, R> tensor(shape);

@@ -40,7 +40,7 @@ Prepared& prepare_line(const std::string& name, std::istream& rest) {
 
 void measure(Prepared& prepared, double seconds, std::ostream& out) {
   const Case& one = prepared.one;
-  const Context with = context();
+  const Context with;
   one.run(with);  // what another case has left in memory and caches is not this one's to pay for
   std::vector<double> times;
   const Stopwatch whole;
