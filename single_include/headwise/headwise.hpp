@@ -1999,15 +1999,17 @@ namespace headwise::inline v0_1 {
 struct Documents {
   In<Index, 2> ids;                // [B or 1, S]
   In<std::int32_t, 2> narrow_ids;  // [B or 1, S]
+  bool given = false;              // also by ids that are absent, which fit no keys
 
   /// Whether there are any.
-  bool present() const { return !ids.absent() || !narrow_ids.absent(); }
+  bool present() const { return given; }
 
   /// Throws ShapeError or ArgumentError unless there is an id for each of S keys, and each document
   /// is one run of neighbours. Work S, or S log S where ids do not rise. Throws std::bad_alloc.
   void require_fits(std::string_view function, Index B, Index S) const {
-    if (!ids.absent()) require_runs(function, ids, B, S);
-    if (!narrow_ids.absent()) require_runs(function, narrow_ids, B, S);
+    if (!given) return;
+    if (narrow_ids.absent()) return require_runs(function, ids, B, S);
+    require_runs(function, narrow_ids, B, S);
   }
 
  private:
@@ -2989,9 +2991,9 @@ struct Mask {
   /// A query sees the keys of its own document alone: ids [B or 1, S] name the document of each
   /// key, query i is where key i + (S - L) is. The keys of a document stand side by side, under any
   /// id. Tiles without a pair of one document are skipped.
-  static Documents documents(In<Index, 2> ids) { return {ids, {}}; }
+  static Documents documents(In<Index, 2> ids) { return {ids, {}, true}; }
   /// The same, ids of 32 bits.
-  static Documents documents(In<std::int32_t, 2> ids) { return {{}, ids}; }
+  static Documents documents(In<std::int32_t, 2> ids) { return {{}, ids, true}; }
 
   /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed. Numbers without a name do
   /// not compile.
@@ -29319,9 +29321,9 @@ void require_apart_from_options(std::string_view function, const Footprint& out,
   for (const PairMask& pairs : mask.pair_masks()) {
     require_apart(function, out, {{pairs.name, pairs.pairs}});
   }
-  const auto& [ids, narrow_ids] = mask.documents();
-  if (!ids.absent()) require_apart(function, out, {{"Mask::documents", ids}});
-  if (!narrow_ids.absent()) require_apart(function, out, {{"Mask::documents", narrow_ids}});
+  const Documents& of = mask.documents();
+  if (!of.ids.absent()) require_apart(function, out, {{"Mask::documents", of.ids}});
+  if (!of.narrow_ids.absent()) require_apart(function, out, {{"Mask::documents", of.narrow_ids}});
   if (!mask.has_key_lengths()) return;
   const std::span<const Index> lengths = mask.key_lengths();
   require_apart(function, out,
@@ -36837,7 +36839,7 @@ template <Scalar T>
 Tensor<T, 1> alibi_slopes(Index heads) {
   require(heads >= 1, "alibi_slopes", "heads is ", heads, ", expected >= 1");
   Index power = 1;
-  while (2 * power <= heads) power *= 2;
+  while (power <= heads / 2) power *= 2;
   Tensor<T, 1> slopes({heads});
   const auto slope = [](Index n, Index of) {
     return T(std::exp2(-8.0 * static_cast<double>(n) / static_cast<double>(of)));
@@ -37710,7 +37712,7 @@ class KeyValueCache {
   }
   void keep(Index n, std::span<const Index> counts) noexcept {
     Index* const lengths = lengths_.data();
-    for (Index b = 0; b < options_.batch_size; ++b) lengths[b] += detail::count_of(counts, b, n);
+    for (Index b = 0; b < lengths_.size(); ++b) lengths[b] += detail::count_of(counts, b, n);
   }
   void drop(Index b) {
     const Index gone = at(b).droppable(slots_), end = at(b).held();
@@ -39074,8 +39076,8 @@ class LayerNorm {
 
 namespace headwise::inline v0_1 {
 
-/// What a Linear learns; its gradients have the same form. W is the type in which the
-/// matrix is kept.
+/// What a Linear learns; its gradients have the same form. W is the type in which the matrix
+/// is kept.
 template <Scalar T, KeptAs<T> W = T>
 struct LinearParameters {
   Tensor<W, 2> w;  // [K, O]
@@ -59747,6 +59749,17 @@ TensorView<T, max_parameter_rank> with_all_axes(const Out<T, R>& view) {
   return {view.data(), shape, strides};
 }
 
+/// Whether a value or a gradient of the one lies in a value or a gradient of the other.
+template <class T>
+bool share_elements(const Parameter<T>& a, const Parameter<T>& b) {
+  for (const auto& of_a : {a.view, a.gradient}) {
+    for (const auto& of_b : {b.view, b.gradient}) {
+      if (overlap({"", of_a}, {"", of_b})) return true;
+    }
+  }
+  return false;
+}
+
 /// Elements begin ... end - 1 of a parameter, counted row-major: a part of a step.
 struct ParameterTask {
   std::size_t parameter;
@@ -59796,7 +59809,11 @@ class ParameterList {
   /// Whether there is none.
   bool empty() const { return parameters_.empty(); }
   /// How many numbers they hold together.
-  Index elements() const { return elements_; }
+  Index elements() const {
+    Index sum = 0;
+    for (const Parameter<T>& p : parameters_) sum += p.view.size();
+    return sum;
+  }
   /// One of them.
   const Parameter<T>& operator[](std::size_t n) const { return parameters_[n]; }
   /// All of them, as a range.
@@ -59844,7 +59861,6 @@ class ParameterList {
     }
     parameters_.push_back(std::move(added));
     tasks_.swap(tasks);
-    elements_ += count;
   }
 
   template <class Wanted>
@@ -59858,7 +59874,6 @@ class ParameterList {
 
   std::vector<Parameter<T>> parameters_;
   std::vector<detail::ParameterTask> tasks_;
-  Index elements_ = 0;
 };
 
 /// Adds the parameters of a module without gradients: to be saved and loaded. Throws as
@@ -60166,9 +60181,9 @@ class Optimizer {
   /// Adds parameters that are stepped with these options; their state is 0. What the list views has
   /// to outlive the optimiser.
   ///
-  /// Throws   ArgumentError for a parameter without a gradient, a name or an element that is in a
-  ///          group already, options out of range and after the first step; std::bad_alloc. The
-  ///          optimiser then is as it was.
+  /// Throws   ArgumentError for a parameter without a gradient, a name or an element, of a value or
+  ///          a gradient, that is in a group already, options out of range and after the first
+  ///          step; std::bad_alloc. The optimiser then is as it was.
   void add_group(ParameterList<T> parameters, const Options& options,
                  std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     constexpr std::string_view function = "Optimizer::add_group";
@@ -60180,8 +60195,8 @@ class Optimizer {
       for (const Parameter<T>& there : group.parameters) {
         for (const Parameter<T>& p : parameters) {
           require(p.name != there.name, function, "parameter ", p.name, " is in a group already");
-          const bool apart = !detail::overlap({"", p.view}, {"", there.view});
-          require(apart, function, "parameter ", p.name, " shares elements with ", there.name,
+          require(!detail::share_elements(p, there), function, "parameter ", p.name,
+                  " shares elements with ", there.name,
                   ", which is in a group already: expected each once");
         }
       }
@@ -60241,7 +60256,9 @@ class Optimizer {
 
   /// Throws ArgumentError where there is nothing to step.
   void require_groups(std::string_view function) const {
-    require(!groups_.empty(), function, "there are no parameters, expected a group of them");
+    const bool any = std::any_of(groups_.begin(), groups_.end(),
+                                 [](const Group& group) { return !group.parameters.empty(); });
+    require(any, function, "there are no parameters, expected a group of them");
   }
 
   std::vector<Group> groups_;  // as they were added

@@ -56,7 +56,7 @@ std::vector<Rule> masks() {
 /// Documents, each kind of ids; `of_shape` where it is no matter of what they hold.
 template <class Id>
 std::vector<Rule> documents() {
-  static const Tensor<Id, 2> long_ids(Shape{2, 8}), of_three(Shape{3, 7}),
+  static const Tensor<Id, 2> none, long_ids(Shape{2, 8}), of_three(Shape{3, 7}),
       again(Shape{1, 7}, {1, 1, 2, 2, 3, 1, 1}),
       second(Shape{2, 7}, {1, 2, 3, 4, 5, 6, 7, 4, 4, 3, 9, 8, 8, 9});
   const std::string wanted = ", expected [2, 7] or [1, 7] (an id for each key)",
@@ -74,6 +74,7 @@ std::vector<Rule> documents() {
   return {
       {"Mask::documents is [2, 8]" + wanted, of(long_ids)},
       {"Mask::documents is [3, 7]" + wanted, of(of_three)},
+      {"Mask::documents is [0, 0]" + wanted, of(none)},  // moved from, say
       {"Mask::documents is [2, 7] at a null address, expected its elements", null(2)},
       {"Mask::documents is [-2, 7], expected extents of 0 or more", null(-2)},
       {"Mask::documents is [562949953421312, 7], expected extents whose product is at most 2^48",

@@ -1,8 +1,7 @@
-// Lists of parameters, optimisers, schedules and checkpoints: what they refuse.
+// Lists of parameters, optimisers and schedules: what they refuse.
 #include <limits>
 
-#include "headwise/io/checkpoint.hpp"
-#include "support/refusal_rules.hpp"
+#include "bad_calls/layer.hpp"
 
 namespace bad_calls_optim {
 
@@ -48,21 +47,13 @@ const Refusals list_refusals(all_of({
     },
 }));
 
-/// A linear layer of 3 to 2 and its gradients.
-template <class T = double>
-struct Layer {
-  Linear<T> linear{3, 2};
-  LinearParameters<T> gradients = linear.zero_gradients();
-  ParameterList<T> list;
-  Layer() { collect(list, "", linear.parameters(), gradients); }
-};
-
 Refusal collecting(std::string message, bool shapes, LinearParameters<double> (*gradients)()) {
   const auto call = [gradients](Witness& memory) {
     Linear<double>& linear = memory.make<Linear<double>>(3, 2);
     auto& wrong = memory.make<LinearParameters<double>>(gradients());
     ParameterList<double> list;
-    memory.keep(linear), memory.keep(wrong);
+    memory.keep(linear);
+    memory.keep(wrong);
     collect(list, "a.", linear.parameters(), wrong);
   };
   return shapes ? shape_error(std::move(message), call) : argument_error(std::move(message), call);
@@ -83,7 +74,8 @@ Refusal optimizer_call(std::string message, void (*call)(Optimizer&), const Opti
   return argument_error(std::move(message), [=](Witness& memory) {
     Layer<>& layer = memory.make<Layer<>>();
     Optimizer& optimizer = memory.make<Optimizer>(layer.list, options);
-    memory.keep(layer.linear), memory.keep(layer.gradients);
+    memory.keep(layer.linear);
+    memory.keep(layer.gradients);
     try {
       call(optimizer);
     } catch (...) {
@@ -172,10 +164,22 @@ const Refusals optimizer_refusals({
           list.add(again);
           o.add_group(list, {});
         }),
+    optimizer_call<AdamW<double>, AdamWOptions>(
+        "Optimizer::add_group: parameter dW shares elements with W, which is in a group already: "
+        "expected each once",
+        [](auto& o) {
+          Tensor<double, 2> gradient({3, 2});
+          ParameterList<double> list;
+          list.add("dW", Out<double, 2>(o.groups()[0].parameters[0].gradient.data(), {3, 2}),
+                   gradient);
+          o.add_group(list, {});
+        }),
     argument_error("AdamW::step: there are no parameters, expected a group of them",
                    [](Witness&) { AdamW<double>().step(); }),
     argument_error("Sgd::step: there are no parameters, expected a group of them",
                    [](Witness&) { Sgd<float>().step(); }),
+    argument_error("AdamW::step: there are no parameters, expected a group of them",
+                   [](Witness&) { AdamW<double>(ParameterList<double>()).step(); }),
     argument_error("Optimizer::add_group: 1 steps were taken, expected all groups before the first",
                    [](Witness& memory) {
                      Layer<>& layer = memory.make<Layer<>>();
@@ -226,56 +230,6 @@ const Refusals schedule_refusals({
     scheduled("StepSchedule: step is -1, expected >= 0", StepSchedule{}, -1),
 });
 
-const Refusals checkpoint_refusals({
-    argument_error("save_checkpoint: parameter optimizer.w begins with optimizer., expected "
-                   "another name",
-                   [](Witness& memory) {
-                     ParameterList<double> list;
-                     list.add("optimizer.w", memory.tensor(2), memory.tensor(2));
-                     AdamW<double> optimizer(list);
-                     save_checkpoint("/nowhere/x", list, optimizer);
-                   }),
-    argument_error("save_parameters: parameter optimizer.w begins with optimizer., expected "
-                   "another name",
-                   [](Witness& memory) {
-                     ParameterList<double> list;
-                     list.add("optimizer.w", memory.tensor(2), memory.tensor(2));
-                     save_parameters("/nowhere/x", list);
-                   }),
-    argument_error("save_checkpoint: optimizer steps another W than parameters hold, expected one "
-                   "over them",
-                   [](Witness& memory) {
-                     Layer<>& layer = memory.make<Layer<>>();
-                     Layer<>& other = memory.make<Layer<>>();
-                     memory.keep(layer.linear);
-                     AdamW<double> optimizer(other.list);
-                     save_checkpoint("/nowhere/x", layer.list, optimizer);
-                   }),
-    argument_error("load_checkpoint: optimizer steps another W than parameters hold, expected one "
-                   "over them",
-                   [](Witness& memory) {
-                     const char nothing[] = "\2\0\0\0\0\0\0\0{}";
-                     const auto file =
-                         SafetensorsFile::parse(std::as_bytes(std::span(nothing, 10)));
-                     Layer<>& layer = memory.make<Layer<>>();
-                     Layer<>& other = memory.make<Layer<>>();
-                     memory.keep(layer.linear);
-                     AdamW<double> optimizer(other.list);
-                     load_checkpoint(file, layer.list, optimizer);
-                   }),
-    argument_error("save_checkpoint: text has a key headwise.checkpoint, expected another",
-                   [](Witness&) {
-                     AdamW<double> optimizer;
-                     save_checkpoint("/nowhere/x", ParameterList<double>(), optimizer,
-                                     {{"headwise.checkpoint", "mine"}});
-                   }),
-    argument_error(
-        "save_parameters: text has a key headwise.checkpoint, expected another",
-        [](Witness&) {
-          save_parameters("/nowhere/x", ParameterList<double>(), {{"headwise.checkpoint", "mine"}});
-        }),
-});
-
 }  // namespace
 
 TEST_CASE("a list of parameters refuses what it cannot walk, and stays as it was", "[bad_calls]") {
@@ -291,9 +245,5 @@ TEST_CASE("an optimiser refuses options out of range before anything is written"
 }
 
 TEST_CASE("a schedule refuses what has no rate", "[bad_calls]") { schedule_refusals.check(); }
-
-TEST_CASE("a checkpoint that could not be read again is not written", "[bad_calls]") {
-  checkpoint_refusals.check();
-}
 
 }  // namespace bad_calls_optim

@@ -155,6 +155,9 @@ TEST_CASE("a copy of a cache goes a way of its own, and one that was moved from 
   CHECK(cache.k().size() == 0);
   CHECK_THROWS_AS(cache.rollback(1), ArgumentError);
   cache.rollback(0);
+  const Tensor4<double> no_tokens({1, 1, 0, 0});
+  cache.append(no_tokens, no_tokens);
+  CHECK(cache.length() == 0);
 }
 
 TEST_CASE("a step that runs out of memory leaves the cache as it was", "[nn]") {

@@ -96,6 +96,9 @@ TEST_CASE("parameters may be collected without gradients", "[optim]") {
   }
   CHECK(list.elements() == 15);
   CHECK(list.matrices().size() == 1);
+  const ParameterList<float> moved = std::move(list);
+  CHECK(moved.elements() == 15);
+  CHECK(list.elements() == 0);  // NOLINT: of what was moved from
 }
 
 }  // namespace optim_parameter_list

@@ -4,7 +4,6 @@
 // as wrong here.
 #pragma once
 
-#include <string_view>
 #include <type_traits>
 
 #include "headwise/nn/same_parameters.hpp"

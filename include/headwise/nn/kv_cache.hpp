@@ -260,7 +260,7 @@ class KeyValueCache {
   }
   void keep(Index n, std::span<const Index> counts) noexcept {
     Index* const lengths = lengths_.data();
-    for (Index b = 0; b < options_.batch_size; ++b) lengths[b] += detail::count_of(counts, b, n);
+    for (Index b = 0; b < lengths_.size(); ++b) lengths[b] += detail::count_of(counts, b, n);
   }
   void drop(Index b) {
     const Index gone = at(b).droppable(slots_), end = at(b).held();

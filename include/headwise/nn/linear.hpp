@@ -11,8 +11,8 @@
 
 namespace headwise::inline v0_1 {
 
-/// What a Linear learns; its gradients have the same form. W is the type in which the
-/// matrix is kept.
+/// What a Linear learns; its gradients have the same form. W is the type in which the matrix
+/// is kept.
 template <Scalar T, KeptAs<T> W = T>
 struct LinearParameters {
   Tensor<W, 2> w;  // [K, O]

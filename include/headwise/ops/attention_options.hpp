@@ -144,9 +144,9 @@ void require_apart_from_options(std::string_view function, const Footprint& out,
   for (const PairMask& pairs : mask.pair_masks()) {
     require_apart(function, out, {{pairs.name, pairs.pairs}});
   }
-  const auto& [ids, narrow_ids] = mask.documents();
-  if (!ids.absent()) require_apart(function, out, {{"Mask::documents", ids}});
-  if (!narrow_ids.absent()) require_apart(function, out, {{"Mask::documents", narrow_ids}});
+  const Documents& of = mask.documents();
+  if (!of.ids.absent()) require_apart(function, out, {{"Mask::documents", of.ids}});
+  if (!of.narrow_ids.absent()) require_apart(function, out, {{"Mask::documents", of.narrow_ids}});
   if (!mask.has_key_lengths()) return;
   const std::span<const Index> lengths = mask.key_lengths();
   require_apart(function, out,

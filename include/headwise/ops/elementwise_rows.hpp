@@ -1,8 +1,6 @@
 // How element-by-element operations check their arguments and run their rows.
 #pragma once
 
-#include <type_traits>
-
 #include "headwise/kernels/kernels.hpp"
 #include "headwise/ops/rows.hpp"
 #include "headwise/tensor/overlap.hpp"

@@ -2,6 +2,7 @@
 // them, and the number of steps.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory_resource>
 #include <span>
@@ -53,9 +54,9 @@ class Optimizer {
   /// Adds parameters that are stepped with these options; their state is 0. What the list views has
   /// to outlive the optimiser.
   ///
-  /// Throws   ArgumentError for a parameter without a gradient, a name or an element that is in a
-  ///          group already, options out of range and after the first step; std::bad_alloc. The
-  ///          optimiser then is as it was.
+  /// Throws   ArgumentError for a parameter without a gradient, a name or an element, of a value or
+  ///          a gradient, that is in a group already, options out of range and after the first
+  ///          step; std::bad_alloc. The optimiser then is as it was.
   void add_group(ParameterList<T> parameters, const Options& options,
                  std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     constexpr std::string_view function = "Optimizer::add_group";
@@ -67,8 +68,8 @@ class Optimizer {
       for (const Parameter<T>& there : group.parameters) {
         for (const Parameter<T>& p : parameters) {
           require(p.name != there.name, function, "parameter ", p.name, " is in a group already");
-          const bool apart = !detail::overlap({"", p.view}, {"", there.view});
-          require(apart, function, "parameter ", p.name, " shares elements with ", there.name,
+          require(!detail::share_elements(p, there), function, "parameter ", p.name,
+                  " shares elements with ", there.name,
                   ", which is in a group already: expected each once");
         }
       }
@@ -128,7 +129,9 @@ class Optimizer {
 
   /// Throws ArgumentError where there is nothing to step.
   void require_groups(std::string_view function) const {
-    require(!groups_.empty(), function, "there are no parameters, expected a group of them");
+    const bool any = std::any_of(groups_.begin(), groups_.end(),
+                                 [](const Group& group) { return !group.parameters.empty(); });
+    require(any, function, "there are no parameters, expected a group of them");
   }
 
   std::vector<Group> groups_;  // as they were added

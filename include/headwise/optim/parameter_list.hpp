@@ -58,6 +58,17 @@ TensorView<T, max_parameter_rank> with_all_axes(const Out<T, R>& view) {
   return {view.data(), shape, strides};
 }
 
+/// Whether a value or a gradient of the one lies in a value or a gradient of the other.
+template <class T>
+bool share_elements(const Parameter<T>& a, const Parameter<T>& b) {
+  for (const auto& of_a : {a.view, a.gradient}) {
+    for (const auto& of_b : {b.view, b.gradient}) {
+      if (overlap({"", of_a}, {"", of_b})) return true;
+    }
+  }
+  return false;
+}
+
 /// Elements begin ... end - 1 of a parameter, counted row-major: a part of a step.
 struct ParameterTask {
   std::size_t parameter;
@@ -107,7 +118,11 @@ class ParameterList {
   /// Whether there is none.
   bool empty() const { return parameters_.empty(); }
   /// How many numbers they hold together.
-  Index elements() const { return elements_; }
+  Index elements() const {
+    Index sum = 0;
+    for (const Parameter<T>& p : parameters_) sum += p.view.size();
+    return sum;
+  }
   /// One of them.
   const Parameter<T>& operator[](std::size_t n) const { return parameters_[n]; }
   /// All of them, as a range.
@@ -155,7 +170,6 @@ class ParameterList {
     }
     parameters_.push_back(std::move(added));
     tasks_.swap(tasks);
-    elements_ += count;
   }
 
   template <class Wanted>
@@ -169,7 +183,6 @@ class ParameterList {
 
   std::vector<Parameter<T>> parameters_;
   std::vector<detail::ParameterTask> tasks_;
-  Index elements_ = 0;
 };
 
 /// Adds the parameters of a module without gradients: to be saved and loaded. Throws as

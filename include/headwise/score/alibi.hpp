@@ -17,7 +17,7 @@ template <Scalar T>
 Tensor<T, 1> alibi_slopes(Index heads) {
   require(heads >= 1, "alibi_slopes", "heads is ", heads, ", expected >= 1");
   Index power = 1;
-  while (2 * power <= heads) power *= 2;
+  while (power <= heads / 2) power *= 2;
   Tensor<T, 1> slopes({heads});
   const auto slope = [](Index n, Index of) {
     return T(std::exp2(-8.0 * static_cast<double>(n) / static_cast<double>(of)));

@@ -17,15 +17,17 @@ namespace headwise::inline v0_1 {
 struct Documents {
   In<Index, 2> ids;                // [B or 1, S]
   In<std::int32_t, 2> narrow_ids;  // [B or 1, S]
+  bool given = false;              // also by ids that are absent, which fit no keys
 
   /// Whether there are any.
-  bool present() const { return !ids.absent() || !narrow_ids.absent(); }
+  bool present() const { return given; }
 
   /// Throws ShapeError or ArgumentError unless there is an id for each of S keys, and each document
   /// is one run of neighbours. Work S, or S log S where ids do not rise. Throws std::bad_alloc.
   void require_fits(std::string_view function, Index B, Index S) const {
-    if (!ids.absent()) require_runs(function, ids, B, S);
-    if (!narrow_ids.absent()) require_runs(function, narrow_ids, B, S);
+    if (!given) return;
+    if (narrow_ids.absent()) return require_runs(function, ids, B, S);
+    require_runs(function, narrow_ids, B, S);
   }
 
  private:

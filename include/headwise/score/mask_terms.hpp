@@ -93,9 +93,9 @@ struct Mask {
   /// A query sees the keys of its own document alone: ids [B or 1, S] name the document of each
   /// key, query i is where key i + (S - L) is. The keys of a document stand side by side, under any
   /// id. Tiles without a pair of one document are skipped.
-  static Documents documents(In<Index, 2> ids) { return {ids, {}}; }
+  static Documents documents(In<Index, 2> ids) { return {ids, {}, true}; }
   /// The same, ids of 32 bits.
-  static Documents documents(In<std::int32_t, 2> ids) { return {{}, ids}; }
+  static Documents documents(In<std::int32_t, 2> ids) { return {{}, ids, true}; }
 
   /// Element b of the batch has keys 0 ... lengths[b] - 1: [B], viewed. Numbers without a name do
   /// not compile.

@@ -11,7 +11,6 @@
 #include <limits>
 #include <span>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>

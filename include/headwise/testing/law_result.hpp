@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "headwise/testing/close_to.hpp"

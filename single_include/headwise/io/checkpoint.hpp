@@ -118,13 +118,14 @@ inline void set_text(SafetensorsWriter& writer, std::string_view function,
 template <class T, class Optimizer>
 void require_steps_these(std::string_view function, const ParameterList<T>& parameters,
                          const Optimizer& optimizer) {
-  std::map<std::string_view, const T*> memory;
-  for (const Parameter<T>& p : parameters) memory[p.name] = p.view.data();
+  std::map<std::string_view, const Parameter<T>*> named;
+  for (const Parameter<T>& p : parameters) named[p.name] = &p;
   for (const auto& group : optimizer.groups()) {
     for (const Parameter<T>& p : group.parameters) {
-      const auto found = memory.find(p.name);
-      require(found != memory.end() && found->second == p.view.data(), function,
-              "optimizer steps another ", p.name, " than parameters hold, expected one over them");
+      const auto found = named.find(p.name);
+      require(found != named.end() && same_elements({"", found->second->view}, {"", p.view}),
+              function, "optimizer steps another ", p.name,
+              " than parameters hold, expected one over them");
     }
   }
 }
