@@ -120,8 +120,8 @@ class KeyValueCache {
   void rollback(Index n) {
     require(n == 0 || !moved_from(), "KeyValueCache::rollback", "n is ", n,
             ", expected 0 of a cache that was moved from");
-    for (Index b = 0; b < lengths_.size(); ++b) require_way_back(b, n);
-    for (Index b = 0; b < lengths_.size(); ++b) go_back(b, n);
+    for (Index b = 0; b < sequences(); ++b) require_way_back(b, n);
+    for (Index b = 0; b < sequences(); ++b) go_back(b, n);
   }
   /// Forgets the last n tokens of sequence b. Throws as the one above.
   void rollback(Index b, Index n) {
@@ -131,7 +131,7 @@ class KeyValueCache {
   }
   /// Forgets all.
   void clear() {
-    for (Index b = 0; b < lengths_.size(); ++b) set(b, {});
+    for (Index b = 0; b < sequences(); ++b) set(b, {});
   }
   /// Forgets all of sequence b: another may begin there. Throws ArgumentError unless there is one.
   void clear(Index b) {
@@ -141,7 +141,7 @@ class KeyValueCache {
 
   /// Tokens that were appended, of the longest sequence.
   Index length() const {
-    return lengths_.size() == 0 ? 0 : *std::max_element(lengths_.begin(), lengths_.end());
+    return sequences() == 0 ? 0 : *std::max_element(lengths_.begin(), lengths_.end());
   }
   /// The same of sequence b. Throws ArgumentError unless there is one, as do all that name one.
   Index length(Index b) const {
@@ -156,7 +156,7 @@ class KeyValueCache {
   /// Tokens of each sequence that still fit.
   Index room() const {
     Index least = slots_.capacity;
-    for (Index b = 0; b < lengths_.size(); ++b) least = std::min<Index>(least, at(b).room(slots_));
+    for (Index b = 0; b < sequences(); ++b) least = std::min<Index>(least, at(b).room(slots_));
     return least;
   }
   /// The same of sequence b.
@@ -224,7 +224,7 @@ class KeyValueCache {
   }
   Index longest_held() const {
     Index most = 0;
-    for (Index b = 0; b < lengths_.size(); ++b) most = std::max<Index>(most, at(b).held());
+    for (Index b = 0; b < sequences(); ++b) most = std::max<Index>(most, at(b).held());
     return most;
   }
   template <class U, class Stored>
@@ -233,11 +233,13 @@ class KeyValueCache {
     return all.template filled<U>(b, batch, held);
   }
 
-  bool moved_from() const { return lengths_.size() != options_.batch_size; }
+  /// The sequences that are held: batch_size, or none once the cache was moved from.
+  Index sequences() const { return lengths_.extent(0); }
+  bool moved_from() const { return sequences() != options_.batch_size; }
 
   void require_sequence(std::string_view function, Index b) const {
-    require(b >= 0 && b < lengths_.size(), function, "b is ", b, ", expected 0 to ",
-            lengths_.size() - 1, ", a sequence of the batch");
+    require(b >= 0 && b < sequences(), function, "b is ", b, ", expected 0 to ", sequences() - 1,
+            ", a sequence of the batch");
   }
   void require_way_back(Index b, Index n) const {
     constexpr std::string_view function = "KeyValueCache::rollback";
@@ -251,7 +253,7 @@ class KeyValueCache {
   /// Writes rows into the slots behind those that are filled; where there is no room, keys that no
   /// query sees any more are dropped first. Lengths stay: keep() is what changes them.
   void write(const In<T, 4>& k, const In<T, 4>& v, std::span<const Index> counts) {
-    for (Index b = 0; b < lengths_.size(); ++b) {
+    for (Index b = 0; b < sequences(); ++b) {
       const Index n = detail::count_of(counts, b, k.extent(2));
       if (at(b).held() + n > slots_.capacity) drop(b);
       k_.write(k, b, n, at(b).held());
@@ -260,7 +262,7 @@ class KeyValueCache {
   }
   void keep(Index n, std::span<const Index> counts) noexcept {
     Index* const lengths = lengths_.data();
-    for (Index b = 0; b < lengths_.size(); ++b) lengths[b] += detail::count_of(counts, b, n);
+    for (Index b = 0; b < sequences(); ++b) lengths[b] += detail::count_of(counts, b, n);
   }
   void drop(Index b) {
     const Index gone = at(b).droppable(slots_), end = at(b).held();
