@@ -33532,16 +33532,20 @@ class RotaryTable {
       : options_(options), width_(options.width_of(d)), memory_(memory) {
     detail::require_rotary("RotaryTable", options, d);
     if (options.frequencies.absent()) return;
+    given_ = true;
     frequencies_ = Tensor<double, 1>(options.frequencies.view().shape(), memory);
     for (Index t = 0; t < frequencies_.size(); ++t) frequencies_(t) = options.frequencies(t);
     options_.frequencies = {};
   }
 
   /// Makes it hold positions 0 to positions - 1 at least: views of it from before are void where it
-  /// was shorter. Throws std::bad_alloc, and is as it was then.
+  /// was shorter. Throws std::bad_alloc, and is as it was then; ArgumentError where frequencies
+  /// that were given are gone with a move.
   void grow(Index positions) {
     const Index held = cosines_.extent(0);
     if (positions <= held) return;
+    require(given_ == !frequencies_.absent(), "RotaryTable::grow",
+            "the table was moved from, expected one that has its frequencies");
     const Index rows = positions < 2 * held ? 2 * held : positions;
     auto cosines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
     auto sines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
@@ -33565,6 +33569,7 @@ class RotaryTable {
   RotaryOptions options_;
   Index width_;
   std::pmr::memory_resource* memory_;
+  bool given_ = false;             // frequencies were
   Tensor<double, 1> frequencies_;  // [width / 2], or absent
   Tensor<T, 2> cosines_, sines_;   // [positions, width / 2]
 };
@@ -37074,8 +37079,8 @@ class MultiHeadAttention {
     cache = std::move(filled);
     return y;
   }
-  void require_parameters() const {
-    detail::require_whole("MultiHeadAttention::forward", options_, parameters_);
+  void require_parameters(std::string_view function = "MultiHeadAttention::forward") const {
+    detail::require_whole(function, options_, parameters_);
   }
 
   template <class U>
@@ -37084,6 +37089,7 @@ class MultiHeadAttention {
     require_cache(function, cache, self);
     const Index B = cache.query.extent(0), L = cache.query.extent(1);
     require_shape(function, "dy", dy, Shape{B, L, options_.d_model}, "the output");
+    require_parameters(function);
     gradients.require_shapes_of(parameters_, function);
     gradients.require_clear_of(function, {"dy", dy});
     detail::require_given_score_gradients(function, parameters_, gradients, cache, {"dy", dy});
@@ -38801,14 +38807,17 @@ class FeedForward {
   const FeedForwardParameters<T, W>& parameters() const { return parameters_; }
 
  private:
+  void require_whole(std::string_view function) const {
+    require_shape(function, "w_in", In<W, 2>(parameters_.w_in),
+                  Shape{options_.d_model, options_.in_width()},
+                  "the options: a module that was moved from has none");
+  }
   template <class U>
   void require_call(const In<U, 2>& x, const Call& call) const {
     constexpr std::string_view function = "FeedForward::forward";
     require_shape(function, "x", x, Shape{x.extent(0), options_.d_model}, "d_model ",
                   options_.d_model);
-    require_shape(function, "w_in", In<W, 2>(parameters_.w_in),
-                  Shape{options_.d_model, options_.in_width()},
-                  "the options: a module that was moved from has none");
+    require_whole(function);
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
   }
@@ -38817,6 +38826,7 @@ class FeedForward {
     constexpr std::string_view function = "FeedForward::backward";
     detail::require_feed_forward_cache(function, options_, cache);
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
+    require_whole(function);
     detail::require_feed_forward_gradients(function, parameters_, gradients);
     detail::require_gradients_clear_of(function, gradients, {"dy", dy});
     require(static_cast<const void*>(&gradients) != &parameters_, function,
@@ -40171,13 +40181,16 @@ class TransformerBlock {
   const TransformerBlockParameters<T, W>& parameters() const { return parameters_; }
 
  private:
+  void require_whole(std::string_view function) const {
+    require_shape(function, "norm1.gamma", In<T, 1>(parameters_.norm1.gamma),
+                  Shape{options_.d_model}, "the options: a block that was moved from has none");
+  }
   template <class U>
   void require_call(const In<U, 3>& x, const Call& call) const {
     constexpr std::string_view function = "TransformerBlock::forward";
     const Index B = x.extent(0), L = x.extent(1);
     require_shape(function, "x", x, Shape{B, L, options_.d_model}, "d_model ", options_.d_model);
-    require_shape(function, "norm1.gamma", In<T, 1>(parameters_.norm1.gamma),
-                  Shape{options_.d_model}, "the options: a block that was moved from has none");
+    require_whole(function);
     detail::require_call(options_.attention(), parameters_.attention,
                          detail::ModuleInputs<U>{x, x, x, true}, call.attention());
     call.hidden_dropout.require_valid(function);
@@ -40192,6 +40205,7 @@ class TransformerBlock {
     require_shape(function, "cache.h", cache.h, cache.x.shape(),
                   "what forward left: a cache that was moved from is empty");
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
+    require_whole(function);
     detail::require_block_gradients<T>(parameters_, gradients, {"dy", dy});
     detail::require_given_score_gradients(function, parameters_.attention, gradients.attention,
                                           cache.attention, {"dy", dy});
@@ -40543,17 +40557,22 @@ class TransformerDecoderState {
 
   /// Tokens that were taken, of the longest sequence.
   Index length() const { return caches_.empty() ? 0 : caches_[0].length(); }
-  /// The same of sequence b.
-  Index length(Index b) const { return caches_.empty() ? 0 : caches_[0].length(b); }
+  /// The same of sequence b. Throws ArgumentError unless there is one.
+  Index length(Index b) const {
+    require_caches("TransformerDecoderState::length");
+    return caches_[0].length(b);
+  }
   /// Tokens of each sequence that still fit.
   Index room() const { return caches_.empty() ? 0 : caches_[0].room(); }
   /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many, and
   /// the caches still hold what comes before them: a window drops keys.
   void rollback(Index n) {
+    require_caches("TransformerDecoderState::rollback");
     for (KeyValueCache<T>& cache : caches_) cache.rollback(n);
   }
   /// Forgets the last n tokens of sequence b. Throws as that of all does.
   void rollback(Index b, Index n) {
+    require_caches("TransformerDecoderState::rollback");
     for (KeyValueCache<T>& cache : caches_) cache.rollback(b, n);
   }
   /// Forgets all.
@@ -40562,6 +40581,7 @@ class TransformerDecoderState {
   }
   /// Forgets all of sequence b: another may begin there. Throws ArgumentError unless there is one.
   void clear(Index b) {
+    require_caches("TransformerDecoderState::clear");
     for (KeyValueCache<T>& cache : caches_) cache.clear(b);
   }
 
@@ -40575,6 +40595,11 @@ class TransformerDecoderState {
       caches_.push_back(key_value_cache<T>(o.block.attention(), cache, memory));
     }
   }
+  void require_caches(std::string_view function) const {
+    require(!caches_.empty(), function,
+            "the state was moved from, expected one that a decoder made");
+  }
+
   TransformerDecoderOptions module_;
   std::vector<KeyValueCache<T>> caches_;
 };
@@ -60372,10 +60397,10 @@ class AdamW : public Optimizer<T, AdamWOptions> {
     for (const auto& group : this->groups_)
       group.options.template require_step_options<T>(function);
     detail::require_finite_factor<T>(function, "gradient_scale", gradient_scale);
-    ++this->steps_;
+    const std::int64_t steps = this->steps_ + 1;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {
-      const kernels::AdamWStep<T> now = numbers(group.options, this->steps_, gradient_scale);
+      const kernels::AdamWStep<T> now = numbers(group.options, steps, gradient_scale);
       detail::for_tasks(group.parameters, context, [&](const Parameter<T>& p, const auto& task) {
         T* const m = group.state_of(0, task.parameter).data();
         T* const v = group.state_of(1, task.parameter).data();
@@ -60385,6 +60410,7 @@ class AdamW : public Optimizer<T, AdamWOptions> {
       });
       context.count_flops(15 * group.parameters.elements(), 15 * group.parameters.elements());
     }
+    this->steps_ = steps;  // not where an executor threw
   }
 
  private:
@@ -60597,7 +60623,7 @@ class Sgd : public Optimizer<T, SgdOptions> {
               "momentum is 0 where it was not when the group was added, or the other way round");
     }
     detail::require_finite_factor<T>(function, "gradient_scale", gradient_scale);
-    const bool first = this->steps_++ == 0;
+    const bool first = this->steps_ == 0;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {
       const SgdOptions& o = group.options;
@@ -60614,6 +60640,7 @@ class Sgd : public Optimizer<T, SgdOptions> {
           3 + (now.decays ? 2 : 0) + (moves && !first ? 3 : 0) + (now.nesterov ? 2 : 0);
       context.count_flops(each * group.parameters.elements(), each * group.parameters.elements());
     }
+    ++this->steps_;  // not where an executor threw
   }
 
  private:

@@ -150,8 +150,8 @@ Refusal feed_forward(const std::string& message, const FeedForwardOptions& optio
 }
 constexpr Index too_wide = (Index{1} << 30) + 1;
 const std::string moved_cache = " (what forward left: a cache that was moved from is empty)",
-                  zero = " (zero_gradients())";
-const std::string wide = std::to_string(too_wide);
+                  zero = " (zero_gradients())", wide = std::to_string(too_wide),
+                  none = " that was moved from has none)";
 
 const Refusals feed_forwards({
     feed_forward("d_model is 0, expected 1 to 2^30", {}),
@@ -164,8 +164,8 @@ const Refusals feed_forwards({
                   [](Feed& c) { c.x = c.m.tensor(2, 4); }),
     forward<Feed>("FeedForward::forward: x is [2, 3] at a null address, expected its elements",
                   [](Feed& c) { c.x = c.m.null(2, 3); }),
-    forward<Feed>("FeedForward::forward: w_in is [0, 0], expected [3, 5] (the options: a module "
-                  "that was moved from has none)",
+    forward<Feed>("FeedForward::forward: w_in is [0, 0], expected [3, 5] (the options: a module" +
+                      none,
                   [](Feed& c) { const auto taken = std::move(c.layer); }),
     forward<Feed>(
         "FeedForward::forward: dropout rate is 1.5, expected 0 to 1",
@@ -190,6 +190,9 @@ const Refusals feed_forwards({
                    [](Feed& c) { const auto taken = std::move(c.cache.activated); }),
     backward<Feed>("FeedForward::backward: dy is [2, 4], expected [2, 3] (the output)",
                    [](Feed& c) { c.dy = c.m.tensor(2, 4); }),
+    backward<Feed>("FeedForward::backward: w_in is [0, 0], expected [3, 5] (the options: a module" +
+                       none,
+                   [](Feed& c) { const auto taken = std::move(c.layer); }),
     backward<Feed>("FeedForward::backward: gradients.w_in is [0, 0], expected [3, 5]" + zero,
                    [](Feed& c) { c.gradients.w_in = {}; }),
     backward<Feed>("FeedForward::backward: gradients.b_in is [0], expected [5]" + zero,
@@ -228,9 +231,9 @@ const Refusals blocks({
     forward<Block>("TransformerBlock::forward: x is [1, 2, 4] at a null address, expected its "
                    "elements",
                    [](Block& c) { c.x = c.m.null(1, 2, 4); }),
-    forward<Block>("TransformerBlock::forward: norm1.gamma is [0], expected [4] (the options: a "
-                   "block that was moved from has none)",
-                   [](Block& c) { const auto taken = std::move(c.layer); }),
+    forward<Block>(
+        "TransformerBlock::forward: norm1.gamma is [0], expected [4] (the options: a block" + none,
+        [](Block& c) { const auto taken = std::move(c.layer); }),
     forward<Block>(
         "TransformerBlock::forward: dropout rate is 1.5, expected 0 to 1",
         [](Block& c) { c.with.hidden_dropout.rate = 1.5; }, argument_error),
@@ -256,6 +259,9 @@ const Refusals blocks({
                     [](Block& c) { const auto taken = std::move(c.cache); }),
     backward<Block>("TransformerBlock::backward: dy is [1, 3, 4], expected [1, 2, 4] (the output)",
                     [](Block& c) { c.dy = c.m.tensor(1, 3, 4); }),
+    backward<Block>(
+        "TransformerBlock::backward: norm1.gamma is [0], expected [4] (the options: a block" + none,
+        [](Block& c) { const auto taken = std::move(c.layer); }),
     backward<Block>("TransformerBlock::backward: gradients.norm1.gamma is [0], expected [4]" + zero,
                     [](Block& c) { c.gradients.norm1.gamma = {}; }),
     backward<Block>("TransformerBlock::backward: gradients.norm1.beta is [0], expected [4]" + zero,

@@ -200,6 +200,13 @@ const Refusals rotary_refusals(all_of({
                          (void)RotaryTable<double>(
                              6, {.frequencies = In<double, 1>(values, Shape{3})});
                        }),
+        argument_error("RotaryTable::grow: the table was moved from, expected one that has its "
+                       "frequencies",
+                       [](Witness& m) {
+                         RotaryTable<double> table(6, {.frequencies = m.tensor(3)});
+                         const auto taken = std::move(table);
+                         table.grow(4);
+                       }),
     },
 }));
 

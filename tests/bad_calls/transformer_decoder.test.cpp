@@ -165,6 +165,17 @@ Refusal no_room(Index capacity) {
                         [=](Witness& m) { (void)Decoder{m}.decoder.state(1, capacity); });
 }
 
+template <class Call>
+Refusal of_moved_state(const std::string& function, Call call) {
+  return argument_error("TransformerDecoderState::" + function +
+                            ": the state was moved from, expected one that a decoder made",
+                        [=](Witness& m) {
+                          auto state = std::move(Decoder{m}.pending().state);
+                          const auto taken = std::move(state);
+                          call(state);
+                        });
+}
+
 const Refusals states({
     no_room(7),
     no_room(-1),
@@ -183,6 +194,10 @@ const Refusals states({
                    [](Witness& m) { (void)Decoder{m}.decoder.state(-1); }),
     argument_error("KeyValueCache::rollback: n is 3, expected 0 to 2, the length of sequence 0",
                    [](Witness& m) { Decoder{m}.pending().state.rollback(3); }),
+    of_moved_state("rollback", [](auto& state) { state.rollback(1); }),
+    of_moved_state("rollback", [](auto& state) { state.rollback(0, 1); }),
+    of_moved_state("length", [](auto& state) { (void)state.length(0); }),
+    of_moved_state("clear", [](auto& state) { state.clear(0); }),
 });
 
 /// Of step or of step_each.

@@ -55,6 +55,22 @@ TEST_CASE("a step has the same bits for any strides and number of threads", "[op
   check_bits<long double>();
 }
 
+TEST_CASE("a step whose executor throws is not counted", "[optim]") {
+  struct Failing {
+    void run(Index, TaskRef) { throw std::bad_alloc(); }
+    Index concurrency() const { return 1; }
+  } failing;
+  OptimizerProblem<double> problem({{3, 7}}, Layout::dense);
+  const auto before = problem.values();
+  AdamW<double> of_adamw(problem.list, adamw);
+  Sgd<double> of_sgd(problem.list, sgd);
+  CHECK_THROWS_AS(of_adamw.step({.executor = failing}), std::bad_alloc);
+  CHECK_THROWS_AS(of_sgd.step({.executor = failing}), std::bad_alloc);
+  CHECK(of_adamw.steps() == 0);
+  CHECK(of_sgd.steps() == 0);
+  CHECK(problem.values() == before);
+}
+
 TEST_CASE("a gradient_scale of 1 / n is the step along the mean of n gradients", "[optim]") {
   OptimizerProblem<double> sum({{3, 7}}, Layout::dense), mean({{3, 7}}, Layout::dense);
   AdamW<double> one(sum.list, adamw), other(mean.list, adamw);

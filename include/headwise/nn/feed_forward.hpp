@@ -131,14 +131,17 @@ class FeedForward {
   const FeedForwardParameters<T, W>& parameters() const { return parameters_; }
 
  private:
+  void require_whole(std::string_view function) const {
+    require_shape(function, "w_in", In<W, 2>(parameters_.w_in),
+                  Shape{options_.d_model, options_.in_width()},
+                  "the options: a module that was moved from has none");
+  }
   template <class U>
   void require_call(const In<U, 2>& x, const Call& call) const {
     constexpr std::string_view function = "FeedForward::forward";
     require_shape(function, "x", x, Shape{x.extent(0), options_.d_model}, "d_model ",
                   options_.d_model);
-    require_shape(function, "w_in", In<W, 2>(parameters_.w_in),
-                  Shape{options_.d_model, options_.in_width()},
-                  "the options: a module that was moved from has none");
+    require_whole(function);
     call.hidden_dropout.require_valid(function);
     call.output_dropout.require_valid(function);
   }
@@ -147,6 +150,7 @@ class FeedForward {
     constexpr std::string_view function = "FeedForward::backward";
     detail::require_feed_forward_cache(function, options_, cache);
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
+    require_whole(function);
     detail::require_feed_forward_gradients(function, parameters_, gradients);
     detail::require_gradients_clear_of(function, gradients, {"dy", dy});
     require(static_cast<const void*>(&gradients) != &parameters_, function,

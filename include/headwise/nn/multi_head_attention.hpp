@@ -229,8 +229,8 @@ class MultiHeadAttention {
     cache = std::move(filled);
     return y;
   }
-  void require_parameters() const {
-    detail::require_whole("MultiHeadAttention::forward", options_, parameters_);
+  void require_parameters(std::string_view function = "MultiHeadAttention::forward") const {
+    detail::require_whole(function, options_, parameters_);
   }
 
   template <class U>
@@ -239,6 +239,7 @@ class MultiHeadAttention {
     require_cache(function, cache, self);
     const Index B = cache.query.extent(0), L = cache.query.extent(1);
     require_shape(function, "dy", dy, Shape{B, L, options_.d_model}, "the output");
+    require_parameters(function);
     gradients.require_shapes_of(parameters_, function);
     gradients.require_clear_of(function, {"dy", dy});
     detail::require_given_score_gradients(function, parameters_, gradients, cache, {"dy", dy});

@@ -129,13 +129,16 @@ class TransformerBlock {
   const TransformerBlockParameters<T, W>& parameters() const { return parameters_; }
 
  private:
+  void require_whole(std::string_view function) const {
+    require_shape(function, "norm1.gamma", In<T, 1>(parameters_.norm1.gamma),
+                  Shape{options_.d_model}, "the options: a block that was moved from has none");
+  }
   template <class U>
   void require_call(const In<U, 3>& x, const Call& call) const {
     constexpr std::string_view function = "TransformerBlock::forward";
     const Index B = x.extent(0), L = x.extent(1);
     require_shape(function, "x", x, Shape{B, L, options_.d_model}, "d_model ", options_.d_model);
-    require_shape(function, "norm1.gamma", In<T, 1>(parameters_.norm1.gamma),
-                  Shape{options_.d_model}, "the options: a block that was moved from has none");
+    require_whole(function);
     detail::require_call(options_.attention(), parameters_.attention,
                          detail::ModuleInputs<U>{x, x, x, true}, call.attention());
     call.hidden_dropout.require_valid(function);
@@ -150,6 +153,7 @@ class TransformerBlock {
     require_shape(function, "cache.h", cache.h, cache.x.shape(),
                   "what forward left: a cache that was moved from is empty");
     require_shape(function, "dy", dy, cache.x.shape(), "the output");
+    require_whole(function);
     detail::require_block_gradients<T>(parameters_, gradients, {"dy", dy});
     detail::require_given_score_gradients(function, parameters_.attention, gradients.attention,
                                           cache.attention, {"dy", dy});

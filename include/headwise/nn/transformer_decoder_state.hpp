@@ -1,6 +1,7 @@
 // What a TransformerDecoder has seen of the sequences that it writes.
 #pragma once
 
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -29,17 +30,22 @@ class TransformerDecoderState {
 
   /// Tokens that were taken, of the longest sequence.
   Index length() const { return caches_.empty() ? 0 : caches_[0].length(); }
-  /// The same of sequence b.
-  Index length(Index b) const { return caches_.empty() ? 0 : caches_[0].length(b); }
+  /// The same of sequence b. Throws ArgumentError unless there is one.
+  Index length(Index b) const {
+    require_caches("TransformerDecoderState::length");
+    return caches_[0].length(b);
+  }
   /// Tokens of each sequence that still fit.
   Index room() const { return caches_.empty() ? 0 : caches_[0].room(); }
   /// Forgets the last n tokens of each sequence. Throws ArgumentError unless there are so many, and
   /// the caches still hold what comes before them: a window drops keys.
   void rollback(Index n) {
+    require_caches("TransformerDecoderState::rollback");
     for (KeyValueCache<T>& cache : caches_) cache.rollback(n);
   }
   /// Forgets the last n tokens of sequence b. Throws as that of all does.
   void rollback(Index b, Index n) {
+    require_caches("TransformerDecoderState::rollback");
     for (KeyValueCache<T>& cache : caches_) cache.rollback(b, n);
   }
   /// Forgets all.
@@ -48,6 +54,7 @@ class TransformerDecoderState {
   }
   /// Forgets all of sequence b: another may begin there. Throws ArgumentError unless there is one.
   void clear(Index b) {
+    require_caches("TransformerDecoderState::clear");
     for (KeyValueCache<T>& cache : caches_) cache.clear(b);
   }
 
@@ -61,6 +68,11 @@ class TransformerDecoderState {
       caches_.push_back(key_value_cache<T>(o.block.attention(), cache, memory));
     }
   }
+  void require_caches(std::string_view function) const {
+    require(!caches_.empty(), function,
+            "the state was moved from, expected one that a decoder made");
+  }
+
   TransformerDecoderOptions module_;
   std::vector<KeyValueCache<T>> caches_;
 };

@@ -170,16 +170,20 @@ class RotaryTable {
       : options_(options), width_(options.width_of(d)), memory_(memory) {
     detail::require_rotary("RotaryTable", options, d);
     if (options.frequencies.absent()) return;
+    given_ = true;
     frequencies_ = Tensor<double, 1>(options.frequencies.view().shape(), memory);
     for (Index t = 0; t < frequencies_.size(); ++t) frequencies_(t) = options.frequencies(t);
     options_.frequencies = {};
   }
 
   /// Makes it hold positions 0 to positions - 1 at least: views of it from before are void where it
-  /// was shorter. Throws std::bad_alloc, and is as it was then.
+  /// was shorter. Throws std::bad_alloc, and is as it was then; ArgumentError where frequencies
+  /// that were given are gone with a move.
   void grow(Index positions) {
     const Index held = cosines_.extent(0);
     if (positions <= held) return;
+    require(given_ == !frequencies_.absent(), "RotaryTable::grow",
+            "the table was moved from, expected one that has its frequencies");
     const Index rows = positions < 2 * held ? 2 * held : positions;
     auto cosines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
     auto sines = Tensor<T, 2>::uninitialized({rows, width_ / 2}, memory_);
@@ -203,6 +207,7 @@ class RotaryTable {
   RotaryOptions options_;
   Index width_;
   std::pmr::memory_resource* memory_;
+  bool given_ = false;             // frequencies were
   Tensor<double, 1> frequencies_;  // [width / 2], or absent
   Tensor<T, 2> cosines_, sines_;   // [positions, width / 2]
 };

@@ -74,10 +74,10 @@ class AdamW : public Optimizer<T, AdamWOptions> {
     for (const auto& group : this->groups_)
       group.options.template require_step_options<T>(function);
     detail::require_finite_factor<T>(function, "gradient_scale", gradient_scale);
-    ++this->steps_;
+    const std::int64_t steps = this->steps_ + 1;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {
-      const kernels::AdamWStep<T> now = numbers(group.options, this->steps_, gradient_scale);
+      const kernels::AdamWStep<T> now = numbers(group.options, steps, gradient_scale);
       detail::for_tasks(group.parameters, context, [&](const Parameter<T>& p, const auto& task) {
         T* const m = group.state_of(0, task.parameter).data();
         T* const v = group.state_of(1, task.parameter).data();
@@ -87,6 +87,7 @@ class AdamW : public Optimizer<T, AdamWOptions> {
       });
       context.count_flops(15 * group.parameters.elements(), 15 * group.parameters.elements());
     }
+    this->steps_ = steps;  // not where an executor threw
   }
 
  private:

@@ -74,7 +74,7 @@ class Sgd : public Optimizer<T, SgdOptions> {
               "momentum is 0 where it was not when the group was added, or the other way round");
     }
     detail::require_finite_factor<T>(function, "gradient_scale", gradient_scale);
-    const bool first = this->steps_++ == 0;
+    const bool first = this->steps_ == 0;
     const kernels::ModelKernels<T>& run = kernels::model_kernels_here<T>();
     for (auto& group : this->groups_) {
       const SgdOptions& o = group.options;
@@ -91,6 +91,7 @@ class Sgd : public Optimizer<T, SgdOptions> {
           3 + (now.decays ? 2 : 0) + (moves && !first ? 3 : 0) + (now.nesterov ? 2 : 0);
       context.count_flops(each * group.parameters.elements(), each * group.parameters.elements());
     }
+    ++this->steps_;  // not where an executor threw
   }
 
  private:
