@@ -7691,15 +7691,22 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
   }
 }
 
+/// Squares that are met at a time, side by side. A row by one is a chain of multiply-adds: with
+/// vectors of 64 bytes it takes no longer than the permutations of the next one, with shorter ones
+/// it is the longest there is (one at a time takes 1.15 to 1.35 times as long; AVX2, EPYC of
+/// family 25, model 1).
+constexpr Index squares_at_once = HEADWISE_ISA_BYTES == 64 ? 1 : 2;
+
 /// A square of elements k of columns n, those `apart` from each other: vector k holds that of each
-/// column. Behind K and N it is 0. The same of the next columns is asked for.
+/// column. Behind K and N it is 0. The same of the next columns is asked for, unless two squares
+/// are met at a time: columns that lie 2 KiB apart share few places of the first cache.
 template <Scalar T>
 HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
                                  typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
   constexpr Index width = Simd<T>::width;
   if (K == width && N == width) {
     unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(from + (n + width) * apart);
+      if constexpr (squares_at_once == 1) __builtin_prefetch(from + (n + width) * apart);
       square[n] = Simd<T>::load(from + n * apart);
     });
   } else {
@@ -7712,46 +7719,71 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
   transpose<T>(square);
 }
 
+/// sums [M, width] += a [M, K] b [K, N], K and N of at most a vector.
+template <Scalar T>
+HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+                                           const Extents& size, typename Simd<T>::Vector* sums) {
+  using S = Simd<T>;
+  typename S::Vector square[std::size_t{S::width}];
+  load_square<T>(b.data, b.column, size.K, size.N, square);
+  for (Index m = 0; m < size.M; ++m) {
+    auto sum = sums[m];
+    const T* const x = a.data + m * a.row;
+    const auto add = [&](auto k) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(S::broadcast(x[k * a.column]), square[k], sum);
+    };
+    if (size.K == S::width) {
+      unrolled<S::width>(add);
+    } else {
+      unrolled<S::width>([&](auto k) HEADWISE_ALWAYS_INLINE {
+        if (k < size.K) add(k);
+      });
+    }
+    sums[m] = sum;
+  }
+}
+
 /// Few rows by a right factor whose columns lie dense: squares of as many as a vector holds are
 /// transposed in registers.
 template <Scalar T>
 void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                             const Epilogue<T>& epilogue) {
   using S = Simd<T>;
-  constexpr Index width = S::width;
-  for (Index n = 0; n < size.N; n += width) {
-    const Index N = std::min<Index>(width, size.N - n);
+  constexpr Index width = S::width, most = squares_at_once * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n);
     for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
-      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      typename S::Vector sums[std::size_t{squares_at_once}][std::size_t{Thin::rows}] = {};
       for (Index i = k; i < end; i += width) {
         const Index K = std::min<Index>(width, end - i);
-        typename S::Vector square[std::size_t{width}];
-        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
-        for (Index m = 0; m < size.M; ++m) {
-          auto sum = sums[m];
-          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
-            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
-          });
-          sums[m] = sum;
-        }
+        unrolled<squares_at_once>([&](auto s) HEADWISE_ALWAYS_INLINE {
+          const Index first = s * width, count = std::min<Index>(width, N - first);
+          if (count <= 0) return;
+          add_square_of_columns<T>(a.from(0, i), b.from(i, n + first), {size.M, count, K}, sums[s]);
+        });
       }
       const bool first = k == 0 && !epilogue.accumulate;
-      T lanes[std::size_t{width}];
+      T lanes[std::size_t{most}];
       for (Index m = 0; m < size.M; ++m) {
-        S::store(sums[m], lanes);
+        for (Index s = 0; s < squares_at_once; ++s) S::store(sums[s][m], lanes + s * width);
         finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
       }
     }
   }
 }
 
-/// Whether a product is for these: few rows, and a right factor that is not in the second cache
-/// anyway. (There tiles that read it where it lies are as fast, or packed columns 1.3 times.)
+/// Whether the right factor of a product is not in the second cache anyway.
+template <Scalar T>
+bool is_large(const Extents& size) {
+  return size.K * size.N * static_cast<Index>(sizeof(T)) >= Thin::bytes;
+}
+
+/// Whether a product is for these: few rows, and a right factor that is large. (Else tiles that
+/// read it where it lies are as fast, or packed columns 1.3 times.)
 template <Scalar T>
 bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.M < 1 || size.M > Thin::rows || !is_large<T>(size)) return false;
   if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
   return b.column == 1 ? size.M == 1 : b.row == 1;
 }
@@ -7774,8 +7806,11 @@ HEADWISE_STRICT_MATH_END
 //
 // b^T is read where it lies, as a left operand, and a, which is smaller, is what gets transposed.
 // Forward and backward of 16 tokens of width 768 takes 0.80 of the time that way, of 64 tokens 0.97
-// (AVX-512, EPYC of family 25); with 4 of 16 lanes idle 1.02 to 1.05, with 2 of them 0.97. An
-// element is the same sum of the same chains of multiply-adds: the bits of gemm.inc.
+// (AVX-512, EPYC of family 25); with 4 of 16 lanes idle 1.02 to 1.05, with 2 of them 0.97. With
+// AVX2 any number may be idle where b is large, as it is waited for: 3 rows by 512 x 512 take 0.93
+// of the time, 4 and 6 rows by 768 x 2304 0.7, 9 to 14 rows 0.65; by 256 x 256 it is 0.8 to 1.2
+// (EPYC of family 25, model 1). An element is the same sum of the same chains of multiply-adds: the
+// bits of gemm.inc.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -7788,7 +7823,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width;
+  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
 }
 
 /// c [M, N] = from^T, from [N, row].
@@ -7828,6 +7863,54 @@ void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const E
                    {c_t, row, finish, alpha});
     }
     store_transposed<T>(c_t, row, size.M, N, c.from(0, n));
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/few_terms.inc
+// Products of few terms, dw += x^T dy of a few tokens for one, which wait for c: it is read and
+// written once, along its rows. Read once for each instruction set.
+//
+// The tiles of gemm.inc go down the columns of c, a line or two of each row, and no unit of the
+// processor asks for lines ahead of that. dw of 512 x 512 takes 2.3 times as long with one token,
+// 1.8 with 4, 1.4 with 8, 1.2 with 16, 1.03 with 24 and 0.95 with 32 (AVX2, EPYC of family 25,
+// model 1). Those tiles along the rows: no gain, as what a call of each costs is then what counts.
+// Every element is the sum that gemm.inc forms.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Whether a product is for these: c, dense, is added to, and rows of a lie side by side.
+template <Scalar T>
+bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue) {
+  if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
+  if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
+  return a.row == 1 && b.column == 1 && c.column == 1;
+}
+
+/// c [M, N] += a [M, K] b [K, N], M rows of a tile and N columns of whole tiles.
+template <Scalar T>
+void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+  using S = Simd<T>;
+  constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
+  for (Index n = 0; n < N; n += Tile<T>::columns) {
+    typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    const T *in_a = a.data, *in_b = b.data + n;
+    for (Index k = 0; k < K; ++k) {
+      add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
+      in_a += a.column;
+      in_b += b.row;
+    }
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c.data + m * c.row + n + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
   }
 }
 
@@ -7990,18 +8073,37 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
     }
   }
 }
+/// The same, c + a b, of the kind that has_few_terms says: what are no whole tiles goes the way of
+/// all.
+template <Scalar T>
+void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                       const Epilogue<T>& epilogue, T* scratch) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
+  const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
+  for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
+  const auto rest = [&](Index m, Index n, Index count_m, Index count_n) {
+    if (count_m == 0 || count_n == 0) return;
+    gemm_kept<T>(a.from(m, 0), b.from(0, n), c.from(m, n), {count_m, count_n, K}, epilogue, scratch,
+                 KeepAll{});
+  };
+  rest(0, N, M, size.N - N);
+  rest(M, 0, size.M - M, size.N);
+}
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
   // Sums of no terms: there need be no memory behind a and b, so that no address in it is formed.
   if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
-    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
+      if (has_few_terms<T>(a, b, c, size, epilogue)) {
+        return gemm_of_few_terms<T>(a, b, c, size, epilogue, scratch);
+      }
       if (swaps<T>(b, size, epilogue)) {
         return multiply_swapped<T>(a, b, c, size, epilogue.alpha, scratch, gemm_scratch<T>(size));
       }
     }
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
   }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
@@ -14840,13 +14942,15 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
   }
 }
 
+constexpr Index squares_at_once = HEADWISE_ISA_BYTES == 64 ? 1 : 2;
+
 template <Scalar T>
 HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
                                  typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
   constexpr Index width = Simd<T>::width;
   if (K == width && N == width) {
     unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(from + (n + width) * apart);
+      if constexpr (squares_at_once == 1) __builtin_prefetch(from + (n + width) * apart);
       square[n] = Simd<T>::load(from + n * apart);
     });
   } else {
@@ -14860,31 +14964,50 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
 }
 
 template <Scalar T>
+HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+                                           const Extents& size, typename Simd<T>::Vector* sums) {
+  using S = Simd<T>;
+  typename S::Vector square[std::size_t{S::width}];
+  load_square<T>(b.data, b.column, size.K, size.N, square);
+  for (Index m = 0; m < size.M; ++m) {
+    auto sum = sums[m];
+    const T* const x = a.data + m * a.row;
+    const auto add = [&](auto k) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(S::broadcast(x[k * a.column]), square[k], sum);
+    };
+    if (size.K == S::width) {
+      unrolled<S::width>(add);
+    } else {
+      unrolled<S::width>([&](auto k) HEADWISE_ALWAYS_INLINE {
+        if (k < size.K) add(k);
+      });
+    }
+    sums[m] = sum;
+  }
+}
+
+template <Scalar T>
 void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                             const Epilogue<T>& epilogue) {
   using S = Simd<T>;
-  constexpr Index width = S::width;
-  for (Index n = 0; n < size.N; n += width) {
-    const Index N = std::min<Index>(width, size.N - n);
+  constexpr Index width = S::width, most = squares_at_once * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n);
     for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
-      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      typename S::Vector sums[std::size_t{squares_at_once}][std::size_t{Thin::rows}] = {};
       for (Index i = k; i < end; i += width) {
         const Index K = std::min<Index>(width, end - i);
-        typename S::Vector square[std::size_t{width}];
-        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
-        for (Index m = 0; m < size.M; ++m) {
-          auto sum = sums[m];
-          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
-            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
-          });
-          sums[m] = sum;
-        }
+        unrolled<squares_at_once>([&](auto s) HEADWISE_ALWAYS_INLINE {
+          const Index first = s * width, count = std::min<Index>(width, N - first);
+          if (count <= 0) return;
+          add_square_of_columns<T>(a.from(0, i), b.from(i, n + first), {size.M, count, K}, sums[s]);
+        });
       }
       const bool first = k == 0 && !epilogue.accumulate;
-      T lanes[std::size_t{width}];
+      T lanes[std::size_t{most}];
       for (Index m = 0; m < size.M; ++m) {
-        S::store(sums[m], lanes);
+        for (Index s = 0; s < squares_at_once; ++s) S::store(sums[s][m], lanes + s * width);
         finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
       }
     }
@@ -14892,9 +15015,13 @@ void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, c
 }
 
 template <Scalar T>
+bool is_large(const Extents& size) {
+  return size.K * size.N * static_cast<Index>(sizeof(T)) >= Thin::bytes;
+}
+
+template <Scalar T>
 bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.M < 1 || size.M > Thin::rows || !is_large<T>(size)) return false;
   if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
   return b.column == 1 ? size.M == 1 : b.row == 1;
 }
@@ -14922,7 +15049,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width;
+  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
 }
 
 template <Scalar T>
@@ -14959,6 +15086,44 @@ void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const E
                    {c_t, row, finish, alpha});
     }
     store_transposed<T>(c_t, row, size.M, N, c.from(0, n));
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/few_terms.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue) {
+  if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
+  if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
+  return a.row == 1 && b.column == 1 && c.column == 1;
+}
+
+template <Scalar T>
+void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+  using S = Simd<T>;
+  constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
+  for (Index n = 0; n < N; n += Tile<T>::columns) {
+    typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    const T *in_a = a.data, *in_b = b.data + n;
+    for (Index k = 0; k < K; ++k) {
+      add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
+      in_a += a.column;
+      in_b += b.row;
+    }
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c.data + m * c.row + n + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
   }
 }
 
@@ -15096,17 +15261,34 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
     }
   }
 }
+template <Scalar T>
+void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                       const Epilogue<T>& epilogue, T* scratch) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
+  const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
+  for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
+  const auto rest = [&](Index m, Index n, Index count_m, Index count_n) {
+    if (count_m == 0 || count_n == 0) return;
+    gemm_kept<T>(a.from(m, 0), b.from(0, n), c.from(m, n), {count_m, count_n, K}, epilogue, scratch,
+                 KeepAll{});
+  };
+  rest(0, N, M, size.N - N);
+  rest(M, 0, size.M - M, size.N);
+}
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
   if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
-    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
+      if (has_few_terms<T>(a, b, c, size, epilogue)) {
+        return gemm_of_few_terms<T>(a, b, c, size, epilogue, scratch);
+      }
       if (swaps<T>(b, size, epilogue)) {
         return multiply_swapped<T>(a, b, c, size, epilogue.alpha, scratch, gemm_scratch<T>(size));
       }
     }
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
   }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
@@ -21353,13 +21535,15 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
   }
 }
 
+constexpr Index squares_at_once = HEADWISE_ISA_BYTES == 64 ? 1 : 2;
+
 template <Scalar T>
 HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
                                  typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
   constexpr Index width = Simd<T>::width;
   if (K == width && N == width) {
     unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(from + (n + width) * apart);
+      if constexpr (squares_at_once == 1) __builtin_prefetch(from + (n + width) * apart);
       square[n] = Simd<T>::load(from + n * apart);
     });
   } else {
@@ -21373,31 +21557,50 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
 }
 
 template <Scalar T>
+HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+                                           const Extents& size, typename Simd<T>::Vector* sums) {
+  using S = Simd<T>;
+  typename S::Vector square[std::size_t{S::width}];
+  load_square<T>(b.data, b.column, size.K, size.N, square);
+  for (Index m = 0; m < size.M; ++m) {
+    auto sum = sums[m];
+    const T* const x = a.data + m * a.row;
+    const auto add = [&](auto k) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(S::broadcast(x[k * a.column]), square[k], sum);
+    };
+    if (size.K == S::width) {
+      unrolled<S::width>(add);
+    } else {
+      unrolled<S::width>([&](auto k) HEADWISE_ALWAYS_INLINE {
+        if (k < size.K) add(k);
+      });
+    }
+    sums[m] = sum;
+  }
+}
+
+template <Scalar T>
 void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                             const Epilogue<T>& epilogue) {
   using S = Simd<T>;
-  constexpr Index width = S::width;
-  for (Index n = 0; n < size.N; n += width) {
-    const Index N = std::min<Index>(width, size.N - n);
+  constexpr Index width = S::width, most = squares_at_once * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n);
     for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
-      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      typename S::Vector sums[std::size_t{squares_at_once}][std::size_t{Thin::rows}] = {};
       for (Index i = k; i < end; i += width) {
         const Index K = std::min<Index>(width, end - i);
-        typename S::Vector square[std::size_t{width}];
-        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
-        for (Index m = 0; m < size.M; ++m) {
-          auto sum = sums[m];
-          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
-            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
-          });
-          sums[m] = sum;
-        }
+        unrolled<squares_at_once>([&](auto s) HEADWISE_ALWAYS_INLINE {
+          const Index first = s * width, count = std::min<Index>(width, N - first);
+          if (count <= 0) return;
+          add_square_of_columns<T>(a.from(0, i), b.from(i, n + first), {size.M, count, K}, sums[s]);
+        });
       }
       const bool first = k == 0 && !epilogue.accumulate;
-      T lanes[std::size_t{width}];
+      T lanes[std::size_t{most}];
       for (Index m = 0; m < size.M; ++m) {
-        S::store(sums[m], lanes);
+        for (Index s = 0; s < squares_at_once; ++s) S::store(sums[s][m], lanes + s * width);
         finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
       }
     }
@@ -21405,9 +21608,13 @@ void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, c
 }
 
 template <Scalar T>
+bool is_large(const Extents& size) {
+  return size.K * size.N * static_cast<Index>(sizeof(T)) >= Thin::bytes;
+}
+
+template <Scalar T>
 bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.M < 1 || size.M > Thin::rows || !is_large<T>(size)) return false;
   if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
   return b.column == 1 ? size.M == 1 : b.row == 1;
 }
@@ -21435,7 +21642,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width;
+  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
 }
 
 template <Scalar T>
@@ -21472,6 +21679,44 @@ void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const E
                    {c_t, row, finish, alpha});
     }
     store_transposed<T>(c_t, row, size.M, N, c.from(0, n));
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/few_terms.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue) {
+  if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
+  if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
+  return a.row == 1 && b.column == 1 && c.column == 1;
+}
+
+template <Scalar T>
+void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+  using S = Simd<T>;
+  constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
+  for (Index n = 0; n < N; n += Tile<T>::columns) {
+    typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    const T *in_a = a.data, *in_b = b.data + n;
+    for (Index k = 0; k < K; ++k) {
+      add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
+      in_a += a.column;
+      in_b += b.row;
+    }
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c.data + m * c.row + n + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
   }
 }
 
@@ -21609,17 +21854,34 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
     }
   }
 }
+template <Scalar T>
+void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                       const Epilogue<T>& epilogue, T* scratch) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
+  const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
+  for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
+  const auto rest = [&](Index m, Index n, Index count_m, Index count_n) {
+    if (count_m == 0 || count_n == 0) return;
+    gemm_kept<T>(a.from(m, 0), b.from(0, n), c.from(m, n), {count_m, count_n, K}, epilogue, scratch,
+                 KeepAll{});
+  };
+  rest(0, N, M, size.N - N);
+  rest(M, 0, size.M - M, size.N);
+}
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
   if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
-    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
+      if (has_few_terms<T>(a, b, c, size, epilogue)) {
+        return gemm_of_few_terms<T>(a, b, c, size, epilogue, scratch);
+      }
       if (swaps<T>(b, size, epilogue)) {
         return multiply_swapped<T>(a, b, c, size, epilogue.alpha, scratch, gemm_scratch<T>(size));
       }
     }
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
   }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
@@ -42954,13 +43216,15 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
   }
 }
 
+constexpr Index squares_at_once = HEADWISE_ISA_BYTES == 64 ? 1 : 2;
+
 template <Scalar T>
 HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
                                  typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
   constexpr Index width = Simd<T>::width;
   if (K == width && N == width) {
     unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(from + (n + width) * apart);
+      if constexpr (squares_at_once == 1) __builtin_prefetch(from + (n + width) * apart);
       square[n] = Simd<T>::load(from + n * apart);
     });
   } else {
@@ -42974,31 +43238,50 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
 }
 
 template <Scalar T>
+HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+                                           const Extents& size, typename Simd<T>::Vector* sums) {
+  using S = Simd<T>;
+  typename S::Vector square[std::size_t{S::width}];
+  load_square<T>(b.data, b.column, size.K, size.N, square);
+  for (Index m = 0; m < size.M; ++m) {
+    auto sum = sums[m];
+    const T* const x = a.data + m * a.row;
+    const auto add = [&](auto k) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(S::broadcast(x[k * a.column]), square[k], sum);
+    };
+    if (size.K == S::width) {
+      unrolled<S::width>(add);
+    } else {
+      unrolled<S::width>([&](auto k) HEADWISE_ALWAYS_INLINE {
+        if (k < size.K) add(k);
+      });
+    }
+    sums[m] = sum;
+  }
+}
+
+template <Scalar T>
 void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                             const Epilogue<T>& epilogue) {
   using S = Simd<T>;
-  constexpr Index width = S::width;
-  for (Index n = 0; n < size.N; n += width) {
-    const Index N = std::min<Index>(width, size.N - n);
+  constexpr Index width = S::width, most = squares_at_once * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n);
     for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
-      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      typename S::Vector sums[std::size_t{squares_at_once}][std::size_t{Thin::rows}] = {};
       for (Index i = k; i < end; i += width) {
         const Index K = std::min<Index>(width, end - i);
-        typename S::Vector square[std::size_t{width}];
-        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
-        for (Index m = 0; m < size.M; ++m) {
-          auto sum = sums[m];
-          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
-            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
-          });
-          sums[m] = sum;
-        }
+        unrolled<squares_at_once>([&](auto s) HEADWISE_ALWAYS_INLINE {
+          const Index first = s * width, count = std::min<Index>(width, N - first);
+          if (count <= 0) return;
+          add_square_of_columns<T>(a.from(0, i), b.from(i, n + first), {size.M, count, K}, sums[s]);
+        });
       }
       const bool first = k == 0 && !epilogue.accumulate;
-      T lanes[std::size_t{width}];
+      T lanes[std::size_t{most}];
       for (Index m = 0; m < size.M; ++m) {
-        S::store(sums[m], lanes);
+        for (Index s = 0; s < squares_at_once; ++s) S::store(sums[s][m], lanes + s * width);
         finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
       }
     }
@@ -43006,9 +43289,13 @@ void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, c
 }
 
 template <Scalar T>
+bool is_large(const Extents& size) {
+  return size.K * size.N * static_cast<Index>(sizeof(T)) >= Thin::bytes;
+}
+
+template <Scalar T>
 bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.M < 1 || size.M > Thin::rows || !is_large<T>(size)) return false;
   if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
   return b.column == 1 ? size.M == 1 : b.row == 1;
 }
@@ -43036,7 +43323,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width;
+  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
 }
 
 template <Scalar T>
@@ -43073,6 +43360,44 @@ void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const E
                    {c_t, row, finish, alpha});
     }
     store_transposed<T>(c_t, row, size.M, N, c.from(0, n));
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/few_terms.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue) {
+  if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
+  if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
+  return a.row == 1 && b.column == 1 && c.column == 1;
+}
+
+template <Scalar T>
+void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+  using S = Simd<T>;
+  constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
+  for (Index n = 0; n < N; n += Tile<T>::columns) {
+    typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    const T *in_a = a.data, *in_b = b.data + n;
+    for (Index k = 0; k < K; ++k) {
+      add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
+      in_a += a.column;
+      in_b += b.row;
+    }
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c.data + m * c.row + n + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
   }
 }
 
@@ -43210,17 +43535,34 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
     }
   }
 }
+template <Scalar T>
+void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                       const Epilogue<T>& epilogue, T* scratch) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
+  const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
+  for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
+  const auto rest = [&](Index m, Index n, Index count_m, Index count_n) {
+    if (count_m == 0 || count_n == 0) return;
+    gemm_kept<T>(a.from(m, 0), b.from(0, n), c.from(m, n), {count_m, count_n, K}, epilogue, scratch,
+                 KeepAll{});
+  };
+  rest(0, N, M, size.N - N);
+  rest(M, 0, size.M - M, size.N);
+}
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
   if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
-    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
+      if (has_few_terms<T>(a, b, c, size, epilogue)) {
+        return gemm_of_few_terms<T>(a, b, c, size, epilogue, scratch);
+      }
       if (swaps<T>(b, size, epilogue)) {
         return multiply_swapped<T>(a, b, c, size, epilogue.alpha, scratch, gemm_scratch<T>(size));
       }
     }
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
   }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
@@ -47552,13 +47894,15 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
   }
 }
 
+constexpr Index squares_at_once = HEADWISE_ISA_BYTES == 64 ? 1 : 2;
+
 template <Scalar T>
 HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
                                  typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
   constexpr Index width = Simd<T>::width;
   if (K == width && N == width) {
     unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(from + (n + width) * apart);
+      if constexpr (squares_at_once == 1) __builtin_prefetch(from + (n + width) * apart);
       square[n] = Simd<T>::load(from + n * apart);
     });
   } else {
@@ -47572,31 +47916,50 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
 }
 
 template <Scalar T>
+HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+                                           const Extents& size, typename Simd<T>::Vector* sums) {
+  using S = Simd<T>;
+  typename S::Vector square[std::size_t{S::width}];
+  load_square<T>(b.data, b.column, size.K, size.N, square);
+  for (Index m = 0; m < size.M; ++m) {
+    auto sum = sums[m];
+    const T* const x = a.data + m * a.row;
+    const auto add = [&](auto k) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(S::broadcast(x[k * a.column]), square[k], sum);
+    };
+    if (size.K == S::width) {
+      unrolled<S::width>(add);
+    } else {
+      unrolled<S::width>([&](auto k) HEADWISE_ALWAYS_INLINE {
+        if (k < size.K) add(k);
+      });
+    }
+    sums[m] = sum;
+  }
+}
+
+template <Scalar T>
 void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                             const Epilogue<T>& epilogue) {
   using S = Simd<T>;
-  constexpr Index width = S::width;
-  for (Index n = 0; n < size.N; n += width) {
-    const Index N = std::min<Index>(width, size.N - n);
+  constexpr Index width = S::width, most = squares_at_once * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n);
     for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
-      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      typename S::Vector sums[std::size_t{squares_at_once}][std::size_t{Thin::rows}] = {};
       for (Index i = k; i < end; i += width) {
         const Index K = std::min<Index>(width, end - i);
-        typename S::Vector square[std::size_t{width}];
-        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
-        for (Index m = 0; m < size.M; ++m) {
-          auto sum = sums[m];
-          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
-            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
-          });
-          sums[m] = sum;
-        }
+        unrolled<squares_at_once>([&](auto s) HEADWISE_ALWAYS_INLINE {
+          const Index first = s * width, count = std::min<Index>(width, N - first);
+          if (count <= 0) return;
+          add_square_of_columns<T>(a.from(0, i), b.from(i, n + first), {size.M, count, K}, sums[s]);
+        });
       }
       const bool first = k == 0 && !epilogue.accumulate;
-      T lanes[std::size_t{width}];
+      T lanes[std::size_t{most}];
       for (Index m = 0; m < size.M; ++m) {
-        S::store(sums[m], lanes);
+        for (Index s = 0; s < squares_at_once; ++s) S::store(sums[s][m], lanes + s * width);
         finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
       }
     }
@@ -47604,9 +47967,13 @@ void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, c
 }
 
 template <Scalar T>
+bool is_large(const Extents& size) {
+  return size.K * size.N * static_cast<Index>(sizeof(T)) >= Thin::bytes;
+}
+
+template <Scalar T>
 bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.M < 1 || size.M > Thin::rows || !is_large<T>(size)) return false;
   if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
   return b.column == 1 ? size.M == 1 : b.row == 1;
 }
@@ -47634,7 +48001,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width;
+  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
 }
 
 template <Scalar T>
@@ -47671,6 +48038,44 @@ void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const E
                    {c_t, row, finish, alpha});
     }
     store_transposed<T>(c_t, row, size.M, N, c.from(0, n));
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/few_terms.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue) {
+  if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
+  if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
+  return a.row == 1 && b.column == 1 && c.column == 1;
+}
+
+template <Scalar T>
+void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+  using S = Simd<T>;
+  constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
+  for (Index n = 0; n < N; n += Tile<T>::columns) {
+    typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    const T *in_a = a.data, *in_b = b.data + n;
+    for (Index k = 0; k < K; ++k) {
+      add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
+      in_a += a.column;
+      in_b += b.row;
+    }
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c.data + m * c.row + n + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
   }
 }
 
@@ -47808,17 +48213,34 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
     }
   }
 }
+template <Scalar T>
+void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                       const Epilogue<T>& epilogue, T* scratch) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
+  const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
+  for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
+  const auto rest = [&](Index m, Index n, Index count_m, Index count_n) {
+    if (count_m == 0 || count_n == 0) return;
+    gemm_kept<T>(a.from(m, 0), b.from(0, n), c.from(m, n), {count_m, count_n, K}, epilogue, scratch,
+                 KeepAll{});
+  };
+  rest(0, N, M, size.N - N);
+  rest(M, 0, size.M - M, size.N);
+}
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
   if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
-    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
+      if (has_few_terms<T>(a, b, c, size, epilogue)) {
+        return gemm_of_few_terms<T>(a, b, c, size, epilogue, scratch);
+      }
       if (swaps<T>(b, size, epilogue)) {
         return multiply_swapped<T>(a, b, c, size, epilogue.alpha, scratch, gemm_scratch<T>(size));
       }
     }
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
   }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
@@ -52146,13 +52568,15 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
   }
 }
 
+constexpr Index squares_at_once = HEADWISE_ISA_BYTES == 64 ? 1 : 2;
+
 template <Scalar T>
 HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
                                  typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
   constexpr Index width = Simd<T>::width;
   if (K == width && N == width) {
     unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(from + (n + width) * apart);
+      if constexpr (squares_at_once == 1) __builtin_prefetch(from + (n + width) * apart);
       square[n] = Simd<T>::load(from + n * apart);
     });
   } else {
@@ -52166,31 +52590,50 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
 }
 
 template <Scalar T>
+HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+                                           const Extents& size, typename Simd<T>::Vector* sums) {
+  using S = Simd<T>;
+  typename S::Vector square[std::size_t{S::width}];
+  load_square<T>(b.data, b.column, size.K, size.N, square);
+  for (Index m = 0; m < size.M; ++m) {
+    auto sum = sums[m];
+    const T* const x = a.data + m * a.row;
+    const auto add = [&](auto k) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(S::broadcast(x[k * a.column]), square[k], sum);
+    };
+    if (size.K == S::width) {
+      unrolled<S::width>(add);
+    } else {
+      unrolled<S::width>([&](auto k) HEADWISE_ALWAYS_INLINE {
+        if (k < size.K) add(k);
+      });
+    }
+    sums[m] = sum;
+  }
+}
+
+template <Scalar T>
 void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                             const Epilogue<T>& epilogue) {
   using S = Simd<T>;
-  constexpr Index width = S::width;
-  for (Index n = 0; n < size.N; n += width) {
-    const Index N = std::min<Index>(width, size.N - n);
+  constexpr Index width = S::width, most = squares_at_once * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n);
     for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
-      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      typename S::Vector sums[std::size_t{squares_at_once}][std::size_t{Thin::rows}] = {};
       for (Index i = k; i < end; i += width) {
         const Index K = std::min<Index>(width, end - i);
-        typename S::Vector square[std::size_t{width}];
-        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
-        for (Index m = 0; m < size.M; ++m) {
-          auto sum = sums[m];
-          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
-            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
-          });
-          sums[m] = sum;
-        }
+        unrolled<squares_at_once>([&](auto s) HEADWISE_ALWAYS_INLINE {
+          const Index first = s * width, count = std::min<Index>(width, N - first);
+          if (count <= 0) return;
+          add_square_of_columns<T>(a.from(0, i), b.from(i, n + first), {size.M, count, K}, sums[s]);
+        });
       }
       const bool first = k == 0 && !epilogue.accumulate;
-      T lanes[std::size_t{width}];
+      T lanes[std::size_t{most}];
       for (Index m = 0; m < size.M; ++m) {
-        S::store(sums[m], lanes);
+        for (Index s = 0; s < squares_at_once; ++s) S::store(sums[s][m], lanes + s * width);
         finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
       }
     }
@@ -52198,9 +52641,13 @@ void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, c
 }
 
 template <Scalar T>
+bool is_large(const Extents& size) {
+  return size.K * size.N * static_cast<Index>(sizeof(T)) >= Thin::bytes;
+}
+
+template <Scalar T>
 bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.M < 1 || size.M > Thin::rows || !is_large<T>(size)) return false;
   if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
   return b.column == 1 ? size.M == 1 : b.row == 1;
 }
@@ -52228,7 +52675,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width;
+  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
 }
 
 template <Scalar T>
@@ -52265,6 +52712,44 @@ void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const E
                    {c_t, row, finish, alpha});
     }
     store_transposed<T>(c_t, row, size.M, N, c.from(0, n));
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/few_terms.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue) {
+  if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
+  if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
+  return a.row == 1 && b.column == 1 && c.column == 1;
+}
+
+template <Scalar T>
+void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+  using S = Simd<T>;
+  constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
+  for (Index n = 0; n < N; n += Tile<T>::columns) {
+    typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    const T *in_a = a.data, *in_b = b.data + n;
+    for (Index k = 0; k < K; ++k) {
+      add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
+      in_a += a.column;
+      in_b += b.row;
+    }
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c.data + m * c.row + n + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
   }
 }
 
@@ -52402,17 +52887,34 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
     }
   }
 }
+template <Scalar T>
+void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                       const Epilogue<T>& epilogue, T* scratch) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
+  const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
+  for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
+  const auto rest = [&](Index m, Index n, Index count_m, Index count_n) {
+    if (count_m == 0 || count_n == 0) return;
+    gemm_kept<T>(a.from(m, 0), b.from(0, n), c.from(m, n), {count_m, count_n, K}, epilogue, scratch,
+                 KeepAll{});
+  };
+  rest(0, N, M, size.N - N);
+  rest(M, 0, size.M - M, size.N);
+}
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
   if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
-    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
+      if (has_few_terms<T>(a, b, c, size, epilogue)) {
+        return gemm_of_few_terms<T>(a, b, c, size, epilogue, scratch);
+      }
       if (swaps<T>(b, size, epilogue)) {
         return multiply_swapped<T>(a, b, c, size, epilogue.alpha, scratch, gemm_scratch<T>(size));
       }
     }
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
   }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }
@@ -56740,13 +57242,15 @@ void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, cons
   }
 }
 
+constexpr Index squares_at_once = HEADWISE_ISA_BYTES == 64 ? 1 : 2;
+
 template <Scalar T>
 HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
                                  typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
   constexpr Index width = Simd<T>::width;
   if (K == width && N == width) {
     unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
-      __builtin_prefetch(from + (n + width) * apart);
+      if constexpr (squares_at_once == 1) __builtin_prefetch(from + (n + width) * apart);
       square[n] = Simd<T>::load(from + n * apart);
     });
   } else {
@@ -56760,31 +57264,50 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
 }
 
 template <Scalar T>
+HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+                                           const Extents& size, typename Simd<T>::Vector* sums) {
+  using S = Simd<T>;
+  typename S::Vector square[std::size_t{S::width}];
+  load_square<T>(b.data, b.column, size.K, size.N, square);
+  for (Index m = 0; m < size.M; ++m) {
+    auto sum = sums[m];
+    const T* const x = a.data + m * a.row;
+    const auto add = [&](auto k) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(S::broadcast(x[k * a.column]), square[k], sum);
+    };
+    if (size.K == S::width) {
+      unrolled<S::width>(add);
+    } else {
+      unrolled<S::width>([&](auto k) HEADWISE_ALWAYS_INLINE {
+        if (k < size.K) add(k);
+      });
+    }
+    sums[m] = sum;
+  }
+}
+
+template <Scalar T>
 void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
                             const Epilogue<T>& epilogue) {
   using S = Simd<T>;
-  constexpr Index width = S::width;
-  for (Index n = 0; n < size.N; n += width) {
-    const Index N = std::min<Index>(width, size.N - n);
+  constexpr Index width = S::width, most = squares_at_once * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n);
     for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
-      typename S::Vector sums[std::size_t{Thin::rows}] = {};
+      typename S::Vector sums[std::size_t{squares_at_once}][std::size_t{Thin::rows}] = {};
       for (Index i = k; i < end; i += width) {
         const Index K = std::min<Index>(width, end - i);
-        typename S::Vector square[std::size_t{width}];
-        load_square<T>(b.data + i + n * b.column, b.column, K, N, square);
-        for (Index m = 0; m < size.M; ++m) {
-          auto sum = sums[m];
-          unrolled<width>([&](auto t) HEADWISE_ALWAYS_INLINE {
-            if (t < K) sum = S::fma(S::broadcast(a(m, i + t)), square[t], sum);
-          });
-          sums[m] = sum;
-        }
+        unrolled<squares_at_once>([&](auto s) HEADWISE_ALWAYS_INLINE {
+          const Index first = s * width, count = std::min<Index>(width, N - first);
+          if (count <= 0) return;
+          add_square_of_columns<T>(a.from(0, i), b.from(i, n + first), {size.M, count, K}, sums[s]);
+        });
       }
       const bool first = k == 0 && !epilogue.accumulate;
-      T lanes[std::size_t{width}];
+      T lanes[std::size_t{most}];
       for (Index m = 0; m < size.M; ++m) {
-        S::store(sums[m], lanes);
+        for (Index s = 0; s < squares_at_once; ++s) S::store(sums[s][m], lanes + s * width);
         finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
       }
     }
@@ -56792,9 +57315,13 @@ void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, c
 }
 
 template <Scalar T>
+bool is_large(const Extents& size) {
+  return size.K * size.N * static_cast<Index>(sizeof(T)) >= Thin::bytes;
+}
+
+template <Scalar T>
 bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (size.M < 1 || size.M > Thin::rows || bytes < Thin::bytes) return false;
+  if (size.M < 1 || size.M > Thin::rows || !is_large<T>(size)) return false;
   if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
   return b.column == 1 ? size.M == 1 : b.row == 1;
 }
@@ -56822,7 +57349,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width;
+  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
 }
 
 template <Scalar T>
@@ -56859,6 +57386,44 @@ void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const E
                    {c_t, row, finish, alpha});
     }
     store_transposed<T>(c_t, row, size.M, N, c.from(0, n));
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/few_terms.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                   const Epilogue<T>& epilogue) {
+  if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
+  if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
+  return a.row == 1 && b.column == 1 && c.column == 1;
+}
+
+template <Scalar T>
+void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+  using S = Simd<T>;
+  constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
+  for (Index n = 0; n < N; n += Tile<T>::columns) {
+    typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    const T *in_a = a.data, *in_b = b.data + n;
+    for (Index k = 0; k < K; ++k) {
+      add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
+      in_a += a.column;
+      in_b += b.row;
+    }
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c.data + m * c.row + n + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
   }
 }
 
@@ -56996,17 +57561,34 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
     }
   }
 }
+template <Scalar T>
+void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
+                       const Epilogue<T>& epilogue, T* scratch) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
+  const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
+  for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
+  const auto rest = [&](Index m, Index n, Index count_m, Index count_n) {
+    if (count_m == 0 || count_n == 0) return;
+    gemm_kept<T>(a.from(m, 0), b.from(0, n), c.from(m, n), {count_m, count_n, K}, epilogue, scratch,
+                 KeepAll{});
+  };
+  rest(0, N, M, size.N - N);
+  rest(M, 0, size.M - M, size.N);
+}
 template <class T>
 void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
           const Epilogue<T>& epilogue, T* scratch) {
   if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
   if constexpr (Factor<T>::depth == 1) {
-    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
     if constexpr (simd::vectorised<T>) {
+      if (has_few_terms<T>(a, b, c, size, epilogue)) {
+        return gemm_of_few_terms<T>(a, b, c, size, epilogue, scratch);
+      }
       if (swaps<T>(b, size, epilogue)) {
         return multiply_swapped<T>(a, b, c, size, epilogue.alpha, scratch, gemm_scratch<T>(size));
       }
     }
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
   }
   gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
 }

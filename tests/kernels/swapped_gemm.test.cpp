@@ -60,6 +60,8 @@ TEST_CASE("some rows times a transposed matrix have the bits that they have amon
       check<T>(run, M, 2 * M + run.lanes, 386);  // a chain of 384, or of 64, and a second one
       check<T>(run, M, 777, 64);
     }
+    // A right factor of a megabyte, for which lanes may be idle.
+    for (const Index M : {Index{2}, Index{3}, Index{5}, run.lanes + 1}) check<T>(run, M, 4099, 66);
   });
 }
 
