@@ -102,6 +102,11 @@ Refusal backward(const std::string& message, void (*spoil)(Layer&), Kind kind = 
   });
 }
 
+template <class Layer>
+void move_away(Layer& c) {
+  const auto taken = std::move(c.layer);
+}
+
 const std::string no_epsilon = ", expected a finite number above 0";
 const std::string out_of_type =
     ", expected a number that the module's type tells from 0 and infinity";
@@ -125,12 +130,8 @@ const Refusals rms_norms({
                   const RMSNorm<double> plain(3, false);
                   (void)plain.forward(m.tensor(2, 4), m.context());
                 }),
-    forward<Rms>(
-        "RMSNorm::forward: " + moved_norm, [](Rms& c) { const auto taken = std::move(c.layer); },
-        argument_error),
-    backward<Rms>(
-        "RMSNorm::backward: " + moved_norm, [](Rms& c) { const auto taken = std::move(c.layer); },
-        argument_error),
+    forward<Rms>("RMSNorm::forward: " + moved_norm, move_away<Rms>, argument_error),
+    backward<Rms>("RMSNorm::backward: " + moved_norm, move_away<Rms>, argument_error),
     argument_error("RMSNorm::backward: the cache is empty: pass it to forward first",
                    [](Witness& memory) { Rms{memory}.call(); }),
     backward<Rms>("RMSNorm::backward: cache.x is [2, 4], expected [2, 3] (the width of the module)",
@@ -151,7 +152,9 @@ Refusal feed_forward(const std::string& message, const FeedForwardOptions& optio
 constexpr Index too_wide = (Index{1} << 30) + 1;
 const std::string moved_cache = " (what forward left: a cache that was moved from is empty)",
                   zero = " (zero_gradients())", wide = std::to_string(too_wide),
-                  none = " that was moved from has none)";
+                  none = " that was moved from has none)",
+                  moved_feed = "w_in is [0, 0], expected [3, 5] (the options: a module" + none,
+                  moved_block = "norm1.gamma is [0], expected [4] (the options: a block" + none;
 
 const Refusals feed_forwards({
     feed_forward("d_model is 0, expected 1 to 2^30", {}),
@@ -164,9 +167,7 @@ const Refusals feed_forwards({
                   [](Feed& c) { c.x = c.m.tensor(2, 4); }),
     forward<Feed>("FeedForward::forward: x is [2, 3] at a null address, expected its elements",
                   [](Feed& c) { c.x = c.m.null(2, 3); }),
-    forward<Feed>("FeedForward::forward: w_in is [0, 0], expected [3, 5] (the options: a module" +
-                      none,
-                  [](Feed& c) { const auto taken = std::move(c.layer); }),
+    forward<Feed>("FeedForward::forward: " + moved_feed, move_away<Feed>),
     forward<Feed>(
         "FeedForward::forward: dropout rate is 1.5, expected 0 to 1",
         [](Feed& c) { c.with.hidden_dropout.rate = 1.5; }, argument_error),
@@ -190,9 +191,7 @@ const Refusals feed_forwards({
                    [](Feed& c) { const auto taken = std::move(c.cache.activated); }),
     backward<Feed>("FeedForward::backward: dy is [2, 4], expected [2, 3] (the output)",
                    [](Feed& c) { c.dy = c.m.tensor(2, 4); }),
-    backward<Feed>("FeedForward::backward: w_in is [0, 0], expected [3, 5] (the options: a module" +
-                       none,
-                   [](Feed& c) { const auto taken = std::move(c.layer); }),
+    backward<Feed>("FeedForward::backward: " + moved_feed, move_away<Feed>),
     backward<Feed>("FeedForward::backward: gradients.w_in is [0, 0], expected [3, 5]" + zero,
                    [](Feed& c) { c.gradients.w_in = {}; }),
     backward<Feed>("FeedForward::backward: gradients.b_in is [0], expected [5]" + zero,
@@ -231,9 +230,7 @@ const Refusals blocks({
     forward<Block>("TransformerBlock::forward: x is [1, 2, 4] at a null address, expected its "
                    "elements",
                    [](Block& c) { c.x = c.m.null(1, 2, 4); }),
-    forward<Block>(
-        "TransformerBlock::forward: norm1.gamma is [0], expected [4] (the options: a block" + none,
-        [](Block& c) { const auto taken = std::move(c.layer); }),
+    forward<Block>("TransformerBlock::forward: " + moved_block, move_away<Block>),
     forward<Block>(
         "TransformerBlock::forward: dropout rate is 1.5, expected 0 to 1",
         [](Block& c) { c.with.hidden_dropout.rate = 1.5; }, argument_error),
@@ -259,9 +256,7 @@ const Refusals blocks({
                     [](Block& c) { const auto taken = std::move(c.cache); }),
     backward<Block>("TransformerBlock::backward: dy is [1, 3, 4], expected [1, 2, 4] (the output)",
                     [](Block& c) { c.dy = c.m.tensor(1, 3, 4); }),
-    backward<Block>(
-        "TransformerBlock::backward: norm1.gamma is [0], expected [4] (the options: a block" + none,
-        [](Block& c) { const auto taken = std::move(c.layer); }),
+    backward<Block>("TransformerBlock::backward: " + moved_block, move_away<Block>),
     backward<Block>("TransformerBlock::backward: gradients.norm1.gamma is [0], expected [4]" + zero,
                     [](Block& c) { c.gradients.norm1.gamma = {}; }),
     backward<Block>("TransformerBlock::backward: gradients.norm1.beta is [0], expected [4]" + zero,

@@ -14,19 +14,19 @@ using headwise::kernels::Matrix;
 
 namespace {
 
-/// c + x^T dy, with what lies behind c's rows; `dense`: x^T is read from a copy whose rows are
-/// dense, which goes the way of all products.
+/// c + x^T dy, with what lies behind c's rows; `copied`: x^T is read from a copy along its rows,
+/// which goes the way of all products (of one term, too: rows of the copy do not lie side by side).
 template <class T>
-Tensor2<T> sum(const kernels::Kernels<T>& run, const Extents& size, bool dense) {
+Tensor2<T> sum(const kernels::Kernels<T>& run, const Extents& size, bool copied) {
   constexpr Index between = 5;
   const auto [M, N, K] = size;
   const auto x = random_tensor<T>(Shape{K, M + between}, 1);
   const auto dy = random_tensor<T>(Shape{K, N + between}, 2);
-  Tensor2<T> copy(Shape{M, K}), c = random_tensor<T>(Shape{M, N + between}, 3);
-  for_each_index(copy.shape(), [&](const Shape<2>& at) { copy(at) = x(at[1], at[0]); });
+  Tensor2<T> copy(Shape{M, K + 1}), c = random_tensor<T>(Shape{M, N + between}, 3);
+  for_each_index(Shape{M, K}, [&](const Shape<2>& at) { copy(at) = x(at[1], at[0]); });
   Tensor1<T> scratch(Shape{run.gemm_scratch(size)});
   const auto a =
-      dense ? Matrix<const T>{copy.data(), K, 1} : Matrix<const T>{x.data(), 1, M + between};
+      copied ? Matrix<const T>{copy.data(), K + 1, 1} : Matrix<const T>{x.data(), 1, M + between};
   run.gemm(a, {dy.data(), N + between, 1}, {c.data(), N + between, 1}, size, {.accumulate = true},
            scratch.data());
   return c;
