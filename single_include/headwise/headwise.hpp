@@ -3520,22 +3520,27 @@ struct HeadScore {
   Position first = {};                // where its pair (0, 0) stands
   KeyGap gap = {};                    // in its keys
 
+  // Inlined: a function that is compiled apart from kernels does without AVX, and an Intel
+  // processor takes a hundred cycles to go from a kernel's vectors to such code and back.
+
   /// Whether a score is more than scale q k^T + the biases of its mask.
-  bool changes() const { return caps() || by_distance() || calls(); }
+  HEADWISE_INLINE bool changes() const { return caps() || by_distance() || calls(); }
   /// Whether what flows into a score is not what flows into scale q k^T.
-  bool returns() const { return caps() || calls(); }
+  HEADWISE_INLINE bool returns() const { return caps() || calls(); }
   /// Whether the user's function is called.
-  bool calls() const { return !function.absent(); }
+  HEADWISE_INLINE bool calls() const { return !function.absent(); }
   /// Whether it may make scores -infinity, all those of a query too.
-  bool may_leave_nothing() const { return calls() || table != nullptr; }
+  HEADWISE_INLINE bool may_leave_nothing() const { return calls() || table != nullptr; }
   /// Whether scores are capped.
-  bool caps() const { return softcap != T(0); }
+  HEADWISE_INLINE bool caps() const { return softcap != T(0); }
   /// Whether something is added by the distance of key and query.
-  bool by_distance() const { return alibi || table != nullptr; }
+  HEADWISE_INLINE bool by_distance() const { return alibi || table != nullptr; }
   /// Whether the sink takes weight: one that is as low as a bias that hides does not.
-  bool sink_counts() const { return has_sink && !(sink < std::numeric_limits<T>::lowest() / T(4)); }
+  HEADWISE_INLINE bool sink_counts() const {
+    return has_sink && !(sink < std::numeric_limits<T>::lowest() / T(4));
+  }
   /// It, or null where there is none.
-  const T* counting_sink() const { return sink_counts() ? &sink : nullptr; }
+  HEADWISE_INLINE const T* counting_sink() const { return sink_counts() ? &sink : nullptr; }
   /// The distance of a pair.
   Index distance(Index i, Index j) const { return j + gap.before(j) - i - offset; }
   /// The element of the table that a distance reads.
@@ -3577,7 +3582,7 @@ struct HeadScore {
   }
   /// Operations that this costs a pair, forward: quotient, tanh and product; product and
   /// difference; sum.
-  std::int64_t operations() const {
+  HEADWISE_INLINE std::int64_t operations() const {
     return (caps() ? 3 : 0) + (alibi ? 2 : 0) + (table != nullptr ? 1 : 0);
   }
 };
@@ -3698,7 +3703,7 @@ struct AttentionHead {
   }
 
   /// Whether scores are scale q k^T and nothing else stands beside them.
-  bool plain_scores() const {
+  HEADWISE_INLINE bool plain_scores() const {
     return visibility.bias_count() == 0 && !score.changes() && !score.has_sink;
   }
 };
@@ -3819,12 +3824,16 @@ struct RotaryRows {
   bool transposed;                 // the other way round
 };
 
-/// Whether a product with it is exact.
+/// Whether a product with it is exact. From its bits, as a call of frexp costs a kernel what one of
+/// HeadScore's predicates would.
 template <class T>
-bool is_power_of_two(const T& x) {
+HEADWISE_INLINE bool is_power_of_two(const T& x) {
   if constexpr (std::same_as<T, float> || std::same_as<T, double>) {
-    int exponent = 0;
-    return std::frexp(x, &exponent) == T(0.5);
+    using Limits = std::numeric_limits<T>;
+    using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+    constexpr Bits fractions = Bits{1} << (Limits::digits - 1);
+    const Bits bits = std::bit_cast<Bits>(x), exponent = bits / fractions;  // behind its sign
+    return bits % fractions == 0 && exponent > 0 && exponent < 2 * Limits::max_exponent - 1;
   }
   return false;
 }
@@ -6817,7 +6826,10 @@ HEADWISE_INLINE void add_step(const Element<T>* b,
 /// (16 steps) to 1.15 (64) times as fast beside one, and as fast alone (AVX2, EPYC of family 25,
 /// model 1). Counted down they are 23, and tiles are handed their rows: 1.01 to 1.02 of that alone,
 /// too. (Inlined into the loop over tiles, which forms the distances of rows once: 0.94, as g++ 12
-/// keeps them in memory then.) AVX-512 has 24 multiply-adds in 41.
+/// keeps them in memory then.) With AVX-512, 24 multiply-adds in 36 instead of 41: products 1.03 to
+/// 1.055, the module 1.00 to 1.06 times as fast, by clang 14 1.03 to 1.085. (By twos 1.01 to 1.04;
+/// and without the asm behind a step 1.05, by clang 1.025. b asked for by prefetches: no gain. All
+/// on a shared Xeon, model 167.)
 template <class T, int M, int V>
 HEADWISE_INLINE Index
 add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>*& b,
@@ -6864,7 +6876,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   }
   const Element<T>* b = panel.b;
   Index k = 0;
-  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+  if constexpr (M >= 4 && simd::vectorised<T>) {
     k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
@@ -7667,21 +7679,24 @@ HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, 
   }
 }
 
-/// M rows by a right factor whose rows lie dense: four of them are added at a time. `sums`
-/// holds Thin::sums. (The next four asked for by prefetches: 0.9 of the speed. Two rows of floats
-/// or more are no faster so than by tiles, and half as fast where the second cache holds b.)
+/// M rows by a right factor whose rows lie dense: eight of them are added to one row at a time, or
+/// four to several. `sums` holds Thin::sums. (The next four asked for by prefetches: 0.9 of the
+/// speed. Two rows of floats or more are no faster so than by tiles, and half as fast where the
+/// second cache holds b.)
 template <Scalar T, int M, class U>
 void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
                          const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
     const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
     for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4)
-        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + together <= end; i += together) {
+        add_products_of_rows<T, M, together>(a.from(0, i), b.from(i, n), N, sums);
+      }
       for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {
@@ -14220,7 +14235,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   }
   const Element<T>* b = panel.b;
   Index k = 0;
-  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+  if constexpr (M >= 4 && simd::vectorised<T>) {
     k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
@@ -14925,14 +14940,16 @@ template <Scalar T, int M, class U>
 void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
                          const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
     const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
     for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4)
-        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + together <= end; i += together) {
+        add_products_of_rows<T, M, together>(a.from(0, i), b.from(i, n), N, sums);
+      }
       for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {
@@ -20813,7 +20830,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   }
   const Element<T>* b = panel.b;
   Index k = 0;
-  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+  if constexpr (M >= 4 && simd::vectorised<T>) {
     k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
@@ -21518,14 +21535,16 @@ template <Scalar T, int M, class U>
 void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
                          const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
     const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
     for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4)
-        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + together <= end; i += together) {
+        add_products_of_rows<T, M, together>(a.from(0, i), b.from(i, n), N, sums);
+      }
       for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {
@@ -33801,11 +33820,13 @@ class RotaryTable {
   }
 
   /// Makes it hold positions 0 to positions - 1 at least: views of it from before are void where it
-  /// was shorter. Throws std::bad_alloc, and is as it was then; ArgumentError where frequencies
-  /// that were given are gone with a move.
+  /// was shorter. Throws std::bad_alloc, and is as it was then; ArgumentError for more than 2^48,
+  /// and where frequencies that were given are gone with a move.
   void grow(Index positions) {
     const Index held = cosines_.extent(0);
     if (positions <= held) return;
+    require(positions <= detail::farthest_position, "RotaryTable::grow", "positions is ", positions,
+            ", expected at most 2^48");
     require(given_ == !frequencies_.absent(), "RotaryTable::grow",
             "the table was moved from, expected one that has its frequencies");
     const Index rows = positions < 2 * held ? 2 * held : positions;
@@ -42494,7 +42515,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   }
   const Element<T>* b = panel.b;
   Index k = 0;
-  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+  if constexpr (M >= 4 && simd::vectorised<T>) {
     k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
@@ -43199,14 +43220,16 @@ template <Scalar T, int M, class U>
 void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
                          const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
     const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
     for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4)
-        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + together <= end; i += together) {
+        add_products_of_rows<T, M, together>(a.from(0, i), b.from(i, n), N, sums);
+      }
       for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {
@@ -47172,7 +47195,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   }
   const Element<T>* b = panel.b;
   Index k = 0;
-  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+  if constexpr (M >= 4 && simd::vectorised<T>) {
     k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
@@ -47877,14 +47900,16 @@ template <Scalar T, int M, class U>
 void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
                          const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
     const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
     for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4)
-        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + together <= end; i += together) {
+        add_products_of_rows<T, M, together>(a.from(0, i), b.from(i, n), N, sums);
+      }
       for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {
@@ -51846,7 +51871,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   }
   const Element<T>* b = panel.b;
   Index k = 0;
-  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+  if constexpr (M >= 4 && simd::vectorised<T>) {
     k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
@@ -52551,14 +52576,16 @@ template <Scalar T, int M, class U>
 void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
                          const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
     const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
     for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4)
-        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + together <= end; i += together) {
+        add_products_of_rows<T, M, together>(a.from(0, i), b.from(i, n), N, sums);
+      }
       for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {
@@ -56520,7 +56547,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   }
   const Element<T>* b = panel.b;
   Index k = 0;
-  if constexpr (M >= 4 && HEADWISE_ISA_BYTES < 64 && simd::vectorised<T>) {
+  if constexpr (M >= 4 && simd::vectorised<T>) {
     k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
   }
   for (; k < panel.K; ++k) {
@@ -57225,14 +57252,16 @@ template <Scalar T, int M, class U>
 void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
                          const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
     const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
     for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
       const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
       set_zero(sums, M * apart);
       Index i = k;
-      for (; i + 4 <= end; i += 4)
-        add_products_of_rows<T, M, 4>(a.from(0, i), b.from(i, n), N, sums);
+      for (; i + together <= end; i += together) {
+        add_products_of_rows<T, M, together>(a.from(0, i), b.from(i, n), N, sums);
+      }
       for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
       const bool first = k == 0 && !epilogue.accumulate;
       for (Index m = 0; m < M; ++m) {

@@ -207,6 +207,8 @@ const Refusals rotary_refusals(all_of({
                          const auto taken = std::move(table);
                          table.grow(4);
                        }),
+        argument_error("RotaryTable::grow: positions is 281474976710657, expected at most 2^48",
+                       [](Witness&) { RotaryTable<double>(6).grow((Index{1} << 48) + 1); }),
     },
 }));
 

@@ -1,8 +1,11 @@
 // What kernels are called with: plain data that looks the same from every instruction set.
 #pragma once
 
-#include <cmath>
+#include <bit>
+#include <concepts>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
 
 #include "headwise/kernels/matrix.hpp"
 #include "headwise/score/dropout_mask.hpp"
@@ -68,7 +71,7 @@ struct AttentionHead {
   }
 
   /// Whether scores are scale q k^T and nothing else stands beside them.
-  bool plain_scores() const {
+  HEADWISE_INLINE bool plain_scores() const {
     return visibility.bias_count() == 0 && !score.changes() && !score.has_sink;
   }
 };
@@ -189,12 +192,16 @@ struct RotaryRows {
   bool transposed;                 // the other way round
 };
 
-/// Whether a product with it is exact.
+/// Whether a product with it is exact. From its bits, as a call of frexp costs a kernel what one of
+/// HeadScore's predicates would.
 template <class T>
-bool is_power_of_two(const T& x) {
+HEADWISE_INLINE bool is_power_of_two(const T& x) {
   if constexpr (std::same_as<T, float> || std::same_as<T, double>) {
-    int exponent = 0;
-    return std::frexp(x, &exponent) == T(0.5);
+    using Limits = std::numeric_limits<T>;
+    using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+    constexpr Bits fractions = Bits{1} << (Limits::digits - 1);
+    const Bits bits = std::bit_cast<Bits>(x), exponent = bits / fractions;  // behind its sign
+    return bits % fractions == 0 && exponent > 0 && exponent < 2 * Limits::max_exponent - 1;
   }
   return false;
 }

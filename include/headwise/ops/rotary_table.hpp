@@ -177,11 +177,13 @@ class RotaryTable {
   }
 
   /// Makes it hold positions 0 to positions - 1 at least: views of it from before are void where it
-  /// was shorter. Throws std::bad_alloc, and is as it was then; ArgumentError where frequencies
-  /// that were given are gone with a move.
+  /// was shorter. Throws std::bad_alloc, and is as it was then; ArgumentError for more than 2^48,
+  /// and where frequencies that were given are gone with a move.
   void grow(Index positions) {
     const Index held = cosines_.extent(0);
     if (positions <= held) return;
+    require(positions <= detail::farthest_position, "RotaryTable::grow", "positions is ", positions,
+            ", expected at most 2^48");
     require(given_ == !frequencies_.absent(), "RotaryTable::grow",
             "the table was moved from, expected one that has its frequencies");
     const Index rows = positions < 2 * held ? 2 * held : positions;

@@ -31,22 +31,27 @@ struct HeadScore {
   Position first = {};                // where its pair (0, 0) stands
   KeyGap gap = {};                    // in its keys
 
+  // Inlined: a function that is compiled apart from kernels does without AVX, and an Intel
+  // processor takes a hundred cycles to go from a kernel's vectors to such code and back.
+
   /// Whether a score is more than scale q k^T + the biases of its mask.
-  bool changes() const { return caps() || by_distance() || calls(); }
+  HEADWISE_INLINE bool changes() const { return caps() || by_distance() || calls(); }
   /// Whether what flows into a score is not what flows into scale q k^T.
-  bool returns() const { return caps() || calls(); }
+  HEADWISE_INLINE bool returns() const { return caps() || calls(); }
   /// Whether the user's function is called.
-  bool calls() const { return !function.absent(); }
+  HEADWISE_INLINE bool calls() const { return !function.absent(); }
   /// Whether it may make scores -infinity, all those of a query too.
-  bool may_leave_nothing() const { return calls() || table != nullptr; }
+  HEADWISE_INLINE bool may_leave_nothing() const { return calls() || table != nullptr; }
   /// Whether scores are capped.
-  bool caps() const { return softcap != T(0); }
+  HEADWISE_INLINE bool caps() const { return softcap != T(0); }
   /// Whether something is added by the distance of key and query.
-  bool by_distance() const { return alibi || table != nullptr; }
+  HEADWISE_INLINE bool by_distance() const { return alibi || table != nullptr; }
   /// Whether the sink takes weight: one that is as low as a bias that hides does not.
-  bool sink_counts() const { return has_sink && !(sink < std::numeric_limits<T>::lowest() / T(4)); }
+  HEADWISE_INLINE bool sink_counts() const {
+    return has_sink && !(sink < std::numeric_limits<T>::lowest() / T(4));
+  }
   /// It, or null where there is none.
-  const T* counting_sink() const { return sink_counts() ? &sink : nullptr; }
+  HEADWISE_INLINE const T* counting_sink() const { return sink_counts() ? &sink : nullptr; }
   /// The distance of a pair.
   Index distance(Index i, Index j) const { return j + gap.before(j) - i - offset; }
   /// The element of the table that a distance reads.
@@ -88,7 +93,7 @@ struct HeadScore {
   }
   /// Operations that this costs a pair, forward: quotient, tanh and product; product and
   /// difference; sum.
-  std::int64_t operations() const {
+  HEADWISE_INLINE std::int64_t operations() const {
     return (caps() ? 3 : 0) + (alibi ? 2 : 0) + (table != nullptr ? 1 : 0);
   }
 };
