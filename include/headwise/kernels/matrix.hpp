@@ -10,7 +10,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// Element (i, j) is data[i row + j column].
+/// Element (i, j) is data[i row + j column]. Inlined into kernels, as in HeadScore.
 template <class T>
 struct Matrix {
   T* data;
@@ -18,8 +18,10 @@ struct Matrix {
   Index column;
 
   T& operator()(Index i, Index j) const { return data[i * row + j * column]; }
-  Matrix transposed() const { return {data, column, row}; }
-  Matrix from(Index i, Index j) const { return {data + i * row + j * column, row, column}; }
+  HEADWISE_INLINE Matrix transposed() const { return {data, column, row}; }
+  HEADWISE_INLINE Matrix from(Index i, Index j) const {
+    return {data + i * row + j * column, row, column};
+  }
   operator Matrix<const T>() const { return {data, row, column}; }
 };
 
@@ -48,7 +50,8 @@ struct StoredRows {
 };
 /// Rows of numbers, or what is stored in their place.
 template <class U, class T>
-Matrix<const U> rows_as(const Matrix<const T>& numbers, const StoredMatrix& stored) {
+HEADWISE_INLINE Matrix<const U> rows_as(const Matrix<const T>& numbers,
+                                        const StoredMatrix& stored) {
   if constexpr (std::same_as<U, T>) {
     return numbers;
   } else {
