@@ -146,8 +146,8 @@ void fill_angles(const RotaryOptions& options, Index width, const Position& posi
             : static_cast<Wide>(options.frequencies(t));
     for (Index i = 0; i < cosines.extent(0); ++i) {
       const Wide angle = static_cast<Wide>(position(i)) * frequency;
-      cosines(i, t) = nearest<T>(std::cos(angle));
-      sines(i, t) = nearest<T>(std::sin(angle));
+      cosines(i, t) = nearest<T>(static_cast<long double>(std::cos(angle)));
+      sines(i, t) = nearest<T>(static_cast<long double>(std::sin(angle)));
     }
   }
 }
